@@ -1,4 +1,4 @@
-"""Machines: described devices, the shape of their memory, and what copies cost on them."""
+"""Machine descriptions: memory shapes, and a model of what copies and programs cost."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,11 @@
-"""How the bytes of a copy spread: `copy_counts`, from two descriptors, without a look at each page.
+"""How the bytes of a copy spread over cores, banks and links: `copy_counts`, from two descriptors.
 
-Who carries is as in tt-metal's kernels: the cores of the target's shards read; without such, those
-of the source's shards write; else all compute cores take the pages in turn, and read and write.
-Shards read by shards go over both networks, half of a shard's pages each (the upper half on the
-first, or the left one of a shard of one row of pages); all else is read over the first network and
-written over the second. Interleaved pages lie evenly in all banks as far as links are concerned.
-What keeps its layout inside L1 stays in its cores, and so does what lies in the same shards.
+As in tt-metal's kernels, the cores of the target's shards read; without shards there, those of the
+source's shards write; else all compute cores take the pages in turn, and read and write. Shards
+read by shards use both networks, half of a shard's pages each (the upper half on the first, or the
+left one of a shard of one row of pages); otherwise reads use the first network and writes the
+second. Interleaved pages are assumed to be even over all banks. Copies within L1 that keep the
+layout or the shards stay in their cores.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from stitch.machine.network import (
 from stitch.machine.shape import Footprint, MachineShape, footprint, page_shape, shard_counts
 from stitch.program import MemoryLayout, Orientation, Space, TensorDesc
 
-# Overlaps of shards -------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlaps:
-    """The stretches of an axis that lie in one piece of each end, in order: the piece of the source
-    (`own`) and of the target, which part of the axis each is, whether it lies in the second half of
-    the target's piece, and whether it is the first of its half. Not halved, no stretch is late."""
+    """The segments of an axis in which one piece of the source (`own`) meets one of the target.
+
+    `part` is the share of the axis; `is_late`: the segment is in the second half of the target's
+    piece; `is_first`: it is the first of its half. Without halves none is late.
+    """
 
     own: Array
     piece: Array
@@ -47,8 +47,7 @@ class Overlaps:
     is_halved: bool
 
     def given(self) -> tuple[float, float]:
-        """Which part of the axis the busiest piece of the source gives to one half of the pieces;
-        and in turn: where these take theirs in order, all at once, the busiest of each turn."""
+        """Return the busiest source piece's share for one half, and its sum over turns."""
         pieces, halves = int(self.own[-1]) + 1, 1 + self.is_halved
         if self.is_first.all():
             turns, turn = 1, np.zeros(1, np.int64)
@@ -68,8 +67,11 @@ class Overlaps:
 def overlaps_along(
     lengths: tuple[int, int], steps: tuple[int, int], page: int, *, is_halved: bool
 ) -> Overlaps:
-    """By the length and the step of source and target; a half is of whole pages."""
-    # Padded differently both ends have other lengths: then they are laid over each other.
+    """Return the overlaps of two divisions of an axis; a half consists of whole pages.
+
+    `lengths` and `steps` are those of source and target.
+    """
+    # Different padding: scale both ends to a common length.
     (own_length, length), (own, step) = lengths, steps
     half = -(-step // page // 2) * page if is_halved else step
     if own_length != length:
@@ -98,10 +100,10 @@ def overlaps_along(
 
 @lru_cache(maxsize=4096)
 def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> CopyCounts:
-    """What of a copy decides how long it takes; addresses do not matter.
+    """Return what determines the time of a copy; addresses do not matter.
 
-    The bytes are those of the end that has more: of tiles that are cut to rows all is read. What
-    shards have beyond the edges of the tensor does not count.
+    The bytes are those of the larger end: of tiles that are cut to rows all is read. Padding of
+    shards does not count.
 
     >>> from stitch.machine import load_machine
     >>> from stitch.program import DataType, Layout
@@ -132,8 +134,7 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
 
 @lru_cache(maxsize=64)
 def _fitting(routers: Routers, core_grid: tuple[int, int], banks: int) -> Routers | None:
-    """The routers of so many cores and banks; None where fewer are described, as of a machine that
-    was derived from another."""
+    """Return the routers of so many cores and banks; None if the machine describes fewer."""
     rows, columns = routers.core_rows[: core_grid[0]], routers.core_columns[: core_grid[1]]
     if (len(rows), len(columns)) != core_grid or len(routers.dram) < banks:
         return None
@@ -141,7 +142,7 @@ def _fitting(routers: Routers, core_grid: tuple[int, int], banks: int) -> Router
 
 
 class _Crowds(NamedTuple):
-    """What is shared on the way: see `CopyCounts`."""
+    """Contention: see `CopyCounts`."""
 
     networks: int
     link: float
@@ -151,7 +152,7 @@ class _Crowds(NamedTuple):
 
 
 class _Ends:
-    """Both ends of a copy, and the bytes and transfers that it comes to."""
+    """Both ends of a copy, its bytes and its transfers."""
 
     __slots__ = ("nbytes", "page_nbytes", "read", "shape", "source", "target", "transfers",
                  "written")  # fmt: skip
@@ -166,7 +167,7 @@ class _Ends:
     def counts(
         self, cores: int, busiest_nbytes: int, nodes: tuple[int, int], crowds: _Crowds
     ) -> CopyCounts:
-        """`nodes`: how many, and the bytes of the busiest."""
+        """`nodes`: their number, and the bytes of the busiest."""
         return CopyCounts(
             self.source.layout.space, self.target.layout.space, self.transfers, self.nbytes,
             self.page_nbytes, cores, busiest_nbytes, -(-busiest_nbytes // self.page_nbytes),
@@ -175,7 +176,7 @@ class _Ends:
         )  # fmt: skip
 
     def nodes(self, desc: TensorDesc, found: Footprint) -> tuple[int, int]:
-        """In how many cores or banks an end lies, and the bytes of the copy in the fullest."""
+        """Return the number of cores or banks of an end, and the bytes in the fullest."""
         if desc.layout.shard_spec is not None:
             down, across = shard_counts(desc, desc.layout.shard_spec)
             (rows, columns), (high, wide) = desc.rows_and_columns, desc.layout.shard_spec.shape
@@ -186,7 +187,6 @@ class _Ends:
 
 
 def _nbytes_of(desc: TensorDesc) -> int:
-    """The bytes that a tensor has; what shards have beyond its edges is carried nowhere."""
     rows, columns = desc.rows_and_columns
     return desc.layout.data_type.nbytes(rows * columns)
 
@@ -196,7 +196,6 @@ def _has_cores(desc: TensorDesc) -> bool:
 
 
 def _kept(ends: _Ends) -> CopyCounts:
-    """Each core moves what lies in its own L1."""
     cores, busiest = ends.nodes(ends.target, ends.written)
     return ends.counts(cores, busiest, (cores, busiest), _Crowds(1, 0.0, Route.CORE))
 
@@ -210,7 +209,7 @@ def _read_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
             nbytes = ends.nbytes * _shares(routers, ends.target)
             link = _spread(routers, ends.source).busiest_link(nbytes)
         return ends.counts(cores, busiest, nodes, _Crowds(1, link, Route.BOTH))
-    # One transfer, or two, are left to one of the two processors that carry.
+    # At most two transfers are made by one of the two processors.
     networks = 2 if busiest > 2 * ends.page_nbytes else 1
     return ends.counts(cores, busiest, nodes, _between_shards(ends, routers, networks))
 
@@ -248,9 +247,6 @@ def _even_link_to_all_cores(routers: Routers, space: Space) -> float:
     return _evenly(routers, space).busiest_link(_evenly(routers, Space.L1).shares)
 
 
-# -- where bytes lie -------------------------------------------------------------------------------
-
-
 def _spread(routers: Routers, desc: TensorDesc) -> Spread:
     if desc.layout.shard_spec is None:
         return _evenly(routers, desc.layout.space)
@@ -259,7 +255,7 @@ def _spread(routers: Routers, desc: TensorDesc) -> Spread:
 
 @lru_cache(maxsize=64)
 def _evenly(routers: Routers, space: Space) -> Spread:
-    """The same part at each core, or at each DRAM bank."""
+    """Return equal shares at every core, or at every DRAM bank."""
     shares: Array = np.zeros(routers.grid)
     if space is Space.L1:
         shares[np.ix_(routers.core_rows, routers.core_columns)] = 1
@@ -269,7 +265,7 @@ def _evenly(routers: Routers, space: Space) -> Spread:
 
 
 def _shares(routers: Routers, desc: TensorDesc) -> Array:
-    """By router, which part of a sharded tensor lies there."""
+    """Return the share of a sharded tensor at each router."""
     spec = desc.layout.shard_spec
     assert spec is not None
     down, across = shard_counts(desc, spec)
@@ -294,7 +290,7 @@ def _shares(routers: Routers, desc: TensorDesc) -> Array:
 
 
 def _routers_of(routers: Routers, desc: TensorDesc, pieces: tuple[Array, Array]) -> End:
-    """The routers of shards, by how far down and across they are."""
+    """Return the routers of shards by their position down and across."""
     spec, layout = desc.layout.shard_spec, desc.layout.memory_layout
     assert spec is not None
     by_rows = spec.orientation is Orientation.ROW_MAJOR
@@ -311,17 +307,13 @@ def _routers_of(routers: Routers, desc: TensorDesc, pieces: tuple[Array, Array])
     return End(AlongAxis(row, core_rows[rows]), AlongAxis(column, core_columns[columns]))
 
 
-# -- shards that are read by shards ----------------------------------------------------------------
-
-
 def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Crowds:
-    """What is shared where shards read shards."""
     source, target = ends.source, ends.target
     own, other = source.layout.shard_spec, target.layout.shard_spec
     assert own is not None and other is not None
     lengths = tuple(zip(source.rows_and_columns, target.rows_and_columns, strict=True))
     page = page_shape(target)
-    # The half of the pages of a shard: of its rows, if it has several, else of its columns.
+    # A shard is halved by rows of pages, or by columns if it has a single row.
     halved = int(other.shape[0] <= page[0])
     down, across = (
         overlaps_along(lengths[axis], (own.shape[axis], other.shape[axis]), page[axis],

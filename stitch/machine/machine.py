@@ -1,22 +1,19 @@
-"""`Machine`: a described device, its memory shape and the cost of every way between its spaces.
-
-Knows nothing of plans, tensors or files.
+"""`Machine`: a described device, its memory shape and the cost of every path between its spaces.
 
 The cost model, from first principles (decision 0002 has its errors on silicon):
 
-* A published network-on-chip (NoC) table gives bytes per cycle against transfer size. Its shape
-  is that of one issuer: a request costs about 23 cycles to issue, whatever its size, until the link
-  itself is full. So the table is **per core**, not for the chip (`Noc.bytes_per_cycle`).
-* A copy of a tensor takes as long as its slowest part (`CopyCounts`): the core that carries most,
-  over its own link; the core or DRAM bank that most is read from; the link of the network that
-  most goes over; the DRAM's measured total. To this the time until the first bytes arrive is added.
-* Readers wait for each other: what comes from DRAM takes longer than the bytes of its busiest link
-  (`Noc.dram_queueing`), and readers that take their sources in the same order leave all others
-  idle in part (`Noc.turns`). Both were measured; they are the only figures that are fitted.
-* A raw transfer of bytes (`Machine.seconds`: what moves inside L1 goes on in each bank alike) is
-  carried by all cores evenly, each with what is its own: links x table, no more than the limit.
-* A copy to or from the host is bound by the host link, by the size of its pages, whatever the
-  cores do.
+* A published network-on-chip (NoC) table gives bytes per cycle against transfer size. Its shape is
+  that of one issuer: a request costs about 23 cycles to issue, whatever its size, until the link
+  itself is full. So the table is **per core**, not for the chip (`Noc.curve`).
+* A copy of a tensor takes as long as its slowest part (`CopyCounts`): the busiest core, over its
+  own link; the busiest source core or DRAM bank; the busiest link of the network; the DRAM's
+  measured total. The latency of the first bytes is added.
+* Readers wait for each other: reads from DRAM take longer than the bytes of the busiest link
+  (`Noc.dram_queueing`), and readers that take their sources in the same order leave the others
+  partly idle (`Noc.turns`). Both were measured; they are the only fitted figures.
+* A raw transfer of bytes (`Machine.seconds`: moves inside L1 are equal in each bank) is carried by
+  all cores evenly, each with its own bytes: links x table, at most the limit.
+* A copy to or from the host is bound by the host link and the size of its pages.
 * A page is one transfer. Below the smallest size of a table the time of one transfer is constant.
 """
 
@@ -33,21 +30,18 @@ from stitch.machine.shape import MachineShape
 from stitch.ops import OperationWork, summed_over_operations
 from stitch.program import TILE_SHAPE, DataType, MathFidelity, OperationList, Space
 
-# Compute rates (decision 0045) --------------------------------------------------------------------
-
 _TILE = math.prod(TILE_SHAPE)
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Rates of one core, in steps a cycle, and what all cores share.
+    """Rates of one core, in steps a cycle, and of what all cores share (decision 0045).
 
-    `multiply_adds_per_cycle`: of the matrix unit in one pass; `passes`: how many each math fidelity
-    takes; `fidelity`: which one the kernels' library takes for operands of a type; None: for two
-    whose types have different ones (without it, the one of more passes). Other types are none of
-    the matrix unit: their products go through the vector unit.
-    `bytes_per_second`: what programs read and write in spaces that all cores share. A program takes
-    `launch_seconds` to begin.
+    `multiply_adds_per_cycle`: of the matrix unit in one pass; `passes`: passes per math fidelity;
+    `fidelity`: the one that the kernel library uses for operands of a type, or (None) of two types
+    with different ones (default: the one of more passes). Products of other types use the vector
+    unit. `bytes_per_second`: of spaces that all cores share. A program takes `launch_seconds` to
+    start.
     """
 
     launch_seconds: float
@@ -63,7 +57,7 @@ class Compute:
     bytes_per_second: tuple[tuple[Space, float], ...] = ()
 
     def fidelity_of(self, operands: Sequence[DataType], asked: MathFidelity) -> MathFidelity | None:
-        """The math fidelity of a sum of products; None where the vector unit computes it."""
+        """Return the math fidelity of a sum of products; None if the vector unit computes it."""
         known, passes = dict(self.fidelity), dict(self.passes)
         by_type = [known[kind] for kind in operands if kind in known]
         if len(by_type) < len(operands):
@@ -74,7 +68,7 @@ class Compute:
         return most if len(set(by_type)) == 1 else known.get(None, most)
 
     def seconds(self, work: OperationWork, cores: int, link_bytes_per_cycle: float) -> float:
-        """Simulated seconds of one operation on a machine of so many cores.
+        """Return the simulated seconds of one operation on so many cores.
 
         >>> compute = Compute(0.0, 1.0, 8.0, (), (), 1.0, 4.0)
         >>> work = OperationWork(0, 0, (DataType.FLOAT32,), 4096, 4, 0, (), ())
@@ -93,8 +87,7 @@ class Compute:
         else:
             computed = 0 if work.only_moves else min(work.elements, busiest * _TILE)
             cycles = max(
-                computed / self.elements_per_cycle,
-                of_busiest(Space.L1) / self.l1_bytes_per_cycle,
+                computed / self.elements_per_cycle, of_busiest(Space.L1) / self.l1_bytes_per_cycle
             )
         shared = sum(n / rate for space, rate in self.bytes_per_second
                      if (n := nbytes.get(space, 0)))  # fmt: skip
@@ -103,7 +96,7 @@ class Compute:
         return max(on_cores, carried) + (1 - self.hidden_share) * min(on_cores, carried)
 
     def _product_cycles(self, work: OperationWork, busiest: int) -> float:
-        """Cycles of the core with most tiles of a sum of products."""
+        """Return the cycles of the core with the most tiles of a sum of products."""
         fidelity = self.fidelity_of(work.operands, work.math_fidelity)
         if fidelity is None:
             return min(work.multiply_adds, busiest * _TILE * work.depth) / self.elements_per_cycle
@@ -116,11 +109,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How fast bytes go from one space to another.
+    """The cost of a path between two spaces.
 
-    `curve` holds (transfer bytes, bytes per second), sizes rising; `limit_bytes_per_second` is what
-    the slower end allows in total, whatever the size of the transfers. `links`: so many cores make
-    the curve together, each over its own link; 0, where the path does not lead over the NoC.
+    `curve` holds (transfer bytes, bytes per second), sizes rising; `limit_bytes_per_second` is the
+    total limit of the slower end. `links`: the number of cores that the curve stands for, each with
+    its own link; 0 if the path does not use the NoC.
     """
 
     latency_seconds: float
@@ -129,15 +122,15 @@ class Path:
     links: int = 0
 
     def rate(self, transfer_nbytes: int) -> float:
-        """Bytes per second for transfers of a size (see `read_curve`), capped by the limit."""
+        """Return the bytes per second at a transfer size (see `read_curve`), up to the limit."""
         return min(read_curve(self.curve, transfer_nbytes), self.limit_bytes_per_second)
 
     def seconds(self, nbytes: int, transfer_nbytes: int) -> float:
-        """Simulated seconds to carry `nbytes` in transfers of `transfer_nbytes`."""
+        """Return the simulated seconds of `nbytes` in transfers of `transfer_nbytes`."""
         return self.latency_seconds + nbytes / self.rate(transfer_nbytes)
 
     def core_seconds(self, nbytes: int, transfers: int, transfer_nbytes: int, more: float) -> float:
-        """Seconds that one core takes for its part, each transfer `more` than to issue it."""
+        """Return the seconds of one core's part; each transfer takes `more` seconds to issue."""
         size, rate = self.curve[0]
         carrying = nbytes * self.links / read_curve(self.curve, transfer_nbytes)
         return max(carrying, transfers * (size * self.links / rate + more)) if more else carrying
@@ -145,17 +138,16 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class CopyCounts:
-    """What of a copy decides how long it takes: how its bytes spread over cores, banks and links.
+    """What determines the time of a copy: how its bytes spread over cores, banks and links.
 
     `transfers` of `page_nbytes` are made by `reading_cores` from `source_nodes` cores or DRAM
-    banks; of each the busiest is told. Where the source is sharded and the target is not, cores
-    write instead: then the nodes are those that they write to.
+    banks; the figures of the busiest of each are given. If only the source is sharded, cores write
+    instead, and the nodes are their targets.
 
-    `networks`: over how many of the two the transfers go. Of one of them, `busiest_port_nbytes`:
-    what its busiest source gives; `busiest_link_nbytes`: what its busiest link carries;
-    `in_turn_nbytes`: what its busiest source gives in each turn, over all turns, where all readers
-    take their sources in the same order. `route`: how far the bytes go; None for writes, and where
-    each is read and written.
+    `networks`: how many of the two are used. On one of them, `busiest_port_nbytes` leave the
+    busiest source and `busiest_link_nbytes` pass the busiest link; `in_turn_nbytes` is the sum of
+    what the busiest source provides in each turn, if all readers take their sources in the same
+    order. `route`: how far the bytes go; None for writes, and if cores both read and write.
     """
 
     source: Space
@@ -175,23 +167,22 @@ class CopyCounts:
     route: Route | None = None
 
 
-#: The executors whose rates a description may give.
+#: Executors with rates for loops.
 LOOP_EXECUTORS = ("numpy", "onnxruntime", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class LoopRates:
-    """What the rounds of a loop take where an executor computes them, by an estimate that is good
-    for weighing one schedule against another.
+    """Rates that estimate the time of a loop in an executor, to compare schedules.
 
-    A loop takes `loop_seconds` to begin; a round `round_seconds`, and `element_seconds` for each
-    element that it takes or gives (`copies_elements`: it is copied, not seen in its sequence); each
-    of its operations `operation_seconds`, `function_seconds` where it is a function of several
-    steps, `movement_seconds` where it only moves elements (`has_views`: without touching them,
-    where it can); its FLOPs in products (`packed_flops_per_second` by matrices that are constants),
-    and `matrix_seconds` for each of their matrices; and its bytes: at `near_bytes_per_second`
-    as far as what a round reads and writes is no more than `near_nbytes` (the cache of one core),
-    beyond that at `far_bytes_per_second`.
+    A loop takes `loop_seconds` to start and `round_seconds` for each round, plus `element_seconds`
+    for each element of a sequence that a round reads or writes (`copies_elements`: by a copy
+    instead of a view). Each operation takes `operation_seconds`, or `function_seconds` if it is a
+    function of several steps, or `movement_seconds` if it only moves elements (`has_views`: without
+    a copy if possible). Products take `matrix_seconds` for each matrix and their FLOPs at
+    `flops_per_second`, or `packed_flops_per_second` by constant matrices. Bytes move at
+    `near_bytes_per_second` if a round uses at most `near_nbytes` (the cache of one core), else at
+    `far_bytes_per_second`.
     """
 
     executor: str
@@ -213,11 +204,10 @@ class LoopRates:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A described device: name, memory shape, and a path for each pair of spaces it connects.
+    """A described device: name, memory shape, and paths between spaces.
 
-    `sources` pairs the dotted name of a figure with where that figure was found. Without `compute`
-    programs take no simulated time; without `loops`, the rates of executors, schedules of loops are
-    chosen by the figures of the machine `host`.
+    `sources` pairs the dotted name of a figure with its source. Without `compute` programs take no
+    simulated time; without `loops`, schedules of loops are chosen by the figures of `host`.
     """
 
     shape: MachineShape
@@ -232,17 +222,16 @@ class Machine:
         return self.shape.name
 
     def path(self, source: Space, target: Space) -> Path | None:
-        """The direct path between two spaces, None where the machine has none."""
+        """Return the direct path between two spaces, or None."""
         for a, b, path in self.paths:
             if a is source and b is target:
                 return path
         return None
 
     def route(self, source: Space, target: Space) -> tuple[Space, ...]:
-        """The spaces that a copy visits, both ends included: direct, else through fewest others.
+        """Return the spaces that a copy visits, both ends included: the fewest, DRAM preferred.
 
-        Among equals DRAM comes first, since it has the room. Raises `LayoutError` where no chain of
-        paths leads from one to the other.
+        Raises LayoutError if no chain of paths connects them.
         """
         for middle in _detours(source, target):
             stops = (source, *middle, target)
@@ -257,14 +246,14 @@ class Machine:
         )
 
     def __hash__(self) -> int:
-        # What copies cost is looked up by machine: hashing every figure takes longer.
+        # Hashing every figure would slow the cache of copy costs.
         return hash(self.shape)
 
     def copy_seconds(self, counts: CopyCounts, recording_cycles: float = 0.0) -> float:
-        """Simulated seconds of a copy of a tensor; the sum over the legs of its route.
+        """Return the simulated seconds of copying a tensor: the sum over the legs of its route.
 
-        `recording_cycles`: what each transfer takes longer to issue in a kernel that records them,
-        as traces of silicon do. Raises `LayoutError` without a route.
+        `recording_cycles`: the extra cycles to issue a transfer in a kernel that records traces.
+        Raises LayoutError without a route.
         """
         path, noc = self.path(counts.source, counts.target), self.noc
         if path is None or not path.links or noc is None:
@@ -289,9 +278,10 @@ class Machine:
         return wait + max(reader, shared, counts.nbytes / path.limit_bytes_per_second)
 
     def seconds(self, source: Space, target: Space, nbytes: int, transfer_nbytes: int) -> float:
-        """Simulated seconds of bytes that all cores carry evenly: the sum over the legs of a route.
+        """Return the simulated seconds of bytes that all cores carry evenly, over the legs of a
+        route.
 
-        `nbytes` in all, in transfers of `transfer_nbytes`. Raises `LayoutError` without a route.
+        `nbytes` in all, in transfers of `transfer_nbytes`. Raises LayoutError without a route.
         """
         direct = self.path(source, target)
         if direct is not None:
@@ -311,13 +301,11 @@ def _detours(source: Space, target: Space) -> Iterator[tuple[Space, ...]]:
     yield from ((a, b) for a in others for b in others if a is not b)
 
 
-# Time of operations and programs ------------------------------------------------------------------
-
 _SECONDS = "seconds"
 
 
 def operation_seconds(work: OperationWork, machine: Machine) -> float:
-    """What one run of an operation takes; 0 where the machine describes no compute rates."""
+    """Return the simulated seconds of an operation; 0 without compute rates."""
     compute = machine.compute
     if compute is None:
         return 0.0
@@ -328,10 +316,10 @@ def operation_seconds(work: OperationWork, machine: Machine) -> float:
 def program_seconds(
     operations: OperationList, machine: Machine, space: Space | None = None
 ) -> float:
-    """What one run takes: its launch, and its operations one after the other.
+    """Return the simulated seconds of a program: its launch and its operations in sequence; 0
+    without compute rates.
 
-    Bodies must be those of scans alone. Values without a layout lie in `space`. It is 0 where the
-    machine describes no compute rates.
+    Bodies must be those of scans. Values without a layout count as being in `space`.
     """
     if machine.compute is None:
         return 0.0
@@ -344,7 +332,7 @@ def program_seconds(
 
 
 def _link_bytes_per_cycle(machine: Machine) -> float:
-    """What a core carries over its own link at best."""
+    """Return the best rate of a core's own link."""
     noc = machine.noc
     if noc is None:
         return math.inf

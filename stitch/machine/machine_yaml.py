@@ -1,14 +1,13 @@
-"""Schema of machine descriptions in YAML, and the checks between their fields.
+"""Schema of machine descriptions in YAML, and checks between their fields (format: `description`).
 
-`stitch.machine.description` documents the format. Bounds of numbers keep all sums of figures
-finite.
+Bounds of numbers keep all sums of figures finite.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -37,15 +36,11 @@ from stitch.machine.network import Curve, Noc, Route, Routers
 from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
 from stitch.program import DataType, MathFidelity, Space
 
-# Bounds of numbers --------------------------------------------------------------------------------
-
 #: Bytes, operations or cycles a second, bytes a cycle.
 POSITIVE = Number(least=1e-6, below=1e30, is_float=True)
 #: Seconds, cycles, hops.
 NOT_NEGATIVE = Number(least=0, below=1e15, is_float=True)
 
-
-# noc and paths ------------------------------------------------------------------------------------
 
 _Key = TypeVar("_Key", bound=enum.Enum)
 _RATES = ("bytes_per_second", "curve", "noc_links")
@@ -53,7 +48,7 @@ _RATES = ("bytes_per_second", "curve", "noc_links")
 
 @dataclass(eq=False, repr=False)
 class WrittenPath:
-    """A path between two spaces, by their names, and the figures that it is given."""
+    """A path between two named spaces, as described."""
 
     source: str
     target: str
@@ -66,15 +61,17 @@ class WrittenPath:
     place: SourceLocation
 
 
-class GridKind(FieldType[tuple[int, int]]):
-    """Rows and columns."""
+@dataclass(eq=False, repr=False)
+class _Pair(FieldType[tuple[int, int]]):
+    """Two integers, each at least `least` and less than `least + 1024`."""
 
-    wanted = "[rows, columns], each from 1 to 1024"
+    least: int
+    wanted: str
 
     def value(self, node: Node, place: SourceLocation) -> tuple[int, int] | None:
         parts = node.data if isinstance(node.data, tuple) else ()
-        sizes = [p.data for p in parts if isinstance(p.data, int) and not isinstance(p.data, bool)]
-        if len(sizes) == len(parts) == 2 and all(1 <= size <= 1024 for size in sizes):
+        sizes = [part.data for part in parts if type(part.data) is int]
+        if len(sizes) == len(parts) == 2 and all(0 <= n - self.least < 1024 for n in sizes):
             return (sizes[0], sizes[1])
         written = f"[{', '.join(part.raw or part.describe() for part in parts)}]"[:60]
         got = written if parts else node.describe()
@@ -82,23 +79,15 @@ class GridKind(FieldType[tuple[int, int]]):
         return None
 
 
-class _Position(FieldType[tuple[int, int]]):
-    """A router: its row and column."""
-
-    wanted = "[row, column], each from 0 to 1023"
-
-    def value(self, node: Node, place: SourceLocation) -> tuple[int, int] | None:
-        parts = node.data if isinstance(node.data, tuple) else ()
-        sizes = [part.data for part in parts if type(part.data) is int and 0 <= part.data < 1024]
-        return (sizes[0], sizes[1]) if len(sizes) == len(parts) == 2 else None
+GRID = _Pair(1, "[rows, columns], each from 1 to 1024")
 
 
 @dataclass(eq=False, repr=False)
 class _Curve(FieldType[Curve]):
-    """Transfer bytes and the rate at them: at least one point, sizes rising.
+    """Transfer bytes and the rate at each, sizes ascending.
 
-    Rates rise, too; where a curve `may_fall` (large transfers leave the caches of a host), a larger
-    transfer takes no less time all the same, as between two points rates are on a line.
+    Rates must not fall, unless `may_fall` (large transfers exceed the caches of a host); a larger
+    transfer then still takes no less time, as rates are interpolated.
     """
 
     may_fall: bool = False
@@ -158,29 +147,38 @@ def _check_path(path: WrittenPath, place: SourceLocation) -> None:
 
 
 def _ends(node: Node) -> str:
-    """How paths are told apart."""
+    """Label of a path in error messages."""
     ends = node.data if isinstance(node.data, Mapping) else {}
     if all(key in ends and isinstance(ends[key].data, str) for key in ("from", "to")):
         return f"({ends['from'].raw}->{ends['to'].raw})"
     return ""
 
 
-def rates_by(kind: type[_Key], what: str) -> Schema[tuple[tuple[_Key, float], ...]]:
-    """Positive rates by the members of an enumeration, as far as they are given."""
+def _rates_by(
+    members: Iterable[_Key], what: str, number: Number = POSITIVE, *, needed: bool = False
+) -> Schema[tuple[tuple[_Key, float], ...]]:
+    """Schema of numbers by members of an enumeration."""
+    by_name = {str(member.value): member for member in members}
 
     def given(**rates: float | None) -> tuple[tuple[_Key, float], ...]:
-        return tuple((kind(name), rate) for name, rate in rates.items() if rate is not None)
+        return tuple((by_name[name], rate) for name, rate in rates.items() if rate is not None)
 
-    return Schema(what, given, *(Field(member.value, POSITIVE) for member in kind))
+    return Schema(what, given, *(Field(name, number, needed=needed) for name in by_name))
 
 
 _ROUTERS = Schema(
     "the routers",
     Routers,
-    Field("grid", GridKind(), needed=True),
+    Field("grid", GRID, needed=True),
     Field("core_rows", ListOf(Whole(0), "a list of rows"), needed=True),
     Field("core_columns", ListOf(Whole(0), "a list of columns"), needed=True),
-    Field("dram", ListOf(_Position(), "a list of positions, one for each bank"), default=()),
+    Field(
+        "dram",
+        ListOf(
+            _Pair(0, "[row, column], each from 0 to 1023"), "a list of positions, one for each bank"
+        ),
+        default=(),
+    ),
     check=_check_routers,
 )
 NOC = Schema(
@@ -190,7 +188,7 @@ NOC = Schema(
     Field("bytes_per_cycle", _Curve(), into="curve", needed=True),
     Field("latency_cycles", NOT_NEGATIVE, needed=True),
     Field("latency_cycles_per_hop", NOT_NEGATIVE, needed=True),
-    Field("read_latency_cycles", rates_by(Route, "the routes"), into="read_latency", default=()),
+    Field("read_latency_cycles", _rates_by(Route, "the routes"), into="read_latency", default=()),
     Field("link_bytes_per_cycle", POSITIVE, into="link"),
     Field("core_bytes_per_cycle", POSITIVE, into="core"),
     Field("dram_bytes_per_cycle", POSITIVE, into="dram"),
@@ -217,7 +215,7 @@ PATH = Schema(
 
 
 def path_of(path: WrittenPath, noc: Noc | None) -> tuple[Space, Space, Path]:
-    """A path as machines have it, between its spaces."""
+    """Return a path as `Machine` has it, and its spaces."""
     limit = path.limit_bytes_per_second
     if path.noc_links is not None:
         assert noc is not None, "it was checked"
@@ -234,9 +232,10 @@ def path_of(path: WrittenPath, noc: Noc | None) -> tuple[Space, Space, Path]:
 
 
 def read_latency(noc: Noc | None, path: WrittenPath) -> float | None:
-    """Cycles that raw reads wait, where a path does not tell its hops: for their first bytes, and
-    for the barrier behind them, since the next may need their place. What a barrier takes is not
-    published: as long as a read of the own core is assumed."""
+    """Return the cycles of raw reads without hops: the first bytes, and the barrier after them.
+
+    The barrier is not published; a read within the core is assumed.
+    """
     if noc is None:
         return None
     own = noc.read_latency_cycles(Route.CORE)
@@ -244,16 +243,10 @@ def read_latency(noc: Noc | None, path: WrittenPath) -> float | None:
     return None if own is None or found is None else found + own
 
 
-# compute ------------------------------------------------------------------------------------------
-
 _FIDELITIES = tuple(kind for kind in MathFidelity if kind is not MathFidelity.BY_TYPE)
 
-#: Operands whose types have different ones.
+#: Operands of types with different fidelities.
 _MIXED = "mixed"
-
-
-def _passes(**passes: float | None) -> tuple[tuple[MathFidelity, float], ...]:
-    return tuple((MathFidelity(name), n) for name, n in passes.items() if n is not None)
 
 
 def _fidelities(**named: str | None) -> tuple[tuple[DataType | None, MathFidelity], ...]:
@@ -264,16 +257,8 @@ def _fidelities(**named: str | None) -> tuple[tuple[DataType | None, MathFidelit
     )
 
 
-def _by_space(**rates: float | None) -> tuple[tuple[Space, float], ...]:
-    return tuple((Space(name), rate) for name, rate in rates.items() if rate is not None)
-
-
 _SHARE = Number(above=0, most=1, is_float=True)
-_PASSES = Schema(
-    "the passes",
-    _passes,
-    *(Field(kind.value, Number(least=1, is_float=True), needed=True) for kind in _FIDELITIES),
-)
+_PASSES = _rates_by(_FIDELITIES, "the passes", Number(least=1, is_float=True), needed=True)
 _FIDELITY = Schema(
     "the math fidelity of types",
     _fidelities,
@@ -282,12 +267,8 @@ _FIDELITY = Schema(
         for name in (*(kind.value for kind in DataType), _MIXED)
     ),
 )
-#: L1 is each core's own.
-_SHARED = Schema(
-    "the spaces that cores share",
-    _by_space,
-    *(Field(space.value, POSITIVE) for space in Space if space is not Space.L1),
-)
+#: L1 is not shared.
+_SHARED = _rates_by((Space.HOST, Space.DRAM), "the spaces that cores share")
 COMPUTE = Schema(
     "compute",
     Compute,
@@ -305,20 +286,15 @@ COMPUTE = Schema(
 )
 
 
-# loops --------------------------------------------------------------------------------------------
-
 _EXECUTOR = Schema(
     "rates of an executor",
     as_written,
     Field("has_views", Flag(), needed=True),
     Field("copies_elements", Flag(), needed=True),
-    Field("loop_seconds", NOT_NEGATIVE, needed=True),
-    Field("round_seconds", NOT_NEGATIVE, needed=True),
-    Field("element_seconds", NOT_NEGATIVE, needed=True),
-    Field("operation_seconds", NOT_NEGATIVE, needed=True),
-    Field("function_seconds", NOT_NEGATIVE, needed=True),
-    Field("movement_seconds", NOT_NEGATIVE, needed=True),
-    Field("matrix_seconds", NOT_NEGATIVE, needed=True),
+    *(
+        Field(f"{what}_seconds", NOT_NEGATIVE, needed=True)
+        for what in ("loop", "round", "element", "operation", "function", "movement", "matrix")
+    ),
     Field("flops_per_second", POSITIVE, needed=True),
     Field("packed_flops_per_second", POSITIVE, needed=True),
 )
@@ -336,7 +312,7 @@ LOOPS = Schema(
 
 
 def loop_rates(values: Mapping[str, Any] | None) -> tuple[LoopRates, ...]:
-    """The rates of each executor that is described, with the caches, which all have."""
+    """Return the rates of each described executor, with the common cache figures."""
     if values is None:
         return ()
     caches = {key: value for key, value in values.items() if key not in LOOP_EXECUTORS}
@@ -345,7 +321,7 @@ def loop_rates(values: Mapping[str, Any] | None) -> tuple[LoopRates, ...]:
 
 
 def read_description(root: Node, log: ProblemLog) -> Machine | None:
-    """The machine that a file describes; None where a defect was noted."""
+    """Return the machine that a file describes; None if a problem was found."""
     reading = ParseContext(log, sources=[])
     fields = _MACHINE.fields(root, reading.root)
     _check_parts(fields)
@@ -353,9 +329,6 @@ def read_description(root: Node, log: ProblemLog) -> Machine | None:
         return None
     machine = _machine(fields, reading)
     return None if log.problems else machine
-
-
-# -- what stands in the file -----------------------------------------------------------------------
 
 
 @dataclass(eq=False, repr=False)
@@ -374,7 +347,7 @@ class _Space:
 
     @property
     def shape(self) -> SpaceShape:
-        """It as machines have it: its usable addresses, less what is reserved at either end."""
+        """The usable addresses: without the reserved regions at both ends."""
         return SpaceShape(
             self.banks,
             self.base + self.reserved_bottom_nbytes,
@@ -385,7 +358,7 @@ class _Space:
         )
 
 
-#: What a process has addresses for.
+#: Limit of the address space of a process.
 _MOST_NBYTES = 1 << 46
 
 
@@ -435,7 +408,7 @@ _MACHINE = Schema(
     as_written,
     Field("name", Word("a name", is_text=True), needed=True),
     Field("description", Word("a sentence", is_text=True)),
-    Field("core_grid", GridKind(), needed=True),
+    Field("core_grid", GRID, needed=True),
     Field("host", _SPACE, needed=True),
     Field("dram", _SPACE),
     Field("l1", _SPACE),
@@ -447,11 +420,8 @@ _MACHINE = Schema(
 MACHINE_KEYS = _MACHINE.keys
 
 
-# -- what has to fit each other --------------------------------------------------------------------
-
-
 def _check_parts(fields: FormValues) -> None:
-    """Notes parts that do not fit each other, as far as they are sound by themselves."""
+    """Report sections that contradict each other."""
     place, values = fields.place, fields.values
     present = {key for key, node in place.nodes.items() if node.data is not None}
     l1, grid, noc = values["l1"], values["core_grid"], values["noc"]

@@ -1,4 +1,4 @@
-"""Machines by name: of one that Stitch ships, of a YAML file, of a system descriptor."""
+"""Load machines by name, from YAML files, and from system descriptors."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from pathlib import Path as FilePath
 
 from stitch.errors import StitchError, UsageError, closest
 from stitch.files import identity, open_file
-from stitch.machine.description import (
-    MAX_FILE_NBYTES,
-    machine_names,
-    parse_machine,
-    shipped_text,
-)
+from stitch.machine.description import MAX_FILE_NBYTES, machine_names, parse_machine, shipped_text
 from stitch.machine.machine import Machine
 
-#: Behind the path of a system descriptor may stand which of its chips is meant.
+#: The path of a system descriptor, with an optional chip number.
 _CHIP = re.compile(r"(.*\.ttsys)(?::(\d{1,4}))?", re.DOTALL)
 
 
 def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
-    """The machine of a shipped name or of a file; a `Machine` is given back as it is.
+    """Return the machine of a shipped name or of a file; a `Machine` is returned unchanged.
 
-    A text that ends in `.yaml`, `.yml` or `.ttsys`, or holds a slash, is a path; `n300.ttsys:1` is
-    the second chip of a system. Without a number that is the first, if the chips differ in nothing
-    but their usable addresses. Raises `UsageError` if they differ in more, and where there is no
-    such machine or file, `FormatError` with all problems where the file is not sound.
+    A text that ends in `.yaml`, `.yml` or `.ttsys`, or contains a slash, is a path; `n300.ttsys:1`
+    is the second chip of a system. Without a number it is the first, if the chips differ only in
+    their usable addresses.
+
+    Raises:
+        UsageError: There is no such machine or file, or the chips differ.
+        FormatError: The file is malformed; lists all problems.
 
     >>> load_machine("wormhole_n150").shape.l1.banks
     64
@@ -41,23 +39,26 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
     of_system = _CHIP.fullmatch(str(name_or_path))
     if of_system is not None:
         return _one_of(FilePath(of_system[1]), of_system[2])
-    if isinstance(name_or_path, FilePath) or _looks_like_path(name_or_path):
-        return _read_file(FilePath(name_or_path))
+    text = str(name_or_path)
+    if (
+        isinstance(name_or_path, FilePath)
+        or text.endswith((".yaml", ".yml"))
+        or "/" in text
+        or ("\\" in text)
+    ):
+        return parse_machine(_content(FilePath(text)), text)
     try:
         return _shipped(name_or_path)
     except UsageError as error:
         beside = FilePath(f"{name_or_path}.yaml")
-        # A name may be too long to ask the system for.
+        # A name may be too long for a file name.
         if identity(beside) is not None and beside.is_file():
             error.remedy = f"the file {str(beside)!r} is named with its ending"
         raise
 
 
 def load_machines(path: str | FilePath | Machine) -> tuple[Machine, ...]:
-    """Every machine of a file, one for each chip: `NAME:0`, `NAME:1`, .. where there are several.
-
-    What is no file of several machines gives the only one; raises as `load_machine` does.
-    """
+    """Return the machines of a file, one for each chip; raises as `load_machine` does."""
     of_system = _CHIP.fullmatch(str(path)) if isinstance(path, str | FilePath) else None
     if of_system is None or of_system[2] is not None:
         return (load_machine(path),)
@@ -65,7 +66,7 @@ def load_machines(path: str | FilePath | Machine) -> tuple[Machine, ...]:
 
 
 def is_machine_file(path: str) -> bool:
-    """Whether a path is that of a file of machines which is no YAML.
+    """Whether a path is that of a system descriptor.
 
     >>> is_machine_file("n300.ttsys:1"), is_machine_file("mine.yaml")
     (True, False)
@@ -95,14 +96,10 @@ def _one_of(file: FilePath, chip: str | None) -> Machine:
 
 
 def _read_system(file: FilePath) -> tuple[Machine, ...]:
-    # Loaded when there is a descriptor to read: few processes have one.
+    # Imported on demand: few processes read a descriptor.
     from stitch.machine.systems import machines_in
 
     return machines_in(_content(file), str(file))
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
 
 
 @functools.cache
@@ -122,10 +119,6 @@ def _shipped(name: str) -> Machine:
             "cannot read the machines that Stitch ships", got=error.strerror or str(error)
         ) from error
     return parse_machine(content, f"{name}.yaml")
-
-
-def _read_file(file: FilePath) -> Machine:
-    return parse_machine(_content(file), str(file))
 
 
 def _content(file: FilePath) -> bytes:

@@ -1,9 +1,9 @@
-"""The network on chip: rates and latencies of its links, and how much the busiest link carries.
+"""The network on chip: rates and latencies of its links, and the load of the busiest link.
 
-A chip is a grid of routers, closed to a ring in both directions, with two networks. What a read or
-a write carries goes, on the first network, east along its row and then south; on the second north
-along its column and then west (tt-npe's device models). So the load of each link of a ring follows
-from how many bytes go between each pair of its routers, by one product with a table of paths.
+A chip is a grid of routers, closed to a ring in both directions, with two networks. On the first,
+reads and writes go east along their row and then south; on the second, north along their column and
+then west (tt-npe's device models). So the load of each link of a ring follows from the bytes
+between each pair of its routers, by one product with a table of paths.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 Curve = tuple[tuple[int, float], ...]
-#: Floats or whole numbers: bytes by router, or positions.
+#: Floats or integers.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def read_curve(curve: Curve, transfer_nbytes: int) -> float:
-    """The rate at a transfer size: linear between the points, flat above the last.
+    """Return the rate at a transfer size: linear between the points, constant above the last.
 
-    Below the first point the time of one transfer is that of the first point, so the rate falls in
-    proportion to the size.
+    Below the first point the time of a transfer is constant, so the rate is proportional to the
+    size.
 
     >>> read_curve(((128, 4.0), (256, 8.0)), 192), read_curve(((128, 4.0), (256, 8.0)), 64)
     (6.0, 2.0)
@@ -42,7 +42,7 @@ def read_curve(curve: Curve, transfer_nbytes: int) -> float:
 
 
 class Route(enum.Enum):
-    """How far the bytes of a copy go: not beyond their core, along a column, a row, or both."""
+    """How far the bytes of a copy go: within a core, along a column, a row, or both."""
 
     CORE = "core"
     COLUMN = "column"
@@ -54,9 +54,7 @@ class Route(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """Where cores and DRAM stand: the rows and columns of routers that compute cores have, in the
-    order of the core grid (what goes beyond it is not used), and the router (row, column) that each
-    DRAM bank answers at."""
+    """Router rows and columns of the core grid, and the router (row, column) of each DRAM bank."""
 
     grid: tuple[int, int]
     core_rows: tuple[int, ...]
@@ -68,12 +66,11 @@ class Routers:
 class Noc:
     """The network on chip: rates in bytes per cycle, latencies in cycles.
 
-    `curve`: what one core carries over its link, by the size of a transfer. `read_latency`: from
-    a read until its first bytes, by route. `link`, `core` and `dram`: what one link, what lies in
-    one core, and one DRAM bank give at most, to all who read it together. By measurement:
-    `dram_queueing`: how many times as long links take over what goes between DRAM and cores;
-    `turns`: how much of what sources give in turn, one after the other, is not given beside each
-    other. Without `routers` no link is looked at.
+    `curve`: the rate of one core's link by transfer size. `read_latency`: until the first bytes of
+    a read arrive, by route. `link`, `core`, `dram`: limits of one link, of one core's L1, and of
+    one DRAM bank, shared by all readers. Measured: `dram_queueing`, the slowdown of links between
+    DRAM and cores; `turns`, the share of sequential reads of one source that does not overlap with
+    others. Without `routers`, link loads are ignored.
     """
 
     clock_hz: float
@@ -89,40 +86,36 @@ class Noc:
     routers: Routers | None = None
 
     def bytes_per_cycle(self, transfer_nbytes: int) -> float:
-        """Bytes per cycle over one core's link, in transfers of a size."""
         return read_curve(self.curve, transfer_nbytes)
 
     @property
     def issue_cycles(self) -> float:
-        """What a core takes to issue a transfer: as long as the least of its table takes."""
+        """Cycles to issue a transfer: the time of the smallest one in the table."""
         nbytes, rate = self.curve[0]
         return nbytes / rate
 
     def write_latency_cycles(self, hops: float) -> float:
-        """Cycles from the start of a write until its first bytes arrive, `hops` routers away."""
+        """Return the cycles until the first bytes of a write arrive, `hops` routers away."""
         return self.latency_cycles + self.latency_cycles_per_hop * hops
 
     def read_latency_cycles(self, route: Route) -> float | None:
-        """Cycles from the start of a read until its first bytes arrive; None: not described."""
+        """Return the cycles until the first bytes of a read arrive; None if not described."""
         return dict(self.read_latency).get(route)
-
-
-# -- loads of links --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlongAxis:
-    """Rows or columns of routers, one for each stretch of an axis, 0 or 1, of a tensor."""
+    """Rows or columns of routers, one for each segment of tensor axis 0 or 1."""
 
     axis: int
     values: Array
 
     def only(self, axis: int, at: Array) -> AlongAxis:
-        """Of some stretches of an axis only."""
+        """Select segments of an axis."""
         return AlongAxis(axis, self.values[at]) if axis == self.axis else self
 
     def differs(self, other: AlongAxis) -> bool:
-        """Whether any flow leads from one to another."""
+        """Whether any flow leads to another row or column."""
         if self.axis == other.axis:
             return bool((self.values != other.values).any())
         one = self.values[0]
@@ -131,18 +124,18 @@ class AlongAxis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """One end of flows that are the product of two axes: the router of each, its row and column."""
+    """The source or target routers of flows: the row by one tensor axis, the column by another."""
 
     row: AlongAxis
     column: AlongAxis
 
     def only(self, axis: int, at: Array) -> End:
-        """Of some stretches of an axis only."""
+        """Select segments of an axis."""
         return End(self.row.only(axis, at), self.column.only(axis, at))
 
 
 def route_between(sent: End, received: End) -> Route:
-    """How far flows go."""
+    """Return how far flows go."""
     if sent.row.differs(received.row):
         return Route.BOTH if sent.column.differs(received.column) else Route.COLUMN
     return Route.ROW if sent.column.differs(received.column) else Route.CORE
@@ -151,10 +144,10 @@ def route_between(sent: End, received: End) -> Route:
 def busiest_link_of_flows(
     routers: Routers, sent: End, received: End, parts: tuple[Array, Array]
 ) -> float:
-    """Which part of all that flows the busiest link of the first network carries.
+    """Return the share of all bytes that the busiest link of the first network carries.
 
-    From stretch i of the first axis and j of the second flows `parts[0][i] * parts[1][j]`. On the
-    second network bytes go the way on which others, on the first, would come back.
+    Segment i of the first axis and j of the second flow `parts[0][i] * parts[1][j]`. For the second
+    network, swap the ends.
     """
     rows, columns = routers.grid
     return max(
@@ -167,7 +160,7 @@ def _busiest_of_rings(
     parts: tuple[Array, Array], ring: AlongAxis, start: AlongAxis, end: AlongAxis,
     rings: int, length: int,
 ) -> float:  # fmt: skip
-    """What the busiest link carries of several rings alike, each flow on one, from start to end."""
+    """Return the load of the busiest link of equal rings, with each flow on one ring."""
     paths = _ring(length)
 
     def counted(first: AlongAxis, *then: AlongAxis) -> Array:
@@ -193,11 +186,10 @@ def _busiest_of_rings(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """A tensor of which everybody reads the same `shares` from each router, on the first network.
+    """A tensor that every core reads equally, with its `shares` by router, on the first network.
 
-    `along`: how much of what a column gets goes over each link of each row; `across`: how much of
-    what a router gets over each link of its column. What is written to a spread over the second
-    network goes the same ways back.
+    `along`: the load of each link of each row by reading column; `across`: the load of each link of
+    a column by reading router. Writes over the second network take the same paths back.
     """
 
     shares: Array
@@ -206,21 +198,20 @@ class Spread:
 
     @classmethod
     def of(cls, shares: Array) -> Spread:
-        """`shares`: which part lies at each router."""
+        """Precompute the loads for `shares`."""
         rows, columns = shares.shape
         along = np.einsum("yx,xtl->tyl", shares, _ring(columns)).reshape(columns, -1)
         across = np.einsum("y,ytl->tl", shares.sum(1), _ring(rows))
         return cls(shares, along, across)
 
     def busiest_link(self, nbytes: Array) -> float:
-        """The bytes that the busiest link carries where every router gets its `nbytes`."""
+        """Return the bytes on the busiest link if every router reads its `nbytes`."""
         return max(float((nbytes.sum(0) @ self.along).max()), float((nbytes.T @ self.across).max()))
 
 
 @lru_cache(maxsize=16)
 def _ring(length: int) -> Array:
-    """For each pair of a ring's routers, which links (by the router that they leave) lead from the
-    one to the other: 1 or 0, by (from, to, link)."""
+    """Return the links between each pair of routers of a ring: 1 or 0 by (from, to, link)."""
     start, end, link = np.ogrid[:length, :length, :length]
     paths: Array = ((link - start) % length < (end - start) % length).astype(np.float64)
     paths.setflags(write=False)

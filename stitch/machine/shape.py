@@ -1,6 +1,5 @@
-"""The shape of a machine's memory: banks, sizes, alignments, and the footprint of a tensor in it.
-
-Source of the rules: tt-metal's allocator and tensor layout reports.
+"""The shape of a machine's memory, and the footprint of a tensor in it, after tt-metal's
+allocator.
 """
 
 from __future__ import annotations
@@ -12,20 +11,12 @@ from functools import lru_cache
 from operator import lt
 
 from stitch.errors import LayoutError
-from stitch.program import (
-    DataType,
-    Layout,
-    MemoryLayout,
-    Orientation,
-    ShardSpec,
-    Space,
-    TensorDesc,
-)
+from stitch.program import DataType, Layout, MemoryLayout, Orientation, ShardSpec, Space, TensorDesc
 
 
 class Policy(enum.Enum):
-    """Which hole a new buffer takes: the smallest that fits; or, as devices do, the first that
-    fits, from the top down (L1) or from the bottom up (DRAM).
+    """Which hole a new buffer takes: the smallest that fits, or the first, as devices do: from the
+    top down (L1) or from the bottom up (DRAM).
 
     Source: tt-metal's `tech_reports/memory/allocator.md` and `bank_manager.cpp`.
     """
@@ -35,17 +26,16 @@ class Policy(enum.Enum):
     FIRST_FIT_UPWARDS = "first_fit_upwards"
 
 
-#: How many granules a bank has at most.
+#: Limit of the granules of a bank.
 MOST_GRANULES = (1 << 40) - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SpaceShape:
-    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes.
+    """One memory space of equal `banks`, each with usable addresses `[base, limit)` in bytes.
 
-    Pages start at multiples of the alignment; buffers start at multiples of the granule, a multiple
-    of the alignment, and take whole ones (0: the alignment is the granule). Files do not hold the
-    policy: it is the device's.
+    Pages start at multiples of the alignment. Buffers start at multiples of the granule, a multiple
+    of the alignment, and take whole granules (0: the alignment). Files do not store the policy.
     """
 
     banks: int
@@ -73,7 +63,7 @@ class SpaceShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """What a binary records of the machine that it was compiled for; `l1`, `dram` may be absent."""
+    """The memory of the machine that a binary was compiled for; `l1` and `dram` may be absent."""
 
     name: str
     core_grid: tuple[int, int]
@@ -82,11 +72,11 @@ class MachineShape:
     dram: SpaceShape | None = None
 
     def __hash__(self) -> int:
-        # Footprints are looked up at every step of a plan: hashing every field takes longer.
+        # Hashing every field would slow the footprint cache.
         return hash((self.name, self.l1 and self.l1.limit, self.dram and self.dram.limit))
 
     def space(self, space: Space) -> SpaceShape:
-        """The shape of a space; raises `LayoutError` where the machine has no such space."""
+        """Return the shape of a space; raise LayoutError if the machine has no such space."""
         shape = {Space.HOST: self.host, Space.DRAM: self.dram, Space.L1: self.l1}[space]
         if shape is None:
             raise LayoutError(
@@ -98,15 +88,15 @@ class MachineShape:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """The spaces that this machine has, host first."""
+        """The spaces of this machine, host first."""
         present = ((Space.DRAM, self.dram), (Space.L1, self.l1))
         return (Space.HOST, *(space for space, shape in present if shape is not None))
 
     def shortcomings(self, compiled_for: MachineShape) -> tuple[str, ...]:
-        """Each way in which this machine is another than what was compiled for the other needs.
+        """Return each reason why this machine cannot run what was compiled for another.
 
-        Usable addresses that differ are none by themselves, but are named beside others: a program
-        fits by what it uses (`use_problems` of the linker).
+        Different usable addresses alone are no reason: a program fits by what it uses
+        (`use_problems` of the linker).
         """
         apart = []
         if any(map(lt, self.core_grid, compiled_for.core_grid)):
@@ -134,7 +124,7 @@ class MachineShape:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The bytes that a tensor takes in every bank of its space (lock-step allocation)."""
+    """The bytes of a tensor in every bank of its space (lock-step allocation)."""
 
     pages: int
     page_nbytes: int
@@ -149,24 +139,22 @@ class Footprint:
 
     @property
     def own_nbytes(self) -> int:
-        """Bytes of the tensor itself: what a copy of it counts as, wherever copies are counted.
+        """Bytes of the pages: what a copy of the tensor counts as in every report.
 
-        A copy is one tensor that arrives somewhere, as its descriptor there says: converted,
-        evicted, carried in by the host, moved inside a space. Its bytes are those of its pages: of
-        a dense tensor its elements, of a tiled one whole tiles, of a sharded one whole shards.
-        Nothing else of its footprint counts (what aligns pages, pages that fill the last bank),
-        and neither does the way: pieces, or a bounce through another space, make no more of it.
+        Dense tensors count their elements, tiled ones whole tiles, sharded ones whole shards; page
+        padding and bank padding do not count, and a copy in pieces or through another space counts
+        once.
         """
         return self.pages * self.page_nbytes
 
 
 def round_up(value: int, granule: int) -> int:
-    """The least multiple of `granule` that is at least `value`."""
+    """Return the least multiple of `granule` that is at least `value`."""
     return -(-value // granule) * granule
 
 
 def page_shape(desc: TensorDesc) -> tuple[int, int]:
-    """Elements (rows, columns) of one page: a tile, or one row (a shard's row when sharded)."""
+    """Return the elements (rows, columns) of a page: a tile, or one row (of a shard)."""
     layout = desc.layout
     if layout.tile_shape is not None:
         return layout.tile_shape
@@ -176,16 +164,16 @@ def page_shape(desc: TensorDesc) -> tuple[int, int]:
 
 
 def shard_counts(desc: TensorDesc, spec: ShardSpec) -> tuple[int, int]:
-    """How many shards the matrix is cut into, down and across."""
+    """Return the number of shards down and across."""
     rows, columns = desc.rows_and_columns
     return max(1, -(-rows // spec.shape[0])), max(1, -(-columns // spec.shape[1]))
 
 
 @lru_cache(maxsize=4096)
 def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
-    """The pages and bytes per bank of a tensor; one page's alignment at least, also when empty.
+    """Return the pages and bytes per bank of a tensor, at least one alignment.
 
-    Raises `LayoutError` where shards do not fit the memory layout, the grid or the banks.
+    Raises LayoutError if the shards do not fit the memory layout, the grid or the banks.
     """
     layout, space = desc.layout, machine.space(desc.layout.space)
     rows, columns = desc.rows_and_columns
@@ -196,7 +184,7 @@ def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
     if spec is None:
         pages = (rows // page[0]) * -(-columns // page[1]) if columns else 0
         if space.banks == 1 and not layout.is_tiled:
-            # One bank, dense rows: no page ever starts in another bank, so no page padding.
+            # With one bank dense rows are contiguous: no page padding.
             size = round_up(pages * page_nbytes, space.alignment)
         else:
             size = -(-pages // space.banks) * aligned
@@ -209,10 +197,10 @@ def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
 
 
 def room_per_bank(desc: TensorDesc, machine: MachineShape) -> int:
-    """The bytes per bank that a buffer for a tensor takes: its footprint in whole granules.
+    """Return the bytes per bank of a buffer for a tensor: its footprint in whole granules.
 
-    Source: tt-metal's `bank_manager.cpp` makes the free list of L1 with the alignment of DRAM, also
-    as its least block, while pages keep L1's.
+    Source: tt-metal's `bank_manager.cpp` aligns the free list of L1 to DRAM, while pages keep L1's
+    alignment.
     """
     granule = machine.space(desc.layout.space).granule
     return round_up(footprint(desc, machine).size_per_bank, granule)
@@ -235,7 +223,7 @@ def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> N
         wrong.append(f"{down * across} shards do not fit {spec.cores} cores")
     cores = spec.core_grid
     if layout is MemoryLayout.BLOCK_SHARDED and spec.orientation is Orientation.COL_MAJOR:
-        # What is down in the tensor is across in the grid of cores.
+        # Column-major: tensor rows go across the core grid.
         cores = cores[::-1]
     if desc.layout.space is Space.L1 and (
         cores[0] > machine.core_grid[0] or cores[1] > machine.core_grid[1]
@@ -256,7 +244,8 @@ def shard_layout(
     space: Space = Space.L1,
     tile_shape: tuple[int, int] | None = None,
 ) -> Layout:
-    """The even sharding of a shape over a machine's cores; raises `LayoutError` if there is none.
+    """Return the even sharding of a shape over a machine's cores; raise LayoutError if there is
+    none.
 
     The grid divides (ceiling) before tilizing, as ttnn does.
     """

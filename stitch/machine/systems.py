@@ -4,9 +4,9 @@ Figures that a descriptor lacks (speed of copies and programs, bytes reserved fo
 taken from the shipped machine of the chip's architecture; the machine's sources say so.
 
 The order of fields depends on the version that wrote the file: fields are added and removed in the
-middle, so a slot has no meaning without the version. Known up to release 4013.
-Source: `include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the
-release of a version is the number of commits since its tag v0.0.
+middle, so a slot has no meaning without the version. Known up to release 4013. Source:
+`include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the release
+of a version is the number of commits since its tag v0.0.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ from stitch.machine.machine import Machine
 from stitch.machine.machine_yaml import read_description
 from stitch.machine.shape import round_up
 
-# Machines derived from shipped ones ---------------------------------------------------------------
-
-#: A value, and its source.
 Figure = tuple[int | tuple[int, ...], str]
 
 
 def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: str) -> Machine:
-    """A shipped machine under another name and with other figures, each by the dotted name that it
-    has in a description. Raises `FormatError` naming `where` if they do not fit each other.
+    """Return a shipped machine with another name and other figures, by their dotted names.
+
+    Raises FormatError naming `where` if they contradict each other.
 
     >>> mine = derived_machine("tiny", "mine", {"l1.base": (2_048, "measured")}, "-")
     >>> mine.shape.l1.base, dict(mine.sources)["l1.base"], dict(mine.sources)["core_grid"][:13]
@@ -72,7 +70,7 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
 
 @functools.cache
 def _shipped_root(like: str) -> Node:
-    # YAML's reader takes longer than all the rest, and a system has many chips.
+    # Parsing YAML takes most of the time, and a system has many chips.
     root, _ = read_yaml(shipped_text(like), like)
     return root
 
@@ -83,7 +81,7 @@ def _scalar(value: object) -> Node:
 
 
 def _with(node: Node, path: tuple[str, ...], value: Node) -> Node:
-    """A mapping in which something else stands, under a key of a key."""
+    """Return the mapping with another value at a path of keys."""
     if not path:
         return value
     assert isinstance(node.data, Mapping), "a figure stands in mappings"
@@ -91,10 +89,8 @@ def _with(node: Node, path: tuple[str, ...], value: Node) -> Node:
     return replace(node, data={**node.data, path[0]: _with(inner, path[1:], value)})
 
 
-# Fields by version --------------------------------------------------------------------------------
-
 FIRST_RELEASE, LAST_RELEASE = 1, 4013
-#: The architectures by their code in a file; from release 2909 on the first is gone.
+#: The architectures by their code; from release 2909 on without the first.
 _ARCHITECTURES = ("grayskull", "wormhole_b0", "blackhole", "quasar")
 _NO_GRAYSKULL_SINCE, _QUASAR_SINCE = 2909, 3599
 
@@ -156,22 +152,22 @@ _TABLES = {
         _Field("dram_bank_to_logical_worker_noc0", "structs", "ii", since=3458),
         _Field("dram_bank_to_logical_worker_noc1", "structs", "ii", since=3458),
     ),
-    # Nothing of it is read.
+    # Not read.
     "PhysicalCores": (),
 }  # fmt: skip
 _NEEDED = frozenset({"version", "system_desc", "chip_descs", "grid_size"})
 
 
 def system_tables(release: int) -> dict[str, TableSpec]:
-    """The tables of `SystemDesc` and of what it holds, in a release; with the root of its files.
+    """Return the tables of system descriptors in a release, including the root.
 
-    A descriptor within another file is verified by them as that file's own tables are.
+    Files of other kinds that contain a descriptor are verified by the same tables.
     """
     return {name: _table(name, fields, release) for name, fields in _TABLES.items()}
 
 
 def architectures(release: int) -> tuple[str, ...]:
-    """The architectures by their code in files of a release."""
+    """Return the architectures by their code in files of a release."""
     first = 1 if release >= _NO_GRAYSKULL_SINCE else 0
     return _ARCHITECTURES[first : 4 if release >= _QUASAR_SINCE else 3]
 
@@ -213,18 +209,16 @@ def _orders() -> tuple[FieldOrder, ...]:
 SYSTEM_FILES = ForeignFormat("a system descriptor of tt-mlir (.ttsys)", b"TTSY", _orders())
 
 
-# Systems and chips --------------------------------------------------------------------------------
-
 #: The shipped machine of each architecture.
 LIKE = {"wormhole_b0": "wormhole_n150", "blackhole": "blackhole_p150"}
-#: A system of more chips, or a longer descriptor, is none.
+#: Limits of a descriptor's size and of its chips.
 _MOST_NBYTES = 1 << 20
 _MOST_CHIPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One chip: its architecture, the fields of its descriptor by their names, its machine."""
+    """One chip: its architecture, the fields of its descriptor, and its machine."""
 
     architecture: str
     fields: dict[str, Any]
@@ -233,7 +227,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What a descriptor says; links between chips are (chip, core, chip, core)."""
+    """The contents of a descriptor; links between chips are (chip, core, chip, core)."""
 
     version: Release
     schema_hash: str
@@ -245,21 +239,22 @@ class System:
 
 
 def machines_in(content: bytes, path: str) -> tuple[Machine, ...]:
-    """The machine of each chip, named after the file; raises as `read_system` does."""
+    """Return the machine of each chip, named after the file; raises as `read_system` does."""
     return tuple(chip.machine for chip in read_system(content, path).chips)
 
 
 def load_system(path: str | Path) -> System:
-    """The descriptor in a file; raises as `read_system` does, `StitchError` without a file."""
+    """Read a descriptor; raises as `read_system` does, and StitchError if there is no file."""
     _, view = open_source(path)
     return read_system(view, str(path))
 
 
 def read_system(content: bytes | memoryview, path: str) -> System:
-    """A whole descriptor.
+    """Read a descriptor.
 
-    Raises `FormatError` with every defect, `IncompatibleError` for a version or an architecture
-    that is not known.
+    Raises:
+        FormatError: Lists every defect.
+        IncompatibleError: The version or the architecture is unknown.
     """
     if len(content) > _MOST_NBYTES:
         raise FormatError(
@@ -284,8 +279,7 @@ def read_system(content: bytes | memoryview, path: str) -> System:
 
 
 def system_chips(file: ForeignFile, system: dict[str, Any], path: str) -> tuple[Chip, ...]:
-    """The chips of a system's descriptor, which may stand in a file of another kind; `system`: its
-    `SystemDesc`, by names. Raises as `read_system` does."""
+    """Return the chips of a `SystemDesc` (fields by name); raises as `read_system` does."""
     described, indices = system["chip_descs"], system["chip_desc_indices"]
     wrong = [i for i in indices if i >= len(described)]
     if wrong or not indices or len(indices) > _MOST_CHIPS:
@@ -333,11 +327,11 @@ def _chip(fields: dict[str, Any], name: str, path: str, number: int, version: Re
 
 
 def _figures(fields: dict[str, Any], where: str) -> dict[str, tuple[Any, str]]:
-    """The figures of a machine's description that a descriptor states.
+    """Return the figures of a machine's description that a descriptor states.
 
     Versions before 0.0.169 lack alignments or reserved regions: those stay the shipped machine's. A
-    bank's size is taken only together with its reserved regions, for it is no use without them (the
-    default descriptor of 0.0.65 has channels of 1 MiB, less than what DRAM reserves).
+    bank's size is used only together with its reserved regions (the default descriptor of 0.0.65
+    has channels of 1 MiB, less than what DRAM reserves).
     """
     rows, columns = fields["grid_size"]
     said: dict[str, tuple[Any, str]] = {
@@ -347,7 +341,7 @@ def _figures(fields: dict[str, Any], where: str) -> dict[str, tuple[Any, str]]:
     }
     if "noc_dram_address_align_bytes" in fields:
         l1, dram = fields["noc_l1_address_align_bytes"], fields["noc_dram_address_align_bytes"]
-        # The free list of L1 has the alignment of DRAM (tt-metal, bank_manager.cpp).
+        # tt-metal's bank_manager.cpp aligns the free list of L1 to DRAM.
         granule = round_up(dram, max(1, l1))
         said |= {
             "l1.alignment": (l1, "noc_l1_address_align_bytes"),

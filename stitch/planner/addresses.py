@@ -1,9 +1,8 @@
 """Choose the addresses of what a task allocates, and free memory for it.
 
 In this order: the address that the program requires; the address that a later task requires, if
-that costs no more than a move at that task; else the best fit among the free holes, beside the
-addresses that later tasks require. For a plan made with a `StaticLayout`, the layout decides
-instead.
+that costs no more than a move at that task; else the best fit, away from addresses that later tasks
+require. With a `StaticLayout`, the layout decides instead.
 """
 
 from __future__ import annotations
@@ -23,25 +22,22 @@ from stitch.planner.static_layout import StaticLayout
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation
 
-# Addresses that programs require
-
-#: What a program names: inputs (slot, form, address), and bytes of its slots and its scratch.
+#: Addresses that a program requires: inputs (slot, layout, address), and the spans of its slots and
+#: its scratch.
 _Names = tuple[list[tuple[int, TensorDesc, int]], list[tuple[Space, Span]]]
-#: Tasks in order, by bytes of a space.
+#: Tasks in order, by space and span.
 _Tasks = dict[Space, dict[Span, list[int]]]
 
 
 class NamedPlaces:
-    """What the programs of a chain say of addresses, and where their scratch in L1 lies; untrue
-    where they say nothing."""
+    """Addresses that programs require, and regions of scratch in L1; false if there are none."""
 
     def __init__(self, request: PlanRequest) -> None:
-        #: By value, in order of tasks: the task that reads it there, its form, the address.
+        #: By value: (task that reads it, layout, address), in order.
         self._wanted: dict[int, list[tuple[int, TensorDesc, int]]] = {}
-        #: The output that takes a value's place, and the task that makes it.
+        #: By value: the task whose output overwrites it, and that output.
         self._heirs: dict[int, tuple[int, int]] = {}
-        #: The tasks, in order, that want some bytes of a space; and that make what had best be born
-        #: there.
+        #: Tasks that require a span, and tasks that make a value which a later task requires there.
         self._takers: _Tasks = {}
         self._makers: _Tasks = {}
         self._until = {v: t for t, task in enumerate(request.tasks) for v in task.inputs}
@@ -60,8 +56,11 @@ class NamedPlaces:
         return bool(self._takers)
 
     def birthplace(self, state: PlanState, value: int, desc: TensorDesc, size: int) -> int | None:
-        """Where a value that the current task makes is wanted next, if these bytes are free until
-        then, or held by what has to make way then in any case; `desc` has no address."""
+        """Return the address that a later task requires for a value of the current task; None if
+        the span is not available until then.
+
+        A buffer in the span counts as available if it must be moved or freed by then anyway.
+        """
         following = self._next(value, desc, state.task)
         if following is None or not size:
             return None
@@ -85,9 +84,7 @@ class NamedPlaces:
     def beside(
         self, state: PlanState, value: int, desc: TensorDesc, span: Span, taken: Iterable[Span]
     ) -> int:
-        """Where a value had best be made for which a span is free: there, if it is wanted there or
-        no task names these bytes while it lives; else in free ones, none `taken`, that none names.
-        """
+        """Return `span`, or a free address elsewhere if a later task requires bytes of `span`."""
         (address, end), space = span, desc.layout.space
         following = self._next(value, desc, state.task)
         if following is not None and following[1] == address:
@@ -108,7 +105,7 @@ class NamedPlaces:
         given = {}
         for o, i in task.transformation.aliases:
             value = task.inputs[i]
-            # What somebody reads later is not overwritten, but a copy of it.
+            # A value that is read later is copied before it is overwritten.
             given[i] = self._until[value] == t and task.inputs.count(value) == 1
             if given[i]:
                 self._heirs[value] = t, task.outputs[o]
@@ -121,8 +118,7 @@ class NamedPlaces:
                 tasks.append(t)
 
     def _next(self, value: int, desc: TensorDesc, task: int) -> tuple[int, int] | None:
-        """The first task after one that names an address for a value in a form, or for what is
-        written in its place; and the address."""
+        """Return (task, address) of the next requirement for a value or its overwriting outputs."""
         while True:
             reads = self._wanted.get(value, ())
             for at, form, address in reads[bisect_right(reads, task, key=itemgetter(0)) :]:
@@ -145,7 +141,7 @@ class NamedPlaces:
 
 
 def _spans(tasks: _Tasks, space: Space, first: int, last: int) -> list[Span]:
-    """The bytes of a space for which there is a task from `first` to `last`."""
+    """Return the spans for which there is a task from `first` to `last`."""
     spans = []
     for span, those in tasks.get(space, {}).items():
         at = bisect_left(those, first)
@@ -175,16 +171,16 @@ def _meets(span: Span, others: Sequence[Span]) -> bool:
     return any(start < span[1] and span[0] < end for start, end in others)
 
 
-#: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
+#: L1 first: evictions from L1 need memory in DRAM.
 SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 
 
 @dataclass(slots=True)
 class Want:
-    """A buffer that a task needs made: for an input to be copied into, for a block that comes back,
-    or for an output.
+    """A buffer to allocate for a task: the copy of an input, a block that is brought back, or an
+    output.
 
-    `becomes`: the value that lies in it after the task.
+    `becomes`: the value stored in it after the task.
     """
 
     what: str
@@ -198,7 +194,7 @@ class Want:
 
     @property
     def span(self) -> Span:
-        """Its bytes, once it has an address."""
+        """The address range, once assigned."""
         assert self.address is not None
         return self.address, self.address + self.size
 
@@ -206,7 +202,7 @@ class Want:
     def of(
         cls, state: PlanState, what: str, desc: TensorDesc, value: int, becomes: int | None = None
     ) -> Want:
-        """As a slot's descriptor says; `becomes`: where not the value itself."""
+        """Create it for a slot's descriptor; `becomes` defaults to `value`."""
         bare, address, size = desc.without_address(), desc.layout.address, state.size_of(desc)
         origin = f"{what} of {state.request.tasks[state.task].transformation.name!r}"
         return cls(what, origin, bare, address, size, value, value if becomes is None else becomes)
@@ -219,8 +215,7 @@ def allocate(
     ahead: NamedPlaces | None,
     standing: StaticLayout | None = None,
 ) -> None:
-    """Buffers for all that a task wants, in room that each space's demand makes. Raises what
-    `make_room` raises."""
+    """Allocate the buffers of a task; raises what `make_room` raises."""
     for space in SPACE_ORDER:
         demand = demands.get(space)
         mine = [w for w in wants if w.desc.layout.space is space]
@@ -228,8 +223,11 @@ def allocate(
             if mine:
                 state.shape(space)  # raises: the machine has no such space
             continue
-        chosen = standing if standing is not None and standing.space is space else None
-        if chosen is None or not _stood(state, demand, mine, chosen):
+        if (
+            standing is None
+            or standing.space is not space
+            or (not _apply_layout(state, demand, mine, standing))
+        ):
             _place(state, demand, mine, ahead)
         for w in mine:
             w.buffer = state.allocate(space, w.span[0], w.size, w.desc, w.origin)
@@ -238,7 +236,6 @@ def allocate(
 def _place(
     state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces | None
 ) -> None:
-    """Gives the wants of a space their addresses, with room made for them."""
     fixed = [w for w in wants if w.address is not None]
     loose = [w for w in wants if w.address is None]
     demand.fixed += [(w.address or 0, w.size, w.origin) for w in fixed]
@@ -255,11 +252,10 @@ def _place(
             w.address = ahead.beside(state, w.becomes, w.desc, w.span, taken)
 
 
-def _stood(
+def _apply_layout(
     state: PlanState, demand: RoomDemand, wants: Sequence[Want], standing: StaticLayout
 ) -> bool:
-    """Gives the wants of a space the addresses that were chosen for them, and moves what was to
-    move; False, and nothing is done, where something would have to leave the space for that."""
+    """Assign the static layout's addresses and make its moves; False if that evicts something."""
     relocate = dict(demand.relocate)
     for number, was, now in standing.moves.get(state.task, ()):
         buffer = state.buffers.get(number)
@@ -269,40 +265,37 @@ def _stood(
         standing.allocations.get((state.task, k)) if w.address is None else w.address
         for k, w in enumerate(wants)
     ]
-    places = list(zip(wants, chosen, strict=True))
-    fixed = [(address, w.size, w.origin) for w, address in places if address is not None]
-    loose = [(w.size, w.what) for w, address in places if address is None]
-    take_back = state.attempt()
-    try:
-        found = iter(make_room(state, replace(
-            demand, fixed=demand.fixed + fixed, floating=loose, relocate=relocate, evicts=False
-        )))  # fmt: skip
-    except (LayoutError, OutOfMemoryError):
-        take_back()
-        return False
-    for w, address in places:
-        w.address = next(found) if address is None else address
-    return True
+    addresses = _without_eviction(state, replace(demand, relocate=relocate), wants, chosen)
+    for w, address in zip(wants, addresses or (), strict=False):
+        w.address = address
+    return addresses is not None
 
 
 def _born(
     state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces
 ) -> list[int] | None:
-    """Addresses of wants where some are born, with room made for them; None where none can be
-    without anything leaving the space."""
+    """Return addresses that later tasks require, if that evicts nothing; else None."""
     named = [ahead.birthplace(state, w.becomes, w.desc, w.size) for w in wants]
     if all(address is None for address in named):
         return None
-    places = list(zip(wants, named, strict=True))
-    fixed = [(address, w.size, w.what) for w, address in places if address is not None]
+    addresses = _without_eviction(state, demand, wants, named)
+    state.foresaw |= addresses is not None
+    return addresses
+
+
+def _without_eviction(
+    state: PlanState, demand: RoomDemand, wants: Sequence[Want], chosen: Sequence[int | None]
+) -> list[int] | None:
+    """Free memory at the chosen addresses (None: any) by moves only; None if that fails."""
+    places = list(zip(wants, chosen, strict=True))
+    fixed = [(address, w.size, w.origin) for w, address in places if address is not None]
     loose = [(w.size, w.what) for w, address in places if address is None]
     take_back = state.attempt()
     try:
         found = iter(make_room(
             state, replace(demand, fixed=demand.fixed + fixed, floating=loose, evicts=False)
         ))  # fmt: skip
-    except OutOfMemoryError:
+    except (LayoutError, OutOfMemoryError):
         take_back()
         return None
-    state.foresaw = True
-    return [next(found) if address is None else address for address in named]
+    return [next(found) if address is None else address for address in chosen]

@@ -1,6 +1,4 @@
-"""Advice: which slots, compiled with another layout, save copies; by planning what would then
-run.
-"""
+"""Find slots whose layout, if compiled differently, would save copies."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from typing import Literal, TypeAlias
 from stitch.planner.plan import Copy, Execute, Plan
 from stitch.program import DataType, Layout, Space, TensorDesc
 
-#: Changes that one piece of advice holds at most, unless more are asked for.
+#: Default limit of the changes in one piece of advice.
 MOST_CHANGES = 3
-#: Sets of changes that are planned for one piece of advice, at most.
+#: Limit of the sets of changes that are planned.
 MOST_TRIALS = 64
-#: Types whose every number another type holds as well.
+#: Types that represent every number of a type.
 _EXACT_IN = {
     DataType.FLOAT16: (DataType.FLOAT32, DataType.FLOAT64),
     DataType.BFLOAT16: (DataType.FLOAT32, DataType.FLOAT64),
@@ -37,7 +35,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """A program is compiled with a slot in another layout."""
+    """Compile a program with another layout of a slot."""
 
     slot: Slot
     layout: Layout
@@ -45,8 +43,7 @@ class SlotChange:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What copies and moves come to: how many, their bytes, and simulated seconds; and the
-    simulated seconds of the programs themselves."""
+    """The cost of copies and moves, and the simulated seconds of the programs."""
 
     copies: int
     nbytes: int
@@ -54,7 +51,6 @@ class Cost:
     program_seconds: float = 0.0
 
     def __sub__(self, other: Cost) -> Cost:
-        """What this comes to beyond the other."""
         return Cost(
             self.copies - other.copies, self.nbytes - other.nbytes, self.seconds - other.seconds,
             self.program_seconds - other.program_seconds,
@@ -62,25 +58,29 @@ class Cost:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What is compared: time (in femtoseconds, as sums of floats differ in their last bits),
-        then copies, then bytes."""
+        """Sort key: time in femtoseconds (rounded, as sums of floats differ), copies, bytes."""
         return round((self.seconds + self.program_seconds) * 1e15), self.copies, self.nbytes
 
 
-#: What a set of changes comes to; None where such programs cannot be, or do not run together.
+#: Plans a set of changes; None if such programs cannot be compiled or linked.
 Price: TypeAlias = Callable[[Sequence[SlotChange]], Cost | None]
 
 
 def possible_changes(
     plans: Iterable[tuple[Plan, int]], programs: Mapping[int, int]
 ) -> tuple[SlotChange, ...]:
-    """The layouts that slots could have instead, of all values that plans copy or move.
+    """Return the layouts that slots could have instead, for all values that plans copy or move.
 
-    A slot may get the layout of any other slot that makes or reads the same value, of a source or
-    target of its copies outside the host, and each of these without its address. Its type changes
-    only where no result does: what arrives there is rounded to that type already, or will be by all
-    who read it. `plans` come with how often each runs, `programs` numbers programs by the keys of
-    their transformations. What carries most simulated seconds comes first.
+    A slot may get the layout of any other slot that writes or reads the same value, or of an end of
+    its copies outside the host, each also without its address. Its data type changes only if no
+    result does: the value is rounded to that type anyway, before or after.
+
+    Args:
+        plans: Plans, and how often each runs.
+        programs: Program numbers by transformation key.
+
+    Returns:
+        The changes, those of the values with the most seconds of copies first.
     """
     plans = tuple(plans)
     makers = _makers(plans, programs)
@@ -106,8 +106,7 @@ _Users: TypeAlias = dict[int, list[_User]]
 def _makers(
     plans: Sequence[tuple[Plan, int]], programs: Mapping[int, int]
 ) -> dict[str, set[_User]]:
-    """The slots that decide where a buffer is made, by what it says of its origin: other plans may
-    read what one plan makes. A conversion makes it as the programs beside it read it."""
+    """Map the origin of each buffer to the slots that decide its layout in other plans."""
     makers: dict[str, set[_User]] = defaultdict(set)
     for plan, _ in plans:
         users = _users(plan, programs, {})
@@ -120,7 +119,6 @@ def _makers(
 
 
 def _users(plan: Plan, programs: Mapping[int, int], makers: Mapping[str, set[_User]]) -> _Users:
-    """The slots that make or read each value."""
     users: _Users = defaultdict(list)
     origins = {buffer.number: buffer.origin for buffer in plan.request.buffers}
     for resident in plan.request.residents:
@@ -141,7 +139,7 @@ def _users(plan: Plan, programs: Mapping[int, int], makers: Mapping[str, set[_Us
 
 
 def _carried(plan: Plan) -> Iterator[tuple[set[int], float, tuple[TensorDesc, ...]]]:
-    """For each step that carries bytes: the values, simulated seconds, and where it copies."""
+    """Return for each copy or move its values, seconds, and layouts outside the host."""
     lying: dict[int, set[int]] = defaultdict(set)
     for resident in plan.request.residents:
         for instance in resident.instances:
@@ -178,8 +176,9 @@ def _others(own: TensorDesc, descs: Sequence[TensorDesc]) -> Iterator[Layout]:
 def _types_around(
     plans: Sequence[Plan], users_of: Sequence[_Users], programs: Mapping[int, int]
 ) -> dict[Slot, set[DataType | None]]:
-    """For inputs the types of what arrives, for outputs those in which it is read (None: by
-    a task that is no program here, or a handle, which may want it as it is)."""
+    """Return the data types of an input's values, or those in which an output is read (None:
+    any).
+    """
     around: dict[Slot, set[DataType | None]] = defaultdict(set)
     for plan, users in zip(plans, users_of, strict=True):
         request = plan.request
@@ -201,7 +200,7 @@ def _types_around(
 
 
 def _keeps_results(own: DataType, other: DataType, around: set[DataType | None]) -> bool:
-    """Whether a slot of the type `own` may be of the other, for what comes before or after it."""
+    """Whether changing a slot from type `own` to `other` keeps every result."""
     return own is other or (own in _EXACT_IN.get(other, ()) and around == {other})
 
 
@@ -209,11 +208,13 @@ def best_changes(
     changes: Sequence[SlotChange], price: Price, *, most: int = MOST_CHANGES,
     trials: int = MOST_TRIALS,
 ) -> tuple[tuple[SlotChange, ...], Cost, Cost] | None:  # fmt: skip
-    """The set of at most so many changes that costs least, what all costs now, and then.
+    """Find the cheapest set of at most `most` changes.
 
-    Every set is tried where they are fewer than `trials`; else changes are added one by one, each
-    the best beside those before it. Of equals the smaller set wins, then what stands first in
-    `changes`. None where nothing is saved, or has no price now.
+    All sets are planned if there are fewer than `trials`; else changes are added greedily. Ties go
+    to the smaller set, then to the first in `changes`.
+
+    Returns:
+        The changes, the cost now, and the cost with them; None if nothing is saved.
     """
     if not changes or trials < 2:
         return None
@@ -229,7 +230,7 @@ def best_changes(
         left = trials - 1
         while len(best[0]) < most and left > 0:
             chosen = best[0]
-            # No round looks at so many that none is left for the next.
+            # Leave trials for the following rounds.
             few = [c for c in changes if c not in chosen][: max(1, left // (most - len(chosen)))]
             best = _better(best, ((*chosen, change) for change in few), price)
             left -= len(few)
@@ -241,7 +242,7 @@ def best_changes(
 def _better(
     best: tuple[tuple[SlotChange, ...], Cost], sets: Iterable[tuple[SlotChange, ...]], price: Price
 ) -> tuple[tuple[SlotChange, ...], Cost]:
-    """The cheapest of the sets, if it is cheaper than what is known."""
+    """Return the cheapest set, if it is cheaper than `best`."""
     for chosen in sets:
         if len({change.slot for change in chosen}) < len(chosen):
             continue

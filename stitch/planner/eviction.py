@@ -1,10 +1,10 @@
 """Free memory in a space for a task: move, drop or evict buffers, or prove that it cannot be done.
 
-The order of remedies is the order of their cost: a free hole; dropping a copy that no task is known
-to need; moving buffers inside the space; evicting the buffer that the plan's rule ranks first
-(without a copy where another instance exists, else by a copy from L1 to DRAM or from DRAM to the
-host, with its certificate). A demand that does not fit even into the empty space is refused before
-any step is added. Evicted buffers that could have stayed are restored.
+In order of cost: use a free hole; drop a copy that no task is known to need; move buffers inside
+the space; evict the buffer that the plan's rule ranks first (without a copy if another instance
+exists, else from L1 to DRAM or from DRAM to the host, with a certificate). A demand that does not
+fit even into the empty space is refused before any step is added. Evicted buffers that turn out to
+fit are restored.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from stitch.planner.plan import (
 from stitch.planner.plan_state import NEVER, PlanState
 from stitch.program import Space
 
-# Demand of one task on one space
-
 
 @dataclass(slots=True)
 class RoomDemand:
-    """What one task needs of one space, in bytes per bank.
+    """The demand of one task on one space, in bytes per bank.
 
-    `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
-    anywhere. `locked`: buffers that must stay in the space. `relocate`: buffers that must go to a
-    given address. `evicts`: whether what lies nowhere else may leave.
+    `fixed`: required regions (address, size, name). `floating`: (size, name) at any address.
+    `locked`: buffers that must stay in the space. `relocate`: required addresses of buffers.
+    `evicts`: whether buffers without another copy may be evicted.
     """
 
     space: Space
@@ -53,6 +51,7 @@ class RoomDemand:
 
 
 def check_fixed(state: PlanState, demand: RoomDemand) -> None:
+    """Raise LayoutError if a required region is out of range, misaligned, pinned, or overlaps."""
     shape, allocator = state.shape(demand.space), state.allocators[demand.space]
     regions = sorted([(address, size, what, -1) for address, size, what in demand.fixed] + [
         (address, state.buffers[n].size_per_bank, state.buffers[n].origin, n)
@@ -128,7 +127,7 @@ def problem_of(state: PlanState, demand: RoomDemand) -> SpaceProblem:
 
 
 def certificate_of(problem: SpaceProblem) -> Certificate:
-    """Why the pieces of a space were given no room in it, however they are moved."""
+    """Prove that the pieces of a problem do not fit into its gaps."""
     pieces, gaps = problem.all_pieces, tuple(size for _, size in problem.gaps)
     if sum(pieces) > sum(gaps):
         return Certificate("capacity", pieces, gaps)
@@ -139,14 +138,12 @@ def certificate_of(problem: SpaceProblem) -> Certificate:
     return Certificate("packing", pieces, gaps, Branches(steps, packing.refutation.by_sums))
 
 
-# Candidates for eviction
-
-#: What the rule says of it, the buffer, and whether it is spare.
+#: Rank, buffer, and whether its values have other copies.
 Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
 
 
 def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
-    """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
+    """Rank the buffers that may be evicted: by the rule, next use, copies, idle time, size."""
     ranked = []
     for buffer in state.in_space(demand.space):
         if buffer.pinned or buffer.number in demand.locked or buffer.number in demand.relocate:
@@ -157,7 +154,7 @@ def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
         soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
         spare = is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
-        # Known plans find who leaves by the end of this: see `leaving`.
+        # `leaving_for` relies on the order of these keys.
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
         ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
     return sorted(ranked, key=lambda f: f[0])
@@ -166,7 +163,7 @@ def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
 def _price(
     state: PlanState, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
 ) -> tuple[float, ...]:
-    """What the rule looks at first: bytes to write now and to bring back later."""
+    """Return the first key of the rule: the bytes to write now and to bring back later."""
     if state.rule == "farthest":
         return ()
     if state.rule == "chosen":
@@ -184,7 +181,7 @@ def _price(
 
 
 def is_spare(state: PlanState, buffer: Buffer) -> bool:
-    """Whether every value in a buffer survives without it, as things are now."""
+    """Whether every value of a buffer has another copy."""
     users = state.users[buffer.number]
     return not _is_shared_home(state, buffer) and all(
         state.is_spare(v, i) for v in users for i in state.values[v] if i.buffer == buffer.number
@@ -192,7 +189,7 @@ def is_spare(state: PlanState, buffer: Buffer) -> bool:
 
 
 def _is_shared_home(state: PlanState, buffer: Buffer) -> bool:
-    """Whether views lie here first of all: apart, they would no longer share what is written."""
+    """Whether it is the primary buffer of several views, which must keep sharing writes."""
     users = state.users[buffer.number]
     return len(users) > 1 and any(state.values[v][0].buffer == buffer.number for v in users)
 
@@ -206,29 +203,26 @@ def drop(state: PlanState, buffer: Buffer) -> None:
 
 
 def drop_idle_copies(state: PlanState, demand: RoomDemand, needed: int) -> bool:
-    """Drop spare copies that no task is known to want, at least as many bytes as are needed."""
+    """Drop at least `needed` bytes of redundant copies without known readers; whether any were."""
     dropped, values = 0, state.values.items()
     if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):
         return False
     for _, buffer, _ in victims_of(state, demand):
         if dropped and dropped >= needed:
             break
-        # What the task itself reads in place is locked: here it is read elsewhere.
+        # Buffers that the task reads in place are locked, so only later uses count.
         idle = all(state.next_use(v, demand.space) == NEVER for v in state.users[buffer.number])
-        # Asked anew: of two copies that spare each other only one may go.
+        # Test again: of two copies only one may be dropped.
         if idle and is_spare(state, buffer):
             drop(state, buffer)
             dropped += buffer.size_per_bank
     return dropped > 0
 
 
-# Out of memory: the error and its proof
-
-
 def out_of_memory(
     state: PlanState, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate
 ) -> OutOfMemoryError:
-    """The error where nothing can leave: bytes needed and free, the biggest tensors, the proof."""
+    """Return the error for a demand that does not fit, with the largest tensors and the proof."""
     space, allocator = demand.space, state.allocators[demand.space]
     wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
     size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
@@ -260,9 +254,9 @@ def out_of_memory(
 
 
 def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> str:
-    """The smallest tensor without which there is room, in words; nothing where no one will do."""
+    """Name the smallest tensor without which the demand would fit; "" if there is none."""
     stays = {number for number, *_ in (*problem.movable, *problem.displaced)}
-    #: Bytes, whose, and the region that has to be theirs; None: any will do.
+    #: Size, name, and required region (None: any).
     tensors: list[tuple[int, str, tuple[int, int] | None]] = [
         (size, what, (address, size)) for address, size, what in demand.fixed
     ]
@@ -297,9 +291,11 @@ def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -
 
 
 def make_room(state: PlanState, demand: RoomDemand) -> list[int]:
-    """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
+    """Return addresses for the floating pieces; moves and evictions are appended as steps.
 
-    Raises `OutOfMemoryError` where no arrangement exists, `LayoutError` where fixed regions clash.
+    Raises:
+        OutOfMemoryError: No arrangement exists.
+        LayoutError: Required regions overlap.
     """
     if not (demand.fixed or demand.floating or demand.relocate):
         return []
@@ -333,7 +329,7 @@ def make_room(state: PlanState, demand: RoomDemand) -> list[int]:
 
 
 def _arranged(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | None:
-    """The cheapest arrangement, None where none was found."""
+    """Return the cheapest arrangement, or None."""
     try:
         return arrange(problem, in_order=in_order)
     except TimeoutError:
@@ -341,13 +337,13 @@ def _arranged(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | N
 
 
 def _has_room(problem: SpaceProblem) -> bool:
-    """Whether `_arranged` gives an arrangement; the cheapest is searched only where that tells."""
+    """Whether `_arranged` finds an arrangement; searches for one only if packing is undecided."""
     packing = pack(problem.all_pieces, [size for _, size in problem.gaps], placements=0)
     return packing.chosen is not None if packing.ended else _arranged(problem) is not None
 
 
 def _free_places(state: PlanState, demand: RoomDemand) -> list[int] | None:
-    """Where the pieces fit with nothing moved, None where they do not; O(log n) for each."""
+    """Return addresses of free holes for the pieces without any move, or None; O(log n) each."""
     allocator, alignment = state.allocators[demand.space], state.shape(demand.space).granule
     if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
         return None
@@ -365,10 +361,9 @@ def _free_places(state: PlanState, demand: RoomDemand) -> list[int] | None:
 
 
 def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) -> list[int] | None:
-    """Places for `sizes`, in their order; None where one finds none. By best fit the largest is
-    placed first; devices place each as it comes.
+    """Return addresses for `sizes`, or None; appends them to `taken`.
 
-    What was allocated is added to `taken`.
+    Best fit places the largest first, other policies in order.
     """
     places = [0] * len(sizes)
     is_best = allocator.policy is Policy.BEST_FIT
@@ -382,7 +377,7 @@ def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) 
 
 
 def _elsewhere(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> Repacking | None:
-    """The arrangement in which only displaced buffers move, None where best fit finds none."""
+    """Return an arrangement in which only displaced buffers move, or None."""
     allocator = state.allocators[demand.space].clone()
     stays = {*problem.obstacles, *((a, size) for _, a, size in problem.movable)}
     lies = {*allocator.buffers()}
@@ -400,8 +395,7 @@ def _elsewhere(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> R
 
 
 def _refuse_the_hopeless(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> None:
-    """Raises `OutOfMemoryError` where there is no room without all that may leave: so nothing
-    leaves in vain, one after the other."""
+    """Raise OutOfMemoryError if the demand does not fit even with every candidate evicted."""
     stay = {n for n, *_ in (*problem.movable, *problem.displaced)
             if n in demand.locked or not state.users[n]}  # fmt: skip
     left = replace(
@@ -415,10 +409,7 @@ def _refuse_the_hopeless(state: PlanState, demand: RoomDemand, problem: SpacePro
 
 
 def _evict_together(state: PlanState, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
-    """Those of some buffers leave without which there is no room; gives what is left to arrange.
-
-    Each one's certificate says that it may not stay where all the others leave.
-    """
+    """Evict those of `gone` that are needed, each with its certificate; return the rest."""
     whole = problem_of(state, demand)
 
     def without(numbers: Collection[int]) -> SpaceProblem:
@@ -448,12 +439,12 @@ def _leave(
     problem: SpaceProblem,
     certificate: Certificate,
 ) -> int:
-    """One of the victims leaves, the first that finds room elsewhere; gives its number."""
+    """Evict the first victim that fits elsewhere, or drop it if redundant; return its number."""
     why = _reason(demand, certificate), certificate
     refused: OutOfMemoryError | None = None
     outlets = state.outlets(demand.space) if demand.evicts else ()
     nearer = tuple(space for space in outlets if space is not Space.HOST)
-    # Nothing goes to the host while there is room without that.
+    # Use the host only if nothing can be evicted without it.
     for spills, spaces in ((False, nearer), (True, outlets)):
         refused = None
         for _, buffer, spare in victims:
@@ -465,7 +456,7 @@ def _leave(
                 try:
                     _evict(state, buffer, space, why, spills)
                 except OutOfMemoryError as error:
-                    # This one finds no room there; a smaller one may, or one that lies there too.
+                    # It does not fit there; a smaller or redundant one may.
                     take_back()
                     refused = refused or error
                 else:
@@ -474,7 +465,6 @@ def _leave(
 
 
 def _reason(demand: RoomDemand, certificate: Certificate) -> str:
-    """The reason of an eviction, in words."""
     pieces, gaps = sum(certificate.pieces), sum(certificate.gaps)
     why = {
         "capacity": f"{pieces} B per bank would have to lie in {gaps} B",
@@ -485,13 +475,8 @@ def _reason(demand: RoomDemand, certificate: Certificate) -> str:
 
 
 def _evict(
-    state: PlanState,
-    buffer: Buffer,
-    to: Space,
-    why: tuple[str, Certificate | None],
-    spills: bool,
+    state: PlanState, buffer: Buffer, to: Space, why: tuple[str, Certificate | None], spills: bool
 ) -> None:
-    """Copy a buffer to a larger space; all values in it follow."""
     room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
     room.floating.append((state.size_of(waiting_desc(buffer.desc, to)), buffer.origin))
     (address,) = make_room(state, room)
@@ -515,7 +500,7 @@ def carry(
     new: int,
     why: tuple[str, Certificate | None],
 ) -> None:
-    """Copy a whole buffer into a new one of another space."""
+    """Append the copy of a whole buffer into a new one of another space."""
     desc = state.buffers[new].desc
     source, target = Instance(buffer.number, 0, buffer.desc), Instance(new, 0, desc)
     value = min(state.users[buffer.number])
@@ -527,8 +512,7 @@ def carry(
 def _relocate(
     state: PlanState, demand: RoomDemand, problem: SpaceProblem, arrangement: Repacking
 ) -> Repacking:
-    """Moves what an arrangement moves, or where that forms cycles what one does in which buffers
-    keep their order, if it takes less; gives which."""
+    """Append the cheaper moves: of `arrangement`, or of one that keeps the order; return which."""
     targets = dict(arrangement.moves)
     targets |= {
         number: address

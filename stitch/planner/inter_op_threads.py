@@ -4,10 +4,10 @@ Thread 0 is the caller's. A *fork* is a section of the plan whose independent st
 threads: all threads start together, and the plan continues when all have finished. The assignment
 depends on the plan alone, never on a clock.
 
-Two steps depend on each other if they touch one buffer and one of them writes it. Successive use of
-one address by two buffers is no dependency: inside a fork, temporary values and scratch get slots
-in an arena of their thread, as processors rename registers. So a plan, its addresses and its copies
-do not depend on the number of threads.
+Two steps depend on each other if they touch one buffer and one of them writes it. Reuse of an
+address by another buffer is no dependency: inside a fork, temporary values and scratch get slots in
+an arena of their thread (register renaming). So the plan, its addresses and its copies do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from stitch.memory import Allocator
 from stitch.planner.plan import Allocate, Copy, Execute, Free, Plan, Step
 from stitch.program import Space
 
-# Forks
-
-#: Microseconds that a thread's part of a fork takes at least, by the plan's counts; what handing it
-#: over costs, as measured (a thread wakes, and is waited for).
+#: Least microseconds of a thread's part of a fork; measured cost of starting and joining a thread.
 LEAST, HANDING = 100.0, 11.0
-#: A step of so many microseconds may be the first or the last of a fork.
+#: A fork begins and ends at steps of at least so many microseconds.
 _HEAVY = 20.0
-#: Forks are looked for among so many steps at a time: it takes time by their square.
+#: Search window in steps: the search is quadratic.
 _SPAN = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The steps `[start, stop)` of a plan, by thread, each thread's in the plan's order; the first
-    thread's take longest, and all of them together `microseconds` at least."""
+    """The steps `[start, stop)` of a plan by thread, each in the plan's order.
+
+    The first thread takes longest; all of them together take at least `microseconds`.
+    """
 
     start: int
     stop: int
@@ -46,7 +45,7 @@ class Fork:
 
 
 def forks_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Iterator[Fork]:
-    """The forks of a plan, in its order; see `assign_threads`."""
+    """Return the forks of a plan, in order; see `assign_threads`."""
     start = 0
     for index in range(len(plan.steps) + 1):
         is_alone = index < len(plan.steps) and microseconds[index] is None
@@ -58,18 +57,17 @@ def forks_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Ite
 
 
 def _best(steps: Sequence[Step], first: int, costs: Sequence[float], most: int) -> list[Fork]:
-    """Those that save most together, of steps that cost so much; `first` is the number of the first
-    one."""
+    """Return the forks of a window of steps that together save most; `first` is its first step."""
     touched = [touched_by(step) for step in steps]
     cuts = _cuts(steps, costs)
     spent = [0.0, *accumulate(costs)]
-    #: What is saved up to each cut, and by which fork that ends there.
+    #: The time saved up to each cut, and the fork that ends there.
     saved = [0.0] * len(cuts)
     by: list[tuple[int, list[list[int]]] | None] = [None] * len(cuts)
     for begin, start in enumerate(cuts):
         if begin and saved[begin - 1] > saved[begin]:
             saved[begin], by[begin] = saved[begin - 1], None
-        # No fork saves more than this part of its time.
+        # Upper bound of the saving of a fork.
         most_saved = [(spent[cut] - spent[start]) * (1 - 1 / most) for cut in cuts]
         ends = range(begin + 1, len(cuts))
         if all(saved[begin] + most_saved[end] <= saved[end] for end in ends):
@@ -100,8 +98,7 @@ def _best(steps: Sequence[Step], first: int, costs: Sequence[float], most: int) 
 
 
 def _cuts(steps: Sequence[Step], costs: Sequence[float]) -> list[int]:
-    """Where forks may begin and end: around steps that take their time, and what only brings their
-    operands in."""
+    """Return where forks may begin or end: around long steps and the copies of their operands."""
     cuts = {0, len(steps)}
     before = 0
     for index, (step, cost) in enumerate(zip(steps, costs, strict=True)):
@@ -113,7 +110,7 @@ def _cuts(steps: Sequence[Step], costs: Sequence[float]) -> list[int]:
 
 
 def touched_by(step: Step) -> tuple[Iterable[int], Iterable[int]]:
-    """The buffers that a step reads, and those that it writes; giving one back is no access."""
+    """Return the buffers that a step reads, and those that it writes; freeing is no access."""
     if isinstance(step, Allocate):
         return (), (step.buffer.number,)
     if isinstance(step, Copy):
@@ -124,20 +121,19 @@ def touched_by(step: Step) -> tuple[Iterable[int], Iterable[int]]:
 
 
 class _Parts:
-    """Steps from one on, and which of them depend on each other, directly or not."""
+    """Steps from `start` on in groups that depend on each other (union-find)."""
 
     def __init__(self, start: int) -> None:
         self._start = start
         self._parents: list[int] = []
-        #: Of those that stand for all that depend on each other.
+        #: By the root of a group.
         self._costs: dict[int, float] = {}
         self._writer: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
-        #: What the part costs that costs most.
+        #: Cost of the most expensive group.
         self.heaviest = 0.0
 
     def add(self, index: int, cost: float, reads: Iterable[int], writes: Iterable[int]) -> None:
-        """One more step."""
         own = index - self._start
         self._parents.append(own)
         if cost:
@@ -166,7 +162,7 @@ class _Parts:
     def _join(self, one: int, other: int) -> None:
         first, second = sorted((self._root(one), self._root(other)))
         if first != second:
-            # The earliest stands for all.
+            # The earliest step is the root.
             self._parents[second] = first
             cost = self._costs.get(first, 0.0) + self._costs.pop(second, 0.0)
             if cost:
@@ -174,8 +170,7 @@ class _Parts:
                 self.heaviest = max(self.heaviest, cost)
 
     def divided(self, most: int) -> tuple[float, list[list[int]]]:
-        """The microseconds that are saved by running them on threads, and their steps; none where a
-        thread would have too little."""
+        """Return the microseconds saved and each thread's steps; none if a thread has too few."""
         costs = self._costs
         heaviest_first = sorted(costs, key=lambda root: (-costs[root], root))
         total = sum(costs.values())
@@ -195,7 +190,7 @@ class _Parts:
         return 0.0, []
 
     def _steps(self, thread_of: Mapping[int, int], order: Sequence[int]) -> list[list[int]]:
-        """Return the steps of each thread; free steps without a group belong to the first."""
+        """Return the steps of each thread; steps without cost belong to the first."""
         steps: list[list[int]] = [[] for _ in order]
         for own in range(len(self._parents)):
             thread = thread_of.get(self._root(own))
@@ -203,28 +198,26 @@ class _Parts:
         return steps
 
 
-# Arena slots of temporary values and scratch
-
-#: Places begin at cache lines, and a thread has as many bytes as it wants.
+#: Alignment of arena slots (a cache line), and the size limit of an arena.
 _LINE, _ENDLESS = 64, 1 << 44
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaSlot:
-    """Bytes of a thread's own: from `offset` on, so many."""
+    """Bytes `[offset, offset + nbytes)` of a thread's arena."""
 
     thread: int
     offset: int
     nbytes: int
 
 
-#: By buffer; by task, its scratch; how many bytes each thread has.
+#: Slots by buffer, slots of scratch by task, and the arena size of each thread.
 OwnPlaces: TypeAlias = tuple[dict[int, ArenaSlot], dict[int, ArenaSlot], tuple[int, ...]]
 
 
 def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
-    """The places of all temporary values that are touched in forks, and of scratch there."""
-    #: By step of a fork: its number, and the thread.
+    """Assign arena slots to temporary values that are used in forks, and to scratch there."""
+    #: By step: its fork and thread.
     in_fork = {
         index: (number, thread)
         for number, fork in enumerate(forks)
@@ -234,7 +227,7 @@ def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
     results = {buffer.number for buffer in plan.final_buffers}
     made = [step.buffer for step in plan.steps if isinstance(step, Allocate)]
     passing = {b.number for b in made if b.number not in results and b.address is not None}
-    #: The threads that touch a temporary value in each fork.
+    #: By temporary value and fork: the threads that use it.
     users: defaultdict[int, defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for index, (number, thread) in in_fork.items():
         for side in touched_by(plan.steps[index]):
@@ -249,7 +242,7 @@ def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
     for index, step in enumerate(plan.steps):
         number, thread = in_fork.get(index, (-1, 0))
         if number != now:
-            # All threads have come to the end of the fork before.
+            # All threads have joined.
             for place in later:
                 arenas.give_back(place)
             later.clear()
@@ -262,7 +255,7 @@ def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
             if number < 0 or users[step.buffer][number] <= {place.thread}:
                 arenas.give_back(place)
             else:
-                # Another thread may be reading it when this one comes to what would take its place.
+                # Another thread may still read it: release the slot after the join.
                 later.append(place)
         elif isinstance(step, Execute) and step.scratch is not None and number >= 0:
             space, _, size_per_bank = step.scratch
@@ -273,7 +266,7 @@ def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
 
 
 class _Arenas:
-    """The bytes of each thread: who has which, and how many there are."""
+    """An allocator per thread, and the size that it needs."""
 
     def __init__(self, count: int) -> None:
         self._threads = [Allocator(0, _ENDLESS, _LINE) for _ in range(count)]
@@ -292,15 +285,12 @@ def _nbytes(plan: Plan, space: Space, size_per_bank: int) -> int:
     return size_per_bank * plan.request.machine.shape.space(space).banks
 
 
-# Result
-
-
 @dataclass(frozen=True, slots=True)
 class ThreadAssignment:
     """How a plan runs on several threads.
 
     `buffers`: the arena slots of temporary values, by buffer. `scratch`: those of the programs'
-    scratch, by task. `nbytes`: the size of each thread's arena.
+    scratch, by task. `nbytes`: the arena size of each thread.
     """
 
     forks: tuple[Fork, ...] = ()
@@ -310,11 +300,11 @@ class ThreadAssignment:
 
     @property
     def count(self) -> int:
-        """How many threads there are."""
+        """The number of threads."""
         return len(self.nbytes)
 
     def of_tasks(self, plan: Plan) -> dict[int, int]:
-        """The thread of each task that runs on another than the caller's."""
+        """Return the thread of each task that does not run on the caller's."""
         return {
             step.task: thread
             for fork in self.forks
@@ -329,10 +319,9 @@ SINGLE_THREAD = ThreadAssignment()
 
 
 def assign_threads(plan: Plan, microseconds: Sequence[float | None], most: int) -> ThreadAssignment:
-    """How a plan that changes only its results runs on at most so many threads.
+    """Divide a plan that overwrites only its results among at most `most` threads.
 
-    `microseconds`: what each step takes at least; None: it runs on the caller's thread, with
-    nothing beside it.
+    `microseconds`: the least time of each step; None: it runs alone on the caller's thread.
     """
     forks = tuple(forks_of(plan, microseconds, most))
     return ThreadAssignment(forks, *assign_arenas(plan, forks)) if forks else SINGLE_THREAD

@@ -1,8 +1,8 @@
-"""A plan is a shape and a binding: the same steps for the same work where things lie elsewhere.
+"""Rebind a known plan: the same steps for the same tasks, with tensors at other addresses.
 
 Buffers that share an address at some time form one *cluster* and keep their distances, so whatever
-is free, alive or overwritten there stays so wherever the cluster lies. A cluster goes where what it
-begins with lies now, or where a program wants it, else to any hole.
+is free, alive or overwritten in it stays so at any address. A cluster goes to the current address
+of its resident buffers, or to the one that a program requires, else to any hole.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from stitch.planner.plan_state import needed_regions, taken_in
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 
-# --------------------------------------------------------------------------------------------------
-# Clusters: what of a plan has addresses in common, and where that may lie instead.
-
 
 class _Part(NamedTuple):
-    """Bytes that the known plan fills at some time: `[start, end)` in it, and where they must start
-    now, None: anywhere. `number`: the buffer whose address these are (`is_target`: to which it is
-    moved), None for what nobody asks the address of."""
+    """Bytes `[start, end)` that the known plan uses at some time.
+
+    `wanted`: the required start now (None: any). `number`: the buffer at this address (with
+    `is_target`: the buffer moved to it), None for scratch.
+    """
 
     space: Space
     start: int
@@ -51,10 +50,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Cluster:
-    """Parts that have bytes in common, one after the other; `[start, end)` in the known plan.
-
-    `shift`: to where it must lie, None: anywhere.
-    """
+    """Overlapping parts; `shift`: the required distance to the new address (None: any)."""
 
     space: Space
     start: int
@@ -63,7 +59,7 @@ class _Cluster:
     shift: int | None = None
 
 
-#: Buffers that must lie somewhere, and where.
+#: Required addresses, by buffer.
 _Fixed = Mapping[int, Collection[int | None]]
 
 
@@ -71,11 +67,15 @@ def addresses_in(
     request: PlanRequest, known: Plan, numbers: Mapping[int, int], given_up: Collection[int],
     taken: Mapping[Space, Allocator],
 ) -> tuple[dict[int, int], dict[int, int]] | None:  # fmt: skip
-    """Where in a request's picture the buffers lie that a known plan makes or moves, and where it
-    moves these to, by their numbers there; None where there is no place for them.
+    """Return the new addresses of the buffers that a known plan uses, and the new targets of its
+    moves, by their numbers in the known plan; None if they do not fit.
 
-    `numbers`: the request's for buffers of the known one; `given_up`: those that the plan frees;
-    `taken`: what lies in the spaces, be it in the picture or not.
+    Args:
+        request: The request to rebind to.
+        known: The plan.
+        numbers: The request's buffer for each buffer of the known plan's request.
+        given_up: Buffers that the plan frees.
+        taken: Allocators of the spaces, including buffers that the request does not list.
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
@@ -112,7 +112,7 @@ def addresses_in(
 
 
 def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
-    """The buffers that a plan moves inside their space, as they lay, and where to, by number."""
+    """Return the buffers that a plan moves inside their space, with their targets, by number."""
     moved = {n: at for s in known.steps if isinstance(s, Relocate) for n, at in s.targets}
     if not moved:
         return {}
@@ -124,8 +124,7 @@ def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
 def _lies_alike(
     old: Buffer, new: Buffer, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
 ) -> bool:
-    """Whether a buffer of before lies where it must: where a program reads it, or in the way of
-    one; what is moved to where a program reads it lies anywhere else."""
+    """Whether a resident buffer satisfies the same address requirement as in the known plan."""
     number = old.number
     wanted = fixed.get(number, ())
     if number in moved and old.address not in wanted:
@@ -138,8 +137,7 @@ def _lies_alike(
 
 
 def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequence[_Part]) -> bool:
-    """Whether a plan without this move may do where things lie otherwise: it is in nobody's way who
-    must be there, nor read elsewhere; or need not be made there."""
+    """Whether another plan might do without this move: nothing requires it."""
     number, start = buffer.number, buffer.address or 0
     is_in_the_way = any(
         part.space is buffer.space
@@ -168,12 +166,12 @@ def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -
                 yield _Part(step.space, at, end, wanted, n, is_target=True)
         elif isinstance(step, Execute) and step.scratch is not None:
             space, at, size = step.scratch
-            # In L1 it is at a promised place, elsewhere in a buffer.
+            # In L1 it has a fixed address, elsewhere a buffer of its own.
             yield _Part(space, at, at + size, at if space is Space.L1 else None, None)
 
 
 def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
-    """Parts that overlap, together; None where one would have to lie at two places."""
+    """Merge overlapping parts; None if one would need two addresses."""
     clusters: list[_Cluster] = []
     for part in sorted(parts, key=lambda p: (p.space.value, p.start)):
         cluster = clusters[-1] if clusters else None
@@ -191,8 +189,7 @@ def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
 
 
 def _find_places(allocators: Mapping[Space, Allocator], clusters: list[_Cluster]) -> bool:
-    """Shift every cluster to bytes that are free and not another's; whether that can be. Where
-    nothing says otherwise a cluster stays where it was."""
+    """Assign an address to every cluster, its old one if possible; False if they do not fit."""
     late: list[_Cluster] = []
     for cluster in sorted(clusters, key=lambda b: b.shift is None):
         allocator, size = allocators[cluster.space], cluster.end - cluster.start
@@ -212,23 +209,22 @@ def _find_places(allocators: Mapping[Space, Allocator], clusters: list[_Cluster]
     return True
 
 
-# --------------------------------------------------------------------------------------------------
-# Who leaves now, where a known plan made others leave: what is as idle, and alike.
-
-#: All that choosing depends on in a buffer but for how long it is idle.
+#: What ranking for eviction depends on, except the idle time.
 _Form = tuple[object, ...]
-#: What may leave a space, the first to leave of those that are alike elsewise first: how each looks
-#: to who chooses, its number, and its values.
+#: Eviction candidates, the least recently used first: form, buffer, values.
 _Order = list[tuple[_Form, int, list[int]]]
 
 
 def leaving_for(known: Plan, request: PlanRequest) -> dict[int, int] | None:
-    """The values that leave their spaces now, by those that left in a known plan, the tasks' own
-    left out; None where the same rules may choose otherwise.
+    """Map the values that a known plan evicts to those that the same rules evict now.
 
-    Sizes alone say whether anything must leave, so what lies in such a space must have the same
-    ones; of those alike in size, next use and copies elsewhere the least recently used leaves. So
-    as far as the last one that left, the order must be the same; what comes after it may change.
+    Sizes alone decide whether something must be evicted, so the candidates of the space must have
+    the same sizes. Among those alike in size, next use and other copies the least recently used is
+    evicted first, so the order must be the same up to the last one evicted.
+
+    Returns:
+        Values by those of the known plan, without the tasks' own; None if the rules may choose
+            differently.
     """
     before = known.request
     leaving = known.leaving
@@ -257,14 +253,14 @@ def leaving_for(known: Plan, request: PlanRequest) -> dict[int, int] | None:
 
 
 def _later(request: PlanRequest, used: Collection[int]) -> Counter[tuple[int, int]]:
-    """The predicted uses, by value where it is the tasks'."""
+    """Return the predicted uses; values that no task uses count as -1."""
     return Counter((value if value in used else -1, use) for value, use in request.later)
 
 
 def _order(
     request: PlanRequest, space: Space, used: Collection[int]
 ) -> tuple[_Order, Counter[_Form]]:
-    """What may leave a space, in order; and what lies there and may not."""
+    """Return the eviction candidates of a space in order, and its pinned buffers."""
     lying = {b.number: b for b in request.buffers if b.space is space}
     users: dict[int, list[Resident]] = {number: [] for number in lying}
     for resident in request.residents:
@@ -293,8 +289,7 @@ def _forms(
     buffer: Buffer, values: Collection[Resident], request: PlanRequest, later: dict[int, int],
     used: Collection[int],
 ) -> Iterator[_Form]:  # fmt: skip
-    """How the values in a buffer look: which of the tasks' they are, when they are read, and what
-    copies there are of them."""
+    """Describe the values of a buffer: task values, next uses and instances."""
     for resident in values:
         value = resident.value
         yield (
@@ -303,20 +298,23 @@ def _forms(
         )  # fmt: skip
 
 
-#: Number of a buffer in the known plan → its number, or its address, in the one that is made.
+#: Number of a buffer in the known plan → its number, or address, in the new one.
 Numbers = dict[int, int]
 
 
 def placed(
     known: Plan, request: PlanRequest, taken: Mapping[Space, Allocator] | None = None
 ) -> Plan | None:
-    """The steps of a known plan for a request of the same tasks on values of the same forms, None
-    where they do not serve it or find no place.
+    """Return the steps of a known plan for another request, or None if they do not apply.
 
-    Moves inside a space depend on what lies where: only those are placed that clear what programs
-    name, in one transfer each, to any hole. What leaves a space leaves it by the same rules, be it
-    another tensor now (`leaving_for`). `taken`: what lies in the spaces, where the request tells
-    only of those in which something leaves or moves (`gives_way_in`), and of what is in it as well.
+    The request must have the same tasks, on values in the same layouts. Moves inside a space depend
+    on its contents, so only single-transfer moves off required regions are rebound. Evictions
+    follow the same rules and may choose other tensors.
+
+    Args:
+        known: A plan for the same tasks.
+        request: The new state; may list only the spaces in `known.gives_way_in`.
+        taken: Allocators of all spaces; default: those of `request`.
     """
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
@@ -338,7 +336,7 @@ def placed(
 
 
 def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
-    """Whether something leaves L1 for the host, as DRAM had no room, though it has some now."""
+    """Whether the plan evicts from L1 to the host something that would fit into DRAM now."""
     dram = taken.get(Space.DRAM)
     if dram is None:
         return False
@@ -354,14 +352,7 @@ def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
 
 
 def may_be_placed(known: Plan) -> bool:
-    """Whether a plan may serve where things lie otherwise than in its own request: it moves
-    nothing, or simply."""
-    return _moves_simply(known)
-
-
-def _moves_simply(known: Plan) -> bool:
-    """Whether what it moves was there before and is moved once, in one transfer, and that is all
-    that gives way."""
+    """Whether a plan moves each buffer at most once, in one transfer, and then evicts nothing."""
     moves = [step for step in known.steps if isinstance(step, Relocate)]
     targets = [target for step in moves for target in step.targets]
     is_direct = len(moved_in(known)) == len(targets) and all(
@@ -374,7 +365,7 @@ def _moves_simply(known: Plan) -> bool:
 
 
 def _gives_way(known: Plan) -> bool:
-    """Whether anything that is needed yet is evicted or dropped, or comes back."""
+    """Whether a live tensor is evicted, dropped, or brought back."""
     tasks, done = known.request.tasks, 0
     needed = {value: t for t, task in enumerate(tasks) for value in task.inputs}
     needed |= dict.fromkeys([r.value for r in known.final_values], len(tasks))
@@ -403,8 +394,7 @@ def _used(tasks: tuple[NumberedTask, ...]) -> set[int]:
 
 
 def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | None:
-    """The buffers of the tasks' sources and of what leaves, by their numbers in the known plan;
-    None where forms differ, or the plan touches more than these."""
+    """Map the touched buffers to those of the request; None if more than addresses differ."""
     used = _used(request.tasks)
     if known.request.kept & used != request.kept & used:
         return None
@@ -420,7 +410,7 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
             is_same = (a.offset_nbytes, a.desc) == (b.offset_nbytes, b.desc)
             if not is_same or numbers.setdefault(a.buffer, b.buffer) != b.buffer:
                 return None
-    # Whatever lies where it did and is moved: it need not be a task's.
+    # A moved buffer need not belong to a task: find it by its address.
     there = {(b.space, b.address): b.number for b in request.buffers}
     for number, (buffer, _) in moved_in(known).items():
         now_there = there.get((buffer.space, buffer.address))
@@ -435,8 +425,8 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
     leaving = {i.buffer for r in known.request.residents if r.value in idle for i in r.instances}
     if any(old[a].origin != new[numbers[a]].origin for a in leaving):
         return None
-    # What else lies in a buffer may have kept it alive, so the same ones are shared, but for those
-    # that are given up or overwritten: that would follow them, or be lost.
+    # Other values in a buffer keep it alive, so the same buffers must be shared, and none that is
+    # freed or overwritten.
     others, others_now = _shared(known.request, values), _shared(request, values.values())
     passing = used - request.kept
     dying = {i.buffer for r in known.request.residents if r.value in passing for i in r.instances}
@@ -451,7 +441,6 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
 
 
 def _shared(request: PlanRequest, values: Iterable[int]) -> set[int]:
-    """The buffers in which other values than these lie."""
     known = {*values}
     return {i.buffer for r in request.residents if r.value not in known for i in r.instances}
 
@@ -466,11 +455,8 @@ def _by_number(request: PlanRequest) -> dict[int, Buffer]:
 
 
 def _given_up(known: Plan) -> frozenset[int]:
-    """The buffers of before that are gone when it has run."""
+    """Return the resident buffers that the plan frees."""
     return known.touched - {buffer.number for buffer in known.final_buffers}
-
-
-# -- steps --------------------------------------------------------------------------------------
 
 
 def _bound(
@@ -516,7 +502,7 @@ def _steps(
     targets: Numbers,
 ) -> Iterator[Step]:  # fmt: skip
     is_same = all(a == b for those in (numbers, values) for a, b in those.items())
-    #: Where what was allocated at an address lies now.
+    #: New addresses of buffers by their old ones.
     lies: dict[tuple[Space, int | None], int] = {}
     for step in known.steps:
         if isinstance(step, Allocate):

@@ -1,8 +1,8 @@
-"""The plan: a frozen list of steps, its certificates, copy costs, and the state it leaves behind.
+"""The plan: an immutable list of steps with certificates, copy costs, and the resulting state.
 
 A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has one or
 more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer (views).
-Buffers and values are plain numbers, equal for every batch of equal tasks.
+Buffers and values are numbered alike for equal task batches.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from stitch.machine import Machine, copy_counts, footprint
 from stitch.program import Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
-# Certificates
-
 CertificateKind: TypeAlias = Literal["capacity", "packing", "undecided", "cycle", "no_path"]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """The search that found no packing, branch by branch, so that it can be replayed.
+    """A replayable search tree which shows that no packing exists.
 
-    Pieces go in, largest first; a letter of `steps` is about those left over and what each gap can
-    hold of them: the largest sum of such pieces, up to its room. `f`: the sums add up to less than
-    the pieces. `k`: the same was refuted before. `b`: what follows refutes the next piece in each
-    gap that holds it, one of every sum, smallest first; only there where the piece alone is the
-    sum. Without `by_sums` a gap holds its room, or nothing where no piece fits.
+    Pieces are placed in descending order of size. The capacity of a gap is the largest sum of
+    remaining pieces that fits into it (with `by_sums`), else its size, or 0 if no piece fits. Each
+    letter of `steps` closes or opens a node: `f`, the capacities sum to less than the remaining
+    pieces; `k`, the node equals one refuted before; `b`, branch on the next piece: one child per
+    distinct gap that holds it, the smallest first, or only the gap whose capacity equals the piece.
     """
 
     steps: str
@@ -39,16 +37,16 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Why bytes had to leave a space, or find no room in it. Sizes are bytes per bank.
+    """Why bytes left a space, or did not fit into it. Sizes are bytes per bank.
 
-    All evictions that one need takes are justified at once. For each, `pieces` are what would have
-    to lie in the `gaps` if only it stayed, so none of them could have stayed.
-    `capacity`: the pieces add up to more than the gaps.
-    `packing`: they add up to less, but no assignment of pieces to gaps exists, as `branches` shows.
-    `undecided`: the search ended before it found either.
-    `cycle`: moves form a cycle and not a byte of the space was free; `pieces` are set aside, which
-    takes less time than a smaller part would.
-    `no_path`: the machine has no path inside the space (from L1 to L1); `pieces` are what moves.
+    All evictions for one demand share a proof: `pieces` are what would have to fit into `gaps` if
+    only this buffer stayed.
+
+    * `capacity`: the pieces are larger than the gaps in total.
+    * `packing`: they are not, but no assignment of pieces to gaps exists, as `branches` shows.
+    * `undecided`: the search reached its limit.
+    * `cycle`: moves form a cycle and the space has no free byte; `pieces` are staged outside.
+    * `no_path`: the machine has no path inside the space (L1 to L1); `pieces` are what moves.
     """
 
     kind: CertificateKind
@@ -59,11 +57,11 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class CostCertificate:
-    """Why bytes left their space although a few bytes of it were free: it takes less time.
+    """Bytes left their space although some of it was free, because that is cheaper.
 
-    `cyclic_size` bytes per bank move in cycles and `free_size` are free; `through_seconds` is what
-    the moves take that were chosen, with `pieces` set aside. That moves inside the space take
-    longer is no figure here: the checker searches for moves inside by itself and compares.
+    `cyclic_size` bytes per bank move in cycles, `free_size` are free, and the chosen transfers,
+    which stage `pieces` outside, take `through_seconds`. The checker searches for cheaper moves
+    inside the space itself, so their cost is not stated.
     """
 
     cyclic_size: int
@@ -82,9 +80,9 @@ Region = tuple[Space, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Where a value lies: in a buffer, `offset_nbytes` into its footprint, as `desc` says.
+    """The location of a value: `offset_nbytes` into the footprint of a buffer, in layout `desc`.
 
-    `desc` carries no address. The first instance of a value is its primary one.
+    `desc` has no address. The first instance of a value is its primary one.
     """
 
     buffer: int
@@ -94,11 +92,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One allocation. `address` is per bank; None means a host array outside the spaces.
+    """One allocation. `address` is per bank; None is a host array outside the spaces.
 
-    `desc` describes the whole buffer (to move it to another space); `origin` says which
-    task or call made it. What is `pinned` stays where it is, and is not overwritten, unless it is
-    `shared`: then an output may take the place of the donated value in it.
+    `desc` describes the whole buffer; `origin` names the task or call that made it. A `pinned`
+    buffer is not moved, and overwritten only if it is `shared` and its value is donated.
     """
 
     number: int
@@ -111,7 +108,7 @@ class Buffer:
     shared: bool = False
 
     def where(self, addresses: Mapping[int, int]) -> Buffer:
-        """It where it lies (number → address), if that is elsewhere than it says."""
+        """Return this buffer at its address in `addresses` (by buffer number), if listed."""
         address = addresses.get(self.number)
         if address is None or address == self.address:
             return self
@@ -123,7 +120,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A value that exists when the plan starts, and how long ago it was last used (0: just now)."""
+    """A value at the start of a plan. `idle`: runs since its last use (0: the latest)."""
 
     value: int
     instances: tuple[Instance, ...]
@@ -132,11 +129,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """All that a plan may depend on.
+    """Everything a plan depends on.
 
-    `kept` are the values that a handle can still read afterwards. `later`: (value, task that reads
-    it in L1 next), predicted, where no task here does; tasks to come are counted on from these.
-    Raises nothing by itself.
+    `kept` values are still referenced after the tasks. `later` holds predictions (value, task that
+    reads it in L1 next) for values that no task here reads; task numbers continue those of `tasks`.
     """
 
     machine: Machine
@@ -147,7 +143,7 @@ class PlanRequest:
     later: tuple[tuple[int, int], ...] = ()
 
     def entering(self) -> set[int]:
-        """The buffers outside the spaces that a call gives: all but the files of constants."""
+        """Return the buffers outside the spaces, except the files of constants."""
         constants = {
             value
             for task in self.tasks
@@ -159,33 +155,33 @@ class PlanRequest:
 
 @lru_cache(maxsize=4096)
 def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
-    """The form in which a tensor waits in a larger space: the same pages, interleaved."""
+    """Return the interleaved layout of the same pages in which evicted tensors are stored."""
     layout = desc.layout
     return TensorDesc(desc.shape, Layout(layout.data_type, space, layout.tile_shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Take `[address, address + size_per_bank)` in every bank of the buffer's space for it."""
+    """Allocate the buffer at its address."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give a buffer back: nothing in it is needed any more, or it lies elsewhere as well."""
+    """Release a buffer."""
 
     buffer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Write a value, from one instance, as another descriptor into another buffer.
+    """Write an instance of `value` in another layout into another buffer.
 
-    `kind` is `copy` (a task wants it so), `evict` (room is wanted; then `certificate` says why) or
-    `return` (a task reads several values of a buffer that waits elsewhere). `value` is read; `made`
-    gets the new instance (another value where `to_layout` was asked for). An eviction copies the
-    whole buffer and all values in it follow; after a return they lie in both buffers.
+    `kind`: `copy` (a task needs it), `evict` (to free memory; `certificate` says why) or `return`
+    (a task reads several values of an evicted buffer). `made` gets the new instance; it differs
+    from `value` for `to_layout`. An eviction moves the whole buffer with all values in it; after a
+    return they are stored in both buffers.
     """
 
     kind: Literal["copy", "evict", "return"]
@@ -200,13 +196,12 @@ class Copy:
 
     @property
     def count(self) -> int:
-        """How many copies this is."""
         return 1
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Raw bytes from one region to another; addresses per bank, `nbytes` over all banks."""
+    """Raw bytes between two regions; addresses per bank, `nbytes` over all banks."""
 
     source_space: Space
     source_address: int
@@ -217,12 +212,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Bring buffers to new addresses of the same space by an ordered list of raw transfers.
+    """Move buffers to new addresses in their space by an ordered list of raw transfers.
 
-    `nbytes` are the buffers' own (`Footprint.own_nbytes`); a transfer's are those of footprints.
-    `targets` pairs buffers with addresses. Transfers that pass through DRAM are bounces; `stage` is
-    the region (address, size per bank) of `stage_space` that they use, and `certificate` says why.
-    What moves inside DRAM itself is staged on the host.
+    `nbytes` counts the tensors (`Footprint.own_nbytes`), transfers count footprints. `targets` are
+    (buffer, address). Transfers through DRAM (for DRAM itself: the host) are bounces; `stage` is
+    the region (address, size per bank) of `stage_space` that they use.
     """
 
     space: Space
@@ -237,18 +231,18 @@ class Relocate:
 
     @property
     def count(self) -> int:
-        """How many copies this is: the tensors' buffers that it moves."""
+        """Number of copies: the buffers that move."""
         return len(self.targets)
 
     @property
     def bounced_nbytes(self) -> int:
-        """Bytes that left the space on their way, counted once on the way out."""
+        """Bytes that left the space, counted once."""
         return sum(t.nbytes for t in self.transfers if t.target_space is not self.space)
 
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a task on buffers. `scratch` is (space, address, size per bank) or None."""
+    """Run a task. `scratch` is (space, address, size per bank)."""
 
     task: int
     inputs: tuple[Instance, ...]
@@ -261,14 +255,12 @@ Step: TypeAlias = Allocate | Free | Copy | Relocate | Execute
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps, and the state that they lead to.
+    """Steps and the state after them.
 
-    `final_buffers` are the buffers alive at the end with their places; `final_values` the values
-    alive at the end with their instances. `free_regions` (space, address, size per bank) must be
-    free at the start; `touched` are the resident buffers that the plan reads, moves or frees.
-    `least_seconds`: what copies and moves take in any plan for the request that writes to DRAM only
-    what lies nowhere else; 0 where none is known. `fewest_bytes`: the bytes between spaces and the
-    seconds of a plan that carries fewer bytes than this one and takes clearly longer.
+    `free_regions` must be free at the start; `touched` are the resident buffers that the plan
+    reads, moves or frees. `least_seconds` is a lower bound on copies and moves of any plan for the
+    request that writes to DRAM only tensors without another instance; 0 if unknown. `fewest_bytes`:
+    (bytes between spaces, seconds) of a slower plan that carries fewer bytes.
     """
 
     request: PlanRequest
@@ -282,8 +274,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """By which share more its copies and moves may take than the best plan's; None where that
-        is not known: there is no bound, or predicted uses chose, which it may pay for early."""
+        """Relative distance to the lower bound; None without one, or if predicted uses decided."""
         if self.is_by_prediction:
             return None
         if self.least_seconds > 0:
@@ -292,8 +283,8 @@ class Plan:
 
     @property
     def is_by_prediction(self) -> bool:
-        """Whether predicted uses chose who leaves."""
-        return bool(self.request.later) and self.chooses_who_leaves
+        """Whether predicted uses decided which buffers were evicted."""
+        return bool(self.request.later and self.leaving)
 
     @property
     def seconds(self) -> float:
@@ -302,7 +293,7 @@ class Plan:
 
     @property
     def carried_nbytes(self) -> int:
-        """Bytes that copies and bounces carry from one space to another, each way counted."""
+        """Bytes that copies and bounces carry between spaces, in each direction."""
         return sum(
             2 * s.bounced_nbytes
             if isinstance(s, Relocate)
@@ -312,7 +303,7 @@ class Plan:
 
     @property
     def program_seconds(self) -> float:
-        """Simulated seconds of the programs that it runs."""
+        """Simulated seconds of the programs."""
         tasks = self.request.tasks
         return sum(
             tasks[s.task].transformation.seconds for s in self.steps if isinstance(s, Execute)
@@ -325,7 +316,7 @@ class Plan:
 
     @property
     def temporaries(self) -> tuple[Region, ...]:
-        """The regions (space, address, size per bank) that it writes to and leaves free again."""
+        """The regions that the plan writes and releases again."""
         results = {buffer.number for buffer in self.final_buffers}
         regions = []
         for step in self.steps:
@@ -341,7 +332,7 @@ class Plan:
 
     @property
     def fixed(self) -> dict[int, set[int]]:
-        """The buffers that must lie somewhere, as programs or conversions say, and where."""
+        """The addresses required by programs or conversions, by buffer."""
         tasks = self.request.tasks
         wanted = {
             task.outputs[0]: address
@@ -368,7 +359,7 @@ class Plan:
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether it only copies, runs and makes: what was there stays where it is."""
+        """Whether all resident buffers keep their address and none is freed."""
         before = {buffer.number for buffer in self.request.buffers}
         return not any(
             isinstance(step, Relocate)
@@ -379,7 +370,7 @@ class Plan:
 
     @property
     def overwrites(self) -> bool:
-        """Whether tasks take over values that were there before, and may overwrite them."""
+        """Whether tasks take donated values that existed before."""
         there = {resident.value for resident in self.request.residents}
         return any(
             task.inputs[position] in there
@@ -389,13 +380,13 @@ class Plan:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether anything gives way in it: is evicted or dropped, comes back, or moves."""
+        """Whether anything is evicted, dropped, brought back, or moved."""
         moves = any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies)
-        return moves or self.chooses_who_leaves
+        return moves or bool(self.leaving)
 
     @property
     def gives_way_in(self) -> set[Space]:
-        """The spaces from which something is evicted, or in which something moves."""
+        """The spaces in which something is evicted or moved."""
         return {
             s.space if isinstance(s, Relocate) else s.source.desc.layout.space
             for s in self.copies
@@ -404,8 +395,7 @@ class Plan:
 
     @property
     def leaving(self) -> set[tuple[Space, int]]:
-        """The buffers that are evicted, or freed while others hold what lies in them, with their
-        spaces."""
+        """(space, buffer) of live tensors whose buffers are evicted or freed."""
         made = {step.buffer.number for step in self.steps if isinstance(step, Allocate)}
         freed = [s.buffer for s in self.steps if isinstance(s, Free) and s.buffer not in made]
         leaving = {
@@ -423,12 +413,14 @@ class Plan:
 
     @property
     def chooses_who_leaves(self) -> bool:
-        """Whether something that lives on is evicted, or a copy of it dropped."""
+        """Whether a live tensor is evicted or one of its copies dropped."""
         return bool(self.leaving)
 
     def at(self, addresses: Mapping[int, int]) -> Plan:
-        """The same plan with buffers (number → address per bank) elsewhere, for plans that move
-        nothing; what it does not read is left out of its picture, unless all lie where they did."""
+        """Return this plan, which must move nothing, with buffers at other addresses (by number).
+
+        Unless no address changes, buffers that no task reads are removed from the request.
+        """
         request = self.request
         made = [step.buffer for step in self.steps if isinstance(step, Allocate)]
         if all(b.where(addresses) is b for b in (*request.buffers, *made)):
@@ -465,15 +457,9 @@ class Plan:
         )
 
 
-# Copy costs
-
-
 @lru_cache(maxsize=8192)
 def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
-    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy.
-
-    What is asked again, for the same machine and descriptors, is looked up.
-    """
+    """Return the bytes written (`Footprint.own_nbytes`) and the simulated seconds of a copy."""
     bare = source.without_address(), target.without_address()
     if bare != (source, target):
         return copy_cost(machine, *bare)
@@ -482,9 +468,11 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 
 
 def foreseen_cost(plan: Plan) -> tuple[float, int]:
-    """Simulated seconds of a plan's copies and moves, and then of bringing back to L1 what has been
-    there, is not when it is done, and is predicted to be read; then the bytes of both that pass
-    from one space to another."""
+    """Return the predicted seconds and bytes between spaces of a plan and of the next uses.
+
+    The next uses are the copies back to L1 of values that were in L1, are not at the end, and are
+    predicted to be read.
+    """
     request = plan.request
     seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
     seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
@@ -497,20 +485,17 @@ def foreseen_cost(plan: Plan) -> tuple[float, int]:
     ]
     seconds = plan.seconds + sum(seconds for _, seconds in back)
     nbytes = plan.carried_nbytes + sum(nbytes for nbytes, _ in back)
-    # To the femtosecond: the order of a sum is no difference.
+    # Rounded to femtoseconds: the order of summation must not matter.
     return round(seconds, 15), nbytes
 
-
-# State after some steps
 
 Values = dict[int, list[Instance]]
 
 
 def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Buffer], Values]:
-    """The buffers, and the instances of each value, after the first `steps_done` steps.
+    """Return the buffers, and the instances of each value, after the first `steps_done` steps.
 
-    Values are listed while a buffer of theirs is alive; whether a handle can still read them is
-    not looked at (a dead value that shares its buffer is listed).
+    Values are listed while a buffer of theirs is alive, whether or not a handle can read them.
     """
     buffers = {buffer.number: buffer for buffer in plan.request.buffers}
     values: Values = {r.value: list(r.instances) for r in plan.request.residents}
@@ -558,7 +543,7 @@ def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) ->
 def _execute(step: Execute, plan: Plan, values: Values) -> None:
     written = plan.request.tasks[step.task].outputs
     for instance in step.outputs:
-        # A donated input whose buffer an output took is gone with this step.
+        # An output that reuses the buffer of a donated input ends the input.
         _forget(values, instance.buffer)
     for value, instance in zip(written, step.outputs, strict=True):
         values.setdefault(value, []).append(instance)

@@ -1,7 +1,7 @@
-"""What is where while a plan is being made: buffers, values, free regions, next uses.
+"""The planner's model of device memory: buffers, values, free regions and next uses.
 
-This is the planner's own picture of the device. It is built from a frozen request, changed step by
-step, and thrown away; the real memory is untouched until a finished plan runs.
+It is built from a request, changed step by step, and discarded; the device is not touched until a
+finished plan runs.
 """
 
 from __future__ import annotations
@@ -26,25 +26,31 @@ from stitch.planner.plan import (
 )
 from stitch.program import Scratch, Space, TensorDesc
 
-#: "Not used again in this window": later than any task.
+#: Next use of a value that no task of the batch reads: later than any task.
 NEVER = 1 << 60
 
-
-#: Which buffer leaves first: the one whose next use is farthest; one that was chosen with the whole
-#: chain in view; the cheapest that makes room alone; or the cheapest for the time that it stays
-#: away. Where things lie is not known to the choice, so no rule is best for every chain, and all
-#: are tried where it matters.
+#: Rules that rank buffers for eviction: the farthest next use (Belady); the choice made over the
+#: whole chain (`residency`); the cheapest buffer that is sufficient alone; the least cost per task
+#: of absence. The best one depends on fragmentation, so all are tried if something must be evicted.
 Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
 RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
-
-#: (value, joins): a task reads a view not where it lies. It is copied out, so that its block may
-#: go; or, if it joins, its copies go, and the block serves.
+#: (value, joins): read a view in another way than from the instance found first: copy it out, so
+#: that its block can be evicted, or (`joins`) drop its own copies and read it from the block.
 OtherWay: TypeAlias = tuple[int, bool]
 
 
 class PlanState:
-    """The planner's picture of buffers, values and free regions; every change appends a step."""
+    """Buffers, values and free regions during planning; every change appends a step.
+
+    Args:
+        request: The state before the plan.
+        rule: Ranks buffers for eviction.
+        away: For rule `chosen`: (value, task) pairs to evict before that use; the number of tasks
+            stands for the end.
+        spills: Whether tensors may be evicted to the host.
+        slack_seconds: Total extra time allowed for moves inside a space instead of staging outside.
+    """
 
     def __init__(
         self,
@@ -57,10 +63,8 @@ class PlanState:
     ) -> None:
         self.request = request
         self.rule = rule
-        #: So much longer may moves take together that stay inside their space, where bytes could
-        #: leave it.
         self.slack_seconds = slack_seconds
-        #: Views that the current task does not read where they lie, and how others could be read.
+        #: Options in effect for the views that the current task reads, and further ones to try.
         self.otherwise: frozenset[OtherWay] = frozenset()
         self.views: frozenset[OtherWay] = frozenset()
         spaces = {s for s in request.machine.shape.spaces if spills or s is not Space.HOST}
@@ -68,31 +72,29 @@ class PlanState:
             Space.L1: tuple([s for s in (Space.DRAM, Space.HOST) if s in spaces]),
             Space.DRAM: tuple([s for s in (Space.HOST,) if s in spaces]),
         }
-        #: Values that were chosen to leave before their use by a task (the number of tasks: before
-        #: the end).
         self.away = away
-        #: Whether anything had to leave a space, so that the rule made a difference.
+        #: Whether something was evicted, so that the rule mattered.
         self.pressed = False
-        #: Whether a buffer lies where it does because of what later tasks name.
+        #: Whether an address was chosen because of a later task.
         self.foresaw = False
         self.machine = request.machine
         self.steps: list[Step] = []
         self.task = 0
         self.reading: frozenset[int] = frozenset()
         self.buffers: dict[int, Buffer] = {buffer.number: buffer for buffer in request.buffers}
-        # What can be taken back is never changed in place, so that a copy of it is shallow.
+        # Immutable values, so that `attempt` can copy the dict.
         self.values: dict[int, tuple[Instance, ...]] = {}
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
-        #: Buffers that the current task reads where they are: they stay in their space.
+        #: Buffers that the current task reads in place: they must stay in their space.
         self.locked: set[int] = set()
         self.claimed: list[tuple[Space, int, int]] = []
         self._resident = frozenset(self.buffers)
         self._next_buffer = max(self.buffers, default=-1) + 1
-        #: The task that made a buffer.
+        #: The task that allocated a buffer.
         self.made: dict[int, int] = {}
         self.allocators = taken_in(request)
-        # A block may have thousands of views: its set is built once, not once for each.
+        # A block may have thousands of views: build its set once.
         users: dict[int, set[int]] = {number: set() for number in self.buffers}
         for resident in request.residents:
             known = self.values.get(resident.value, ())
@@ -108,11 +110,11 @@ class PlanState:
         return self.machine.shape.space(space)
 
     def outlets(self, space: Space) -> tuple[Space, ...]:
-        """Where the tensors of a space can wait, the nearest first."""
+        """Return the spaces that tensors of a space can be evicted to, nearest first."""
         return self._outlets.get(space, ())
 
     def attempt(self) -> Callable[[], None]:
-        """Gives what takes back all changes from now on, once."""
+        """Return a function that undoes all changes from now on; call it at most once."""
         steps, claimed, following = len(self.steps), len(self.claimed), self._next_buffer
         buffers, made, touched = dict(self.buffers), dict(self.made), set(self.touched)
         values, users, slack = dict(self.values), dict(self.users), self.slack_seconds
@@ -126,28 +128,25 @@ class PlanState:
 
         return take_back
 
-    # -- values ---------------------------------------------------------------------------------
-
     def attach(self, value: int, instance: Instance) -> None:
-        """A further instance of a value (the first one becomes its primary)."""
+        """Add an instance of a value; the first one becomes its primary."""
         self.values[value] = (*self.values.get(value, ()), instance)
         self.users[instance.buffer] |= {value}
 
     def begin(self, task: int, otherwise: frozenset[OtherWay] = frozenset()) -> None:
-        """The plan now comes to this task, which reads some views not where they lie."""
+        """Advance to a task, and set how it reads its views."""
         self.task, self.otherwise = task, otherwise
         self.views = frozenset()
         self.reading = frozenset(self.request.tasks[task].inputs)
         self.locked.clear()
 
     def surrender(self, value: int, buffer: int, heir: int) -> None:
-        """An output has overwritten this buffer: the donated value no longer lies there."""
+        """Replace a donated value in a buffer by the output that overwrites it."""
         self.values[value] = tuple([i for i in self.values[value] if i.buffer != buffer])
         self.users[buffer] = frozenset((heir,))
 
     def next_use(self, value: int, space: Space) -> int:
-        """The next task after the current one that reads a value, or is predicted to where this is
-        asked for L1; `NEVER` if none in sight."""
+        """Return the next task that reads a value, else its predicted use in L1, else `NEVER`."""
         uses = self._uses.get(value, ())
         at = bisect_right(uses, self.task)
         if at < len(uses):
@@ -155,14 +154,11 @@ class PlanState:
         return self._later.get(value, NEVER) if space is Space.L1 else NEVER
 
     def is_needed(self, value: int) -> bool:
-        """Whether anything can still read a value after the current task."""
+        """Whether a value is read after the current task or still referenced."""
         return value in self.request.kept or self.next_use(value, Space.L1) != NEVER
 
     def find(self, value: int, desc: TensorDesc, address: int | None) -> Instance | None:
-        """An instance of a value in a layout, at an address if one is asked for.
-
-        A host array outside the spaces is none: programs read what lies in a space.
-        """
+        """Return an instance of a value in a space, in a layout, at `address` if given."""
         for instance in self.values[value]:
             at = self.buffers[instance.buffer].address
             if (
@@ -174,7 +170,7 @@ class PlanState:
         return None
 
     def is_spare(self, value: int, instance: Instance) -> bool:
-        """Whether the value survives without this instance: another holds the same numbers."""
+        """Whether another buffer holds the value without loss of precision."""
         origin = self.values[value][0].desc.layout.data_type
         return any(
             other is not instance
@@ -184,11 +180,11 @@ class PlanState:
         )
 
     def detach(self, value: int, instance: Instance) -> None:
-        """Forget an instance; its buffer is freed when no value uses it any more, but if pinned."""
+        """Remove an instance; free its buffer if no value uses it and it is not pinned."""
         instances = list(self.values[value])
         origin = instances[0].desc.layout.data_type
         instances.remove(instance)
-        # The primary instance is one that has lost nothing; the order stays otherwise.
+        # Keep an exact instance first; the sort is stable.
         instances.sort(key=lambda i: i.desc.layout.data_type is not origin)
         self.values[value] = tuple(instances)
         buffer = instance.buffer
@@ -198,20 +194,18 @@ class PlanState:
             self.free(buffer)
 
     def drop(self, value: int) -> None:
-        """A value is dead: forget all of its instances."""
+        """Remove all instances of a dead value."""
         for instance in self.values[value]:
             self.detach(value, instance)
         del self.values[value]
 
-    # -- buffers ---------------------------------------------------------------------------------
-
     def touch(self, buffer: int) -> None:
-        """The plan depends on this resident buffer being where it is."""
+        """Note that the plan depends on this resident buffer."""
         if buffer in self._resident:
             self.touched.add(buffer)
 
     def allocate(self, space: Space, address: int, size: int, desc: TensorDesc, origin: str) -> int:
-        """A new buffer at an address that is free now."""
+        """Allocate a buffer at a free address; return its number."""
         self.allocators[space].alloc_at(address, size)
         number = self._next_buffer
         self._next_buffer += 1
@@ -224,11 +218,11 @@ class PlanState:
         return number
 
     def rename(self, buffer: int, origin: str) -> None:
-        """A buffer now holds something else (an output that took its input's place)."""
+        """Set the origin of a buffer that an output took over."""
         self.buffers[buffer] = replace(self.buffers[buffer], origin=origin)
 
     def free(self, buffer: int) -> None:
-        """Give a buffer's region back (a host array outside the spaces is merely forgotten)."""
+        """Free a buffer; host arrays outside the spaces are only forgotten."""
         self.touch(buffer)
         gone = self.buffers.pop(buffer)
         del self.users[buffer]
@@ -238,7 +232,7 @@ class PlanState:
             self.steps.append(Free(buffer))
 
     def moved(self, targets: dict[int, int]) -> None:
-        """Buffers of one space now lie at new addresses (the caller has recorded the step)."""
+        """Set new addresses of buffers of one space; the caller appends the step."""
         for buffer in targets:
             self.touch(buffer)
             moving = self.buffers[buffer]
@@ -251,7 +245,7 @@ class PlanState:
             self.buffers[buffer] = replace(moving, address=address)
 
     def in_space(self, space: Space) -> list[Buffer]:
-        """The buffers that lie in a space, by address."""
+        """Return the buffers of a space, by address."""
         there = [
             b
             for b in self.buffers.values()
@@ -260,27 +254,25 @@ class PlanState:
         return sorted(there, key=lambda b: b.address or 0)
 
     def size_of(self, desc: TensorDesc) -> int:
-        """Bytes per bank that a descriptor takes on this machine."""
+        """Return the bytes per bank that a buffer for a descriptor takes."""
         return room_per_bank(desc, self.machine.shape)
 
-    # -- the end --------------------------------------------------------------------------------
-
     def free_regions(self) -> tuple[tuple[Space, int, int], ...]:
-        """What must be free at the start: all regions claimed, less those of touched residents."""
+        """Return the regions that must be free at the start."""
         holders = [b for b in self.request.buffers if b.number in self.touched]
         return needed_regions(self.claimed, holders)
 
     def final_values(self) -> tuple[Resident, ...]:
-        """The values alive, with their instances."""
+        """Return the live values with their instances."""
         return tuple(Resident(value, instances) for value, instances in sorted(self.values.items()))
 
     def soonest(self, value: int, space: Space) -> int:
-        """The task that needs a value where it is next: the current one, if it reads it there."""
+        """Return the task that reads a value next, or the current one if it reads it in place."""
         otherwise = (value, False) in self.otherwise
         return self.task if value in self.reading and not otherwise else self.next_use(value, space)
 
     def lifetime(self, buffer: Buffer) -> str:
-        """Which task made a buffer, which queued task reads it next, and who holds it, in words."""
+        """Describe a buffer's maker, next reader, and what keeps it alive, for errors."""
         made = self.made.get(buffer.number)
         words = ["there before" if made is None else f"made by task {made}"]
         users = self.users[buffer.number]
@@ -296,13 +288,13 @@ class PlanState:
 
 
 def taken_in(request: PlanRequest) -> dict[Space, Allocator]:
-    """What lies in each space of a request's machine."""
+    """Return an allocator per space with the buffers of a request."""
     allocators: dict[Space, Allocator] = {}
     for space in request.machine.shape.spaces:
         shape = request.machine.shape.space(space)
         allocators[space] = Allocator.of(shape)
     for buffer in request.buffers:
-        # Lent bytes lie beyond the end of their space, where nothing is allocated.
+        # Lent buffers have addresses beyond the end of the space.
         if buffer.address is not None and buffer.address < LENT_ADDRESSES:
             allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
     return allocators
@@ -319,7 +311,7 @@ def _uses(request: PlanRequest) -> dict[int, list[int]]:
 
 
 def scratch_in_l1(scratch: Scratch | None, shape: MachineShape) -> Region | None:
-    """The bytes that a program's scratch in L1 is promised, at the bottom; None for any other."""
+    """Return the region at the bottom of L1 for a program's scratch; None if it uses none there."""
     if scratch is None or scratch.space is not Space.L1 or not scratch.size_per_bank:
         return None
     l1 = shape.space(Space.L1)
@@ -327,21 +319,19 @@ def scratch_in_l1(scratch: Scratch | None, shape: MachineShape) -> Region | None
 
 
 def needed_regions(claimed: Iterable[Region], holders: Sequence[Buffer]) -> tuple[Region, ...]:
-    """The regions claimed, less those of buffers that are there at the start."""
+    """Return the claimed regions minus those of buffers present at the start."""
     held = ranges_of(
         (b.space, b.address, b.size_per_bank) for b in holders if b.address is not None
     )
-    return tuple(
-        [
-            (space, start, end - start)
-            for space, spans in ranges_of(claimed).items()
-            for start, end in minus(spans, held.get(space, ()))
-        ]
-    )
+    return tuple([
+        (space, start, end - start)
+        for space, spans in ranges_of(claimed).items()
+        for start, end in minus(spans, held.get(space, ()))
+    ])  # fmt: skip
 
 
 def ranges_of(regions: Iterable[Region]) -> dict[Space, list[Span]]:
-    """The same bytes as spans of each space, in order and apart."""
+    """Return the regions of each space as sorted, disjoint spans."""
     spans: dict[Space, list[Span]] = {}
     for space, start, size in sorted(regions, key=lambda region: region[0].value):
         if size:

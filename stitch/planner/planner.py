@@ -1,13 +1,11 @@
-"""The planner: tasks and a picture of memory in, a `Plan` out. Pure functions on frozen data.
+"""Plan a task batch: tasks and a snapshot of memory in, a `Plan` out.
 
-For each task in order: every input gets an instance in the described layout (and address), the
-scratch region is cleared, outputs get room, the task runs, dead values are dropped. Values are in
-L1 when a program wants them there and stay until room is needed. So each task goes from residency
-(what of it lies there already, and who leaves: chosen with the whole chain in view, where it
-matters) to addresses (the best fit among what lies there at that task, where no later program names
-these bytes; what one wants at an address is born there), to moves (where no hole is free), to
-steps. A plan that moves some is made again where their lifetimes leave most standing. The same work
-at other places takes the steps of a plan that is known (`placed`).
+For each task in order, every input gets an instance in the described layout (and address), the
+scratch region is cleared, outputs are allocated, the task runs, and dead values are released.
+Tensors stay in L1 until its memory is needed. If something must be evicted, the eviction rules of
+`plan_state` are tried in turn. If only moves are needed, the plan is repeated with a `StaticLayout`
+that moves fewer bytes. `rebind_plan` reuses the steps of a plan for the same tasks at other
+addresses.
 """
 
 from __future__ import annotations
@@ -43,23 +41,28 @@ from stitch.planner.static_layout import StaticLayout, standing_for
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
-#: A plan that takes no more than this times what any plan takes is good enough; of those that take
-#: no more than this times the quickest, the fewest bytes win.
+#: A plan within this factor of the lower bound ends the search. Among plans within this factor of
+#: the fastest, the one that carries the fewest bytes is chosen.
 NEAR = 1.02
-#: The most looks at a tensor over a task that choosing who leaves takes for each task that is
-#: planned: some 50 tensors of which next uses are predicted are searched as a known chain is.
+#: Work limit of `choose`, in (tensor, task) pairs per planned task: enough for about 50 tensors
+#: with predicted next uses.
 LOOKS_PER_TASK = 1 << 17
 
 
 def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
-    """The steps that run a stretch of tasks from the given state.
+    """Plan a task batch.
 
-    Where something has to leave a space, rules for choosing it are tried until a plan is near what
-    any plan takes. Of those whose copies and moves take the least simulated time or hardly more
-    (`NEAR`, of what not every plan takes), the one that carries the fewest bytes between spaces is
-    kept; bytes that leave only because that is quicker stay where the plan takes hardly more time.
-    `spills`: tensors may wait on the host. Raises `OutOfMemoryError` or `LayoutError` where it
-    cannot be done; nothing has changed then.
+    If something must leave a space, eviction rules are tried until a plan is near the lower bound.
+    Among plans within `NEAR` of the fastest (of the time that not every plan needs), the one that
+    carries the fewest bytes between spaces is returned.
+
+    Args:
+        request: The tasks, and the buffers and values that exist before them.
+        spills: Whether tensors may be evicted to the host.
+
+    Raises:
+        OutOfMemoryError: The tasks do not fit.
+        LayoutError: Required addresses overlap, or the machine has no path.
     """
     found: list[_Candidate] = []
     refused: StitchError | None = None
@@ -81,7 +84,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             else:
                 found.append(_Candidate(candidate, *foreseen_cost(candidate), ahead))
             pressed |= state.pressed
-            # What gives way though later tasks were looked at may do better without.
+            # Addresses chosen for later tasks may have caused the evictions: retry without them.
             gives_way = candidate is None or candidate.is_pressed
             if state.foresaw and gives_way and None not in tries:
                 tries.append(None)
@@ -92,13 +95,13 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
         try:
             raise refused
         finally:
-            del refused  # Else it would keep itself alive, and all that its callers hold.
+            del refused  # Break the reference cycle with the traceback.
     choice = _preferred(found, first)
     best = choice.plan
     if not pressed:
         best = _standing(best, choice.ahead, spills=spills)
     if request.later:
-        # What comes later is not the plan's to pay, so then its own bound is not known.
+        # The cost of predicted uses is outside the plan, so it has no bound of its own.
         return best
     fewest = min(found, key=lambda c: (c.nbytes, c.seconds))
     return replace(
@@ -112,7 +115,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A plan, what it costs as foreseen, and what it looked at."""
+    """A plan, its predicted cost, and the required addresses it considered."""
 
     plan: Plan
     seconds: float
@@ -121,17 +124,16 @@ class _Candidate:
 
     @cached_property
     def carrying_seconds(self) -> float:
-        """The seconds less those of moves that stay inside their space."""
+        """The seconds without moves that stay inside their space."""
         moves = (step for step in self.plan.copies if isinstance(step, Relocate))
         return self.seconds - sum(move.seconds for move in moves if move.stage is None)
 
 
 def _preferred(found: Sequence[_Candidate], first: float) -> _Candidate:
-    """Of the plans that take hardly more time than the quickest, the one that carries the fewest
-    bytes; of those that carry as many, the quickest.
+    """Return the plan with the fewest bytes between spaces among those near the fastest.
 
-    Every plan takes the `first` seconds. What leaves and comes back, or all together, may take more
-    by `NEAR` of the rest, and all together by `NEAR` of the whole.
+    `first` seconds are part of every plan. The time for evictions and returns, or the total, may
+    exceed the fastest plan's by `NEAR` of the rest, and the total by `NEAR` of the whole.
     """
     quickest = min(found, key=lambda c: c.seconds)
     more = max(0.0, quickest.seconds - first) * (NEAR - 1)
@@ -148,9 +150,13 @@ def _preferred(found: Sequence[_Candidate], first: float) -> _Candidate:
 
 
 def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, float]:
-    """Which values had best leave L1 before which of their uses; the seconds of copies that every
-    plan makes, and those that any plan takes, with what is predicted to be read later: 0 where
-    these are not known."""
+    """Choose what to evict over the whole chain.
+
+    Returns:
+        The (value, task) pairs: evict the value before its use by the task; the seconds of the
+            copies that every plan makes; a lower bound on the seconds of any plan, including
+            predicted reads. Both are 0 if unknown.
+    """
     chain, end = chain_of(request), len(request.tasks)
     choice = choose(chain, looks=LOOKS_PER_TASK * end)
     if choice is None:
@@ -167,8 +173,7 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, fl
 
 
 def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:
-    """A plan from which nothing had to leave, made again with its tensors where fewer of them move,
-    if that takes less and still nothing leaves a space; else the plan."""
+    """Return the plan with a static layout if that is cheaper, else the plan itself."""
     standing = standing_for(made)
     if standing is None:
         return made
@@ -237,7 +242,7 @@ def _run(
             state.drop(value)
 
 
-#: An instance that serves as an input, or the buffer that will, and where it begins in that.
+#: An instance used as an input, or (the buffer to be made for it, byte offset).
 _Input = Instance | tuple[Want, int]
 
 
@@ -247,11 +252,11 @@ def _choose_inputs(
     demands: dict[Space, RoomDemand],
     returns: Sequence[Return],
 ) -> tuple[list[_Input], list[Want]]:
-    """What serves each input, and the copies to be made for them."""
+    """Return the instance or new buffer for each input, and the copies to make."""
     transformation = task.transformation
     gives = {source: task.outputs[o] for o, source in transformation.aliases}
     chosen: list[_Input] = []
-    #: By value, descriptor, address, and the input if it is overwritten.
+    #: By (value, descriptor, address, input index if it is overwritten, else -1).
     copies: dict[tuple[int, TensorDesc, int | None, int], Want] = {}
     for index, desc in enumerate(transformation.inputs):
         value, address, bare = task.inputs[index], desc.layout.address, desc.without_address()
@@ -266,7 +271,7 @@ def _choose_inputs(
         if back is not None:
             chosen.append(back)
             continue
-        # What an output overwrites is no other input's copy.
+        # A copy that an output overwrites serves no other input.
         key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
@@ -315,7 +320,7 @@ def _serving(
 def _scratch_wants(
     state: PlanState, task: NumberedTask, demands: dict[Space, RoomDemand]
 ) -> list[Want]:
-    """Scratch in L1 is a promised region; elsewhere it is a buffer for the run."""
+    """Reserve scratch: in L1 a fixed region, elsewhere a temporary buffer."""
     scratch = task.transformation.scratch
     promised = scratch_in_l1(scratch, state.machine.shape)
     if promised is not None:
@@ -328,7 +333,7 @@ def _scratch_wants(
 
 
 def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
-    """Scratch as a tensor of plain bytes: one row in each bank."""
+    """Return scratch as a tensor: one row of bytes per bank."""
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 

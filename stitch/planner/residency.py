@@ -1,8 +1,8 @@
 """Choose which tensors stay in L1 between their uses over a known chain of tasks.
 
 A *stay* is the time between two uses of a tensor in L1. If the tensor is evicted, its bytes are
-free in between, but it must be copied back for the next use, and first written to DRAM if it has
-no other instance (once: values are immutable). So residency is a covering problem: at every task,
+free in between, but it must be copied back for the next use, and first written to DRAM if it has no
+other instance (once: values are immutable). So residency is a covering problem: at every task,
 evict at least so many bytes at the least cost. `chain_of` reads the stays from a request; `choose`
 covers greedily in several orders, computes a lower bound by Lagrange multipliers, and improves the
 cover by a beam search that is exact if it discards nothing. Effort is counted, never timed.
@@ -24,18 +24,16 @@ from stitch.planner.plan import Instance, PlanRequest, copy_cost, waiting_desc
 from stitch.program import DataType, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
-# Stays of a chain
-
-#: How far after a request's tasks predicted uses are looked at.
+#: Horizon of predicted uses: so many tasks after the request's.
 MAX_LATER = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A tensor is in L1, and idle, during the tasks `[first, end)`; `end` reads it, or is the end.
+    """A tensor is in L1 and idle during the tasks `[first, end)`; `end` reads it, or is the end.
 
-    `holder` numbers what it lies in; `nbytes` are per bank. `back_seconds`: to bring it back.
-    `is_dirty`: it lies nowhere else, so it must be written first, once for all stays of its holder.
+    `nbytes` are per bank. `back_seconds`: the cost of bringing it back. `is_dirty`: it has no other
+    instance, so it must be written first, once for all stays of its holder.
     """
 
     holder: int
@@ -48,8 +46,10 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What leaves as a whole: a resident buffer, or a value in one layout. `write_seconds`: to
-    write it to DRAM."""
+    """What is evicted as a whole: a resident buffer, or a value in one layout.
+
+    `write_seconds`: the cost of writing it to DRAM.
+    """
 
     values: frozenset[int]
     desc: TensorDesc
@@ -58,12 +58,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class StayChain:
-    """Stays over tasks; at task t `excess[t]` bytes per bank of those that span it must be away,
-    none where it is not above 0. After the tasks of a request come those that read, as predicted,
-    what it leaves: as crowded as its own.
+    """Stays over tasks. At task t, `excess[t]` bytes per bank of the stays that span it must be
+    evicted.
 
-    `first_seconds`: what copies take that every plan makes. `is_whole`: no plan takes less than
-    these and a cover; untrue where parts of a buffer, or one of several copies, can come back.
+    Predicted reads follow the tasks of the request, with as much pressure as its fullest task.
+
+    `first_seconds`: the cost of copies that every plan makes. `is_whole`: no plan costs less than
+    these and a cover; false if parts of a buffer, or one of several copies, can be brought back
+    alone.
     """
 
     holders: tuple[Holder, ...]
@@ -73,7 +75,7 @@ class StayChain:
     is_whole: bool = True
 
     def spanning(self) -> dict[int, list[int]]:
-        """The stays over each task at which something must be away, by their numbers."""
+        """Return the numbers of the stays over each task at which something must be evicted."""
         over: dict[int, list[int]] = {t: [] for t, n in enumerate(self.excess) if n > 0}
         for number, stay in enumerate(self.stays):
             for task in range(stay.first, stay.end):
@@ -83,7 +85,7 @@ class StayChain:
 
 
 def chain_of(request: PlanRequest) -> StayChain:
-    """The chain of L1 that a request asks for; no stays where the machine has none."""
+    """Return the stays in L1 of a request; none without L1 or DRAM."""
     if Space.L1 not in request.machine.shape.spaces or request.machine.shape.dram is None:
         return StayChain((), (), (0,) * len(request.tasks))
     return _Reading(request).chain()
@@ -91,7 +93,7 @@ def chain_of(request: PlanRequest) -> StayChain:
 
 @dataclass(slots=True)
 class _Open:
-    """A holder while tasks are read: since when it is idle, and whether it lies elsewhere too."""
+    """A holder while tasks are read: idle since when, and whether it has no other instance."""
 
     number: int
     size: int
@@ -106,15 +108,15 @@ class _Reading:
     request: PlanRequest
     holders: list[Holder] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    #: What is in L1, by value and descriptor; what is pinned there; values that were in either; the
-    #: values of shared buffers.
+    #: By (value, descriptor): what is in L1, and what is pinned there. Values that were in L1, and
+    #: the values of shared buffers.
     open: dict[tuple[int, TensorDesc], _Open] = field(default_factory=dict)
     pinned: set[tuple[int, TensorDesc]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
-    #: How values lie outside of L1 too, in forms that have lost nothing.
+    #: Exact copies of values outside L1.
     lossless_outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
-    #: What lies in a space outside of L1, by value and descriptor; in which types values were made.
+    #: (value, descriptor) pairs in spaces outside L1; the data type in which values were made.
     lying_outside: set[tuple[int, TensorDesc]] = field(default_factory=set)
     made_in: dict[int, DataType] = field(default_factory=dict)
     first_seconds: float = 0.0
@@ -143,7 +145,7 @@ class _Reading:
                 back, use = self._back_seconds(held), min(uses)
                 self._stay(held, use, back)
                 held.idle_since = use + 1
-                # It is wanted once more at an unknown time: the later, the longer it can be away.
+                # It will be read again at an unknown time: the later, the longer it can be evicted.
                 after = back * (end - use - 1) / (end - len(request.tasks))
             self._stay(held, end, after)
         idle = [0] * (end + 1)
@@ -159,7 +161,7 @@ class _Reading:
         )
 
     def _read_residents(self) -> int:
-        """Opens what lies in L1 at the start; the bytes that cannot leave."""
+        """Open the buffers in L1 at the start; return the bytes that cannot be evicted."""
         request, stuck = self.request, 0
         users: dict[int, list[tuple[int, Instance]]] = {}
         places = {b.number: b for b in request.buffers}
@@ -177,14 +179,14 @@ class _Reading:
         for buffer in request.buffers:
             inside = users.get(buffer.number, [])
             if buffer.space is not Space.L1 or buffer.address is None:
-                # Views may come together, in their block.
+                # Views may be brought in together with their block.
                 self.is_whole &= len(inside) <= 1
                 continue
             stays = buffer.pinned or not inside
             values = frozenset(value for value, _ in inside)
             if len(inside) > 1:
                 self.shared |= values
-            # A view can come back without the rest of its block.
+            # A view can be brought back without its block.
             self.is_whole &= [instance.desc for _, instance in inside] in ([], [buffer.desc])
             if stays:
                 stuck += buffer.size_per_bank
@@ -197,7 +199,7 @@ class _Reading:
         return stuck
 
     def _open(self, value: int, desc: TensorDesc, held: _Open) -> None:
-        """A value lies in L1 from now on; one in several forms can come back from any."""
+        """Add an instance in L1; a value with several can be brought back from any."""
         if value in self.inside:
             self.is_whole = False
         self.inside.add(value)
@@ -211,7 +213,7 @@ class _Reading:
         return copy_cost(self.request.machine, source, target)[1]
 
     def _back_seconds(self, held: _Open) -> float:
-        """To bring back what waits in DRAM, or what is dropped for a copy outside."""
+        """Return the cost of bringing a holder back from DRAM, or from a copy outside L1."""
         holder = self.holders[held.number]
         sources = [d for value in holder.values for d in self.lossless_outside.get(value, ())]
         if held.is_dirty or not sources or len(holder.values) > 1:
@@ -219,7 +221,7 @@ class _Reading:
         return min(self._seconds(source, holder.desc) for source in sources)
 
     def _read_task(self, t: int, last_use: Mapping[int, int]) -> int:
-        """Ends the stays of what a task reads; the bytes that it needs in L1 meanwhile."""
+        """End the stays of what a task reads; return the bytes that it needs in L1."""
         task = self.request.tasks[t]
         what = task.transformation
         used: dict[int, _Open] = {}
@@ -231,8 +233,8 @@ class _Reading:
             bare = desc.without_address()
             held = self.open.get((value, bare))
             if i in given and not self._gives(task, value, bare, t, last_use):
-                # What is overwritten is a copy that is made for it, and wanted only here; but other
-                # inputs of this task may be copied from it.
+                # The task overwrites a copy made for it; other inputs of the task may be copied
+                # from it.
                 if desc.layout.space is Space.L1:
                     need += self._size(bare)
                 self._copy(value, bare)
@@ -272,7 +274,7 @@ class _Reading:
     def _gives(
         self, task: NumberedTask, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
     ) -> bool:
-        """Whether an output may lie where this input lies: nobody else reads it."""
+        """Whether an output may overwrite this input in place: it has no other reader."""
         bare = desc.without_address()
         return (
             last_use[value] <= t
@@ -289,7 +291,7 @@ class _Reading:
         return room_per_bank(desc, self.request.machine.shape)
 
     def _copied(self, value: int, desc: TensorDesc, t: int) -> _Open:
-        """A copy in L1 that a task wants; another one has been before, so it can be dropped."""
+        """Add a copy in L1 made for a task; it can be dropped, as another instance exists."""
         made = self._new(frozenset({value}), desc, self._size(desc), t)
         made.is_dirty = False
         self._copy(value, desc)
@@ -297,18 +299,18 @@ class _Reading:
         return made
 
     def _copy(self, value: int, desc: TensorDesc) -> None:
-        """A copy that every plan makes, from wherever it takes least."""
+        """Add the cost of a copy that every plan makes, from the cheapest source."""
         lying = [d for other, d in (*self.open, *self.pinned) if other == value]
         sources = {*self.lossless_outside.get(value, ()), *lying, *self._left_as(value)}
         seconds = []
         for source in sources:
-            # Where nothing can come from, it does not.
+            # Sources without a path do not count.
             with suppress(LayoutError):
                 seconds.append(self._seconds(source, desc))
         self.first_seconds += min(seconds, default=0.0)
 
     def _left_as(self, value: int) -> set[TensorDesc]:
-        """How a value may come to lie where it has left a space."""
+        """Return the layouts in which a value may be stored after an eviction."""
         inside = [desc for other, desc in self.open if other == value]
         outside = [
             d for d in self.lossless_outside.get(value, ()) if (value, d) in self.lying_outside
@@ -317,8 +319,7 @@ class _Reading:
         return left | {waiting_desc(desc, Space.HOST) for desc in (*inside, *outside)}
 
     def _is_wanted_outside(self, value: int, desc: TensorDesc) -> None:
-        """A task reads a value in another space: every plan copies it there, once, unless it lies
-        there or comes there when it leaves; it survives in the copy, if that has lost nothing."""
+        """Add a read outside L1: one copy, unless it is there or gets there by an eviction."""
         kind = desc.layout.data_type
         if (value, desc) not in self.lying_outside:
             if desc not in self._left_as(value):
@@ -332,8 +333,7 @@ class _Reading:
                 held.is_dirty = not self._is_clean_by(held)
 
     def _is_clean_by(self, held: _Open) -> bool:
-        """Whether what was written nowhere goes for nothing now, as copies lie outside of L1 and
-        are not so dear to bring back that it is better written to DRAM as it is."""
+        """Whether the copies outside L1 are cheap enough to make writing to DRAM unnecessary."""
         holder = self.holders[held.number]
         if not holder.values <= self.lossless_outside.keys():
             return False
@@ -341,7 +341,7 @@ class _Reading:
         dear = min(self._seconds(source, holder.desc) for source in outside)
         waiting = self._seconds(waiting_desc(holder.desc), holder.desc)
         if waiting < dear <= holder.write_seconds + waiting:
-            # Which is better depends on how often it comes back.
+            # The better choice depends on how often it is brought back.
             self.is_whole = False
         return dear <= holder.write_seconds + waiting
 
@@ -352,28 +352,25 @@ class _Reading:
             )
 
     def _end(self, value: int, end: int) -> None:
-        """Nobody reads a value any more: what only it lies in is free."""
+        """End a dead value; a holder without other values is free."""
         for key in [key for key in self.open if key[0] == value]:
             held = self.open.pop(key)
             if all(other is not held for other in self.open.values()):
                 self._stay(held, end, 0.0)
 
 
-# Greedy cover
-
-#: Bits that cost nothing: what comes earlier is preferred then.
+#: Cost of a stay that costs nothing, so that fewer are chosen.
 _LEAST = 1e-18
-#: A byte counts as so much of the least time that one takes: of what takes as long as something
-#: else the fewest bytes go.
+#: Weight of a byte relative to the least time per byte: breaks ties in favour of fewer bytes.
 BYTES = 1e-11
-#: What takes no more than this times something else takes as long.
+#: Costs within this factor are equal.
 EQUAL = 1 - 1e-14
 
 
 class CoverProblem:
-    """A chain in arrays: stays over the tasks at which something must be away, numbered anew.
+    """A chain as arrays: stays over the tasks at which something must be evicted, renumbered.
 
-    `spans[i]` is the half-open range of these tasks, `need[j]` bytes that must be away at task j.
+    `spans[i]` is the half-open range of these tasks, `need[j]` the bytes to evict at task j.
     """
 
     __slots__ = (
@@ -387,13 +384,13 @@ class CoverProblem:
         for task in sorted(over):
             here = tuple(over[task])
             if sets and sets[-1] == here:
-                # The same stays as at the task before: only the larger need counts.
+                # Same stays as at the task before: keep the larger need.
                 if chain.excess[task] > chain.excess[tight[-1]]:
                     tight[-1] = task
                 continue
             tight.append(task)
             sets.append(here)
-        #: The numbers in the chain of the stays that are looked at.
+        #: Numbers of the stays in the chain.
         self.stays = sorted({number for here in sets for number in here})
         index = {number: i for i, number in enumerate(self.stays)}
         self.over = [tuple(index[number] for number in here) for here in sets]
@@ -410,7 +407,7 @@ class CoverProblem:
         self.spans = [(a, b + 1) for a, b in zip(first, last, strict=True)]
         chosen = [chain.stays[number] for number in self.stays]
         self.sizes = [stay.nbytes for stay in chosen]
-        #: For how much a stay counts at each task of its span: no more than what is needed.
+        #: Bytes that a stay contributes at each task of its span, at most the need.
         self.counts = [
             [float(min(size, n)) for n in self.need[a:b]]
             for size, (a, b) in zip(self.sizes, self.spans, strict=True)
@@ -427,7 +424,7 @@ class CoverProblem:
             stay.back_seconds + (byte * nbytes[stay.holder] if stay.back_seconds else _LEAST)
             for stay in chosen
         ]
-        #: The holder whose writing a stay asks for; -1 if it asks for none.
+        #: The holder that must be written for a stay; -1 if none.
         self.holder = [stay.holder if stay.is_dirty else -1 for stay in chosen]
         self.write = {h: holder.write_seconds + byte * nbytes[h] for h, holder in holders.items()}
         self.groups: dict[int, list[int]] = {}
@@ -436,20 +433,20 @@ class CoverProblem:
                 self.groups.setdefault(holder, []).append(i)
 
     def seconds(self, away: Iterable[int]) -> float:
-        """What it costs that these give way."""
+        """Return the cost of evicting these stays."""
         chosen = set(away)
         written = {self.holder[i] for i in chosen} - {-1}
-        # To the last bit, in whatever order: of covers that cost the same the first is taken.
+        # Exact summation, so that the order does not matter.
         return fsum([*(self.back[i] for i in chosen), *(self.write[h] for h in written)])
 
     def is_hopeless(self) -> bool:
-        """Whether at some task not enough can give way: then the chain does not fit at all."""
+        """Whether the chain does not fit even with every stay evicted."""
         return any(sum(self.sizes[i] for i in here) < n
                    for here, n in zip(self.over, self.need, strict=True))  # fmt: skip
 
 
 def least_sum(least: int, sizes: Sequence[int]) -> int:
-    """The least sum of some of the sizes that is not below `least`; `least` where there is none.
+    """Return the least sum of some of the sizes that is at least `least`; `least` if there is none.
 
     >>> least_sum(5, [2, 4, 4]), least_sum(5, [2, 2])
     (6, 5)
@@ -468,12 +465,12 @@ Rank = Callable[[int, int, list[float], float], tuple[float, ...]]
 
 
 def _farthest(problem: CoverProblem) -> Rank:
-    """The one whose next use is farthest; among equals the cheapest (Belady's rule)."""
+    """Farthest next use first (Belady's rule), then the cheapest."""
     return lambda i, j, left, price: (-problem.spans[i][1], price)
 
 
 def _cheapest(problem: CoverProblem) -> Rank:
-    """The least price for a byte that is needed."""
+    """The least cost per byte that is needed."""
 
     def rank(i: int, j: int, left: list[float], price: float) -> tuple[float, ...]:
         size = problem.sizes[i]
@@ -484,7 +481,7 @@ def _cheapest(problem: CoverProblem) -> Rank:
 
 
 def _sufficient(problem: CoverProblem) -> Rank:
-    """The cheapest that is enough by itself; else the largest."""
+    """The cheapest that is sufficient alone, else the largest."""
     return lambda i, j, left, price: (
         problem.sizes[i] < left[j], price if problem.sizes[i] >= left[j] else -problem.sizes[i],
     )  # fmt: skip
@@ -494,8 +491,7 @@ RANKS = (_farthest, _cheapest, _sufficient)
 
 
 def repaired(problem: CoverProblem, rank: Rank) -> list[int]:
-    """Stays give way, in the order of tasks, until enough do; then those that need not stay after
-    all."""
+    """Evict stays task by task in the order of `rank`, then drop redundant ones."""
     chosen: dict[int, None] = {}
     left = list(problem.need)
     written = {-1}
@@ -516,7 +512,7 @@ def repaired(problem: CoverProblem, rank: Rank) -> list[int]:
 
 
 def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[float]) -> list[int]:
-    """Those of the chosen that must give way; the dearest are asked first."""
+    """Drop stays that need not be evicted, the most expensive first."""
     stay: set[int] = set()
     for i in sorted(chosen, key=lambda i: (-problem.back[i], problem.sizes[i], i)):
         size = problem.sizes[i]
@@ -529,23 +525,24 @@ def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[float]) -> 
 
 
 def covered(problem: CoverProblem) -> list[int] | None:
-    """The cheapest cover of the greedy ones; None where there is none."""
+    """Return the cheapest greedy cover, None if there is none."""
     if problem.is_hopeless():
         return None
     found = [repaired(problem, make(problem)) for make in RANKS]
     return min(found, key=problem.seconds)
 
 
-# Lower bound
-
-#: Rounds without a better bound after which the step is halved; the least step.
+#: Halve the step after so many rounds without a better bound; stop below the least step.
 PATIENCE = 4
 LEAST_SCALE = 1e-2
 
 
 def prices_of(problem: CoverProblem, upper: float, rounds: int) -> tuple[float, list[float]]:
-    """(seconds that any cover costs at least, a price for each tight task), after so many rounds;
-    a bound of `upper` is enough."""
+    """Search multipliers by subgradient steps.
+
+    Returns:
+        A lower bound on the seconds of any cover, and a price for each task.
+    """
     prices = [0.0] * len(problem.need)
     best, best_prices = 0.0, prices
     scale, waited = 1.0, 0
@@ -563,7 +560,7 @@ def prices_of(problem: CoverProblem, upper: float, rounds: int) -> tuple[float, 
                 break
             _, slack = _at(problem, best_prices)
             prices, value = best_prices, best
-        # What is not needed and has no price pulls at nothing.
+        # A satisfied need with price 0 has no gradient.
         slack = [0 if s < 0 and not p else s for s, p in zip(slack, prices, strict=True)]
         norm = sum(s * s for s in slack)
         if not norm:
@@ -574,7 +571,7 @@ def prices_of(problem: CoverProblem, upper: float, rounds: int) -> tuple[float, 
 
 
 def reduced(problem: CoverProblem, prices: Sequence[float]) -> list[float]:
-    """What each stay costs less the price of the needs that it meets."""
+    """Return the cost of each stay minus the prices of the needs that it meets."""
     return [
         back - sum(map(float.__mul__, prices[a:b], counts))
         for back, (a, b), counts in zip(problem.back, problem.spans, problem.counts, strict=True)
@@ -582,7 +579,7 @@ def reduced(problem: CoverProblem, prices: Sequence[float]) -> list[float]:
 
 
 def _at(problem: CoverProblem, prices: Sequence[float]) -> tuple[float, list[float]]:
-    """The least cost at given prices, and what is still needed then at each task."""
+    """Return the Lagrangian bound at given prices, and its subgradient."""
     value = sum(map(float.__mul__, prices, problem.need))
     less = reduced(problem, prices)
     chosen: list[int] = []
@@ -603,23 +600,26 @@ def _at(problem: CoverProblem, prices: Sequence[float]) -> tuple[float, list[flo
     return value, slack
 
 
-# Beam search
-
-#: Stays that are away, as a chain of pairs: the last one first.
+#: Evicted stays as a linked list, the last one first.
 _Trail: TypeAlias = "tuple[int, _Trail] | None"
-#: Seconds at least, bytes away that count at this task, stays away.
+#: Lower bound in seconds, evicted bytes that count at this task, evicted stays.
 _Way: TypeAlias = tuple[float, float, _Trail]
 
 
 def swept(
     problem: CoverProblem, prices: Sequence[float], upper: float, width: int
 ) -> tuple[list[int] | None, float]:
-    """(A cover cheaper than `upper`, seconds that any such cover costs at least); None where there
-    is none among those looked at, `upper` where there is none at all."""
+    """Improve a cover by beam search over the tasks.
+
+    Returns:
+        A cover cheaper than `upper` if one was found, and a lower bound on the seconds of any such
+            cover (`upper` if there is none).
+    """
     least, here, away = _steps(problem, prices)
     tasks = len(problem.need)
     starting, bit_of, going_on = _bits(problem.spans, tasks)
-    # A holder is asked whether it is written from its first stay's start to its last one's.
+    # The state tracks whether a holder is written from the start of its first stay to the end of
+    # its last.
     starts = [[problem.spans[i][0] for i in group] for group in problem.groups.values()]
     _, bits, asked_again = _bits([(min(s), max(s) + 1) for s in starts], tasks)
     written_bits = dict(zip(problem.groups, bits, strict=True))
@@ -629,7 +629,7 @@ def swept(
     ways: dict[tuple[int, int], _Way] = {(0, 0): (least, 0.0, None)}
     for j, need in enumerate(problem.need):
         over, alive = going_on[j], asked_again[j]
-        # What is away counts no more once its stay is over, and else as much as is needed now.
+        # Adjust the counted bytes of evicted stays for this task.
         changes = [
             (bit_of[i], change)
             for i in (problem.over[j - 1] if j else ())
@@ -653,7 +653,7 @@ def swept(
                 if stays < enough and n + rest >= need:
                     branched[gone, written] = stays, n, trail
                 key = gone | bit_of[i], written | bit
-                # One that has written the holder before may have come to the same.
+                # Another state may have reached the same key at a lower cost.
                 if leaves < branched.get(key, dear)[0] and n + count + rest >= need:
                     branched[key] = leaves, n + count, (i, trail)
             ways, left_out = _kept(branched, width, left_out)
@@ -673,7 +673,7 @@ def swept(
 
 
 def _count(problem: CoverProblem, i: int, j: int) -> float:
-    """For how much a stay that begins no later counts at a task: nothing once it is over."""
+    """Return the bytes that a stay contributes at a task: 0 after its end."""
     first, end = problem.spans[i]
     return problem.counts[i][j - first] if j < end else 0.0
 
@@ -681,8 +681,12 @@ def _count(problem: CoverProblem, i: int, j: int) -> float:
 def _bits(
     spans: Sequence[tuple[int, int]], tasks: int
 ) -> tuple[list[list[int]], list[int], list[int]]:
-    """Half-open spans by the task at which they start; a bit for each, that no span has which it
-    meets, so keys stay short however long the chain is; the bits of those that go on, by task."""
+    """Assign a bit to each half-open span, unique among overlapping ones, so that keys stay short.
+
+    Returns:
+        The spans that start at each task, the bit of each span, and the bits of the spans that
+            continue at each task.
+    """
     starting: list[list[int]] = [[] for _ in range(tasks)]
     ending: list[list[int]] = [[] for _ in range(tasks + 1)]
     for i, (first, end) in enumerate(spans):
@@ -705,7 +709,7 @@ def _bits(
 def _kept(
     ways: dict[tuple[int, int], _Way], width: int, left_out: float
 ) -> tuple[dict[tuple[int, int], _Way], float]:
-    """The `width` ways that cost least, and what the cheapest costs that was left out so far."""
+    """Keep the `width` cheapest states; return them and the least cost discarded so far."""
     if len(ways) <= width:
         return ways, left_out
     ranked = sorted(ways.items(), key=lambda item: item[1][0])
@@ -715,8 +719,10 @@ def _kept(
 def _steps(
     problem: CoverProblem, prices: Sequence[float]
 ) -> tuple[float, tuple[list[float], list[float]], tuple[list[float], list[float]]]:
-    """(The bound before anything is chosen; by how much it rises where a stay is kept, and where it
-    gives way: each once its holder is written, and before)."""
+    """Return the initial bound, and by how much it rises if a stay is kept or evicted.
+
+    The rises are given twice: if its holder is written already, and if not.
+    """
     less = reduced(problem, prices)
     here = [max(0.0, -n) for n in less], [0.0] * len(less)
     away = [max(0.0, n) for n in less], [0.0] * len(less)
@@ -732,14 +738,13 @@ def _steps(
     return least, here, away
 
 
-#: Rounds of prices, and states that the sweep keeps.
+#: Rounds of `prices_of`, and the beam width of `swept`.
 ROUNDS, WIDTH = 40, 100
 
 
 @dataclass(frozen=True, slots=True)
 class StayChoice:
-    """Stays that give way, what that costs in simulated seconds, and what any choice costs at
-    least. `is_best`: there is none that costs less."""
+    """The stays to evict, their cost, and a lower bound on the cost of any choice."""
 
     away: tuple[Stay, ...]
     seconds: float
@@ -747,17 +752,20 @@ class StayChoice:
 
     @property
     def is_best(self) -> bool:
-        """Whether the bound proves that no choice is better."""
+        """Whether the bound proves the choice optimal."""
         return self.seconds <= self.least_seconds * (1 + 1e-9)
 
 
 def choose(
     chain: StayChain, rounds: int = ROUNDS, width: int = WIDTH, looks: float = inf
 ) -> StayChoice | None:
-    """Who gives way over a chain; None where no choice makes it fit.
+    """Choose the stays to evict over a chain; None if it does not fit.
 
-    `rounds` bounds the search for prices, `width` the sweep, and `looks` both together, in stays
-    looked at over a task: what is more than that is left to the greedy covers.
+    Args:
+        chain: The stays.
+        rounds: Limit of the search for prices.
+        width: Beam width.
+        looks: Limit of both together in (stay, task) pairs; 0 leaves the greedy cover.
     """
     problem = CoverProblem(chain)
     if not problem.need:

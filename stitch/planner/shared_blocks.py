@@ -1,4 +1,4 @@
-"""Views of one block: whether a task reads them in it, or apart, as copies of their own."""
+"""Views of one block: decide whether a task reads them from the block or from separate copies."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stitch.planner.plan_state import OtherWay, PlanState
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask
 
-#: Views (value, descriptor) and where they begin in the block in which they lie, by that block and
-#: the space where they are wanted.
+#: By (block, space where they are read): views (value, descriptor) and their byte offset in the
+#: block.
 _Parts = dict[tuple[int, Space], dict[tuple[int, TensorDesc], int]]
 
 
 def run_with_views(
     state: PlanState, task: NumberedTask, run: Callable[[PlanState, NumberedTask], None]
 ) -> None:
-    """Runs a task by `run`. Where something leaves for it, the views that it reads are tried out of
-    their blocks and in them, and what takes the least time is done.
+    """Plan a task with `run`. If that evicts something, try reading its views from copies and from
+    their blocks, and keep the fastest option.
 
-    Raises what `run` raises where no way has room.
+    Raises what `run` raises if no option fits.
     """
     if not _reads_views(state, task):
         return run(state, task)
@@ -48,7 +48,7 @@ def run_with_views(
         wider = way | state.views
         take_back()
         best = min(seconds, key=lambda way: (seconds[way], len(way)))
-        # All together, and all but those of one block, which may stay then.
+        # All options together, and without those of one block each.
         blocks = {i.buffer for value, _ in best for i in state.values[value]}
         fewer = [frozenset(o for o in best if o[0] not in state.users[b]) for b in sorted(blocks)]
         way = next((way for way in (wider, *fewer) if way not in seconds), best)
@@ -56,11 +56,11 @@ def run_with_views(
             try:
                 raise refused
             finally:
-                del refused  # Else it would keep itself alive, and all that its callers hold.
+                del refused  # Break the reference cycle with the traceback.
 
 
 def _reads_views(state: PlanState, task: NumberedTask) -> bool:
-    """Whether an input of a task lies in a block that is not its alone."""
+    """Whether an input of the task shares its buffer with other values."""
     return any(
         len(state.users[i.buffer]) > 1 or i.desc != state.buffers[i.buffer].desc
         for value in task.inputs
@@ -70,8 +70,7 @@ def _reads_views(state: PlanState, task: NumberedTask) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A block that waits elsewhere comes back, for views of it (value, descriptor) by the bytes at
-    which they begin in it."""
+    """Bring an evicted block back, for views of it: (value, descriptor) to byte offset."""
 
     want: Want
     views: dict[tuple[int, TensorDesc], int]
@@ -80,7 +79,7 @@ class Return:
 def blocks_to_return(
     state: PlanState, task: NumberedTask, demands: Mapping[Space, RoomDemand]
 ) -> list[Return]:
-    """The blocks that a task had better read whole, as the views of them take more room apart."""
+    """Return the blocks to bring back whole because their views take more memory separately."""
     for value, joins in state.otherwise:
         if joins:
             for copy in _copies_beside(state, value):
@@ -99,7 +98,7 @@ def blocks_to_return(
             want = Want(block.origin, block.origin, desc, None, size, owner, owner)
             found.append(Return(want, views))
             if is_spare(state, block):
-                # Else it may be dropped before it is read; others go together, wherever they go.
+                # Keep a redundant block until it has been read; others are evicted as a whole.
                 demands[block.space].locked.add(number)
                 state.locked.add(number)
     return found
@@ -108,8 +107,7 @@ def blocks_to_return(
 def returned_for(
     view: tuple[int, TensorDesc], address: int | None, returns: Iterable[Return]
 ) -> tuple[Want, int] | None:
-    """The block that comes back for a view, to the address that is asked for, and where the view
-    begins in it; None: no block does."""
+    """Return the block that is brought back for a view, and the view's byte offset, if any."""
     for back in returns:
         offset, want = back.views.get(view), back.want
         if offset is None or (address is not None and offset):
@@ -121,7 +119,7 @@ def returned_for(
 
 
 def bring_back(state: PlanState, back: Return) -> None:
-    """Copy a block whole into its new buffer; what lies in it then lies there as well."""
+    """Copy a block into its new buffer; all its values then have an instance there."""
     values, new = {value for value, _ in back.views}, back.want.buffer
     sources = [
         state.buffers[i.buffer]
@@ -142,9 +140,9 @@ def bring_back(state: PlanState, back: Return) -> None:
 def other_ways(
     state: PlanState, task: NumberedTask, served: Iterable[tuple[int, Instance]]
 ) -> frozenset[OtherWay]:
-    """How else the views that a task reads could be read in less room.
+    """Return further options to read the task's views in less memory.
 
-    `served`: its inputs (value, instance) that lie as it wants them.
+    `served`: the inputs (value, instance) that are read in place.
     """
     views: dict[int, set[tuple[int, TensorDesc]]] = {}
     for value, instance in served:
@@ -168,7 +166,7 @@ def other_ways(
 
 
 def _parts(state: PlanState, task: NumberedTask) -> _Parts:
-    """The inputs of a task that lie in blocks with others, and could be read in them."""
+    """Return the inputs of a task that are stored in shared blocks and can be read from them."""
     parts: _Parts = {}
     given = {i for _, i in task.transformation.aliases}
     for index, (value, desc) in enumerate(
@@ -191,7 +189,7 @@ def _parts(state: PlanState, task: NumberedTask) -> _Parts:
 
 
 def _in_blocks(state: PlanState, value: int) -> list[Instance]:
-    """The whole instances of a value that share their buffer with other values."""
+    """Return the exact instances of a value in shared buffers."""
     origin = state.values[value][0].desc.layout.data_type
     return [
         i
@@ -201,7 +199,7 @@ def _in_blocks(state: PlanState, value: int) -> list[Instance]:
 
 
 def _copies_beside(state: PlanState, value: int) -> list[Instance]:
-    """Copies of a value that hold nothing else, where it lies in a block as well."""
+    """Return the separate copies of a value that is also stored in a block."""
     return [
         i
         for i in (state.values[value] if _in_blocks(state, value) else ())

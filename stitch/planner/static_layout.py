@@ -1,11 +1,11 @@
-"""Search fixed addresses for the tensors of a whole plan, so that fewer bytes are moved.
+"""Search static addresses for the tensors of a whole plan, so that fewer bytes are moved.
 
 A *moment* is a run of tasks in which buffers are allocated and none is freed, so its last task sees
 all of them. The search visits the moments forwards or backwards (a move costs the same either way)
 and puts each new buffer into a hole, preferably beside a neighbour that is freed at about the same
-time. Where no hole is large enough, the mover makes one. The weights of these rules are drawn
-anew for every pass. Each pass starts from one of the best layouts so far, near a moment at which
-something moves. Effort is counted, never timed.
+time. If no hole is large enough, the mover makes one. The weights of these rules are drawn anew for
+every pass, which starts from the best layouts so far, near a moment with moves. Effort is counted,
+never timed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Free, Plan, Rel
 from stitch.program import Space
 from stitch.tasks import NumberedTask, TransformationKind
 
-# Lifetimes of buffers
-
-#: Where each life lies at a moment, by its position among all.
+#: Addresses at a moment, by the index of the lifetime.
 Layout = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A buffer, there from moment `first` to moment `last`, both included.
+    """The lifetime of a buffer: moments `first` to `last`, both included.
 
-    `before`: where it lay before the first task, None if a task makes it. `made`: by which task,
-    and the how manieth of its buffers it is.
+    `before`: its address before the first task, if it is resident. `made`: else (task, index among
+    the buffers that the task allocates in the space).
     """
 
     number: int
@@ -47,10 +45,10 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """Those of a space that may lie elsewhere, with all that limits them.
+    """The buffers of a space that may get other addresses, and their constraints.
 
     `begins`: the first task of each moment. `obstacles`: by moment, the regions (address, size) of
-    what lies where it must. `layouts`: by moment, where the plan has them.
+    buffers with required addresses and of scratch. `layouts`: by moment, the plan's addresses.
     """
 
     base: int
@@ -65,7 +63,7 @@ class Lives:
 
 @dataclass(slots=True)
 class _Stay:
-    """A buffer from task to task, and where it lies from which task on."""
+    """A buffer with its lifetime in tasks, and (task, address) for each address it gets."""
 
     buffer: Buffer
     first: int
@@ -78,7 +76,7 @@ class _Stay:
 
 
 def lives_in(plan: Plan, space: Space) -> Lives:
-    """Who lives in a space of a plan's machine while it runs."""
+    """Return the lifetimes of the buffers of a space in a plan."""
     shape = plan.request.machine.shape.space(space)
     stays, regions = _stays(plan, space)
     tasks, named = len(plan.request.tasks), plan.fixed
@@ -116,7 +114,7 @@ def lives_in(plan: Plan, space: Space) -> Lives:
 
 
 def _stays(plan: Plan, space: Space) -> tuple[list[_Stay], dict[int, tuple[int, int]]]:
-    """The buffers of a space that see a task; and by task the region of its scratch there."""
+    """Return the buffers that exist during a task, and the scratch region of each task."""
     tasks = plan.request.tasks
     here = {
         b.number: _Stay(b, 0, len(tasks) - 1, None, [(-1, b.address)])
@@ -133,7 +131,7 @@ def _stays(plan: Plan, space: Space) -> tuple[list[_Stay], dict[int, tuple[int, 
                 here[b.number] = _Stay(b, task, len(tasks) - 1, (task, count), [(task, b.address)])
                 count += 1
         elif isinstance(step, Free) and step.buffer in here:
-            # What goes for a task's sake goes before anything is made for it.
+            # Buffers freed for a task are freed before its own buffers are allocated.
             gone = here.pop(step.buffer)
             gone.last = task - 1
             done.append(gone)
@@ -149,37 +147,36 @@ def _stays(plan: Plan, space: Space) -> tuple[list[_Stay], dict[int, tuple[int, 
 
 
 def _ends(step: Step, task: NumberedTask) -> bool:
-    """Whether a task is done with this step of it."""
+    """Whether a step is the last one of a task."""
     if task.transformation.kind is TransformationKind.COPY:
         return isinstance(step, Copy) and step.kind == "copy" and step.made == task.outputs[0]
     return isinstance(step, Execute)
 
 
-# Search over moments
-
 _SEED = 3
-#: Work for each life: to put one somewhere is one, to have the mover make room is more.
+#: Work limit per lifetime. Choosing a hole counts 1, calling the mover `ARRANGING`.
 EFFORT, ARRANGING = 200, 25
-#: How much of its usual work the mover takes each time: what it misses another run may find.
+#: Share of its usual work limit that the mover gets.
 _SHARE = 0.3
-#: Runs over all moments with which the search begins.
+#: Number of initial passes over all moments.
 STARTS = 8
-#: How many moments before (behind) one at which something moves a run begins.
+#: How many moments before (or after) one with moves a pass begins.
 _BEFORE = (0, 1, 2, 4, 8, 16, 32)
-#: What is drawn for a run: how much the rest of a hole counts, and by how much all may vary.
+#: Random parameters of a pass: the weight of the rest of a hole, the variation of prices, and the
+#: disorder of new buffers.
 _WEIGHTS, _CHANCES, _DISORDER = (10.0, 20.0, 40.0, 80.0), (0.3, 0.8), (0.0, 0.3, 1.0)
-#: A wall is a neighbour that goes so much later or sooner, in hundredths of all moments; a hole
-#: that is filled counts as so many.
+#: A wall counts as a neighbour whose end differs by so many hundredths of all moments; filling a
+#: hole exactly saves so many.
 _WALL, _FILLED = 3.0, 30.0
 
-#: Start, end, and whose: a life, or -1.
+#: Start, end, and lifetime (-1: an obstacle).
 _Taken = tuple[int, int, int]
 
 
 def search(lives: Lives, effort: int = EFFORT) -> tuple[Layout, ...] | None:
-    """Layouts that cost less than those of the plan, None where none were found.
+    """Return layouts that cost less than the plan's, or None.
 
-    A tensor that moves costs its bytes and those that take as long as it takes to start a move.
+    The cost of a move is the buffer's size plus `operation_size`.
     """
     found = _Search(lives, effort * len(lives.lives))
     least = found.costs
@@ -188,7 +185,7 @@ def search(lives: Lives, effort: int = EFFORT) -> tuple[Layout, ...] | None:
 
 
 class _Search:
-    """The best layouts so far, what moving before each moment costs, and the work that is left."""
+    """The best layouts so far, the cost of the moves before each moment, and the remaining work."""
 
     def __init__(self, lives: Lives, work: int) -> None:
         self.problem, self.work = lives, work
@@ -211,7 +208,7 @@ class _Search:
         self.costs = [self._moving(*pair) for pair in zip(sides, lives.layouts, strict=False)]
 
     def improve(self) -> None:
-        """Runs until the work is done, or nothing moves any more."""
+        """Run passes until the work limit, or until nothing moves."""
         chance, last = self._chance, self._count
         for start in range(STARTS):
             self._try(last if start % 2 else -1, start % 2 == 1, sum(self.costs))
@@ -226,7 +223,7 @@ class _Search:
                 self._try(begin, False, sum(self.costs[begin + 1 :]))
 
     def _try(self, begin: int, backwards: bool, most: int) -> None:
-        """One run from a moment on; what it finds is kept if it costs at most so much."""
+        """Run one pass; keep its layouts if they cost no more."""
         made = self._run(begin, backwards, most)
         if made is None:
             return
@@ -237,13 +234,11 @@ class _Search:
             self.layouts, self.costs = layouts, costs
 
     def _moving(self, before: Layout, after: Layout) -> int:
-        """What it costs to come from one layout to the next."""
         costs, get = self._costs, before.get
         return sum([costs[i] for i, at in after.items() if get(i, at) != at])
 
     def _run(self, begin: int, backwards: bool, most: int) -> dict[int, Layout] | None:
-        """Layouts of all moments after (before) one; None where they cost too much, or do not
-        exist."""
+        """Return the layouts of all moments after (before) one; None if they cost over `most`."""
         self._weight = self._chance.choice(_WEIGHTS)
         self._vary, disorder = self._chance.choice(_CHANCES), self._chance.choice(_DISORDER)
         self._ends = self._firsts if backwards else self._lasts
@@ -273,7 +268,7 @@ class _Search:
         return made
 
     def _put(self, at: int, lying: dict[int, int], coming: Sequence[int]) -> bool:
-        """Gives all that comes at a moment a place; whether there is one for each."""
+        """Assign addresses to the new buffers of a moment; False if they do not fit."""
         obstacles, sizes = self.problem.obstacles[at], self._sizes
         taken = self._taken(at, lying)
         displaced = obstacles and any(a[1] > b[0] for a, b in pairwise(taken))
@@ -301,7 +296,7 @@ class _Search:
         return sorted(taken)
 
     def _hole(self, i: int, taken: list[_Taken]) -> int | None:
-        """Where a life had best begin among what is taken; None where no hole is free."""
+        """Return an address for a buffer, if possible outside its later obstacles; None if full."""
         later = self._named(i)
         if later:
             apart = self._best_hole(i, sorted([*taken, *later]))
@@ -310,7 +305,6 @@ class _Search:
         return self._best_hole(i, taken)
 
     def _named(self, i: int) -> list[_Taken]:
-        """What is taken by what lies where it must while a life lasts."""
         later = self._later[i]
         if later is None:
             regions = self.problem.obstacles[self._firsts[i] : self._lasts[i] + 1]
@@ -339,8 +333,7 @@ class _Search:
         return best
 
     def _arrange(self, at: int, lying: dict[int, int], coming: int | None) -> bool:
-        """Has the mover make room for what comes, and for what lies where something else must;
-        whether there is any."""
+        """Let the mover make a hole, and move buffers off obstacles; False if it cannot."""
         problem, sizes = self.problem, self._sizes
         obstacles = problem.obstacles[at]
         self.work -= ARRANGING
@@ -366,15 +359,12 @@ class _Search:
         return True
 
 
-# Result
-
-
 @dataclass(frozen=True, slots=True)
 class StaticLayout:
-    """Addresses in a space, chosen with all lifetimes in view.
+    """Addresses in a space, chosen for all lifetimes at once.
 
-    `allocations`: by task and the how manieth of its buffers there it is. `moves`: by task, the
-    (buffer, from, to) that move before it.
+    `allocations`: by (task, index among its buffers in the space). `moves`: by task, the moves
+    (buffer, from, to) before it.
     """
 
     space: Space
@@ -383,7 +373,7 @@ class StaticLayout:
 
 
 def standing_for(plan: Plan) -> StaticLayout | None:
-    """Where the tensors of a plan had better lie; None where what moves in it moves no less."""
+    """Return addresses for which a plan moves fewer bytes in L1; None if none are found."""
     if not _may_stand(plan):
         return None
     lives = lives_in(plan, Space.L1)
@@ -407,8 +397,7 @@ def standing_for(plan: Plan) -> StaticLayout | None:
 
 
 def _may_stand(plan: Plan) -> bool:
-    """Whether something moves in L1 after something that the plan has made there is gone: else
-    lifetimes say nothing that was not known."""
+    """Whether a plan moves something in L1 after freeing a buffer that it allocated there."""
     made, gone = set(), False
     for step in plan.steps:
         if isinstance(step, Allocate) and step.buffer.space is Space.L1:

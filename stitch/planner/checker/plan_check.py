@@ -1,15 +1,12 @@
-"""The plan checker: runs a plan symbolically and reports everything that is wrong with it.
+"""Check a plan by running it symbolically, and report everything that is wrong with it.
 
-It shares no code with what makes plans (residency, eviction, mover, planner): it follows
-contents byte range by byte range instead.
-
-Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
-`room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
-(tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
-`stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`, `free_region`,
-`later` (no use that can be predicted for the request), `bound`, `touched`; and two warnings:
-`uncertified`, bytes left a space and the plan does not say why; `undecided`, it does not prove that
-they had to, and neither does the checker, within its bounds.
+Kinds of problems: `address` (out of range, misaligned, overlapping), `buffer` (unknown, or
+allocated twice), `room` (does not fit its buffer), `content` (the bytes are not those that the step
+expects), `order` (tasks missing, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`,
+`transfer`, `stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`,
+`free_region`, `later` (an impossible prediction), `bound`, `touched`; and two warnings:
+`uncertified`, bytes left a space without a reason; `undecided`, neither the certificate nor the
+checker, within its work limit, proves that they had to.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from stitch.errors import Problem
 from stitch.machine import copy_counts, footprint
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
-from stitch.planner.checker.symbolic_memory import ByteMap, Inspection, SymbolicMemory, waiting_form
+from stitch.planner.checker.symbolic_memory import ByteMap, Inspection, SymbolicMemory, gaps
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -34,28 +31,26 @@ from stitch.planner.plan import (
     Plan,
     PlanRequest,
     Relocate,
+    waiting_desc,
 )
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
-
-# --------------------------------------------------------------------------------------------------
-# The end of a plan's check: what it leaves behind, and what it says that it rests on.
 
 Found = tuple[str, str]
 Region = tuple[Space, int, int]
 
 
 def end_problems(
-    plan: Plan, symbolic_memory: SymbolicMemory, read: frozenset[int], used: Sequence[Region]
+    plan: Plan, state: SymbolicMemory, read: frozenset[int], used: Sequence[Region]
 ) -> Iterator[Found]:
-    """(kind, detail) of every disagreement between a plan's claims and its steps.
+    """Yield (kind, detail) of every difference between a plan's claims and its steps.
 
     `read`: resident buffers that steps read, moved or freed. `used`: regions (space, start, end)
-    that steps took, in bytes per bank.
+    that steps used, in bytes per bank.
     """
-    yield from _final_buffers(plan, symbolic_memory)
-    yield from _final_values(plan, symbolic_memory)
-    yield from _kept(plan, symbolic_memory)
+    yield from _final_buffers(plan, state)
+    yield from _final_values(plan, state)
+    yield from _kept(plan, state)
     yield from _free_regions(plan, used)
     yield from _later(plan.request)
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
@@ -77,16 +72,16 @@ def end_problems(
         yield "touched", f"buffer {number} is listed and no resident"
 
 
-def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
+def _final_buffers(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     said = {b.number: b for b in plan.final_buffers}
-    in_spaces = {n: b for n, b in symbolic_memory.buffers.items() if b.address is not None}
+    in_spaces = {n: b for n, b in state.buffers.items() if b.address is not None}
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
         ends, wanted = in_spaces.get(number), said.get(number)
         if ends is not wanted and _nameless(ends) != _nameless(wanted):
             yield "final", f"buffer {number} ends as {_nameless(ends)}, not {_nameless(wanted)}"
     held = {i.buffer for r in plan.final_values for i in r.instances}
     held |= {b.number for b in plan.request.buffers if b.pinned}
-    # What no value used when the plan began is not the plan's to explain.
+    # Buffers without values at the start are not the plan's responsibility.
     began = {i.buffer for r in plan.request.residents for i in r.instances}
     held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):
@@ -97,21 +92,21 @@ def _nameless(buffer: Buffer | None) -> Buffer | None:
     return None if buffer is None else replace(buffer, origin="")
 
 
-def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
+def _final_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     for resident in plan.final_values:
         if not resident.instances:
             yield "final", f"value {resident.value} is said to be alive and lies nowhere"
             continue
         for instance in resident.instances:
-            if not symbolic_memory.holds(instance, resident.value):
+            if not state.holds(instance, resident.value):
                 where = f"buffer {instance.buffer} as {instance.desc.text()}"
                 yield "final", f"value {resident.value} does not lie in {where}"
         primary = resident.instances[0].desc.layout.data_type
-        if primary is not symbolic_memory.made_in.get(resident.value):
+        if primary is not state.made_in.get(resident.value):
             yield "lossy", f"the primary instance of value {resident.value} lost precision"
 
 
-def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
+def _kept(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     request = plan.request
     known = {r.value for r in request.residents if r.instances}
     known |= {v for task in request.tasks for v in task.outputs}
@@ -120,16 +115,14 @@ def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
         whole = [
             i
             for i in final.get(value, ())
-            if i.desc.layout.data_type is symbolic_memory.made_in[value]
-            and symbolic_memory.holds(i, value)
+            if i.desc.layout.data_type is state.made_in[value] and state.holds(i, value)
         ]
         if not whole:
             yield "kept", f"value {value} must survive and does not"
 
 
 def _later(request: PlanRequest) -> Iterator[Found]:
-    """The first prediction that cannot be one for this request; whether it comes true, nobody
-    knows."""
+    """Yield the first prediction that is impossible for this request."""
     known = {r.value for r in request.residents}.union(*(task.outputs for task in request.tasks))
     end, before = len(request.tasks), -1
     for value, use in request.later:
@@ -186,17 +179,13 @@ def _compare(
             yield "free_region", f"{space.value} [{piece.start:#x}, {piece.end:#x}) is not declared"
 
 
-# --------------------------------------------------------------------------------------------------
-# What an eviction must be justified by: everything that had to lie in the space at that moment.
-
-
 def eviction_defect(
     run: Inspection, buffer: Buffer, certificate: Certificate
 ) -> tuple[str, str] | None:
-    """What is wrong with the certificate of an eviction that is due; None where it is confirmed.
+    """Return what is wrong with the certificate of an eviction; None if it is confirmed.
 
-    All that leave a space for one need are justified at once: with this one in its place, and the
-    others gone, there must be no room.
+    All evictions for one demand are justified together: with this buffer kept, and the others gone,
+    the demand must not fit.
     """
     pieces, gaps = _wanted_in(run, buffer.space)
     others = _leaving_with(run, buffer)
@@ -204,16 +193,16 @@ def eviction_defect(
     for other in others:
         pieces.remove(other)
     if others and sorted(certificate.pieces) == before:
-        # So it was said of old: one of them had to go.
+        # Certificates of older versions: at least one of them had to leave.
         return "undecided", f"{len(others) + 1} leave {buffer.space.value}; whether all had to"
     return certificate_defect(certificate, pieces, gaps)
 
 
 def _leaving_with(run: Inspection, buffer: Buffer) -> list[int]:
-    """The sizes of what leaves a space after this buffer, before anything else happens there."""
+    """Return the sizes of the buffers evicted after this one for the same demand."""
     there = {
         n: b.size_per_bank
-        for n, b in run.symbolic_memory.buffers.items()
+        for n, b in run.state.buffers.items()
         if b.space is buffer.space and not b.pinned and b is not buffer
     }
     sizes: list[int] = []
@@ -231,13 +220,13 @@ def _leaving_with(run: Inspection, buffer: Buffer) -> list[int]:
 
 
 def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
-    """The pieces that are wanted in a space beside what is there, and the gaps.
+    """Return the pieces to place in a space, including its live buffers, and the gaps.
 
-    Wanted is what comes next: what comes into the space whole, or bounces through it, or else all
-    that the coming task is given there.
+    The demand is what comes next: an eviction into the space, a bounce through it, or the next
+    task.
     """
     shape = run.machine.shape.space(space)
-    buffers = [b for b in run.symbolic_memory.buffers.values() if b.space is space]
+    buffers = [b for b in run.state.buffers.values() if b.space is space]
     pieces: list[int] = []
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
@@ -253,16 +242,11 @@ def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
         for b in buffers
         if b.number in fixed or b.pinned
     ]
-    taken = ByteMap()
-    for address, size in stuck:
-        taken.write(address, address + size, 0)
-    edges = [shape.base, *(x for p in taken.read(shape.base, shape.limit) for x in p[:2]),
-             shape.limit]  # fmt: skip
-    return pieces, [b - a for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    return pieces, [end - start for start, end in gaps(stuck, shape.base, shape.limit)]
 
 
 def _passing(run: Inspection, space: Space) -> int | None:
-    """Bytes per bank of what comes from another space next, None where a task is next."""
+    """Return the bytes per bank that come from another space next; None if a task is next."""
     for step, after in pairwise(islice(run.plan.steps, run.index + 1, None)):
         if isinstance(step, Allocate) and step.buffer.space is space:
             is_carried = isinstance(after, Copy) and after.kind == "evict"
@@ -277,8 +261,7 @@ def _passing(run: Inspection, space: Space) -> int | None:
 def _given(
     run: Inspection, space: Space
 ) -> tuple[list[Allocate], dict[int, int], list[tuple[int, int]]]:
-    """What the coming task is given in a space: new buffers, addresses that it asks for, scratch
-    at a promised place."""
+    """Return the next task's new buffers in a space, its required addresses, and fixed scratch."""
     allocated: list[Allocate] = []
     tasks = run.plan.request.tasks
     fixed: dict[int, int] = {}
@@ -306,33 +289,29 @@ def _given(
     return allocated, fixed, stuck
 
 
-#: Kinds that do not make a plan wrong.
+#: Kinds of problems that do not make a plan wrong.
 WARNINGS = frozenset({"uncertified", "undecided"})
-#: Where tensors of a space may wait.
+#: The spaces that tensors of a space can be evicted to.
 OUTLETS = {Space.L1: (Space.DRAM, Space.HOST), Space.DRAM: (Space.HOST,)}
 
 
 def check_plan(plan: Plan) -> tuple[Problem, ...]:
-    """Everything that is wrong with a plan, found by running it symbolically.
+    """Return everything that is wrong with a plan, found by running it symbolically; never raises.
 
-    Each problem names the step it was found at; empty for a sound plan. Problems of a kind in
-    `WARNINGS` say that a claim is missing, not that the plan is wrong. Never raises.
+    Each problem names its step. Problems of a kind in `WARNINGS` mean that a proof is missing, not
+    that the plan is wrong.
     """
     checker = _Checker(plan)
     for index, step in enumerate(plan.steps):
         checker.step(index, step)
     for kind, detail in end_problems(
-        plan, checker.symbolic_memory, frozenset(checker.read), tuple(checker.used)
+        plan, checker.state, frozenset(checker.read), tuple(checker.used)
     ):
         checker.problems.append(Problem(kind, "end", detail))
     if checker.next_task != len(plan.request.tasks):
         missing = f"only {checker.next_task} of {len(plan.request.tasks)} tasks run"
         checker.problems.append(Problem("order", "end", missing))
     return tuple(checker.problems)
-
-
-def _bare(desc: TensorDesc) -> TensorDesc:
-    return desc.without_address()
 
 
 class _Checker(Inspection):
@@ -351,11 +330,9 @@ class _Checker(Inspection):
         elif isinstance(step, Execute):
             self._execute(step)
 
-    # -- buffers ----------------------------------------------------------------------------------
-
     def _allocate(self, step: Allocate) -> None:
         buffer = step.buffer
-        if buffer.number in self.symbolic_memory.buffers:
+        if buffer.number in self.state.buffers:
             self.say("buffer", f"buffer {buffer.number} exists already")
             return
         if buffer.address is None or buffer.pinned or buffer.desc.layout.space is not buffer.space:
@@ -364,33 +341,31 @@ class _Checker(Inspection):
         if not self.region(buffer.origin, buffer.space, buffer.address, buffer.size_per_bank):
             return
         end = buffer.address + buffer.size_per_bank
-        taken = self.symbolic_memory.live_in(buffer.space, buffer.address, end)
+        taken = self.state.live_in(buffer.space, buffer.address, end)
         if taken:
             self.say("address", f"{buffer.origin} overlaps {taken[0].origin}")
         if buffer.size_per_bank < footprint(buffer.desc, self.machine.shape).size_per_bank:
             self.say("room", f"{buffer.desc.text()} does not fit {buffer.size_per_bank} B per bank")
-        self.symbolic_memory.buffers[buffer.number] = buffer
+        self.state.buffers[buffer.number] = buffer
         self.used.append((buffer.space, buffer.address, end))
-        place, start, stop = self.symbolic_memory.span(buffer)
-        self.symbolic_memory.memory(place).erase(start, stop)
+        place, start, stop = self.state.span(buffer)
+        self.state.memory(place).erase(start, stop)
 
     def _free(self, step: Free) -> None:
-        buffer = self.symbolic_memory.buffers.get(step.buffer)
+        buffer = self.state.buffers.get(step.buffer)
         if buffer is None or buffer.address is None:
             self.say("buffer", f"buffer {step.buffer} is freed and is not alive")
             return
         if buffer.pinned:
             self.say("pinned", f"{buffer.origin} is pinned and freed")
         self.reads(step.buffer)
-        place, start, stop = self.symbolic_memory.span(buffer)
-        self.symbolic_memory.memory(place).erase(start, stop)
-        del self.symbolic_memory.buffers[step.buffer]
-
-    # -- copies ----------------------------------------------------------------------------------
+        place, start, stop = self.state.span(buffer)
+        self.state.memory(place).erase(start, stop)
+        del self.state.buffers[step.buffer]
 
     def _copy(self, step: Copy) -> None:
-        symbolic_memory = self.symbolic_memory
-        source, target = (symbolic_memory.buffers.get(i.buffer) for i in (step.source, step.target))
+        state = self.state
+        source, target = (state.buffers.get(i.buffer) for i in (step.source, step.target))
         if source is None or target is None:
             missing = step.source.buffer if source is None else step.target.buffer
             self.say("buffer", f"buffer {missing} is not alive")
@@ -399,32 +374,32 @@ class _Checker(Inspection):
         if target.pinned or target.address is None or target.number == source.number:
             self.say("overlap", f"{target.origin} cannot be written by this copy")
             return
-        if not symbolic_memory.room(step.target):
+        if not state.room(step.target):
             self.say("room", f"{step.target.desc.text()} does not fit {target.origin}")
             return
         written = footprint(step.target.desc, self.machine.shape)
         if step.nbytes != written.own_nbytes:
             self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
-        source_desc, target_desc = _bare(step.source.desc), _bare(step.target.desc)
-        counts = copy_counts(source_desc, target_desc, self.machine)
+        ends = step.source.desc.without_address(), step.target.desc.without_address()
+        counts = copy_counts(*ends, self.machine)
         self.check_seconds(step.seconds, self.machine.copy_seconds(counts))
         if step.kind != "copy":
             self._carry(step, source, target)
-            symbolic_memory.carry(source, target)
+            state.carry(source, target)
             return
-        if not symbolic_memory.holds(step.source, step.value):
+        if not state.holds(step.source, step.value):
             self.say("content", f"value {step.value} does not lie whole in {source.origin}")
-        if step.source.desc.layout.data_type is not symbolic_memory.made_in.get(step.value):
+        if step.source.desc.layout.data_type is not state.made_in.get(step.value):
             self.say("lossy", f"value {step.value} is read from a copy of another data type")
         if step.source.desc.shape != step.target.desc.shape:
             self.say("layout", "a copy keeps the shape")
         if step.made != step.value:
             self._run_copy_task(step)
-        symbolic_memory.write(step.target, step.made)
+        state.write(step.target, step.made)
 
     def _carry(self, step: Copy, buffer: Buffer, target: Buffer) -> None:
-        """A whole buffer leaves its space, or comes back."""
-        expected = Instance(target.number, 0, waiting_form(buffer.desc, target.space))
+        """Check an eviction or return of a whole buffer."""
+        expected = Instance(target.number, 0, waiting_desc(buffer.desc, target.space))
         returns = step.kind == "return"
         outer, inner = (buffer, target) if returns else (target, buffer)
         if (
@@ -462,14 +437,12 @@ class _Checker(Inspection):
         self.next_task = index + 1
         return tasks[index]
 
-    # -- tasks -----------------------------------------------------------------------------------
-
     def _in_form(self, what: str, instance: Instance, wanted: TensorDesc) -> None:
-        buffer = self.symbolic_memory.buffers.get(instance.buffer)
-        if instance.desc != _bare(wanted):
+        buffer = self.state.buffers.get(instance.buffer)
+        if instance.desc != wanted.without_address():
             self.say("layout", f"{what} is {instance.desc.text()}, wanted {wanted.text()}")
         at = wanted.layout.address
-        if buffer is None or buffer.address is None or not self.symbolic_memory.room(instance):
+        if buffer is None or buffer.address is None or not self.state.room(instance):
             self.say("room", f"{what} has no room in buffer {instance.buffer}")
         elif at is not None and (buffer.address != at or instance.offset_nbytes):
             self.say("layout", f"{what} lies at {buffer.address:#x}, wanted {at:#x}")
@@ -479,27 +452,27 @@ class _Checker(Inspection):
         if task is None or task.transformation.kind is TransformationKind.COPY:
             self.say("order", f"there is no program {step.task} to run")
             return
-        what, symbolic_memory = task.transformation, self.symbolic_memory
+        what, state = task.transformation, self.state
         if len(step.inputs) != len(what.inputs) or len(step.outputs) != len(what.outputs):
             self.say("layout", f"{what.name!r} has other slots")
             return
         for i, (instance, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
             self.reads(instance.buffer)
             self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", instance, wanted)
-            if not symbolic_memory.holds(instance, task.inputs[i]):
+            if not state.holds(instance, task.inputs[i]):
                 self.say("content", f"input {what.input_name(i)!r} does not hold its value")
         self._outputs(step, task)
         self._scratch(step, task)
         for instance, value in zip(step.outputs, task.outputs, strict=True):
-            if instance.buffer in symbolic_memory.buffers and symbolic_memory.room(instance):
-                symbolic_memory.write(instance, value)
+            if instance.buffer in state.buffers and state.room(instance):
+                state.write(instance, value)
 
     def _outputs(self, step: Execute, task: NumberedTask) -> None:
         what = task.transformation
         aliases = dict(what.aliases)
         for o, (instance, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
             self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", instance, wanted)
-            buffer = self.symbolic_memory.buffers.get(instance.buffer)
+            buffer = self.state.buffers.get(instance.buffer)
             given = aliases.get(o)
             if buffer is not None and buffer.pinned and not (buffer.shared and given is not None):
                 self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
@@ -525,13 +498,11 @@ class _Checker(Inspection):
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
             self.say("scratch", f"{size} B per bank at {address:#x} are not what was promised")
         operands = {i.buffer for i in (*step.inputs, *step.outputs)}
-        for buffer in self.symbolic_memory.live_in(space, address, address + size):
+        for buffer in self.state.live_in(space, address, address + size):
             own = (buffer.address, buffer.size_per_bank) == (address, size) and not bytes_of(
                 self, buffer.number
             )
             if space is Space.L1 or not own or buffer.number in operands:
                 self.say("scratch", f"scratch overlaps {buffer.origin}, which is alive")
         self.used.append((space, address, address + size))
-        self.symbolic_memory.memory(space).erase(
-            address * shape.banks, (address + size) * shape.banks
-        )
+        self.state.memory(space).erase(address * shape.banks, (address + size) * shape.banks)

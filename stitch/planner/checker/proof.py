@@ -1,7 +1,6 @@
-"""Whether the certificates of a plan are true: the arithmetic of capacity and packing, anew.
+"""Verify certificates of capacity and packing independently of the search that issued them.
 
-Shares no code with the search that issued the certificate. Work is bounded: what would take more is
-said to be undecided, never to be confirmed.
+Work is bounded; what exceeds the bound is reported as undecided, never as confirmed.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from itertools import accumulate
 
 from stitch.planner.plan import Branches, Certificate
 
-#: Gaps that are looked at, over all positions, before the search admits that it cannot tell.
+#: Work limit of the searches, in gaps visited.
 WORK_LIMIT = 4_000_000
-#: Bits of all sums of pieces left over, above which a replay is not begun.
+#: Limit of the bits of all subset sums in a replay.
 SUMS_LIMIT = 1 << 28
-#: Sizes that a message lists.
 LISTED = 8
 
 
 def packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool | None:
-    """Whether pieces can be put side by side into gaps; None where the search gave up.
+    """Whether pieces fit side by side into gaps; None if the search reached its limit.
 
-    Positions are (next piece, room left in each gap, sorted); those that failed are remembered.
+    A state is (next piece, free size of each gap, sorted); failed states are remembered.
 
     >>> packs([4, 3, 3], [6, 4]), packs([3, 3, 3], [5, 5])
     (True, False)
@@ -58,7 +56,7 @@ def packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool | None:
 
 
 def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> bool | None:
-    """Whether the branches prove that the pieces do not fit; None where that is too much work.
+    """Whether the branches prove that the pieces do not fit; None if that is too much work.
 
     >>> replays([3, 3, 3], [5, 5], Branches("f")), replays([4, 3, 3], [6, 4], Branches("f"))
     (True, False)
@@ -85,7 +83,7 @@ def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> b
         return room if room >= sizes[-1] else 0
 
     refuted: set[tuple[int, ...]] = set()
-    #: By depth what the gaps hold, the position, and what is still to be tried, the next one last.
+    #: By depth: gap capacities, state, and the capacities still to try, the next one last.
     path: list[tuple[tuple[int, ...], tuple[int, ...], list[int]]] = []
     steps, work = iter(branches.steps), 0
     while True:
@@ -113,16 +111,16 @@ def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> b
         held = (*before[:gap], room - sizes[len(path) - 1], *before[gap + 1 :])
 
 
-#: A kind of problem, `certificate` or `undecided`, and what it is.
+#: Kind of problem (`certificate` or `undecided`), and detail.
 Defect = tuple[str, str]
 
 
 def certificate_defect(
     certificate: Certificate, pieces: Sequence[int], gaps: Sequence[int]
 ) -> Defect | None:
-    """What is wrong with a certificate of capacity or packing; None where it is confirmed.
+    """Return what is wrong with a certificate of capacity or packing; None if it is confirmed.
 
-    `pieces` and `gaps` are what really had to lie where at that moment.
+    `pieces` and `gaps` are the actual ones at that moment.
     """
     for what, said, true in (
         ("pieces", certificate.pieces, pieces), ("gaps", certificate.gaps, gaps)
@@ -139,7 +137,7 @@ def certificate_defect(
         if proved is False:
             return "certificate", "its branches do not show that nothing packs"
     else:
-        # Undecided ones have no branches, nor have old records.
+        # `undecided` certificates, and old records, have no branches.
         fits = packs(pieces, gaps)
         if fits:
             return "certificate", "the pieces can be packed into the gaps"
@@ -148,7 +146,8 @@ def certificate_defect(
 
 
 def check_certificate(certificate: Certificate) -> Defect | None:
-    """What is wrong with a certificate that stands alone, as in an error; None: it is a proof.
+    """Return what is wrong with a certificate that stands alone, as in an error; None if it is a
+    proof.
 
     >>> check_certificate(Certificate("capacity", (3, 3), (5,)))
     >>> check_certificate(Certificate("capacity", (3, 2), (5,)))
@@ -160,6 +159,6 @@ def check_certificate(certificate: Certificate) -> Defect | None:
 
 
 def listed(sizes: Sequence[int]) -> str:
-    """Sizes in a message, the largest first, and how many there are where not all are listed."""
+    """Format sizes for a message, the largest first, at most `LISTED`."""
     shown = ", ".join(map(str, sorted(sizes, reverse=True)[:LISTED]))
     return f"[{shown}]" if len(sizes) <= LISTED else f"[{shown}, …; {len(sizes)} in all]"

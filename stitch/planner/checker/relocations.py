@@ -10,30 +10,27 @@ from itertools import pairwise
 
 from stitch.machine import Machine, footprint
 from stitch.planner.checker.proof import Defect, listed
-from stitch.planner.checker.symbolic_memory import ByteMap, Inspection
+from stitch.planner.checker.symbolic_memory import Inspection, gaps
 from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.program import Space
 
-# Lower bounds of the cost of moves, computed without the mover
-
-#: Bytes from one address to another.
+#: Source, target, bytes per bank.
 Part = tuple[int, int, int]
 Region = tuple[int, int]
-#: From here on addresses stand for bytes outside.
+#: Addresses from here on are outside the space.
 OUTSIDE = 1 << 60
-#: Each piece is so much smaller than the last, down to so many granules.
+#: Ratio of piece sizes tried, and the least one in granules.
 LADDER, LEAST_GRANULES = 0.8, 8
-#: What is free and narrower than a piece by these factors is widened anew.
+#: Holes narrower than a piece by these factors are widened.
 NARROW = (1.0, 4.0)
-#: Of more tensors no sets are tried.
+#: Sets of whole tensors are tried with at most so many.
 MOST_WHOLE = 8
-#: Parts that are compared with free regions before the search ends.
+#: Work limit, in comparisons of parts with free regions.
 WORK_LIMIT = 2_000_000
 
 
 class Curves:
-    """Simulated seconds of one transfer of so many bytes per bank, inside a space and to and from
-    the one beside it."""
+    """Simulated seconds of transfers inside a space and to the space beside; sizes are per bank."""
 
     def __init__(self, machine: Machine, space: Space = Space.L1, beside: Space = Space.DRAM):
         self._machine, self.space, self.beside = machine, space, beside
@@ -66,7 +63,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A way to carry out moves: its transfers in order, and the seconds that they take."""
+    """An option to carry out moves: its transfers in order, and their seconds."""
 
     name: str
     seconds: float
@@ -76,8 +73,9 @@ class Exchange:
 def cheaper_inside(
     core: Sequence[Part], free: Sequence[Region], granule: int, curves: Curves, most: float
 ) -> Exchange | None:
-    """Moves inside the space that carry out cycles in less than `most` seconds, None where none
-    were found. Raises `TimeoutError` where there are ways left to try at the end of the work.
+    """Search for moves inside the space that carry out cycles in less than `most` seconds.
+
+    Raises TimeoutError at the work limit.
 
     >>> from stitch.machine import load_machine
     >>> curves = Curves(load_machine("tiny"))
@@ -106,21 +104,19 @@ def cheaper_inside(
 
 
 def ladder(core: Sequence[Part], granule: int) -> Iterator[int]:
-    """Sizes of a piece, from all bytes down."""
+    """Yield piece sizes, from all bytes down."""
     piece = float(sum(size for _, _, size in core))
     while piece >= granule * LEAST_GRANULES:
         yield int(piece) // granule * granule
         piece *= LADDER
 
 
-# -- whole tensors ---------------------------------------------------------------------------------
-
-
 def whole_tensors(
     core: Sequence[Part], spare: Sequence[Region], *, away: bool
 ) -> Iterator[tuple[str, list[Part]]]:
-    """Every set of whole tensors whose absence breaks all cycles, in free regions; with `away`,
-    what finds no room in these is outside, or all of them."""
+    """Yield every way to break all cycles by staging whole tensors, in `spare` or (`away`)
+    outside.
+    """
     waits = [
         sum(1 << j for j, other in enumerate(core) if i != j and waits_for(move, other))
         for i, move in enumerate(core)
@@ -146,12 +142,12 @@ def whole_tensors(
 
 
 def waits_for(move: Part, other: Part) -> bool:
-    """Whether another's bytes lie where a move goes."""
+    """Whether the target of a move overlaps the source of another."""
     return move[1] < other[0] + other[2] and other[0] < move[1] + move[2]
 
 
 def _places(sizes: Sequence[int], rooms: Sequence[Region]) -> list[int]:
-    """An address for each size: the largest first, in the smallest room left, or outside."""
+    """Return an address for each size: the largest first, in the smallest hole, or outside."""
     left, places = list(rooms), [OUTSIDE * (i + 1) for i, _ in enumerate(sizes)]
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         fitting = [room for room in left if room[1] - room[0] >= sizes[i]]
@@ -159,9 +155,6 @@ def _places(sizes: Sequence[int], rooms: Sequence[Region]) -> list[int]:
             places[i] = min(fitting, key=lambda room: room[1] - room[0])[0]
             left = without(left, places[i], places[i] + sizes[i])
     return places
-
-
-# -- pieces ----------------------------------------------------------------------------------------
 
 
 def by_pieces(
@@ -176,11 +169,11 @@ def by_pieces(
     away: bool,
     work: list[int] | None = None,
 ) -> list[Part] | None:
-    """What is free is filled, the widest part first; None once that takes the `most` seconds.
+    """Fill the widest hole repeatedly; None once that takes `most` seconds.
 
-    Where the widest part is narrower than a piece by the factor `narrow`, what lies beside it is
-    set aside first, in what is free and no target or outside (`away`), until it is as wide. `work`
-    is what is left of it; raises `TimeoutError` where that is used up.
+    If the widest hole is narrower than a piece by the factor `narrow`, bytes beside it are staged
+    first, in free regions outside the targets or (`away`) outside the space. `work` holds the
+    remaining work; raises TimeoutError if it is used up.
     """
     parts, free, seconds, done = list(core), list(free), 0.0, list[Part]()
     left = sum(size for _, _, size in parts)
@@ -227,14 +220,14 @@ def by_pieces(
             left -= width
             done.append((start + shift, start, width))
         seconds += curves.seconds(done[-1:])
-        # What is left takes at least one transfer of all of it.
+        # Lower bound: the rest in a single transfer.
         if seconds + (curves.inside(left) if left else 0.0) >= most:
             return None
     return done
 
 
 def _widest(parts: Sequence[Part], free: Sequence[Region]) -> tuple[int, int, int]:
-    """The widest region of a target that is free: which part's, from where to where.
+    """Return the widest free region of a target: (part, start, end).
 
     A part that overlaps only itself may be moved whole.
     """
@@ -256,7 +249,7 @@ def _widest(parts: Sequence[Part], free: Sequence[Region]) -> tuple[int, int, in
 
 
 def _beside(parts: Sequence[Part], hole: Region, size: int) -> Region:
-    """At most `size` bytes beside a hole that lie where others go; or of the longest such run."""
+    """Return at most `size` bytes beside a hole that are source and target, else a longest run."""
     lying = _union([(at, at + length) for at, _, length in parts if at < OUTSIDE])
     going = _union([(at, at + length) for _, at, length in parts])
     both = [(max(a, c), min(b, d)) for a, b in lying for c, d in going if a < d and c < b]
@@ -271,18 +264,14 @@ def _beside(parts: Sequence[Part], hole: Region, size: int) -> Region:
 
 
 def _cut(part: Part, low: int, high: int) -> Iterator[Part]:
-    """A part cut where its source enters and leaves [low, high)."""
+    """Split a part where its source crosses `low` or `high`."""
     source, target, size = part
     cuts = [source, *(at for at in (low, high) if source < at < source + size), source + size]
     for start, end in pairwise(cuts):
         yield start, target + start - source, end - start
 
 
-# -- regions ---------------------------------------------------------------------------------------
-
-
 def _union(regions: Sequence[Region]) -> list[Region]:
-    """Regions apart, those that meet as one."""
     apart: list[Region] = []
     for start, end in sorted(regions):
         if apart and start <= apart[-1][1]:
@@ -293,7 +282,7 @@ def _union(regions: Sequence[Region]) -> list[Region]:
 
 
 def without(regions: Sequence[Region], start: int, end: int) -> list[Region]:
-    """Regions less one.
+    """Return regions minus one.
 
     >>> without([(0, 10), (20, 30)], 5, 25)
     [(0, 5), (25, 30)]
@@ -311,7 +300,7 @@ def without(regions: Sequence[Region], start: int, end: int) -> list[Region]:
 
 
 def joined(regions: Sequence[Region], start: int, end: int) -> list[Region]:
-    """Regions and one more, those that meet as one.
+    """Return regions plus one, merging adjacent ones.
 
     >>> joined([(0, 10), (20, 30)], 10, 15)
     [(0, 15), (20, 30)]
@@ -319,20 +308,19 @@ def joined(regions: Sequence[Region], start: int, end: int) -> list[Region]:
     return _union([*regions, (start, end)])
 
 
-#: By what factor moves inside a space must take less, to be a reason against leaving it.
+#: Moves inside a space must be cheaper by this factor to refute a `cost` certificate.
 LESS = 1.15
-#: Source, target, bytes per bank.
-_Shift = tuple[int, int, int]
 
 
 def check_relocation(run: Inspection, step: Relocate) -> None:
-    symbolic_memory, moving = run.symbolic_memory, dict(step.targets)
-    if len(moving) != len(step.targets) or any(n not in symbolic_memory.buffers for n in moving):
+    """Follow the transfers of a relocation, and check its result, cost and certificate."""
+    state, moving = run.state, dict(step.targets)
+    if len(moving) != len(step.targets) or any(n not in state.buffers for n in moving):
         run.say("buffer", "a buffer that is not alive, or one twice, is moved")
         return
-    before = {b: bytes_of(run, b) for b in symbolic_memory.buffers}
+    before = {b: bytes_of(run, b) for b in state.buffers}
     shape = run.machine.shape
-    own = sum(footprint(symbolic_memory.buffers[n].desc, shape).own_nbytes for n in moving)
+    own = sum(footprint(state.buffers[n].desc, shape).own_nbytes for n in moving)
     if step.nbytes != own:
         run.say("bytes", f"{step.nbytes} B are claimed, the tensors have {own} B")
     carried = sum(
@@ -343,48 +331,44 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
     )
     run.check_seconds(step.seconds, carried)
     _stage(run, step)
-    homes = [
-        (b.address or 0, b.size_per_bank) for n, b in symbolic_memory.buffers.items() if n in moving
-    ]
-    homes += [(a, symbolic_memory.buffers[n].size_per_bank) for n, a in moving.items()]
+    homes = [(b.address or 0, b.size_per_bank) for n, b in state.buffers.items() if n in moving]
+    homes += [(a, state.buffers[n].size_per_bank) for n, a in moving.items()]
     for transfer in step.transfers:
         _transfer(run, step, transfer, homes)
     for number, address in step.targets:
-        buffer = symbolic_memory.buffers[number]
+        buffer = state.buffers[number]
         run.reads(number)
         if buffer.pinned or buffer.address is None or buffer.space is not step.space:
             run.say("pinned", f"{buffer.origin} cannot move")
         run.region(buffer.origin, step.space, address, buffer.size_per_bank)
         run.used.append((step.space, address, address + buffer.size_per_bank))
-        symbolic_memory.place_at(number, address)
+        state.place_at(number, address)
     for number in moving:
-        buffer, stop = symbolic_memory.buffers[number], moving[number]
-        others = symbolic_memory.live_in(buffer.space, stop, stop + buffer.size_per_bank)
+        buffer, stop = state.buffers[number], moving[number]
+        others = state.live_in(buffer.space, stop, stop + buffer.size_per_bank)
         if len(others) > 1:
             run.say("overlap", f"{buffer.origin} is moved onto another buffer")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
-            run.say(
-                "content", f"{symbolic_memory.buffers[number].origin} is not whole after the moves"
-            )
+            run.say("content", f"{state.buffers[number].origin} is not whole after the moves")
     _tidy(run, step.space, homes)
     if step.stage is not None:
         _tidy(run, step.stage_space, [step.stage])
 
 
 def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
-    """What a buffer holds, counted from its own start."""
-    place, start, end = run.symbolic_memory.span(run.symbolic_memory.buffers[number])
+    """Return the contents of a buffer, relative to its start."""
+    place, start, end = run.state.span(run.state.buffers[number])
     return {p._replace(start=p.start - start, end=p.end - start)
-            for p in run.symbolic_memory.memory(place).read(start, end)}  # fmt: skip
+            for p in run.state.memory(place).read(start, end)}  # fmt: skip
 
 
 def _tidy(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
-    """What was left behind outside all buffers is garbage."""
+    """Erase what the moves left outside all buffers."""
     if space not in run.machine.shape.spaces:
         return
-    banks, memory = run.machine.shape.space(space).banks, run.symbolic_memory.memory(space)
-    buffers = run.symbolic_memory.live_in(space, 0, run.machine.shape.space(space).limit)
+    banks, memory = run.machine.shape.space(space).banks, run.state.memory(space)
+    buffers = run.state.live_in(space, 0, run.machine.shape.space(space).limit)
     kept = sorted((b.address or 0, b.size_per_bank) for b in buffers)
     for address, size in regions:
         at, end = address, address + size
@@ -405,7 +389,7 @@ def _stage(run: Inspection, step: Relocate) -> None:
     if step.stage is not None:
         address, size = step.stage
         run.region("the stage", step.stage_space, address, size)
-        if run.symbolic_memory.live_in(step.stage_space, address, address + size):
+        if run.state.live_in(step.stage_space, address, address + size):
             run.say("stage", "the stage overlaps a live buffer")
         run.used.append((step.stage_space, address, address + size))
     if leaves:
@@ -416,13 +400,13 @@ def _justify(
     run: Inspection, step: Relocate, certificate: Certificate | CostCertificate | None
 ) -> None:
     shape = run.machine.shape.space(step.space)
-    live = run.symbolic_memory.live_in(step.space, 0, shape.limit)
+    live = run.state.live_in(step.space, 0, shape.limit)
     free = shape.capacity - sum(buffer.size_per_bank for buffer in live)
     if certificate is None:
         run.say("uncertified", "bytes pass through another space without a certificate")
         return
     aside = [t.nbytes // shape.banks for t in step.transfers if t.target_space is not step.space]
-    moved = [run.symbolic_memory.buffers[n].size_per_bank for n, _ in step.targets]
+    moved = [run.state.buffers[n].size_per_bank for n, _ in step.targets]
     defect: str | None = None
     kind = "certificate"
     if certificate.kind == "no_path":
@@ -437,7 +421,7 @@ def _justify(
         defect = f"{free} B of {step.space.value} are free"
     else:
         defect = _amount_defect(run, step, sum(aside))
-    # Records of old name what moves, or nothing, where now is said what is set aside.
+    # Certificates of older versions list what moves, or nothing, instead of what is staged.
     if not certificate.pieces and defect is None:
         run.say("undecided", "it says nothing of the pieces that pass through another space")
     elif sorted(certificate.pieces) not in (sorted(aside), sorted(moved)):
@@ -454,11 +438,10 @@ def _justify(
 
 
 def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
-    """What is wrong with how much of a full space is set aside; None where it is right.
+    """Check how much of a full space is staged outside.
 
-    One granule would do. More is right where it takes less time than moves of a granule take: one
-    for each, and one more for each cycle of granules but the first, which gives way by the other
-    space.
+    One granule is enough. More is right if it is faster than moves of one granule each, plus one
+    transfer inside for each further cycle of granules.
     """
     shape = run.machine.shape.space(step.space)
     width, banks = shape.granule, shape.banks
@@ -478,10 +461,7 @@ def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
 def _cost_defect(
     run: Inspection, step: Relocate, certificate: CostCertificate, free: int
 ) -> Defect | None:
-    """What is wrong with leaving a space because that is cheaper; None where it is right.
-
-    What leaving takes is counted; moves inside that take clearly less (`LESS`) are searched for.
-    """
+    """Check a `cost` certificate: its figures, and that no moves inside are clearly cheaper."""
     granule = run.machine.shape.space(step.space).granule
     nbytes, _, through = _prices(run, step, granule)
     if (certificate.cyclic_size, certificate.free_size) != (nbytes, free):
@@ -507,22 +487,17 @@ def _cost_defect(
     return "certificate", f"{way.name} take {way.seconds} s inside, leaving takes {through} s"
 
 
-def _unused(run: Inspection, step: Relocate, moves: list[_Shift]) -> list[tuple[int, int]]:
-    """What nothing uses before the moves nor after them, and no move of its own in between."""
+def _unused(run: Inspection, step: Relocate, moves: list[Part]) -> list[tuple[int, int]]:
+    """Return the regions unused before and after the moves."""
     shape = run.machine.shape.space(step.space)
-    taken = ByteMap()
-    for buffer in run.symbolic_memory.live_in(step.space, 0, shape.limit):
-        taken.write(buffer.address or 0, (buffer.address or 0) + buffer.size_per_bank, 0)
-    for _, target, size in moves:
-        taken.write(target, target + size, 0)
-    edges = [shape.base, *(x for p in taken.read(shape.base, shape.limit) for x in p[:2]),
-             shape.limit]  # fmt: skip
-    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+    live = run.state.live_in(step.space, 0, shape.limit)
+    taken = [(b.address or 0, b.size_per_bank) for b in live]
+    taken += [(target, size) for _, target, size in moves]
+    return gaps(taken, shape.base, shape.limit)
 
 
 def _prices(run: Inspection, step: Relocate, width: int) -> tuple[int, float, float]:
-    """Bytes per bank on cycles, the least seconds of moves inside that fill `width` at a time, and
-    the seconds of the transfers that carry out the cycles."""
+    """Return the bytes on cycles, a bound on seconds inside, and the seconds of their transfers."""
     moves, banks = _moves(run, step), run.machine.shape.space(step.space).banks
     cyclic = _on_cycles(moves)
     nbytes, inside = sum(size for _, _, size in cyclic), 0.0
@@ -538,14 +513,14 @@ def _prices(run: Inspection, step: Relocate, width: int) -> tuple[int, float, fl
     return nbytes, inside, through
 
 
-def _moves(run: Inspection, step: Relocate) -> list[_Shift]:
-    targets, buffers = dict(step.targets), run.symbolic_memory.buffers
+def _moves(run: Inspection, step: Relocate) -> list[Part]:
+    targets, buffers = dict(step.targets), run.state.buffers
     return [(b.address or 0, targets[n], b.size_per_bank)
             for n, b in buffers.items() if n in targets]  # fmt: skip
 
 
-def _cycles_of_granules(moves: list[_Shift], width: int) -> int:
-    """How many cycles the moves form, each granule taken by itself."""
+def _cycles_of_granules(moves: list[Part], width: int) -> int:
+    """Count the cycles that the moves form, granule by granule."""
     follows = {
         source + at: target + at
         for source, target, size in moves
@@ -561,12 +536,12 @@ def _cycles_of_granules(moves: list[_Shift], width: int) -> int:
     return count
 
 
-def _on_cycles(moves: list[_Shift]) -> set[_Shift]:
-    """The moves that wait, over others, for moves that wait for them; all, where any overlap."""
+def _on_cycles(moves: list[Part]) -> set[Part]:
+    """Return the moves on or between cycles; all if any overlap."""
     left = sorted(move for move in moves if move[0] != move[1])
     starts = [source for source, _, _ in left]
-    waits: dict[_Shift, set[_Shift]] = {move: set() for move in left}
-    awaited: dict[_Shift, set[_Shift]] = {move: set() for move in left}
+    waits: dict[Part, set[Part]] = {move: set() for move in left}
+    awaited: dict[Part, set[Part]] = {move: set() for move in left}
     pairs = 0
     for move in left:
         first = bisect_right(starts, move[1]) - 1
@@ -576,7 +551,7 @@ def _on_cycles(moves: list[_Shift]) -> set[_Shift]:
                 awaited[other].add(move)
                 pairs += 1
         if pairs >= 2 * len(left):
-            # Disjoint sources and disjoint targets have fewer.
+            # Disjoint sources and targets have fewer pairs.
             return set(left)
     for ahead, behind in ((waits, awaited), (awaited, waits)):
         ready = [move for move in ahead if not ahead[move]]
@@ -608,12 +583,12 @@ def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[in
         if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
             run.say("stage", "a transfer goes beside the stage")
     banks = run.machine.shape.space(t.source_space).banks
-    read = run.symbolic_memory.memory(t.source_space).read(
+    read = run.state.memory(t.source_space).read(
         t.source_address * banks, t.source_address * banks + t.nbytes
     )
     banks_there = run.machine.shape.space(t.target_space).banks
     start = t.target_address * banks_there
-    run.symbolic_memory.memory(t.target_space).put(
+    run.state.memory(t.target_space).put(
         read, start, start + t.nbytes, start - t.source_address * banks
     )
     if t.target_space is step.space:

@@ -1,27 +1,25 @@
 """The checker's state: buffers, the symbolic bytes of every space, and the defects found.
 
-Built from a request and updated by the steps of a plan. It answers one question: is this value
-stored here, completely, as described?
+It is built from a request and updated by the steps of a plan, to answer one question: is this value
+stored here, completely, in this layout?
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from stitch.errors import Problem
 from stitch.machine import footprint
-from stitch.planner.plan import Buffer, Instance, Plan, PlanRequest
-from stitch.program import DataType, Layout, Space, TensorDesc
-
-# Symbolic bytes of a space
+from stitch.planner.plan import Buffer, Instance, Plan, PlanRequest, waiting_desc
+from stitch.program import DataType, Space, TensorDesc
 
 
 class ContentPiece(NamedTuple):
-    """Bytes `[start, end)`; the first one is byte `offset` of content `content`."""
+    """Bytes `[start, end)` of content `content`, starting at its byte `offset`."""
 
     start: int
     end: int
@@ -29,7 +27,7 @@ class ContentPiece(NamedTuple):
     offset: int
 
     def cut(self, start: int, end: int) -> ContentPiece:
-        """The part of it inside `[start, end)`."""
+        """Return the part inside `[start, end)`."""
         first = max(start, self.start)
         return ContentPiece(
             first, min(end, self.end), self.content, self.offset + first - self.start
@@ -53,7 +51,7 @@ class ByteMap:
         self._pieces: list[ContentPiece] = []
 
     def read(self, start: int, end: int) -> tuple[ContentPiece, ...]:
-        """The pieces inside `[start, end)`, cut to it; what continues its neighbour joins it."""
+        """Return the pieces inside `[start, end)`, cut to it; contiguous ones are merged."""
         first, last = self._touched(start, end)
         pieces: list[ContentPiece] = []
         for piece in self._pieces[first:last]:
@@ -71,15 +69,15 @@ class ByteMap:
         return tuple(pieces)
 
     def erase(self, start: int, end: int) -> None:
-        """`[start, end)` now holds garbage."""
+        """Mark `[start, end)` as undefined."""
         self._replace(start, end, [])
 
     def write(self, start: int, end: int, content: int) -> None:
-        """`[start, end)` now holds a content from its first byte."""
+        """Store a content in `[start, end)` from its first byte."""
         self._replace(start, end, [ContentPiece(start, end, content, 0)])
 
     def put(self, pieces: tuple[ContentPiece, ...], start: int, end: int, shift: int) -> None:
-        """`[start, end)` now holds pieces read elsewhere, `shift` bytes further, and no others."""
+        """Store pieces read elsewhere in `[start, end)`, shifted by `shift` bytes."""
         moved = [p._replace(start=p.start + shift, end=p.end + shift) for p in pieces]
         self._replace(start, end, moved)
 
@@ -106,16 +104,26 @@ class ByteMap:
         self._starts[first:last] = [p.start for p in pieces]
 
 
-#: What a content means: at this byte of it begins this value, in this form.
+def gaps(taken: Iterable[tuple[int, int]], base: int, limit: int) -> list[tuple[int, int]]:
+    """Return the (start, end) ranges of `[base, limit)` outside the regions (address, size)."""
+    free, at = [], base
+    for address, size in sorted(taken):
+        if at < min(address, limit):
+            free.append((at, min(address, limit)))
+        at = max(at, address + size)
+    return [*free, (at, limit)] if at < limit else free
+
+
+#: At this byte of a content starts this value in this layout.
 Fact = tuple[int, int, TensorDesc]
-#: Where bytes are: a space, or the number of a buffer that is a host array outside the spaces.
+#: A space, or the number of a buffer that is a host array outside the spaces.
 Place = Space | int
-#: Bytes of a host array; nothing is ever written there.
+#: Size of a host array.
 OUTSIDE_NBYTES = 1 << 60
 
 
 class SymbolicMemory:
-    """Buffers alive, bytes, facts about contents; addresses here count bytes over all banks."""
+    """Live buffers, bytes, and facts about contents; addresses count bytes over all banks."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.shape = request.machine.shape
@@ -123,7 +131,7 @@ class SymbolicMemory:
         self._memory: dict[Place, ByteMap] = {space: ByteMap() for space in self.shape.spaces}
         self._facts: dict[int, set[Fact]] = {}
         self._extents: dict[TensorDesc, int] = {}
-        #: The data type that each value was made in: others hold it with loss.
+        #: The data type in which each value was made: others are lossy.
         self.made_in: dict[int, DataType] = {}
         for buffer in request.buffers:
             self.buffers[buffer.number] = buffer
@@ -139,10 +147,8 @@ class SymbolicMemory:
             for value, desc in zip(task.outputs, task.transformation.outputs, strict=True):
                 self.made_in[value] = desc.layout.data_type
 
-    # -- places ----------------------------------------------------------------------------------
-
     def span(self, buffer: Buffer) -> tuple[Place, int, int]:
-        """The bytes of a buffer."""
+        """Return the bytes of a buffer."""
         if buffer.address is None:
             return buffer.number, 0, OUTSIDE_NBYTES
         banks = self.shape.space(buffer.space).banks
@@ -150,11 +156,10 @@ class SymbolicMemory:
         return buffer.space, start, start + buffer.size_per_bank * banks
 
     def memory(self, place: Place) -> ByteMap:
-        """The bytes of a place."""
         return self._memory[place]
 
     def live_in(self, space: Space, start: int, end: int) -> list[Buffer]:
-        """The buffers of a space that overlap `[start, end)`, in bytes per bank."""
+        """Return the buffers of a space that overlap `[start, end)`, in bytes per bank."""
         return [
             b
             for b in self.buffers.values()
@@ -165,7 +170,7 @@ class SymbolicMemory:
         ]
 
     def extent(self, desc: TensorDesc) -> int:
-        """The bytes of a footprint that a tensor needs, also without elements at least one."""
+        """Return the bytes of its footprint that a tensor needs, at least one."""
         known = self._extents.get(desc)
         if known is None:
             taken = footprint(desc, self.shape)
@@ -175,13 +180,11 @@ class SymbolicMemory:
         return known
 
     def room(self, instance: Instance) -> bool:
-        """Whether an instance lies inside its buffer, in its buffer's space."""
+        """Whether an instance fits into its buffer, in the same space."""
         buffer = self.buffers[instance.buffer]
         _, start, end = self.span(buffer)
         needed = instance.offset_nbytes + self.extent(instance.desc)
         return buffer.space is instance.desc.layout.space and needed <= end - start
-
-    # -- meaning ---------------------------------------------------------------------------------
 
     def _fill(self, place: Place, start: int, end: int) -> int:
         content = len(self._facts)
@@ -190,7 +193,7 @@ class SymbolicMemory:
         return content
 
     def _at(self, instance: Instance) -> tuple[int, int] | None:
-        """The one content that lies where the instance is, and the byte of it that comes first."""
+        """Return the content stored at an instance, and its first byte; None if there are more."""
         if instance.buffer not in self.buffers or not self.room(instance):
             return None
         place, start, _ = self.span(self.buffers[instance.buffer])
@@ -207,19 +210,19 @@ class SymbolicMemory:
             self._facts[place[0]].add((place[1], value, instance.desc))
 
     def holds(self, instance: Instance, value: int) -> bool:
-        """Whether the value lies there whole, in exactly this form."""
+        """Whether the value is stored there completely, in exactly this layout."""
         place = self._at(instance)
         return place is not None and (place[1], value, instance.desc) in self._facts[place[0]]
 
     def write(self, instance: Instance, value: int) -> None:
-        """The value is written there, over the whole footprint of its descriptor."""
+        """Store the value there, over the whole footprint of its descriptor."""
         place, start, end = self.span(self.buffers[instance.buffer])
         start += instance.offset_nbytes
         self._fill(place, start, min(end, start + footprint(instance.desc, self.shape).nbytes))
         self._know(instance, value)
 
     def instances_in(self, buffer: Buffer) -> Iterator[tuple[Instance, int]]:
-        """Every (instance, value) that lies whole in a buffer."""
+        """Yield every complete (instance, value) of a buffer."""
         place, start, end = self.span(buffer)
         for piece in self.memory(place).read(start, end):
             for offset, value, desc in self._facts[piece.content]:
@@ -229,72 +232,63 @@ class SymbolicMemory:
                     yield instance, value
 
     def carry(self, source: Buffer, target: Buffer) -> None:
-        """An eviction: all values of a buffer now lie in another one as well, waiting."""
+        """Copy a whole buffer to another space with all its values."""
         followers = list(self.instances_in(source))
         self._fill(*self.span(target))
         for instance, value in followers:
             if self._follows(instance, source.desc, target.space):
-                desc = waiting_form(instance.desc, target.space)
+                desc = waiting_desc(instance.desc, target.space)
                 self._know(Instance(target.number, instance.offset_nbytes, desc), value)
 
     def _follows(self, instance: Instance, whole: TensorDesc, space: Space) -> bool:
-        """Whether copying the whole buffer as its descriptor says keeps this value at its place."""
+        """Whether a copy of the whole buffer by its descriptor keeps this value at its offset."""
         if instance.desc == whole:
             return instance.offset_nbytes == 0
         ours, theirs = instance.desc.layout, whole.layout
         if ours != theirs or ours.is_sharded:
             return False
-        before, after = (footprint(d, self.shape) for d in (whole, waiting_form(whole, space)))
+        before, after = (footprint(d, self.shape) for d in (whole, waiting_desc(whole, space)))
         even = ours.is_dense or before.aligned_page_nbytes == after.aligned_page_nbytes
-        # Without page padding that differs, the bytes of interleaved pages keep their order.
+        # Interleaved pages keep their order if their padding is equal.
         inside = instance.offset_nbytes + self.extent(instance.desc) <= self.extent(whole)
         return inside and (even or instance.offset_nbytes == 0)
 
     def place_at(self, number: int, address: int) -> None:
-        """A buffer has a new address; its bytes were carried there before."""
+        """Set the new address of a buffer whose bytes were moved before."""
         self.buffers[number] = replace(self.buffers[number], address=address)
 
 
-def waiting_form(desc: TensorDesc, space: Space) -> TensorDesc:
-    """Interleaved pages in another space, of the same type and tile."""
-    layout = Layout(desc.layout.data_type, space, desc.layout.tile_shape)
-    return TensorDesc(desc.shape, layout)
-
-
-# Progress and defects of one check
-
-
 class Inspection:
-    """Where the run stands; the parts of the checker say what they find through it."""
+    """Progress and defects of one check."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.machine = plan.request.machine
-        self.symbolic_memory = SymbolicMemory(plan.request)
+        self.state = SymbolicMemory(plan.request)
         self.residents = frozenset(b.number for b in plan.request.buffers)
         self.problems: list[Problem] = []
         self.next_task = 0
-        #: Resident buffers that were read, moved or freed; regions taken (bytes per bank).
+        #: Resident buffers that were read, moved or freed; regions used (bytes per bank).
         self.read: set[int] = set()
         self.used: list[tuple[Space, int, int]] = []
         self.index = 0
 
     def say(self, kind: str, detail: str) -> None:
-        """A problem at the current step."""
+        """Add a problem at the current step."""
         self.problems.append(Problem(kind, f"step {self.index}", detail))
 
     def reads(self, buffer: int) -> None:
-        """The plan depends on this buffer, if it is a resident."""
+        """Note that the plan depends on this buffer, if it is resident."""
         if buffer in self.residents:
             self.read.add(buffer)
 
     def check_seconds(self, claimed: float, taken: float) -> None:
-        """What a step says that it takes is what its copies and transfers take."""
+        """Compare the seconds that a step claims with those of its transfers."""
         if not math.isclose(claimed, taken, rel_tol=1e-9):
             self.say("seconds", f"{claimed} s are claimed, its copies take {taken} s")
 
     def region(self, what: str, space: Space, address: int, size: int) -> bool:
-        """Whether a region (bytes per bank) is in range and aligned; says so if not."""
+        """Whether a region (bytes per bank) is in range and aligned; adds a problem if not."""
         if space not in self.machine.shape.spaces:
             self.say("address", f"{what}: the machine has no {space.value}")
             return False

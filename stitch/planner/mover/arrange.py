@@ -1,7 +1,7 @@
 """Find the cheapest arrangement of one space in which everything fits.
 
 Candidate sets of buffers are tried by the cost of moving them: first those of the shortest runs
-whose bytes hold what does not fit; if members of a set find no room elsewhere, the set grows by
+whose bytes hold what does not fit; if members of a set do not fit elsewhere, the set grows by
 another run. All other buffers stay. A set is feasible if its members and the new pieces pack into
 the remaining holes: best fit first, then hole by hole with the fullest choice (subset sums, as bits
 of a number). The result is then reduced. The best slide is always a candidate; small numbers of
@@ -18,16 +18,14 @@ from heapq import heappop, heappush
 
 from stitch.packing import gaps_between, largest_sum, pack
 
-# One space at one moment
-
 
 @dataclass(frozen=True, slots=True)
 class SpaceProblem:
     """One space at one moment; sizes and addresses in bytes per bank.
 
     `movable`: (number, address, size). `displaced`: buffers that must get another address.
-    `obstacles`: (address, size) regions that stay or are promised. `pieces`: sizes that need room.
-    `operation_size`: so many bytes take as long to move as it takes to start a move.
+    `obstacles`: fixed or reserved regions (address, size). `pieces`: sizes to allocate.
+    `operation_size`: bytes that take as long to move as starting a move takes.
     """
 
     base: int
@@ -45,18 +43,18 @@ class SpaceProblem:
 
     @property
     def all_pieces(self) -> tuple[int, ...]:
-        """The sizes of everything that has to lie in the gaps."""
+        """The sizes of everything to place in the gaps."""
         buffers = (*self.displaced, *self.movable)
         return (*(size for _, _, size in buffers), *self.pieces)
 
 
-#: A room as one number, size above address, so that a sorted list of rooms is searched by size.
+#: A hole as one number, size above address, so that a sorted list can be searched by size.
 SHIFT = 48
 ADDRESS = (1 << SHIFT) - 1
 
 
 class Holes:
-    """Movable buffers by address, the rooms between them, and what becomes of these without some.
+    """Movable buffers by address, the holes between them, and the holes without some of them.
 
     Buffers are named by their rank; a set of them is a bit mask.
     """
@@ -66,9 +64,9 @@ class Holes:
         self.buffers = buffers
         self.starts = [address for _, address, _ in buffers]
         self.sizes = [size for _, _, size in buffers]
-        #: What moving a buffer costs, in bytes.
+        #: The cost of moving a buffer, in bytes.
         self.costs = [size + problem.operation_size for size in self.sizes]
-        #: From where to where there is room beside each: to a neighbour, or to what cannot move.
+        #: Start and end of the free bytes around each buffer.
         self._before: list[int] = []
         self._after: list[int] = []
         rooms: list[int] = []
@@ -92,13 +90,13 @@ class Holes:
         self._windows: dict[tuple[int, bool], list[tuple[int, int]]] = {}
 
     def rooms(self, mask: int) -> list[int]:
-        """The rooms (size above address), sorted, when the buffers of a set are gone."""
+        """Return the holes (size above address), sorted, once the buffers of a set are removed."""
         rooms = list(self._rooms)
         start = at = after = -1
         for rank in members(mask):
             before, address = self._before[rank], self.starts[rank]
             if before != at:
-                # It does not follow another that is gone: a new room begins.
+                # A new hole begins unless the buffer before is removed too.
                 if start >= 0:
                     insort(rooms, after - start << SHIFT | start)
                 start = before
@@ -112,10 +110,11 @@ class Holes:
         return rooms
 
     def windows(self, size: int, *, keeps: bool = False) -> list[tuple[int, int]]:
-        """(cost, set) of the shortest runs of neighbours that hold `size` when they are away, or
-        leave as much in one piece when pushed together (`keeps`).
+        """Return (cost, set) of the shortest runs of neighbours that free `size` bytes, cheapest
+        first.
 
-        Every window of that size touches all of one of them. The cheapest come first.
+        The run is moved away, or (`keeps`) pushed together. Every window of that size touches all
+        of one run.
         """
         known = self._windows.get((size, keeps))
         if known is None:
@@ -149,7 +148,7 @@ def _remove(rooms: list[int], start: int, end: int) -> None:
 
 
 def members(mask: int) -> list[int]:
-    """The ranks of a set, rising.
+    """Return the ranks of a set, ascending.
 
     >>> members(0b1011)
     [0, 1, 3]
@@ -162,21 +161,21 @@ def members(mask: int) -> list[int]:
     return ranks
 
 
-#: With at most so many buffers that may move, the least cost is found for certain.
+#: Exhaustive search with at most so many movable buffers.
 EXACT_BUFFERS = 8
-#: Work of one search, and of thinning out what it found: a unit is about a microsecond.
+#: Work limits of the search and of the reduction; a unit is about a microsecond.
 SEARCH_WORK = 1_500
 THINNING_WORK = 1_000
-#: So many further runs are tried for each set that does not do.
+#: Number of runs tried to extend an infeasible set.
 RUNS_ADDED = 6
-#: Where the cheapest good set was not found in time: work of growing some sets until they do.
+#: Work limit, and number of sets, of the greedy extension if the search was not finished.
 DIVING_WORK = 1_300
 DIVES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Repacking:
-    """New addresses of the buffers that move (by number), addresses of the pieces (by position)."""
+    """New addresses of buffers (by number), and addresses of the pieces (by position)."""
 
     moves: tuple[tuple[int, int], ...]
     pieces: tuple[int, ...]
@@ -186,28 +185,33 @@ class Repacking:
 def arrange(
     problem: SpaceProblem, share: float = 1.0, *, in_order: bool = False
 ) -> Repacking | None:
-    """The cheapest arrangement found, None where there is provably none.
+    """Return the cheapest arrangement found, None if there is provably none.
 
-    `share`: of the work that looking for a cheaper one may take. `in_order`: buffers keep their
-    order, so that their moves form no cycle; nothing may be displaced then. Raises `TimeoutError`
-    where the exact search gave up.
+    Args:
+        problem: The space.
+        share: Share of the usual work limit.
+        in_order: Buffers keep their order, so that their moves form no cycle; requires that nothing
+            is displaced.
+
+    Raises:
+        TimeoutError: The exact search reached its limit.
     """
     if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
         return None
     return _Search(problem, share, in_order=in_order).best()
 
 
-#: Room start by position of an item.
+#: The start of its hole, by position of an item.
 _Fit = tuple[int, ...]
 
 
 class _Search:
-    """One problem, its index, and the cheapest set of buffers so far."""
+    """One problem, and the cheapest set of buffers so far."""
 
     def __init__(self, problem: SpaceProblem, share: float, *, in_order: bool) -> None:
         self.problem, self.share, self.in_order = problem, share, in_order
         self.holes = Holes(problem)
-        #: What has to be placed in any case: (size, position among displaced and pieces).
+        #: Sizes of the displaced buffers and the pieces.
         wanted = [*(size for _, _, size in problem.displaced), *problem.pieces]
         self.wanted = wanted
         self.least = float("inf")
@@ -235,8 +239,6 @@ class _Search:
             self.set, self.fit = everything, fit
         return self._arrangement()
 
-    # -- sets of buffers --------------------------------------------------------------------------
-
     def _slide(self, cost: int, mask: int) -> None:
         ranks = members(mask)
         first = self.holes.rooms(mask)
@@ -252,7 +254,7 @@ class _Search:
             self.least, self.set, self.fit = cost, mask, fit
 
     def _by_runs(self) -> None:
-        """The cheapest good set first; where that takes too long, any: by adding run to run."""
+        """Find the cheapest feasible set of runs; after the work limit, any."""
         queue: list[tuple[float, int]] = [(0, 0)]
         seen = {0}
         limit = self.work + SEARCH_WORK * self.share
@@ -270,7 +272,7 @@ class _Search:
                     break
 
     def _try(self, cost: float, mask: int, seen: set[int], queue: list[tuple[float, int]]) -> bool:
-        """Whether a set does not do; then those with one run more are put into the queue."""
+        """Test a set; if infeasible, queue its extensions by one run and return True."""
         fit, stuck = self._fits(mask)
         if fit is not None:
             self._take(cost, mask, fit)
@@ -282,7 +284,7 @@ class _Search:
         return True
 
     def _added(self, mask: int, size: int) -> list[tuple[int, int]]:
-        """(further cost, set) of a set with a run added that holds a size, the cheapest ones."""
+        """Return (further cost, set) of the cheapest extensions by a run of `size` bytes."""
         runs, costs = self.holes.windows(size, keeps=self.in_order), self.holes.costs
         self.work += len(runs) // 4
         if not mask:
@@ -297,7 +299,7 @@ class _Search:
         return added[:RUNS_ADDED]
 
     def _by_all_choices(self) -> None:
-        """Every choice of buffers that costs less than the best so far, the cheapest first."""
+        """Try every set that costs less than the best so far, cheapest first."""
         costs = self.holes.costs
         choices = [(0, 0)]
         for rank, cost in enumerate(costs):
@@ -317,7 +319,7 @@ class _Search:
                 return
 
     def _thin_out(self) -> None:
-        """Without buffers that need not move after all, or with smaller ones in their place."""
+        """Remove buffers that need not move, or replace them by smaller ones."""
         costs, limit = self.holes.costs, self.work + THINNING_WORK * self.share
         improved = True
         while improved:
@@ -342,16 +344,13 @@ class _Search:
                 if improved:
                     break
 
-    # -- packing ----------------------------------------------------------------------------------
-
     def _items(self, mask: int) -> list[int]:
         if self.in_order:
             return self.wanted
         return [*self.wanted, *(self.holes.sizes[rank] for rank in members(mask))]
 
     def _rooms(self, mask: int) -> tuple[list[int], _Fit]:
-        """The rooms for the items once a set is gone; with `in_order` less its members, of which
-        each lies in the room that it left, and these rooms."""
+        """Return the holes without a set (`in_order`: less its members), and the members' holes."""
         rooms = self.holes.rooms(mask)
         if not self.in_order:
             return rooms, ()
@@ -365,7 +364,7 @@ class _Search:
         return sorted(size << SHIFT | at for at, size in sizes.items() if size), tuple(homes)
 
     def _fits(self, mask: int) -> tuple[_Fit | None, int]:
-        """The room of each item if all find one, else None and the size of one that finds none."""
+        """Return the hole of each item, or None and the size of an item that does not fit."""
         rooms, homes = self._rooms(mask)
         items = self._items(mask)
         self.work += 5 + 2 * len(items) + len(rooms) // 16
@@ -386,10 +385,8 @@ class _Search:
         chosen = packing.chosen
         return None if chosen is None else (*(rooms[i] & ADDRESS for i in chosen), *homes)
 
-    # -- addresses --------------------------------------------------------------------------------
-
     def _arrangement(self) -> Repacking:
-        """Rooms are filled from below; buffers keep their order, so those that stay only slide."""
+        """Fill holes from below; buffers keep their order, so those that stay only slide."""
         problem, holes = self.problem, self.holes
         buffers = [*problem.displaced, *(holes.buffers[rank] for rank in members(self.set))]
         displaced, count = len(problem.displaced), len(problem.pieces)
@@ -411,7 +408,7 @@ class _Search:
 
 
 def _best_fit(rooms: list[int], items: list[int], order: list[int]) -> tuple[_Fit | None, int]:
-    """Each item, the largest first, in the smallest room; or None and the size that finds none."""
+    """Place each item, the largest first, in the smallest hole; or return None and its size."""
     rooms = list(rooms)
     chosen = [0] * len(items)
     for i in order:
@@ -428,7 +425,7 @@ def _best_fit(rooms: list[int], items: list[int], order: list[int]) -> tuple[_Fi
 
 
 def _fullest(rooms: list[int], items: list[int]) -> _Fit | None:
-    """Room by room, the smallest first, as full as the items left over can make it."""
+    """Fill each hole, the smallest first, with the largest subset sum of the remaining items."""
     unit = math.gcd(*items)
     smallest = min(items)
     left = sorted(range(len(items)), key=lambda i: -items[i])

@@ -2,12 +2,12 @@
 
 Staging one part leaves a hole. A move that fills the hole leaves another, so every byte moves once,
 whatever the tensors' sizes, and a free strip of a few bytes is merged with a large part instead of
-passing through the whole space. Where holes have become narrow, a part beside the widest is staged
-in addition.
+passing through the whole space. If holes become narrow, a part beside the widest is staged in
+addition.
 
 The staged part may also be empty (if free bytes inside the targets suffice), one whole tensor that
-is kept outside while the others move, or a minimal set of parts that closes all cycles. All options
-are priced, and the cheapest is taken.
+is kept outside while the others move, or a minimal set of parts that closes all cycles. The cost of
+all options is computed, and the cheapest is taken.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from math import gcd
 from stitch.packing import Span, minus, union
 from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
 
-# Staging inside the space
-
 
 def places_for(
     parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
 ) -> list[tuple[int, int, int]]:
-    """(source, place, size) of spans laid into free regions of the space.
+    """Assign staging addresses to spans: (source, address, size).
 
-    Each part, the largest first, lies in the largest region left, and is cut only where that is too
+    Each part, the largest first, is placed in the largest region left, and cut only if that is too
     small. `more` regions are used when those are full.
     """
     places: list[tuple[int, int, int]] = []
@@ -48,7 +46,7 @@ def places_for(
 
 
 def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
-    """The same moves with what is set aside coming from its places."""
+    """Return the moves with staged sources (`ASIDE`) replaced by their staging addresses."""
     starts = [start for start, _, _ in places]
     done: list[Move] = []
     for move in moves:
@@ -67,7 +65,7 @@ def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[
 
 
 def outgoing(places: Iterable[tuple[int, int, int]]) -> list[Move]:
-    """The moves that set parts aside: those that continue each other are one."""
+    """Return the moves to the staging addresses, merging adjacent ones."""
     joined: list[Move] = []
     for source, target, size in places:
         before = joined[-1] if joined else Move(0, 0, -1)
@@ -87,14 +85,12 @@ def nbytes_of(spans: Iterable[Span]) -> int:
     return sum(end - start for start, end in spans)
 
 
-# Minimal sets of parts that close cycles
-
-#: So many sets for each move are looked at.
+#: Search limit in sets of parts per move.
 SETS = 64
-#: With more moves than this no set is looked for.
+#: Sets are searched with at most so many moves.
 MOST_MOVES = 64
 
-#: Parts of a move: those that stay behind, those that go home at once, those to set aside.
+#: Parts of a move: not staged, moved at once into a free target, and staged.
 _Parts = tuple[list[Move], list[Move], list[Move]]
 
 
@@ -107,10 +103,18 @@ def cheapest_cut(
     *,
     away: bool,
 ) -> list[Move] | None:
-    """All moves, in order, with the cheapest parts going first; None: there is no room for any.
+    """Stage the cheapest set of parts that closes all cycles.
 
-    `open_` are free regions inside the targets. At most `room` bytes per bank are set aside: in the
-    `free` regions, or in the space beside (`away`).
+    Args:
+        moves: The moves; each source overlaps no other, and so do the targets.
+        open_: Free regions inside the targets.
+        free: Regions to stage in, unless `away`.
+        room: Limit of the staged bytes per bank.
+        prices: Transfer costs.
+        away: Stage in the space beside instead.
+
+    Returns:
+        All moves in order; None if nothing can be staged.
 
     >>> from stitch.machine import load_machine
     >>> from stitch.program import Space
@@ -132,7 +136,7 @@ def cheapest_cut(
 def _ordered(
     moves: Sequence[Move], spans: Sequence[Span], cuts: _Cuts, free: Sequence[Span], *, away: bool
 ) -> list[Move]:
-    """All moves once spans have given way."""
+    """Order all moves once `spans` are staged."""
     parted = [_parts(move, spans, cuts.open) for move in moves]
     rest, early, aside = ([part for parts in parted for part in parts[i]] for i in range(3))
     first, _, last = order_moves(rest)
@@ -145,7 +149,7 @@ def _ordered(
 
 
 class _Cuts:
-    """Which move waits for which others, and what it costs that parts of these give way."""
+    """The waits-for graph of moves, and the cost of staging parts of them."""
 
     def __init__(
         self,
@@ -158,13 +162,13 @@ class _Cuts:
         self.moves, self.prices, self.away = moves, prices, away
         self.rooms = sorted((end - start for start, end in free), reverse=True)
         self.wholes = spans_of(moves, "source")
-        #: Where a part that goes home at once saves more than another transfer takes.
+        #: Regions where moving a part at once saves more than one more transfer costs.
         self.open = [
             (start, end)
             for start, end in open_
             if self._aside(end - start) - self._aside(1) > prices.inside(end - start)
         ]
-        #: For which others each move waits, as bits, and for which of their bytes.
+        #: The moves that each move waits for, as bits, and which of their bytes.
         self.waits = [0] * len(moves)
         self.awaited: dict[tuple[int, int], Span] = {}
         for i, (start, end) in enumerate(spans_of(moves, "target")):
@@ -175,16 +179,17 @@ class _Cuts:
         self._known: dict[tuple[int, Span], tuple[float, int]] = {}
 
     def cheapest(self, room: int) -> list[list[Span]]:
-        """The parts to give way, in order and apart: of whole tensors, and of parts if cheaper.
+        """Return the spans to stage: the cheapest set including parts, if cheaper, and the cheapest
+        set of whole tensors.
 
-        Free regions may be too narrow for parts to lie whole, so either may be the cheaper one.
+        Both are returned because narrow free regions may cut the parts.
         """
         wholes, least = self._cheapest(room, float("inf"), parts=False)
         parts = self._cheapest(room, least, parts=True)[0]
         return [spans for spans in (parts, wholes) if spans is not None]
 
     def _cheapest(self, room: int, least: float, *, parts: bool) -> tuple[list[Span] | None, float]:
-        """The first set of those that cost less, of whole tensors or of parts too; its price."""
+        """Search for the cheapest set by best-first search; return it and its cost."""
         queue: list[tuple[float, int, int, list[int], tuple[Span, ...]]] = [
             (0.0, 0, 0, self.waits, ())
         ]
@@ -213,7 +218,7 @@ class _Cuts:
         return None, least
 
     def _price(self, j: int, span: Span) -> tuple[float, int]:
-        """The seconds that it takes more if a part gives way, and the bytes set aside."""
+        """Return the additional seconds of staging a span, and the bytes staged."""
         known = self._known.get((j, span))
         if known is None:
             move, inside = self.moves[j], self.prices.inside
@@ -227,7 +232,7 @@ class _Cuts:
         prices = self.prices
         if self.away:
             return prices.out(size) + prices.back(size)
-        # What no free region can hold whole is cut, and each part of it takes two transfers.
+        # A part that fits into no free region is cut; each piece takes two transfers.
         seconds = 0.0
         for room in self.rooms:
             if size <= room:
@@ -238,7 +243,7 @@ class _Cuts:
 
 
 def _parts(move: Move, spans: Sequence[Span], open_: Sequence[Span]) -> _Parts:
-    """A move parted where its source enters and leaves spans, and there by what is open."""
+    """Split a move at the borders of spans, and the staged part by what is open at its target."""
     shift = move.target - move.source
     whole = [(move.source, move.source + move.size)]
     rest = minus(whole, spans)
@@ -253,7 +258,7 @@ def _parts(move: Move, spans: Sequence[Span], open_: Sequence[Span]) -> _Parts:
 
 
 def _ring(waits: Sequence[int]) -> list[int]:
-    """Moves of which each waits for the next and the last for the first, two if any; else none."""
+    """Return the moves of a cycle in the waits-for graph, two if there are such; else []."""
     left, before = (1 << len(waits)) - 1, 0
     while left != before:
         before = left
@@ -273,14 +278,12 @@ def _ring(waits: Sequence[int]) -> list[int]:
     return path[path.index(at) :] if left else []
 
 
-# Moves as a map of bytes
-
-#: Bytes that are followed to tell how much has to be set aside, each so far.
+#: Sample of bytes that estimates the share to stage, and how far each is followed.
 SAMPLES, LONGEST = 16, 12
 
 
 class Pieces:
-    """The map of bytes that a set of moves is: (target start, target end, source minus target)."""
+    """Moves as a map of bytes: (target start, target end, source minus target)."""
 
     def __init__(self, moves: Sequence[Move]) -> None:
         self._moves = sorted((m.target, m.target + m.size, m.source - m.target) for m in moves)
@@ -293,9 +296,10 @@ class Pieces:
         self.widest = max((end - start for start, end in self.open), default=0)
 
     def window(self, size: int) -> Span:
-        """Where a hole of `size` bytes is made: beside the widest hole, above it, then below it.
+        """Return where to make a hole of `size` bytes: beside the widest hole, above it, then
+        below.
 
-        All of it is wanted by someone. What lies in it has to be set aside; holes in it are free.
+        Sources in it must be staged; holes in it are free.
         """
         low, high = max(self.open, key=lambda s: (s[1] - s[0], -s[0]), default=(-1, -1))
         if low < 0:
@@ -306,8 +310,7 @@ class Pieces:
         return max(first, min(low, high - size)), high
 
     def share_set_aside(self) -> float:
-        """Which share of the bytes has to be set aside, by a sample: one of each cycle of bytes;
-        none of those that lead to what is open. Long cycles count as none."""
+        """Estimate the share of bytes to stage, one of each cycle; long cycles count as none."""
         share, at = 0.0, self.nbytes // (2 * SAMPLES)
         for start, end, _ in self._moves:
             while at < end - start:
@@ -317,7 +320,7 @@ class Pieces:
         return share
 
     def _share_of(self, first: int) -> float:
-        """One by the length of the cycle through a byte; 0 where none is found."""
+        """Return one by the length of the cycle through a byte; 0 if none is found."""
         at = first
         for length in range(1, LONGEST + 1):
             i = bisect_right(self._starts, at) - 1
@@ -329,11 +332,11 @@ class Pieces:
         return 0.0
 
     def lying_in(self, span: Span) -> list[Span]:
-        """Sources inside a span."""
+        """Return the sources inside a span."""
         return minus([span], minus([span], self.sources)) if span[0] < span[1] else []
 
     def part_at(self, span: Span) -> None:
-        """Moves whose source a span cuts are parted there."""
+        """Split moves whose source crosses the borders of a span."""
         if span[0] < span[1]:
             self._moves = [
                 (start - shift, end - shift, shift)
@@ -343,7 +346,7 @@ class Pieces:
             self._starts = [start for start, _, _ in self._moves]
 
     def _runs(self) -> list[Span]:
-        """What lies where others go."""
+        """Return the regions that are both source and target."""
         return minus(self.sources, minus(self.sources, self._targets))
 
     def follow(
@@ -376,7 +379,7 @@ class Pieces:
                     and (first + shift >= high or last + shift <= low)
                     and holes.none_in(first, last)
                 ):
-                    # It overlaps itself and nothing else: one memmove.
+                    # It overlaps only itself: one memmove.
                     a, b = first, last
                     freed = [(max(first + shift, last), last + shift)] if shift > 0 else (
                         [(first + shift, min(last + shift, first))])  # fmt: skip
@@ -395,13 +398,13 @@ class Pieces:
                 touched.add(i)
                 for span in freed:
                     holes.add(*span)
-            # What is left takes no less than in one move.
+            # Lower bound: the rest in a single move.
             if seconds + left * least >= most:
                 return None
         return done
 
     def not_in(self, done: Sequence[Move]) -> list[Move]:
-        """What remains of the moves without these."""
+        """Return what remains of the moves without these."""
         if sum(move.size for move in done) == self.nbytes:
             return []
         filled = sorted((m.target, m.target + m.size) for m in done)
@@ -419,7 +422,7 @@ class Pieces:
 
 
 class _Holes:
-    """Free regions that still have to be filled, the largest first; those that meet are one."""
+    """Free regions to fill, the largest first; adjacent ones are merged."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._ends: dict[int, int] = {}
@@ -453,13 +456,13 @@ class _Holes:
 
 
 def cut_at(move: Move, span: Span) -> Iterator[Move]:
-    """A move cut where its source enters and leaves a span."""
+    """Split a move where its source crosses the borders of a span."""
     for start, end in _pieces_parts(move.source, move.source + move.size, *span):
         yield Move(start, move.target + start - move.source, end - start)
 
 
 def _pieces_parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
-    """`[start, end)` cut at the borders of `[low, high)`."""
+    """Split `[start, end)` at the borders of `[low, high)`."""
     for cut in (low, high):
         if start < cut < end:
             yield start, cut
@@ -467,23 +470,23 @@ def _pieces_parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
     yield start, end
 
 
-#: Work of trying piece sizes, those of the lowest estimates first: so many transfers a move.
+#: Work limit of the search over piece sizes, in transfers per move.
 TRIED = 80
-#: The same where one tensor has left, which is tried for so many moves at most.
+#: The same with one tensor staged whole, and the limit of moves for that option.
 TRIED_AGAIN, MOST_LEFT = 6, 16
-#: So many free regions are used, the largest.
+#: Number of free regions used, the largest.
 MOST_FREE = 16
-#: A way that takes so many times its estimate is given up, unless there is no other.
+#: An option is abandoned at this multiple of its estimate, unless there is no other.
 PATIENCE = 3.0
-#: Bytes leave where that takes less by this factor.
+#: Bytes leave the space only if that is cheaper by this factor.
 CHEAPER = 1.05
-#: So many transfers for each move, and for each piece of the widest, are no more than needed; where
-#: there are more, ways that take up to so many times the seconds are looked at.
+#: With more transfers per move and widest piece than this, slower options with fewer transfers are
+#: tried, up to this factor.
 TRANSFERS, SLOWER = 4, 1.1
-#: Holes so many times narrower than a piece are widened, not followed, where there is room: where
-#: the piece is outside, and where it is inside. With few moves the second is tried as well.
+#: Holes narrower than a piece by these factors are widened instead of filled: for pieces outside,
+#: and inside. The second is tried only with few moves.
 AWAY_NARROW, NARROWS, FEW = 4, (2, 4), 3
-#: Holes are widened as often as they are narrow.
+#: No limit on how often holes are widened.
 MANY = 1 << 30
 
 
@@ -497,13 +500,22 @@ def break_cycles(
     slack: float = 0.0,
     most: float = float("inf"),
 ) -> list[Move]:
-    """Moves that carry out these, which form cycles, in order, at the least cost that was found;
-    none where none were found quickly for less than `most` seconds.
+    """Order moves that form cycles at the least cost found.
 
-    `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
-    the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
-    nothing is free, inside the targets either, `outside` must be at least a granule. Bytes leave
-    the space where that takes less by the factor `CHEAPER` and `slack` seconds, or where they must.
+    Bytes leave the space only if that is cheaper by the factor `CHEAPER` and `slack` seconds, or if
+    necessary. Without any free byte, `outside` must be at least a granule.
+
+    Args:
+        moves: The moves on cycles.
+        free: Unused regions of the space.
+        outside: Limit of the bytes per bank staged in the space beside, at `ASIDE` addresses.
+        prices: Transfer costs.
+        granule: Piece sizes are multiples of it.
+        slack: Extra seconds allowed for staying inside the space.
+        most: Cost limit in seconds.
+
+    Returns:
+        All moves in order; [] if none were found quickly below `most`.
 
     >>> from stitch.machine import load_machine
     >>> from stitch.program import Space
@@ -534,8 +546,7 @@ def break_cycles(
 
 
 class _Search:
-    """The ways to carry out some moves. Each takes what may cost the `most`, and gives the cheapest
-    way below that with its price, or what it was given."""
+    """Options below a cost limit; each method returns the cheapest, or what it was given."""
 
     def __init__(
         self, moves: Sequence[Move], free: Sequence[Span], prices: Prices, granule: int
@@ -544,13 +555,13 @@ class _Search:
         self.pieces = Pieces(moves)
 
     def by_cut(self, room: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
-        """Parts of tensors that close the cycles go first, at most `room` bytes set aside."""
+        """Stage parts that close the cycles, at most `room` bytes."""
         best = cheapest_cut(self.moves, self.pieces.open, self.free, room, self.prices, away=away)
         seconds = most if best is None else self.prices.seconds(best)
         return (best, seconds) if seconds < most else (None, most)
 
     def in_fewer(self, best: list[Move]) -> list[Move]:
-        """The same in fewer transfers, where it takes many: each is one more for the host."""
+        """Use fewer transfers if there are many: each costs host time."""
         moves, prices, nbytes = self.moves, self.prices, self.pieces.nbytes
         most = SLOWER * prices.seconds(best)
         sizes = _sizes(moves, nbytes, self.granule) if self._is_long(best) else set[int]()
@@ -571,7 +582,7 @@ class _Search:
     def without_one(
         self, best: list[Move] | None, room: int, most: float
     ) -> tuple[list[Move] | None, float]:
-        """One tensor of at most `room` bytes leaves whole; the others move inside meanwhile."""
+        """Stage one tensor of at most `room` bytes outside while the others move inside."""
         moves, prices = self.moves, self.prices
         smallest = sorted(moves, key=lambda move: move.size) if len(moves) <= MOST_LEFT else []
         for gone in smallest:
@@ -597,7 +608,7 @@ class _Search:
         away: bool,
         tried: int = TRIED,
     ) -> tuple[list[Move] | None, float]:
-        """By holes as wide as a piece, of which at most `room` bytes are set aside."""
+        """Fill holes of one piece size, of which at most `room` bytes are staged."""
         moves, prices, pieces = self.moves, self.prices, self.pieces
         room += pieces.widest if away else nbytes_of(pieces.open)
         sizes = _sizes(moves, room, self.granule)
@@ -625,10 +636,10 @@ class _Search:
 
 
 def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
-    """Sizes of a piece that are worth a look: fractions of all bytes, whole tensors, all room."""
+    """Return piece sizes to try: fractions of all bytes, whole tensors, and all of `most`."""
     nbytes = sum(move.size for move in moves)
     most = min(most, nbytes)
-    # Pieces of which all tensors and distances are multiples leave no narrow rests.
+    # Divisors of all sizes and distances leave no narrow rests.
     common = gcd(*(move.size for move in moves), *(move.source - move.target for move in moves))
     sizes = {move.size for move in moves}
     for unit in {granule, max(granule, common)}:
@@ -642,21 +653,21 @@ def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
 
 
 def _estimate(pieces: Pieces, share: float, size: int, away: bool, prices: Prices) -> float:
-    """Seconds if every hole is as wide as it is kept, and a `share` of all pieces is set aside."""
+    """Estimate the seconds if every hole keeps its width and a `share` of the pieces is staged."""
     aside = max(0, size - pieces.widest)
     width = min(size or pieces.widest, pieces.nbytes)
     seconds = (pieces.nbytes - aside * away) / width * prices.inside(width)
     first = 0.0
     if aside:
         first = prices.out(aside) + prices.back(aside) if away else 2 * prices.inside(aside)
-    # The piece that is set aside first is one of the share.
+    # The piece staged first is part of the share.
     return seconds + max(share * seconds, first)
 
 
 def _leave(
     moves: Sequence[Move], size: int, free: Sequence[Span], prices: Prices, most: float, narrow: int
 ) -> list[Move] | None:
-    """As `_stay`, but what the hole is widened by first is outside from first to last."""
+    """Like `_stay`, but what the hole is widened by first is outside until the end."""
     pieces = Pieces(moves)
     span = pieces.window(size)
     parts = [part for move in moves for part in cut_at(move, span)]
@@ -667,14 +678,13 @@ def _leave(
 
 
 def _free_without(rest: Sequence[Move], away: Sequence[Move], free: Sequence[Span]) -> list[Span]:
-    """What nothing uses once parts have left."""
+    """Return the unused regions once parts have left."""
     left = [*spans_of(away, "source"), *spans_of(away, "target")]
     busy = union([*spans_of(rest, "source"), *spans_of(rest, "target")])
     return minus(union([*free, *left]), busy)
 
 
 def _around(done: Sequence[Move], away: Sequence[Move]) -> list[Move]:
-    """Moves between the first and the last of parts that are outside meanwhile."""
     out = [Move(part.source, ASIDE + part.source, part.size) for part in away]
     return [*out, *done, *(Move(ASIDE + part.source, part.target, part.size) for part in away)]
 
@@ -688,11 +698,11 @@ def _stay(
     narrow: int,
     times: int = MANY,
 ) -> list[Move] | None:
-    """All moves by holes, widened to `size` where there is room; None if it costs `most`.
+    """Move everything through holes, widened to `size` by staging; None if it costs `most`.
 
-    Where the widest hole is narrower than that by the factor `narrow`, bytes beside it are set
-    aside where anything else is free. Holes are followed until they are so narrow (what was set
-    aside has come home, or borders of tensors have cut them up), and widened so many `times`.
+    If the widest hole is narrower than `size` by the factor `narrow`, bytes beside it are staged in
+    other free regions. Holes are filled until they are too narrow (staged bytes have returned, or
+    tensor borders have cut the holes), and widened at most `times`.
     """
     targets = union(spans_of(moves, "target"))
     spare = minus(union([*free, *spans_of(moves, "source")]), targets)
@@ -707,7 +717,7 @@ def _stay(
         if width * narrow < size and rooms:
             staged = pieces.window(min(size, width + nbytes_of(rooms)))
             lying, rooms = pieces.lying_in(staged), minus(union(rooms), [staged])
-            # Holes inside the window are no rooms: a byte less of it is a byte more of room.
+            # Holes inside the window cannot be used for staging.
             staged = pieces.window(
                 staged[1] - staged[0] - max(0, nbytes_of(lying) - nbytes_of(rooms))
             )
@@ -717,15 +727,14 @@ def _stay(
         pieces.part_at(staged)
         places = places_for(lying, free, minus(pieces.open, [staged]))
         taken = union((place, place + taken) for _, place, taken in places)
-        # Holes are followed until they would be widened, or are as many times narrower than what
-        # could be made of them.
+        # Fill holes until they would be widened, or are narrower than that by the same factor.
         least = (staged[1] - staged[0]) // narrow if lying else min(width, size // narrow)
         holes = minus(minus(pieces.open, taken), [staged])
         done = pieces.follow(staged, holes, least, prices, most)
         if done is None:
             return None
         if not done:
-            # The piece that was set aside gives way to nothing.
+            # Staging the piece allows no move.
             if not size:
                 return None
             size = 0

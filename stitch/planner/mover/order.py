@@ -1,9 +1,8 @@
-"""The order and the cost of moves inside a space: dependencies between moves, and cycles of them.
+"""Order and cost of moves inside a space: dependencies between moves, and cycles of them.
 
 Moves i: source → target, sources disjoint, targets disjoint. Move i waits for move j if i's target
 overlaps j's source; two families of disjoint intervals give at most 2n-1 such pairs. Slides that
-preserve the order never form a cycle; a move that overlaps itself is a memmove. Costs count
-operations and bytes by the machine's curves.
+preserve the order never form a cycle; a move that overlaps itself is a memmove.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class Move:
 
 
 def order_moves(moves: Sequence[Move]) -> tuple[list[Move], list[Move], list[Move]]:
-    """Moves that go first, those on or between cycles, and those that go last.
+    """Split moves into those that go first, those on or between cycles, and those that go last.
 
-    The first and the last run whole, as listed; those between need a part set aside.
+    The first and the last are in execution order; those between need staging.
 
     >>> order_moves([Move(0, 10, 10), Move(10, 20, 10)])[0]
     [Move(source=10, target=20, size=10), Move(source=0, target=10, size=10)]
@@ -47,7 +46,7 @@ def order_moves(moves: Sequence[Move]) -> tuple[list[Move], list[Move], list[Mov
 
 
 def _peel(waits: dict[int, list[int]]) -> dict[int, None]:
-    """Those that wait for no other, then those that wait only for them, and so on; in order."""
+    """Return the keys in dependency order until only cycles remain."""
     left = {i: len(blockers) for i, blockers in waits.items()}
     waiting: dict[int, list[int]] = {i: [] for i in waits}
     for i, blockers in waits.items():
@@ -79,20 +78,16 @@ def _dependencies(moves: list[Move]) -> dict[int, list[int]]:
     return waits
 
 
-# Cost of moves
-
-#: An address from here on stands for bytes set aside: `ASIDE + x` for those that lay at x.
+#: `ASIDE + x` is the address of staged bytes that were at x.
 ASIDE = 1 << 50
-
-
-#: Where curves of transfer sizes are flat: from here on only bytes count.
+#: Above this transfer size only bytes count.
 LARGE_TRANSFER = 1 << 20
 
 
 def operation_size(machine: Machine, space: Space) -> int:
-    """Bytes per bank that take as long to move inside a space as it takes to start a move.
+    """Return the bytes per bank that take as long to move inside a space as starting a move takes.
 
-    0 where the machine moves nothing inside it.
+    0 if the machine has no path inside it.
     """
     path, banks = machine.path(space, space), machine.shape.space(space).banks
     if path is None:
@@ -101,10 +96,10 @@ def operation_size(machine: Machine, space: Space) -> int:
 
 
 class Prices:
-    """Simulated seconds of raw transfers inside a space and between it and the one beside it.
+    """Simulated seconds of raw transfers inside a space and to and from the space beside it.
 
-    Sizes are bytes per bank of the space. Without a path inside, every move passes through the
-    space beside, so what is set aside there costs nothing further.
+    Sizes are bytes per bank of the space. Without a path inside, every move bounces through the
+    space beside, so staging costs nothing further.
     """
 
     __slots__ = ("_known", "_machine", "banks", "beside", "bounces", "space")
@@ -116,7 +111,7 @@ class Prices:
         self._known: dict[tuple[Space, Space, int], float] = {}
 
     def transfer(self, source: Space, target: Space, size: int) -> float:
-        """One transfer between two spaces."""
+        """Return the seconds of one transfer between two spaces."""
         key = source, target, size
         seconds = self._known.get(key)
         if seconds is None:
@@ -125,21 +120,18 @@ class Prices:
         return seconds
 
     def out(self, size: int) -> float:
-        """One transfer that leaves the space."""
         return self.transfer(self.space, self.beside, size)
 
     def back(self, size: int) -> float:
-        """One transfer that comes back."""
         return self.transfer(self.beside, self.space, size)
 
     def inside(self, size: int) -> float:
-        """One move inside the space."""
         if self.bounces:
             return self.out(size) + self.back(size)
         return self.transfer(self.space, self.space, size)
 
     def seconds(self, moves: Iterable[Move]) -> float:
-        """All of these moves; what is set aside lies outside the space."""
+        """Return the seconds of moves, including those to and from `ASIDE` addresses."""
         total = 0.0
         for move in moves:
             if move.target >= ASIDE:

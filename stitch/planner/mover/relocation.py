@@ -1,7 +1,7 @@
-"""The step that moves buffers to new addresses of their space at the least cost found.
+"""Make the step that moves buffers to new addresses of their space at the least cost found.
 
-Bytes leave the space only if necessary (the moves form a cycle and no byte is free, or no path
-exists inside) or if that is cheaper; each such transfer states its reason. Staged bytes leave once.
+Bytes leave the space only if necessary (the moves form a cycle and no byte is free, or there is no
+path inside) or if that is cheaper; each such step has a certificate. Staged bytes leave once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.planner.plan_state import PlanState
 from stitch.program import Space
 
-#: Makes room for so many bytes per bank of a space and gives their address.
+#: Allocates bytes per bank in a space and returns the address.
 TakeRoom = Callable[[Space, int], int]
 #: New addresses of buffers, by number.
 Targets = dict[int, int]
@@ -31,12 +31,21 @@ def relocation(
     take_room: TakeRoom,
     in_order: Callable[[], Targets | None] = lambda: None,
 ) -> Relocate:
-    """The step that moves buffers of a space to `targets`; nothing else changes yet.
+    """Return the step that moves buffers of a space to `targets`; state changes only by
+    `take_room`.
 
-    `in_order`: gives other targets that do as well, with which the moves form no cycle; it is asked
-    where they form one, and what takes less is done. Raises `LayoutError` where the machine cannot
-    carry bytes inside the space by any way, and what `take_room` raises where bytes have to leave
-    the space and find no room in any beside it.
+    Args:
+        state: The planner's state.
+        space: The space.
+        targets: New addresses by buffer.
+        purpose: For the reason of the step.
+        take_room: Allocates staging memory in another space.
+        in_order: Returns alternative targets whose moves form no cycle; called only if the first
+            ones do. The cheaper are used.
+
+    Raises:
+        LayoutError: The machine has no path inside the space nor through another.
+        OutOfMemoryError: Staging memory does not fit in any space.
     """
     refused: OutOfMemoryError | None = None
     for beside in _beside(state, space):
@@ -54,11 +63,11 @@ def relocation(
     try:
         raise refused
     finally:
-        del refused  # Else it would keep itself alive, and all that its callers hold.
+        del refused  # Break the reference cycle with the traceback.
 
 
 class _Relocation:
-    """What moves, what is free beside it, and what that costs."""
+    """The moves, the free memory around them, and their cost."""
 
     def __init__(self, state: PlanState, space: Space, targets: Targets, beside: Space) -> None:
         self.state, self.space, self.targets = state, space, targets
@@ -69,15 +78,14 @@ class _Relocation:
         self.moves = [Move(b.address or 0, targets[b.number], b.size_per_bank) for b in moving]
         self.first, self.core, self.last = order_moves(self.moves)
         self.unused = state.allocators[space].free_nbytes
-        #: The moves on cycles, in order, and why some of their bytes leave the space.
+        #: The moves on cycles in execution order, and why bytes leave the space.
         self.broken: list[Move] = []
         self.certificate: Certificate | CostCertificate | None = None
-        #: By so many seconds the moves take longer as they stay inside the space.
+        #: Extra seconds of moves that stay inside the space.
         self.longer = 0.0
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds of all moves."""
         return self.prices.seconds([*self.first, *self.broken, *self.last])
 
     def step(self, purpose: str, take_room: TakeRoom) -> Relocate:
@@ -105,10 +113,8 @@ class _Relocation:
             stage, certificate if stage else None, prices.beside if stage else Space.DRAM,
         )  # fmt: skip
 
-    # -- cycles -----------------------------------------------------------------------------------
-
     def break_cycles(self, most: float) -> bool:
-        """Order the moves on cycles; False where all moves seem to take `most` seconds or more."""
+        """Order the moves on cycles; return False if all moves cost at least `most` seconds."""
         prices = self.prices
         free = [] if prices.bounces else self._free_while_cycling()
         least = 0 if self.unused and not prices.bounces else self.shape.granule
@@ -133,7 +139,7 @@ class _Relocation:
         return True
 
     def _free_while_cycling(self) -> list[tuple[int, int]]:
-        """What nothing uses after the first moves and before the last ones, outside the cycles."""
+        """Return the regions unused after the first moves and before the last ones."""
         busy = [(b.address or 0, b.size_per_bank) for b in self.state.in_space(self.space)
                 if b.number not in self.targets]  # fmt: skip
         busy += [(m.target, m.size) for m in (*self.first, *self.core)]
@@ -142,23 +148,21 @@ class _Relocation:
         return [(address, address + size) for address, size in gaps]
 
     def _outside(self, least: int) -> int:
-        """Bytes per bank of this space that find room beside it now, but `least` in any case."""
+        """Return the bytes per bank that can be staged beside this space, at least `least`."""
         hole = self.state.allocators[self.prices.beside].largest_hole
         if self.prices.bounces:
             hole //= 2
-        # Every part of what is set aside starts at a multiple of the other space's alignment.
+        # Each staged part starts at a multiple of the other space's granule.
         hole -= (len(self.core) + 4) * self.beside.granule
         granule = self.shape.granule
         return max(least, hole * self.beside.banks // self.prices.banks // granule * granule)
 
-    # -- transfers --------------------------------------------------------------------------------
-
     def _slot(self, size: int) -> int:
-        """Bytes per bank that `size` bytes per bank of this space take in the space beside."""
+        """Return the bytes per bank of the space beside for `size` bytes per bank of this one."""
         return round_up(-(-size * self.prices.banks // self.beside.banks), self.beside.granule)
 
     def _staged(self, ordered: list[Move]) -> tuple[list[Move], int, dict[int, int]]:
-        """Moves cut to what can pass outside, room to pass through, room by what is set aside."""
+        """Cut moves to bounces that fit; return them, and the sizes of bounce and staged parts."""
         slots = {m.target: self._slot(m.size) for m in ordered if m.target >= ASIDE}
         if not self.prices.bounces:
             return ordered, 0, slots
@@ -192,8 +196,7 @@ class _Relocation:
 
 
 def _preferred(cyclic: _Relocation, in_order: _Relocation) -> _Relocation:
-    """Of moves that form cycles and moves that form none, those that take less; or those that form
-    none, where bytes on cycles leave the space and these take hardly longer."""
+    """Return the cheaper one; within the slack, the one whose bytes stay in the space."""
     if not cyclic.break_cycles(in_order.seconds):
         return in_order
     in_order.longer = max(0.0, in_order.seconds - (cyclic.seconds - cyclic.longer))
@@ -202,12 +205,11 @@ def _preferred(cyclic: _Relocation, in_order: _Relocation) -> _Relocation:
 
 
 def _set_aside(moves: list[Move]) -> tuple[int, ...]:
-    """The sizes of what these moves set aside outside of the space."""
     return tuple(move.size for move in moves if move.target >= ASIDE)
 
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:
-    """A move in pieces of at most `most` bytes, in the order that keeps an overlap whole."""
+    """Cut a move into pieces of at most `most` bytes, in memmove order."""
     if move.size <= most or max(move.source, move.target) >= ASIDE:
         yield move
         return
@@ -217,8 +219,7 @@ def _pieces(move: Move, most: int) -> Iterator[Move]:
 
 
 def _beside(state: PlanState, space: Space) -> list[Space]:
-    """Where bytes of a space can wait: in DRAM, on the host for those of DRAM, connected if
-    possible; and farther out, where tensors of the space may go too."""
+    """Return the spaces to stage in: the nearest connected one, then those for evictions."""
     machine = state.machine
     others = [s for s in (Space.DRAM, Space.HOST, Space.L1)
               if s is not space and s in machine.shape.spaces]  # fmt: skip
