@@ -63,7 +63,7 @@ from stitch.machine.machine import Machine
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
 _SHIPPED = FilePath(__file__).parent
-_FORM = "the form of the file is shown by: python -m pydoc stitch.machine.description"
+_FORM = "the format is documented by: python -m pydoc stitch.machine.description"
 
 
 def machine_names() -> tuple[str, ...]:
@@ -89,5 +89,5 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
     root, log = read_yaml_bytes(content, file_name, "machine description")
     machine = read_description(root, log)
     log.raise_any("machine description", f"correct the keys named below; {_FORM}")
-    assert machine is not None, "what is wrong has been noted"
+    assert machine is not None, "problems were noted"
     return machine

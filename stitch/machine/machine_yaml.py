@@ -102,7 +102,7 @@ class _Curve(FieldType[Curve]):
         for word, written in node.data.items():
             nbytes = number_of(word)
             if not isinstance(nbytes, int) or nbytes < 1:
-                detail = f"{word[:60]!r} is no size of a transfer"
+                detail = f"{word[:60]!r} is not a transfer size in bytes"
                 place.note("out_of_range", detail, written.key_line)
                 continue
             at = place.entry(str(nbytes), written)
@@ -116,8 +116,8 @@ class _Curve(FieldType[Curve]):
         for (a, b), at in zip(pairwise(points), places[1:], strict=True):
             if b[0] <= a[0] or (b[1] < a[1] and not self.may_fall):
                 detail = f"{b[0]} bytes at {b[1]:g} must not follow {a[0]} bytes at {a[1]:g}"
-                also = "" if self.may_fall else ", and rates do not fall"
-                at.note("not_rising", f"{detail}: sizes rise{also}")
+                also = "" if self.may_fall else ", and rates must not fall"
+                at.note("not_rising", f"{detail}: sizes must ascend{also}")
 
 
 def _check_routers(routers: Routers, place: SourceLocation) -> None:
@@ -127,7 +127,9 @@ def _check_routers(routers: Routers, place: SourceLocation) -> None:
         if any(at >= most for at in given) or len(set(given)) < len(given):
             place.at(key).note("routers", f"must be different numbers below {most}")
     if any(row >= rows or column >= columns for row, column in routers.dram):
-        place.at("dram").note("routers", f"there are {rows} rows and {columns} columns")
+        place.at("dram").note(
+            "routers", f"must be inside the grid of {rows} rows and {columns} columns"
+        )
 
 
 def _check_path(path: WrittenPath, place: SourceLocation) -> None:
@@ -137,12 +139,12 @@ def _check_path(path: WrittenPath, place: SourceLocation) -> None:
         place.note("rate", f"exactly one of {', '.join(_RATES)} is needed, not {got}")
     elif path.noc_links is None:
         if path.hops is not None:
-            place.at("hops").note("rate", "hops belong to a path with noc_links")
+            place.at("hops").note("rate", "hops require noc_links")
         if path.latency_seconds is None:
             place.at("latency_seconds").wrong(None, NOT_NEGATIVE.wanted)
     else:
         if path.latency_seconds is not None:
-            detail = "the latency of a path over the NoC follows from its hops"
+            detail = "is computed from the hops of a path over the NoC"
             place.at("latency_seconds").note("rate", detail)
 
 
@@ -367,18 +369,18 @@ def _check_space(space: _Space, place: SourceLocation) -> None:
     base, limit, granule = shape.base, shape.limit, shape.granule
     what = "alignment" if space.granule is None else "granule"
     if shape.alignment & (shape.alignment - 1):
-        place.at("alignment").note("alignment", f"{shape.alignment} is no power of two")
+        place.at("alignment").note("alignment", f"{shape.alignment} is not a power of two")
     elif granule % shape.alignment:
-        detail = f"{granule} is no multiple of the alignment {shape.alignment}"
+        detail = f"{granule} is not a multiple of the alignment {shape.alignment}"
         place.at("granule").note("granule", detail)
     elif base >= limit:
         sizes = (
             f"(bank_nbytes {space.bank_nbytes} - reserved_top_nbytes {space.reserved_top_nbytes})"
         )
-        detail = f"base {base} leaves no room below the limit {limit} {sizes}"
+        detail = f"base {base} is not below the limit {limit} {sizes}"
         place.at("base").note("no_room", detail)
     elif space.bank_nbytes > (most := min(granule * MOST_GRANULES, _MOST_NBYTES // space.banks)):
-        detail = f"{space.bank_nbytes} bytes a bank are more than can be simulated, {most}"
+        detail = f"{space.bank_nbytes} bytes per bank exceed what can be simulated, {most}"
         place.at("bank_nbytes").note("out_of_range", detail)
     elif base % granule or limit % granule:
         detail = (
@@ -435,7 +437,7 @@ def _check_parts(fields: FormValues) -> None:
     for path in values["paths"]:
         for key, name in (("from", path.source), ("to", path.target)):
             if name not in spaces:
-                detail = f"{name!r} is no space of this machine (it has {', '.join(spaces)})"
+                detail = f"{name!r} is not a space of this machine (it has {', '.join(spaces)})"
                 path.place.at(key).note("unknown_space", detail)
         if (path.source, path.target) in seen:
             path.place.note("duplicate_path", "this path is described twice")

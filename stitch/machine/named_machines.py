@@ -53,7 +53,7 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         beside = FilePath(f"{name_or_path}.yaml")
         # A name may be too long for a file name.
         if identity(beside) is not None and beside.is_file():
-            error.remedy = f"the file {str(beside)!r} is named with its ending"
+            error.remedy = f"for the file {str(beside)!r} give its name with the extension"
         raise
 
 
@@ -87,10 +87,10 @@ def _one_of(file: FilePath, chip: str | None) -> Machine:
         apart = [*first.shape.shortcomings(other.shape), *other.shape.shortcomings(first.shape)]
         if apart:
             raise UsageError(
-                f"the chips of {str(file)!r} are not alike",
+                f"the chips of {str(file)!r} differ",
                 expected=f"one of {file.name}:0 to {file.name}:{len(machines) - 1}",
                 got=f"chip {number} beside chip 0: " + "; ".join(apart),
-                remedy="name the chip behind the file",
+                remedy="append the number of a chip to the file name",
             )
     return first
 

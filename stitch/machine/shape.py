@@ -232,7 +232,7 @@ def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> N
     if spec.cores > machine.space(desc.layout.space).banks:
         wrong.append(f"{spec.cores} cores exceed the space's banks")
     if wrong:
-        raise LayoutError(f"{desc.text()} cannot be sharded so: " + "; ".join(wrong))
+        raise LayoutError(f"the sharding of {desc.text()} is invalid: " + "; ".join(wrong))
 
 
 def shard_layout(
@@ -267,5 +267,5 @@ def shard_layout(
         ),
     }.get(memory_layout)
     if spec_shape is None:
-        raise LayoutError("interleaved tensors have no shards")
+        raise LayoutError("an interleaved memory layout has no shards")
     return Layout(data_type, space, tile_shape, memory_layout, ShardSpec(grid, spec_shape))

@@ -60,9 +60,9 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
     machine = read_description(root, log)
     if machine is None:
         raise FormatError(
-            f"{where} is no machine: its figures do not fit each other",
+            f"{where} is not a valid machine: its figures contradict each other",
             problems=tuple(Problem(p.kind, where, p.detail) for p in log.problems),
-            remedy="make the descriptor again on the device; it is damaged",
+            remedy="generate the descriptor again on the device; it is damaged",
         )
     sources = [(k, s if k in figures else f"as {like}: {s}") for k, s in machine.sources]
     return replace(machine, sources=tuple(sources))
@@ -258,7 +258,7 @@ def read_system(content: bytes | memoryview, path: str) -> System:
     """
     if len(content) > _MOST_NBYTES:
         raise FormatError(
-            f"{SYSTEM_FILES.name} is a short file",
+            f"the file is too long for {SYSTEM_FILES.name}",
             where=path,
             expected=f"at most {_MOST_NBYTES} bytes",
             got=f"{len(content)} bytes",
@@ -284,7 +284,7 @@ def system_chips(file: ForeignFile, system: dict[str, Any], path: str) -> tuple[
     wrong = [i for i in indices if i >= len(described)]
     if wrong or not indices or len(indices) > _MOST_CHIPS:
         raise FormatError(
-            f"{SYSTEM_FILES.name} is not sound",
+            f"{SYSTEM_FILES.name} has an invalid list of chips",
             where=path,
             expected=f"from 1 to {_MOST_CHIPS} chips, each one of {len(described)} described",
             got=f"chip {wrong[0]}" if wrong else f"{len(indices)} chips",
@@ -303,9 +303,9 @@ def system_chips(file: ForeignFile, system: dict[str, Any], path: str) -> tuple[
             problems += error.problems
     if problems:
         raise FormatError(
-            f"{path} describes no sound system",
+            f"{path} describes invalid chips",
             problems=tuple(problems[:64]),
-            remedy="make the descriptor again on the device; it is damaged",
+            remedy="generate the descriptor again on the device; it is damaged",
         )
     return tuple(chips)
 
@@ -315,7 +315,7 @@ def _chip(fields: dict[str, Any], name: str, path: str, number: int, version: Re
     architecture = known[fields["arch"]]
     if architecture not in LIKE:
         raise IncompatibleError(
-            f"chip {number} is a {architecture}, of which Stitch ships no machine",
+            f"Stitch ships no machine for chip {number}, a {architecture}",
             where=path,
             expected=" or ".join(LIKE),
             got=architecture,

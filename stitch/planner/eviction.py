@@ -60,10 +60,10 @@ def check_fixed(state: PlanState, demand: RoomDemand) -> None:
     for address, size, what, number in regions:
         if address < shape.base or address + size > shape.limit or address % shape.granule:
             raise LayoutError(
-                f"{what} cannot lie at {address:#x} in {demand.space.value}",
+                f"{what} cannot be allocated at {address:#x} in {demand.space.value}",
                 where=demand.purpose,
-                expected=f"a multiple of {shape.granule} with room for {size} B per bank "
-                f"in [{shape.base:#x}, {shape.limit:#x})",
+                expected=f"a multiple of {shape.granule} with {size} B per bank "
+                f"inside [{shape.base:#x}, {shape.limit:#x})",
                 got=f"[{address:#x}, {address + size:#x})",
             )
         if number >= 0 and state.buffers[number].address == address:
@@ -74,14 +74,14 @@ def check_fixed(state: PlanState, demand: RoomDemand) -> None:
             if buffer.pinned and _overlap(address, size, buffer):
                 raise LayoutError(
                     f"{what} needs [{address:#x}, {address + size:#x}) of {demand.space.value}, "
-                    f"where {buffer.origin} is pinned",
+                    f"but {buffer.origin} is pinned there",
                     where=demand.purpose,
                     remedy="release the exported array or view that pins it, or move the tensor",
                 )
     for (a, size, what, _), (b, _, other, _) in pairwise(regions):
         if a + size > b:
             raise LayoutError(
-                f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
+                f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) overlap in "
                 f"{demand.space.value}",
                 where=demand.purpose,
                 remedy="compile one of them for another address",
@@ -231,18 +231,19 @@ def out_of_memory(
         f"{b.origin} ({b.size_per_bank} B, {state.lifetime(b)})" for b in biggest
     )  # fmt: skip
     remedy = (
-        "drop tensors that are not needed, place some in another space "
+        "release unused tensors, place some in another space "
         "(--set input.NAME.space=dram), or split the program"
     )
     capacity = state.shape(space).capacity
     if size > capacity:
         remedy = (
-            f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
-            "it in another space (--set input.NAME.space=dram), shard it, or split the program"
+            f"{space.value} has {capacity} B per bank in total, so freeing memory does not "
+            "help: place it in another space (--set input.NAME.space=dram), shard it, or split "
+            "the program"
         )
     remedy += _least_change(state, demand, problem)
     if space is Space.DRAM and not state.outlets(space):
-        remedy += "; open_device(spill=True) lets tensors wait on the host"
+        remedy += "; open_device(spill=True) allows evictions to the host"
     error = OutOfMemoryError(
         f"{space.value} cannot hold {wanted} of {demand.purpose}: {size} B per bank needed, "
         f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
@@ -285,8 +286,10 @@ def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -
         packing = pack(left, [room for _, room in gaps], placements=max(0, budget))
         budget -= packing.placements
         if packing.chosen is not None:
-            missing = f"{over} B per bank are missing" if over > 0 else "what is left would pack"
-            return f"; {what} ({size} B) elsewhere would do: {missing}"
+            missing = (
+                f"{over} B per bank are missing" if over > 0 else "the other tensors would fit"
+            )
+            return f"; it is enough to place {what} ({size} B) elsewhere: {missing}"
     return ""
 
 

@@ -274,13 +274,13 @@ class PlanState:
     def lifetime(self, buffer: Buffer) -> str:
         """Describe a buffer's maker, next reader, and what keeps it alive, for errors."""
         made = self.made.get(buffer.number)
-        words = ["there before" if made is None else f"made by task {made}"]
+        words = ["allocated before" if made is None else f"made by task {made}"]
         users = self.users[buffer.number]
         use = min((self.soonest(value, buffer.space) for value in users), default=NEVER)
         if use < len(self.request.tasks):
             words.append(f"read by queued task {use}")
         if users & self.request.kept:
-            words.append("held by a handle")
+            words.append("referenced by a handle")
         if buffer.pinned:
             program = "" if users else " or a loaded program"
             words.append(f"pinned by an exported array{program}")

@@ -69,7 +69,7 @@ def test_a_wrong_word_is_answered_in_one_line(
         (
             ("a.ttb", "--init=ones", "--device=own"),
             2,
-            ("'own.yaml' is named with its ending",),
+            ("for the file 'own.yaml' give its name with the extension",),
         ),
         (("steps.yaml",), 3, ("a step must be a mapping such as {run: encoder", "'y = a(x)'")),
         (("--replay=r.json", "a.ttb"), 2, ("a replay runs alone", "got: a.ttb")),

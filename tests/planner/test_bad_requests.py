@@ -176,7 +176,9 @@ def test_a_fixed_address_inside_the_programs_own_scratch_is_refused(which: str, 
     a = scene.tensor(desc_of(512), 4096, keep=True)
     inputs, outputs = ([fixed], [loose]) if which == "input" else ([loose], [fixed])
     scene.run(program("p", inputs, outputs, scratch=1024), a, keep=True)
-    with pytest.raises(LayoutError, match=r"scratch.*clash|clash.*scratch|clash in l1") as error:
+    with pytest.raises(
+        LayoutError, match=r"scratch.*overlap|overlap.*scratch|overlap in l1"
+    ) as error:
         plan(scene.request())
     assert "scratch" in str(error.value) and "compile one of them" in str(error.value)
     scene = Scene(SMALL)

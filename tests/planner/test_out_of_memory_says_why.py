@@ -68,8 +68,11 @@ def test_a_tensor_that_is_pinned_in_the_middle_is_named_with_what_pins_it() -> N
     text, certificate = refused(pins((2032, 32), outputs=(2048,)).request())
     assert certificate == Certificate("packing", (2048,), (2032, 2032), certificate.branches)
     assert check_certificate(certificate) is None
-    assert "buffer 0 (32 B, there before, held by a handle, pinned by an exported array)" in text
-    assert "buffer 0 (32 B) elsewhere would do: what is left would pack" in text
+    assert (
+        "buffer 0 (32 B, allocated before, referenced by a handle, pinned by an exported array)"
+        in text
+    )
+    assert "buffer 0 (32 B) elsewhere: the other tensors would fit" in text
 
 
 def test_the_biggest_tensors_are_named_with_their_makers_readers_and_holders() -> None:
@@ -83,18 +86,18 @@ def test_the_biggest_tensors_are_named_with_their_makers_readers_and_holders() -
     scene.run(program("r", [desc_of(512, DRAM)] * 2, [size]), read, made, keep=True)
     text, certificate = refused(scene.request(), spills=False)
     assert (
-        "biggest live tensors: buffer 0 (2048 B, there before, read by queued task 2), "
+        "biggest live tensors: buffer 0 (2048 B, allocated before, read by queued task 2), "
         "output 'output 0' of 'p' (2048 B, made by task 0, read by queued task 2), "
-        "buffer 1 (1024 B, there before, held by a handle), "
-        "buffer 2 (256 B, there before, pinned by an exported array or a loaded program)"
+        "buffer 1 (1024 B, allocated before, referenced by a handle), "
+        "buffer 2 (256 B, allocated before, pinned by an exported array or a loaded program)"
     ) in text
     assert check_certificate(certificate) is None
 
 
 def test_of_outputs_that_together_exceed_the_space_the_smallest_that_would_do_is_named() -> None:
     text, certificate = refused(pins(outputs=(3072, 512, 1024)).request())
-    assert "l1 has 4096 B per bank in all, so freeing helps nothing" in text
-    assert "output 'output 1' (512 B) elsewhere would do: 512 B per bank are missing" in text
+    assert "l1 has 4096 B per bank in total, so freeing memory does not help" in text
+    assert "output 'output 1' (512 B) elsewhere: 512 B per bank are missing" in text
     assert check_certificate(certificate) is None
 
 
@@ -168,7 +171,7 @@ def test_the_smallest_change_is_that_of_brute_force(space: Space) -> None:
             continue
         text, certificate = refused(scene.request(), spills=False)
         assert check_certificate(certificate) is None
-        found = re.search(r"\((\d+) B\) elsewhere would do: (\d+)?", text)
+        found = re.search(r"\((\d+) B\) elsewhere: (\d+)?", text)
         least = smallest_change(regions, pieces, shape.base, shape.limit)
         assert (int(found[1]) if found else None) == least, f"seed {seed}: {text}"
         over = sum(certificate.pieces) - sum(certificate.gaps)

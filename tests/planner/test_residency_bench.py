@@ -114,7 +114,7 @@ def test_where_seconds_and_bytes_disagree_a_plan_and_its_report_have_both() -> N
     assert not trade_lines([(replace(made, fewest_bytes=None), 1)])
     for wrong in ((made.carried_nbytes, seconds), (nbytes, made.seconds / 2)):
         (problem,) = check_plan(replace(made, fewest_bytes=wrong))
-        assert problem.kind == "bound" and "is no trade" in problem.detail
+        assert problem.kind == "bound" and "is not an alternative" in problem.detail
 
 
 def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path) -> None:

@@ -135,8 +135,10 @@ def test_a_plan_that_may_not_spill_is_refused_and_a_certificate_says_why() -> No
         plan(a_full_dram().request(), spills=False)
     assert error.value.certificate == Certificate("capacity", (4096, 4096, 4096), (8192,))
     text = str(error.value)
-    assert "buffer 1 (4096 B, there before, read by queued task 1, held by a handle)" in text
-    assert "(4096 B) elsewhere would do: 4096 B per bank are missing" in text
+    assert (
+        "buffer 1 (4096 B, allocated before, read by queued task 1, referenced by a handle)" in text
+    )
+    assert "(4096 B) elsewhere: 4096 B per bank are missing" in text
 
 
 def test_l1_may_leave_for_the_host_where_dram_is_too_small_for_it() -> None:

@@ -261,7 +261,7 @@ def test_the_smallest_change_that_would_do_is_named() -> None:
     scene.run(program("p", [], [desc_of(768, DRAM)]), keep=True)
     with pytest.raises(OutOfMemoryError) as error:
         plan(scene.request(), spills=False)
-    assert "buffer 2 (2048 B) elsewhere would do: 2048 B per bank are missing" in str(error.value)
+    assert "buffer 2 (2048 B) elsewhere: 2048 B per bank are missing" in str(error.value)
 
 
 def test_what_an_attempt_copies_is_what_is_there_now() -> None:

@@ -55,21 +55,19 @@ def end_problems(
     yield from _later(plan.request)
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
         least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
-        yield "bound", f"{least:g} us are claimed to be the least, and this plan takes {taken:g} us"
+        yield "bound", f"the lower bound is {least:g} us, but this plan takes {taken:g} us"
     if plan.fewest_bytes is not None:
         nbytes, seconds = plan.fewest_bytes
         if not (0 <= nbytes < plan.carried_nbytes and seconds >= plan.seconds):
-            yield (
-                "bound",
-                (
-                    f"a plan of {nbytes} B in {seconds * 1e6:g} us is no trade for this one's "
-                    f"{plan.carried_nbytes} B in {plan.seconds * 1e6:g} us"
-                ),
+            detail = (
+                f"{nbytes} B in {seconds * 1e6:g} us is not an alternative of fewer bytes and more "
             )
+            detail += f"time to {plan.carried_nbytes} B in {plan.seconds * 1e6:g} us"
+            yield "bound", detail
     for number in sorted(read - plan.touched):
-        yield "touched", f"resident buffer {number} is used and not listed"
+        yield "touched", f"resident buffer {number} is used but not in `touched`"
     for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):
-        yield "touched", f"buffer {number} is listed and no resident"
+        yield "touched", f"buffer {number} in `touched` is not resident"
 
 
 def _final_buffers(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
@@ -78,14 +76,17 @@ def _final_buffers(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
         ends, wanted = in_spaces.get(number), said.get(number)
         if ends is not wanted and _nameless(ends) != _nameless(wanted):
-            yield "final", f"buffer {number} ends as {_nameless(ends)}, not {_nameless(wanted)}"
+            yield (
+                "final",
+                f"buffer {number} is {_nameless(ends)} at the end, expected {_nameless(wanted)}",
+            )
     held = {i.buffer for r in plan.final_values for i in r.instances}
     held |= {b.number for b in plan.request.buffers if b.pinned}
     # Buffers without values at the start are not the plan's responsibility.
     began = {i.buffer for r in plan.request.residents for i in r.instances}
     held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):
-        yield "final", f"buffer {number} stays alive and holds no value"
+        yield "final", f"buffer {number} is alive at the end but holds no value"
 
 
 def _nameless(buffer: Buffer | None) -> Buffer | None:
@@ -95,12 +96,12 @@ def _nameless(buffer: Buffer | None) -> Buffer | None:
 def _final_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     for resident in plan.final_values:
         if not resident.instances:
-            yield "final", f"value {resident.value} is said to be alive and lies nowhere"
+            yield "final", f"value {resident.value} is alive at the end but has no instance"
             continue
         for instance in resident.instances:
             if not state.holds(instance, resident.value):
                 where = f"buffer {instance.buffer} as {instance.desc.text()}"
-                yield "final", f"value {resident.value} does not lie in {where}"
+                yield "final", f"value {resident.value} is not stored in {where}"
         primary = resident.instances[0].desc.layout.data_type
         if primary is not state.made_in.get(resident.value):
             yield "lossy", f"the primary instance of value {resident.value} lost precision"
@@ -118,7 +119,7 @@ def _kept(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
             if i.desc.layout.data_type is state.made_in[value] and state.holds(i, value)
         ]
         if not whole:
-            yield "kept", f"value {value} must survive and does not"
+            yield "kept", f"value {value} must be kept, but no exact instance is"
 
 
 def _later(request: PlanRequest) -> Iterator[Found]:
@@ -127,9 +128,9 @@ def _later(request: PlanRequest) -> Iterator[Found]:
     end, before = len(request.tasks), -1
     for value, use in request.later:
         if value not in request.kept or value not in known:
-            yield "later", f"value {value} is predicted to be read, and no such value lives on"
+            yield "later", f"value {value} is predicted to be read, but is not kept"
         elif value <= before:
-            yield "later", f"a use of value {value} is predicted behind one of value {before}"
+            yield "later", f"the prediction of value {value} follows that of value {before}"
         elif use < end:
             yield "later", f"value {value} is predicted to be read by task {use}, before task {end}"
         else:
@@ -150,7 +151,7 @@ def _free_regions(plan: Plan, used: Sequence[Region]) -> Iterator[Found]:
                 and at < address + size
                 and address < at + buffer.size_per_bank
             ):
-                yield "free_region", f"{buffer.origin} lies where the plan wants nothing"
+                yield "free_region", f"{buffer.origin} overlaps a region that must be free"
     taken: dict[Space, ByteMap] = {}
     for space, start, end in used:
         taken.setdefault(space, ByteMap()).write(start, end, 0)
@@ -171,12 +172,18 @@ def _compare(
     for piece in said.read(0, limit):
         needed_here = sum(p.end - p.start for p in needed.read(piece.start, piece.end))
         if needed_here != piece.end - piece.start:
-            yield "free_region", f"{space.value} [{piece.start:#x}, {piece.end:#x}) is not needed"
+            yield (
+                "free_region",
+                f"{space.value} [{piece.start:#x}, {piece.end:#x}) is declared free but not used",
+            )
     for piece in needed.read(0, limit):
         if sum(p.end - p.start for p in said.read(piece.start, piece.end)) != piece.end - (
             piece.start
         ):
-            yield "free_region", f"{space.value} [{piece.start:#x}, {piece.end:#x}) is not declared"
+            yield (
+                "free_region",
+                f"{space.value} [{piece.start:#x}, {piece.end:#x}) is used but not declared free",
+            )
 
 
 def eviction_defect(
@@ -194,7 +201,10 @@ def eviction_defect(
         pieces.remove(other)
     if others and sorted(certificate.pieces) == before:
         # Certificates of older versions: at least one of them had to leave.
-        return "undecided", f"{len(others) + 1} leave {buffer.space.value}; whether all had to"
+        return (
+            "undecided",
+            f"{len(others) + 1} leave {buffer.space.value}; whether all had to is not proved",
+        )
     return certificate_defect(certificate, pieces, gaps)
 
 
@@ -354,10 +364,10 @@ class _Checker(Inspection):
     def _free(self, step: Free) -> None:
         buffer = self.state.buffers.get(step.buffer)
         if buffer is None or buffer.address is None:
-            self.say("buffer", f"buffer {step.buffer} is freed and is not alive")
+            self.say("buffer", f"buffer {step.buffer} is freed but not alive")
             return
         if buffer.pinned:
-            self.say("pinned", f"{buffer.origin} is pinned and freed")
+            self.say("pinned", f"{buffer.origin} is freed although pinned")
         self.reads(step.buffer)
         place, start, stop = self.state.span(buffer)
         self.state.memory(place).erase(start, stop)
@@ -379,7 +389,7 @@ class _Checker(Inspection):
             return
         written = footprint(step.target.desc, self.machine.shape)
         if step.nbytes != written.own_nbytes:
-            self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
+            self.say("bytes", f"it claims {step.nbytes} B, but writes {written.own_nbytes} B")
         ends = step.source.desc.without_address(), step.target.desc.without_address()
         counts = copy_counts(*ends, self.machine)
         self.check_seconds(step.seconds, self.machine.copy_seconds(counts))
@@ -388,11 +398,11 @@ class _Checker(Inspection):
             state.carry(source, target)
             return
         if not state.holds(step.source, step.value):
-            self.say("content", f"value {step.value} does not lie whole in {source.origin}")
+            self.say("content", f"value {step.value} is not completely stored in {source.origin}")
         if step.source.desc.layout.data_type is not state.made_in.get(step.value):
             self.say("lossy", f"value {step.value} is read from a copy of another data type")
         if step.source.desc.shape != step.target.desc.shape:
-            self.say("layout", "a copy keeps the shape")
+            self.say("layout", "a copy must keep the shape")
         if step.made != step.value:
             self._run_copy_task(step)
         state.write(step.target, step.made)
@@ -407,11 +417,11 @@ class _Checker(Inspection):
             or step.source != Instance(buffer.number, 0, buffer.desc)
             or step.target != expected
         ):
-            self.say("layout", f"{buffer.origin} is carried in another form than it has")
+            self.say("layout", f"{buffer.origin} is carried in another layout than its own")
         if returns:
             return
         if buffer.pinned:
-            self.say("pinned", f"{buffer.origin} is pinned and evicted")
+            self.say("pinned", f"{buffer.origin} is evicted although pinned")
         if step.certificate is None:
             self.say("uncertified", f"{buffer.origin} is evicted without a certificate")
             return
@@ -422,17 +432,17 @@ class _Checker(Inspection):
     def _run_copy_task(self, step: Copy) -> None:
         task = self._start(self.next_task)
         if task is None or task.transformation.kind is not TransformationKind.COPY:
-            self.say("order", f"value {step.made} is made by no task that is due")
+            self.say("order", f"value {step.made} is not made by the next task")
             return
         wanted = task.transformation.outputs[0]
         if (task.inputs[0], task.outputs[0]) != (step.value, step.made):
-            self.say("order", "this copy is not what the task that is due asks for")
+            self.say("order", "this copy is not the one of the next task")
         self._in_form(f"output of {task.transformation.name!r}", step.target, wanted)
 
     def _start(self, index: int) -> NumberedTask | None:
         tasks = self.plan.request.tasks
         if index != self.next_task or index >= len(tasks):
-            self.say("order", f"task {index} runs where task {self.next_task} is due")
+            self.say("order", f"task {index} runs, expected task {self.next_task}")
             return tasks[index] if 0 <= index < len(tasks) else None
         self.next_task = index + 1
         return tasks[index]
@@ -440,21 +450,21 @@ class _Checker(Inspection):
     def _in_form(self, what: str, instance: Instance, wanted: TensorDesc) -> None:
         buffer = self.state.buffers.get(instance.buffer)
         if instance.desc != wanted.without_address():
-            self.say("layout", f"{what} is {instance.desc.text()}, wanted {wanted.text()}")
+            self.say("layout", f"{what} is {instance.desc.text()}, expected {wanted.text()}")
         at = wanted.layout.address
         if buffer is None or buffer.address is None or not self.state.room(instance):
-            self.say("room", f"{what} has no room in buffer {instance.buffer}")
+            self.say("room", f"{what} does not fit into buffer {instance.buffer}")
         elif at is not None and (buffer.address != at or instance.offset_nbytes):
-            self.say("layout", f"{what} lies at {buffer.address:#x}, wanted {at:#x}")
+            self.say("layout", f"{what} is at {buffer.address:#x}, expected {at:#x}")
 
     def _execute(self, step: Execute) -> None:
         task = self._start(step.task)
         if task is None or task.transformation.kind is TransformationKind.COPY:
-            self.say("order", f"there is no program {step.task} to run")
+            self.say("order", f"task {step.task} is not a program")
             return
         what, state = task.transformation, self.state
         if len(step.inputs) != len(what.inputs) or len(step.outputs) != len(what.outputs):
-            self.say("layout", f"{what.name!r} has other slots")
+            self.say("layout", f"{what.name!r} runs with the wrong number of slots")
             return
         for i, (instance, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
             self.reads(instance.buffer)
@@ -477,7 +487,9 @@ class _Checker(Inspection):
             if buffer is not None and buffer.pinned and not (buffer.shared and given is not None):
                 self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             if given is not None and step.inputs[given] != instance:
-                self.say("alias", f"output {what.output_name(o)!r} does not take its input's place")
+                self.say(
+                    "alias", f"output {what.output_name(o)!r} does not overwrite its aliased input"
+                )
             others = [x.buffer for i, x in enumerate(step.inputs) if i != given]
             others += [x.buffer for i, x in enumerate(step.outputs) if i != o]
             if instance.buffer in others:
@@ -487,16 +499,18 @@ class _Checker(Inspection):
         wanted = task.transformation.scratch
         if wanted is None or wanted.size_per_bank == 0:
             if step.scratch is not None:
-                self.say("scratch", "a region is given to a task that wants none")
+                self.say("scratch", "the task has a scratch region but uses none")
             return
         if step.scratch is None or step.scratch[0] is not wanted.space:
-            self.say("scratch", "the task has no scratch")
+            self.say("scratch", f"the task needs scratch in {wanted.space.value}")
             return
         space, address, size = step.scratch
         shape = self.machine.shape.space(space)
         self.region("scratch", space, address, size)
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
-            self.say("scratch", f"{size} B per bank at {address:#x} are not what was promised")
+            self.say(
+                "scratch", f"{size} B per bank at {address:#x} are too small or not at the base"
+            )
         operands = {i.buffer for i in (*step.inputs, *step.outputs)}
         for buffer in self.state.live_in(space, address, address + size):
             own = (buffer.address, buffer.size_per_bank) == (address, size) and not bytes_of(

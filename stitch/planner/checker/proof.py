@@ -126,7 +126,7 @@ def certificate_defect(
         ("pieces", certificate.pieces, pieces), ("gaps", certificate.gaps, gaps)
     ):  # fmt: skip
         if sorted(said) != sorted(true):
-            return "certificate", f"it speaks of {what} {listed(said)}, there are {listed(true)}"
+            return "certificate", f"it lists {what} {listed(said)}, expected {listed(true)}"
     over = sum(pieces) > sum(gaps)
     if certificate.kind == "capacity":
         return None if over else ("certificate", f"{sum(pieces)} B fit into {sum(gaps)} B")
@@ -135,14 +135,14 @@ def certificate_defect(
     if certificate.branches is not None:
         proved = replays(pieces, gaps, certificate.branches)
         if proved is False:
-            return "certificate", "its branches do not show that nothing packs"
+            return "certificate", "its branches do not prove that the pieces do not fit"
     else:
         # `undecided` certificates, and old records, have no branches.
         fits = packs(pieces, gaps)
         if fits:
             return "certificate", "the pieces can be packed into the gaps"
         proved = fits is False
-    return None if proved else ("undecided", f"whether {listed(pieces)} fit {listed(gaps)}")
+    return None if proved else ("undecided", f"whether {listed(pieces)} fit into {listed(gaps)}")
 
 
 def check_certificate(certificate: Certificate) -> Defect | None:

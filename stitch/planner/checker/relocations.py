@@ -316,13 +316,13 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
     """Follow the transfers of a relocation, and check its result, cost and certificate."""
     state, moving = run.state, dict(step.targets)
     if len(moving) != len(step.targets) or any(n not in state.buffers for n in moving):
-        run.say("buffer", "a buffer that is not alive, or one twice, is moved")
+        run.say("buffer", "a moved buffer is not alive, or listed twice")
         return
     before = {b: bytes_of(run, b) for b in state.buffers}
     shape = run.machine.shape
     own = sum(footprint(state.buffers[n].desc, shape).own_nbytes for n in moving)
     if step.nbytes != own:
-        run.say("bytes", f"{step.nbytes} B are claimed, the tensors have {own} B")
+        run.say("bytes", f"it claims {step.nbytes} B, the tensors have {own} B")
     carried = sum(
         run.machine.seconds(
             t.source_space, t.target_space, t.nbytes, t.nbytes // shape.space(step.space).banks
@@ -339,7 +339,7 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
         buffer = state.buffers[number]
         run.reads(number)
         if buffer.pinned or buffer.address is None or buffer.space is not step.space:
-            run.say("pinned", f"{buffer.origin} cannot move")
+            run.say("pinned", f"{buffer.origin} cannot be moved")
         run.region(buffer.origin, step.space, address, buffer.size_per_bank)
         run.used.append((step.space, address, address + buffer.size_per_bank))
         state.place_at(number, address)
@@ -350,7 +350,7 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
             run.say("overlap", f"{buffer.origin} is moved onto another buffer")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
-            run.say("content", f"{state.buffers[number].origin} is not whole after the moves")
+            run.say("content", f"{state.buffers[number].origin} is not complete after the moves")
     _tidy(run, step.space, homes)
     if step.stage is not None:
         _tidy(run, step.stage_space, [step.stage])
@@ -385,7 +385,7 @@ def _stage(run: Inspection, step: Relocate) -> None:
     leaves = any(step.space is not s for t in step.transfers
                  for s in (t.source_space, t.target_space))  # fmt: skip
     if leaves and step.stage is None:
-        run.say("stage", "bytes leave the space and no stage is declared")
+        run.say("stage", "bytes leave the space without a stage")
     if step.stage is not None:
         address, size = step.stage
         run.region("the stage", step.stage_space, address, size)
@@ -423,18 +423,18 @@ def _justify(
         defect = _amount_defect(run, step, sum(aside))
     # Certificates of older versions list what moves, or nothing, instead of what is staged.
     if not certificate.pieces and defect is None:
-        run.say("undecided", "it says nothing of the pieces that pass through another space")
+        run.say("undecided", "the certificate does not list the pieces that leave the space")
     elif sorted(certificate.pieces) not in (sorted(aside), sorted(moved)):
         kind = "certificate"
-        defect = f"it speaks of pieces {listed(certificate.pieces)}, there are {listed(aside)}"
+        defect = f"it lists pieces {listed(certificate.pieces)}, expected {listed(aside)}"
     if isinstance(certificate, Certificate) and any(certificate.gaps):
-        kind, defect = "certificate", f"it speaks of gaps {listed(certificate.gaps)}, none is free"
+        kind, defect = "certificate", f"it lists gaps {listed(certificate.gaps)}, but none is free"
     if defect is not None:
         run.say(kind, defect)
     room = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
     if certificate.kind != "no_path" and step.bounced_nbytes > room:
-        run.say("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, not once "
-                               f"the {room} B that are set aside")  # fmt: skip
+        run.say("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, but "
+                               f"{room} B are staged")  # fmt: skip
 
 
 def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
@@ -455,7 +455,7 @@ def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
         inside += further * run.machine.seconds(step.space, step.space, width * banks, width)
         if through <= inside:
             return None
-    return f"{aside} B of {nbytes} B leave in {through} s, one granule would in {inside} s"
+    return f"staging {aside} B of {nbytes} B takes {through} s, one granule {inside} s"
 
 
 def _cost_defect(
@@ -466,14 +466,14 @@ def _cost_defect(
     nbytes, _, through = _prices(run, step, granule)
     if (certificate.cyclic_size, certificate.free_size) != (nbytes, free):
         return "certificate", (
-            f"it speaks of {certificate.cyclic_size} B in cycles and {certificate.free_size} B "
-            f"free, there are {nbytes} B and {free} B"
+            f"it claims {certificate.cyclic_size} B in cycles and {certificate.free_size} B free, "
+            f"expected {nbytes} B and {free} B"
         )
     if not free or run.machine.path(step.space, step.space) is None:
-        return "certificate", "there are no moves inside the space that could be cheaper"
+        return "certificate", "no moves inside the space are possible"
     if not math.isclose(certificate.through_seconds, through, rel_tol=1e-9):
         claimed = certificate.through_seconds
-        return "certificate", f"it claims {claimed} s through, they are {through} s"
+        return "certificate", f"it claims {claimed} s, the transfers take {through} s"
     moves = _moves(run, step)
     curves = Curves(run.machine, step.space, step.stage_space)
     try:
@@ -481,7 +481,7 @@ def _cost_defect(
             sorted(_on_cycles(moves)), _unused(run, step, moves), granule, curves, through / LESS
         )
     except TimeoutError:
-        return "undecided", "whether moves inside take less is too much work to tell"
+        return "undecided", "the search for cheaper moves inside reached its limit"
     if way is None:
         return None
     return "certificate", f"{way.name} take {way.seconds} s inside, leaving takes {through} s"
@@ -581,7 +581,7 @@ def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[in
             continue
         stage = step.stage or (0, 0)
         if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
-            run.say("stage", "a transfer goes beside the stage")
+            run.say("stage", "a transfer leaves the stage")
     banks = run.machine.shape.space(t.source_space).banks
     read = run.state.memory(t.source_space).read(
         t.source_address * banks, t.source_address * banks + t.nbytes

@@ -285,7 +285,7 @@ class Inspection:
     def check_seconds(self, claimed: float, taken: float) -> None:
         """Compare the seconds that a step claims with those of its transfers."""
         if not math.isclose(claimed, taken, rel_tol=1e-9):
-            self.say("seconds", f"{claimed} s are claimed, its copies take {taken} s")
+            self.say("seconds", f"it claims {claimed} s, its copies take {taken} s")
 
     def region(self, what: str, space: Space, address: int, size: int) -> bool:
         """Whether a region (bytes per bank) is in range and aligned; adds a problem if not."""

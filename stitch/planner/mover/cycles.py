@@ -542,7 +542,7 @@ def break_cycles(
             return search.in_fewer(best)
         if most < float("inf"):
             return []
-    raise AssertionError("nothing may be set aside anywhere")
+    raise AssertionError("no byte is free to stage a part in")
 
 
 class _Search:

@@ -225,8 +225,8 @@ def _beside(state: PlanState, space: Space) -> list[Space]:
               if s is not space and s in machine.shape.spaces]  # fmt: skip
     if not others:
         raise LayoutError(
-            f"machine {machine.name!r} can move nothing inside {space.value}",
-            remedy="describe a path inside the space, or a second space",
+            f"machine {machine.name!r} cannot move tensors inside {space.value}",
+            remedy="describe a path inside the space, or another space",
         )
     connected = [s for s in others if machine.path(space, s) and machine.path(s, space)]
     farther = [s for s in state.outlets(space) if s in connected[1:]]
