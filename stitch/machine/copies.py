@@ -119,12 +119,12 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
     routers = None if machine.noc is None else machine.noc.routers
     if routers is not None:
         dram = machine.shape.dram
-        routers = _fitting(routers, machine.shape.core_grid, 0 if dram is None else dram.banks)
+        routers = _routers_for(routers, machine.shape.core_grid, 0 if dram is None else dram.banks)
     if (
         from_space is to_space is Space.L1
         and source.layout.without_address() == target.layout.without_address()
     ):
-        return _kept(ends)
+        return _within_cores(ends)
     if _has_cores(target):
         return _read_by_shards(ends, routers)
     if _has_cores(source):
@@ -133,7 +133,7 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
 
 
 @lru_cache(maxsize=64)
-def _fitting(routers: Routers, core_grid: tuple[int, int], banks: int) -> Routers | None:
+def _routers_for(routers: Routers, core_grid: tuple[int, int], banks: int) -> Routers | None:
     """Return the routers of so many cores and banks; None if the machine describes fewer."""
     rows, columns = routers.core_rows[: core_grid[0]], routers.core_columns[: core_grid[1]]
     if (len(rows), len(columns)) != core_grid or len(routers.dram) < banks:
@@ -141,7 +141,7 @@ def _fitting(routers: Routers, core_grid: tuple[int, int], banks: int) -> Router
     return Routers(routers.grid, rows, columns, routers.dram[:banks])
 
 
-class _Crowds(NamedTuple):
+class _Contention(NamedTuple):
     """Contention: see `CopyCounts`."""
 
     networks: int
@@ -165,14 +165,14 @@ class _Ends:
         self.transfers = -(-self.nbytes // self.page_nbytes)
 
     def counts(
-        self, cores: int, busiest_nbytes: int, nodes: tuple[int, int], crowds: _Crowds
+        self, cores: int, busiest_nbytes: int, nodes: tuple[int, int], contention: _Contention
     ) -> CopyCounts:
         """`nodes`: their number, and the bytes of the busiest."""
         return CopyCounts(
             self.source.layout.space, self.target.layout.space, self.transfers, self.nbytes,
             self.page_nbytes, cores, busiest_nbytes, -(-busiest_nbytes // self.page_nbytes),
-            *nodes, crowds.networks, round(crowds.port or nodes[1]), round(crowds.link),
-            round(crowds.in_turn), crowds.route,
+            *nodes, contention.networks, round(contention.port or nodes[1]), round(contention.link),
+            round(contention.in_turn), contention.route,
         )  # fmt: skip
 
     def nodes(self, desc: TensorDesc, found: Footprint) -> tuple[int, int]:
@@ -195,9 +195,9 @@ def _has_cores(desc: TensorDesc) -> bool:
     return desc.layout.shard_spec is not None and desc.layout.space is Space.L1
 
 
-def _kept(ends: _Ends) -> CopyCounts:
+def _within_cores(ends: _Ends) -> CopyCounts:
     cores, busiest = ends.nodes(ends.target, ends.written)
-    return ends.counts(cores, busiest, (cores, busiest), _Crowds(1, 0.0, Route.CORE))
+    return ends.counts(cores, busiest, (cores, busiest), _Contention(1, 0.0, Route.CORE))
 
 
 def _read_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
@@ -208,7 +208,7 @@ def _read_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
         if routers is not None:
             nbytes = ends.nbytes * _shares(routers, ends.target)
             link = _spread(routers, ends.source).busiest_link(nbytes)
-        return ends.counts(cores, busiest, nodes, _Crowds(1, link, Route.BOTH))
+        return ends.counts(cores, busiest, nodes, _Contention(1, link, Route.BOTH))
     # At most two transfers are made by one of the two processors.
     networks = 2 if busiest > 2 * ends.page_nbytes else 1
     return ends.counts(cores, busiest, nodes, _between_shards(ends, routers, networks))
@@ -220,7 +220,7 @@ def _written_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
     if routers is not None:
         nbytes = ends.nbytes * _shares(routers, ends.source)
         link = _spread(routers, ends.target).busiest_link(nbytes)
-    return ends.counts(cores, busiest, nodes, _Crowds(1, link, None))
+    return ends.counts(cores, busiest, nodes, _Contention(1, link, None))
 
 
 def _by_all_cores(ends: _Ends, routers: Routers | None) -> CopyCounts:
@@ -233,7 +233,7 @@ def _by_all_cores(ends: _Ends, routers: Routers | None) -> CopyCounts:
     link = 0.0
     if routers is not None:
         link = ends.nbytes * max(_link_to_all_cores(routers, desc) for desc, _ in sides)
-    return ends.counts(cores, busiest, nodes, _Crowds(1, link, None))
+    return ends.counts(cores, busiest, nodes, _Contention(1, link, None))
 
 
 def _link_to_all_cores(routers: Routers, desc: TensorDesc) -> float:
@@ -307,7 +307,7 @@ def _routers_of(routers: Routers, desc: TensorDesc, pieces: tuple[Array, Array])
     return End(AlongAxis(row, core_rows[rows]), AlongAxis(column, core_columns[columns]))
 
 
-def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Crowds:
+def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Contention:
     source, target = ends.source, ends.target
     own, other = source.layout.shard_spec, target.layout.shard_spec
     assert own is not None and other is not None
@@ -324,20 +324,20 @@ def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Cro
     given = zip(whole.given(), split.given(), strict=True)
     port, in_turn = (part * other * ends.nbytes for part, other in given)
     if routers is None:
-        return _Crowds(networks, 0.0, None, port, in_turn)
+        return _Contention(networks, 0.0, None, port, in_turn)
     sent = _routers_of(routers, source, (down.own, across.own))
     received = _routers_of(routers, target, (down.piece, across.piece))
     route = route_between(sent, received)
     if route is Route.CORE:
-        return _Crowds(networks, 0.0, route, port)
+        return _Contention(networks, 0.0, route, port)
     link = 0.0
     for second in (False, True)[:networks]:
         part, of, to = split.part, sent, received
         if networks == 2:
             at = (split.is_late if second else ~split.is_late).nonzero()[0]
-            part, of, to = part[at], of.only(halved, at), to.only(halved, at)
+            part, of, to = part[at], of.select(halved, at), to.select(halved, at)
         if second:
             of, to = to, of
         parts = (whole.part, part) if halved else (part, whole.part)
         link = max(link, busiest_link_of_flows(routers, of, to, parts))
-    return _Crowds(networks, link * ends.nbytes, route, port, in_turn)
+    return _Contention(networks, link * ends.nbytes, route, port, in_turn)

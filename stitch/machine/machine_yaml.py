@@ -47,7 +47,7 @@ _RATES = ("bytes_per_second", "curve", "noc_links")
 
 
 @dataclass(eq=False, repr=False)
-class WrittenPath:
+class PathEntry:
     """A path between two named spaces, as described."""
 
     source: str
@@ -132,7 +132,7 @@ def _check_routers(routers: Routers, place: SourceLocation) -> None:
         )
 
 
-def _check_path(path: WrittenPath, place: SourceLocation) -> None:
+def _check_path(path: PathEntry, place: SourceLocation) -> None:
     given = [key for key in _RATES if getattr(path, key) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none"
@@ -202,7 +202,7 @@ NOC = Schema(
 
 PATH = Schema(
     "a path",
-    WrittenPath,
+    PathEntry,
     Field("from", Word("the name of a space"), into="source", needed=True),
     Field("to", Word("the name of a space"), into="target", needed=True),
     Field("bytes_per_second", POSITIVE),
@@ -216,7 +216,7 @@ PATH = Schema(
 )
 
 
-def path_of(path: WrittenPath, noc: Noc | None) -> tuple[Space, Space, Path]:
+def path_of(path: PathEntry, noc: Noc | None) -> tuple[Space, Space, Path]:
     """Return a path as `Machine` has it, and its spaces."""
     limit = path.limit_bytes_per_second
     if path.noc_links is not None:
@@ -233,7 +233,7 @@ def path_of(path: WrittenPath, noc: Noc | None) -> tuple[Space, Space, Path]:
     return Space(path.source), Space(path.target), cost
 
 
-def read_latency(noc: Noc | None, path: WrittenPath) -> float | None:
+def read_latency(noc: Noc | None, path: PathEntry) -> float | None:
     """Return the cycles of raw reads without hops: the first bytes, and the barrier after them.
 
     The barrier is not published; a read within the core is assumed.

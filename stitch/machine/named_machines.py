@@ -38,7 +38,7 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         )
     of_system = _CHIP.fullmatch(str(name_or_path))
     if of_system is not None:
-        return _one_of(FilePath(of_system[1]), of_system[2])
+        return _machine_of_chip(FilePath(of_system[1]), of_system[2])
     text = str(name_or_path)
     if (
         isinstance(name_or_path, FilePath)
@@ -74,7 +74,7 @@ def is_machine_file(path: str) -> bool:
     return _CHIP.fullmatch(path) is not None
 
 
-def _one_of(file: FilePath, chip: str | None) -> Machine:
+def _machine_of_chip(file: FilePath, chip: str | None) -> Machine:
     machines = _read_system(file)
     if chip is not None and int(chip) >= len(machines):
         last = f" to {file.name}:{len(machines) - 1}" if len(machines) > 1 else ""

@@ -110,7 +110,7 @@ class AlongAxis:
     axis: int
     values: Array
 
-    def only(self, axis: int, at: Array) -> AlongAxis:
+    def select(self, axis: int, at: Array) -> AlongAxis:
         """Select segments of an axis."""
         return AlongAxis(axis, self.values[at]) if axis == self.axis else self
 
@@ -129,9 +129,9 @@ class End:
     row: AlongAxis
     column: AlongAxis
 
-    def only(self, axis: int, at: Array) -> End:
+    def select(self, axis: int, at: Array) -> End:
         """Select segments of an axis."""
-        return End(self.row.only(axis, at), self.column.only(axis, at))
+        return End(self.row.select(axis, at), self.column.select(axis, at))
 
 
 def route_between(sent: End, received: End) -> Route:

@@ -49,13 +49,13 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
     >>> mine.shape.l1.base, dict(mine.sources)["l1.base"], dict(mine.sources)["core_grid"][:13]
     (2048, 'measured', 'as tiny: chos')
     """
-    root = _with(_shipped_root(like), ("name",), _scalar(name))
+    root = _set_at(_shipped_root(like), ("name",), _scalar(name))
     for key, (value, source) in figures.items():
         held = _scalar(value)
         if isinstance(value, tuple):
             held = Node(0, tuple(_scalar(item) for item in value))
         figure = Node(0, {"value": held, "source": _scalar(source)})
-        root = _with(root, tuple(key.split(".")), figure)
+        root = _set_at(root, tuple(key.split(".")), figure)
     log = ProblemLog(where)
     machine = read_description(root, log)
     if machine is None:
@@ -80,13 +80,13 @@ def _scalar(value: object) -> Node:
     return Node(0, value if isinstance(value, str | int) else None, str(value))
 
 
-def _with(node: Node, path: tuple[str, ...], value: Node) -> Node:
+def _set_at(node: Node, path: tuple[str, ...], value: Node) -> Node:
     """Return the mapping with another value at a path of keys."""
     if not path:
         return value
     assert isinstance(node.data, Mapping), "a figure stands in mappings"
     inner = node.data.get(path[0], Node(0, {}))
-    return replace(node, data={**node.data, path[0]: _with(inner, path[1:], value)})
+    return replace(node, data={**node.data, path[0]: _set_at(inner, path[1:], value)})
 
 
 FIRST_RELEASE, LAST_RELEASE = 1, 4013
@@ -210,7 +210,7 @@ SYSTEM_FILES = ForeignFormat("a system descriptor of tt-mlir (.ttsys)", b"TTSY",
 
 
 #: The shipped machine of each architecture.
-LIKE = {"wormhole_b0": "wormhole_n150", "blackhole": "blackhole_p150"}
+BASE_MACHINES = {"wormhole_b0": "wormhole_n150", "blackhole": "blackhole_p150"}
 #: Limits of a descriptor's size and of its chips.
 _MOST_NBYTES = 1 << 20
 _MOST_CHIPS = 1024
@@ -313,16 +313,16 @@ def system_chips(file: ForeignFile, system: dict[str, Any], path: str) -> tuple[
 def _chip(fields: dict[str, Any], name: str, path: str, number: int, version: Release) -> Chip:
     known = architectures(version.release)
     architecture = known[fields["arch"]]
-    if architecture not in LIKE:
+    if architecture not in BASE_MACHINES:
         raise IncompatibleError(
             f"Stitch ships no machine for chip {number}, a {architecture}",
             where=path,
-            expected=" or ".join(LIKE),
+            expected=" or ".join(BASE_MACHINES),
             got=architecture,
             remedy="describe the machine in a .yaml file",
         )
     where = f"{Path(path).name}, chip {number}"
-    machine = derived_machine(LIKE[architecture], name, _figures(fields, where), where)
+    machine = derived_machine(BASE_MACHINES[architecture], name, _figures(fields, where), where)
     return Chip(architecture, fields, machine)
 
 

@@ -15,7 +15,6 @@ from stitch.planner.inter_op_threads import (
     assign_threads,
     touched_by,
 )
-from stitch.planner.placing import may_be_placed, placed
 from stitch.planner.plan import (
     Allocate,
     Branches,
@@ -35,10 +34,11 @@ from stitch.planner.plan import (
     Transfer,
     after_steps,
     copy_cost,
-    foreseen_cost,
+    predicted_cost,
 )
 from stitch.planner.plan_state import needed_regions, ranges_of
 from stitch.planner.planner import plan
+from stitch.planner.rebinding import is_rebindable, rebind_plan
 
 if TYPE_CHECKING:
     from stitch.planner.advice import (
@@ -61,11 +61,11 @@ else:
     )
 
 __all__ = [
-    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "SINGLE_THREAD", "WARNINGS", "Allocate", "Branches",
-    "Buffer",
-    "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork", "Free", "Instance",
-    "ThreadAssignment", "ArenaSlot", "Plan", "PlanRequest", "Region", "Relocate", "Resident",
-    "Slot", "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_certificate",
-    "check_plan", "copy_cost", "foreseen_cost", "assign_threads", "may_be_placed", "needed_regions",
-    "placed", "plan", "possible_changes", "ranges_of", "touched_by",
+    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "SINGLE_THREAD", "WARNINGS", "Allocate", "ArenaSlot",
+    "Branches", "Buffer", "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork",
+    "Free", "Instance", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
+    "SlotChange", "Step", "ThreadAssignment", "Transfer", "after_steps", "assign_threads",
+    "best_changes", "check_certificate", "check_plan", "copy_cost", "is_rebindable",
+    "needed_regions", "plan", "possible_changes", "predicted_cost", "ranges_of", "rebind_plan",
+    "touched_by",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from operator import itemgetter
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import MachineShape, room_per_bank
 from stitch.packing import Span, union
-from stitch.planner.eviction import RoomDemand, make_room
+from stitch.planner.eviction import SpaceDemand, find_addresses
 from stitch.planner.plan import PlanRequest
 from stitch.planner.plan_state import PlanState, scratch_in_l1
 from stitch.planner.static_layout import StaticLayout
@@ -29,33 +29,35 @@ _Names = tuple[list[tuple[int, TensorDesc, int]], list[tuple[Space, Span]]]
 _Tasks = dict[Space, dict[Span, list[int]]]
 
 
-class NamedPlaces:
+class RequiredAddresses:
     """Addresses that programs require, and regions of scratch in L1; false if there are none."""
 
     def __init__(self, request: PlanRequest) -> None:
         #: By value: (task that reads it, layout, address), in order.
         self._wanted: dict[int, list[tuple[int, TensorDesc, int]]] = {}
         #: By value: the task whose output overwrites it, and that output.
-        self._heirs: dict[int, tuple[int, int]] = {}
+        self._overwritten_by: dict[int, tuple[int, int]] = {}
         #: Tasks that require a span, and tasks that make a value which a later task requires there.
-        self._takers: _Tasks = {}
-        self._makers: _Tasks = {}
+        self._required_by: _Tasks = {}
+        self._made_by: _Tasks = {}
         self._until = {v: t for t, task in enumerate(request.tasks) for v in task.inputs}
         self._until |= dict.fromkeys(request.kept, len(request.tasks))
         names: dict[int, _Names] = {}
         for t, task in enumerate(request.tasks):
             what = task.transformation
             if what.key not in names:
-                names[what.key] = _names(what, request.machine.shape)
+                names[what.key] = _requirements(what, request.machine.shape)
             self._read(t, task, names[what.key])
-        for value, (_, heir) in reversed(self._heirs.items()):
+        for value, (_, heir) in reversed(self._overwritten_by.items()):
             self._until[value] = self._until.get(heir, -1)
-        self._find_makers(request)
+        self._find_producers(request)
 
     def __bool__(self) -> bool:
-        return bool(self._takers)
+        return bool(self._required_by)
 
-    def birthplace(self, state: PlanState, value: int, desc: TensorDesc, size: int) -> int | None:
+    def preferred_address(
+        self, state: PlanState, value: int, desc: TensorDesc, size: int
+    ) -> int | None:
         """Return the address that a later task requires for a value of the current task; None if
         the span is not available until then.
 
@@ -66,7 +68,7 @@ class NamedPlaces:
             return None
         task, address = following
         space, span = desc.layout.space, (address, address + size)
-        if _meets(span, _spans(self._takers, space, state.task, task - 1)):
+        if _meets(span, _spans(self._required_by, space, state.task, task - 1)):
             return None
         shape = state.shape(space)
         if address < shape.base or span[1] > shape.limit or address % shape.granule:
@@ -81,7 +83,7 @@ class NamedPlaces:
                     return None
         return address
 
-    def beside(
+    def choose_address(
         self, state: PlanState, value: int, desc: TensorDesc, span: Span, taken: Iterable[Span]
     ) -> int:
         """Return `span`, or a free address elsewhere if a later task requires bytes of `span`."""
@@ -90,14 +92,14 @@ class NamedPlaces:
         if following is not None and following[1] == address:
             return address
         until = self._until.get(value, -1) if following is None else following[0]
-        named = _spans(self._takers, space, state.task + 1, until)
-        named += _spans(self._makers, space, state.task + 1, until)
+        named = _spans(self._required_by, space, state.task + 1, until)
+        named += _spans(self._made_by, space, state.task + 1, until)
         if not _meets(span, named):
             return address
         apart = state.allocators[space].fit(end - address, union([*named, *taken]))
         if not apart:
             return address
-        state.foresaw = True
+        state.used_lookahead = True
         return apart[0]
 
     def _read(self, t: int, task: NumberedTask, names: _Names) -> None:
@@ -108,12 +110,12 @@ class NamedPlaces:
             # A value that is read later is copied before it is overwritten.
             given[i] = self._until[value] == t and task.inputs.count(value) == 1
             if given[i]:
-                self._heirs[value] = t, task.outputs[o]
+                self._overwritten_by[value] = t, task.outputs[o]
         for slot, form, address in inputs:
             if given.get(slot, True):
                 self._wanted.setdefault(task.inputs[slot], []).append((t, form, address))
         for space, span in regions:
-            tasks = self._takers.setdefault(space, {}).setdefault(span, [])
+            tasks = self._required_by.setdefault(space, {}).setdefault(span, [])
             if not tasks or tasks[-1] != t:
                 tasks.append(t)
 
@@ -124,11 +126,11 @@ class NamedPlaces:
             for at, form, address in reads[bisect_right(reads, task, key=itemgetter(0)) :]:
                 if form == desc:
                     return at, address
-            if value not in self._heirs:
+            if value not in self._overwritten_by:
                 return None
-            task, value = self._heirs[value]
+            task, value = self._overwritten_by[value]
 
-    def _find_makers(self, request: PlanRequest) -> None:
+    def _find_producers(self, request: PlanRequest) -> None:
         for t, task in enumerate(request.tasks if self._wanted else ()):
             what, taken = task.transformation, dict(task.transformation.aliases)
             for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
@@ -136,7 +138,7 @@ class NamedPlaces:
                 if following is not None:
                     size = room_per_bank(desc, request.machine.shape)
                     span = following[1], following[1] + size
-                    makers = self._makers.setdefault(desc.layout.space, {})
+                    makers = self._made_by.setdefault(desc.layout.space, {})
                     makers.setdefault(span, []).append(t)
 
 
@@ -150,7 +152,7 @@ def _spans(tasks: _Tasks, space: Space, first: int, last: int) -> list[Span]:
     return spans
 
 
-def _names(what: Transformation, shape: MachineShape) -> _Names:
+def _requirements(what: Transformation, shape: MachineShape) -> _Names:
     inputs: list[tuple[int, TensorDesc, int]] = []
     regions: list[tuple[Space, Span]] = []
     for slot, desc in enumerate((*what.inputs, *what.outputs)):
@@ -210,12 +212,12 @@ class Want:
 
 def allocate(
     state: PlanState,
-    demands: Mapping[Space, RoomDemand],
+    demands: Mapping[Space, SpaceDemand],
     wants: Sequence[Want],
-    ahead: NamedPlaces | None,
-    standing: StaticLayout | None = None,
+    required: RequiredAddresses | None,
+    static_layout: StaticLayout | None = None,
 ) -> None:
-    """Allocate the buffers of a task; raises what `make_room` raises."""
+    """Allocate the buffers of a task; raises what `find_addresses` raises."""
     for space in SPACE_ORDER:
         demand = demands.get(space)
         mine = [w for w in wants if w.desc.layout.space is space]
@@ -224,45 +226,47 @@ def allocate(
                 state.shape(space)  # raises: the machine has no such space
             continue
         if (
-            standing is None
-            or standing.space is not space
-            or (not _apply_layout(state, demand, mine, standing))
+            static_layout is None
+            or static_layout.space is not space
+            or (not _apply_layout(state, demand, mine, static_layout))
         ):
-            _place(state, demand, mine, ahead)
+            _place(state, demand, mine, required)
         for w in mine:
             w.buffer = state.allocate(space, w.span[0], w.size, w.desc, w.origin)
 
 
 def _place(
-    state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces | None
+    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], required: RequiredAddresses | None
 ) -> None:
     fixed = [w for w in wants if w.address is not None]
     loose = [w for w in wants if w.address is None]
     demand.fixed += [(w.address or 0, w.size, w.origin) for w in fixed]
-    addresses = _born(state, demand, loose, ahead) if ahead is not None else None
+    addresses = (
+        _at_preferred_addresses(state, demand, loose, required) if required is not None else None
+    )
     if addresses is None:
         demand.floating += [(w.size, w.what) for w in loose]
-        addresses = make_room(state, demand)
+        addresses = find_addresses(state, demand)
     for w, address in zip(loose, addresses, strict=True):
         w.address = address
-    if ahead is not None:
+    if required is not None:
         scratch = [(address, address + size) for address, size, _ in demand.fixed]
         for w in loose:
             taken = [*scratch, *(other.span for other in wants if other is not w)]
-            w.address = ahead.beside(state, w.becomes, w.desc, w.span, taken)
+            w.address = required.choose_address(state, w.becomes, w.desc, w.span, taken)
 
 
 def _apply_layout(
-    state: PlanState, demand: RoomDemand, wants: Sequence[Want], standing: StaticLayout
+    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], static_layout: StaticLayout
 ) -> bool:
     """Assign the static layout's addresses and make its moves; False if that evicts something."""
     relocate = dict(demand.relocate)
-    for number, was, now in standing.moves.get(state.task, ()):
+    for number, was, now in static_layout.moves.get(state.task, ()):
         buffer = state.buffers.get(number)
         if buffer is not None and buffer.space is demand.space and buffer.address == was:
             relocate.setdefault(number, now)
     chosen = [
-        standing.allocations.get((state.task, k)) if w.address is None else w.address
+        static_layout.allocations.get((state.task, k)) if w.address is None else w.address
         for k, w in enumerate(wants)
     ]
     addresses = _without_eviction(state, replace(demand, relocate=relocate), wants, chosen)
@@ -271,31 +275,31 @@ def _apply_layout(
     return addresses is not None
 
 
-def _born(
-    state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces
+def _at_preferred_addresses(
+    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], required: RequiredAddresses
 ) -> list[int] | None:
     """Return addresses that later tasks require, if that evicts nothing; else None."""
-    named = [ahead.birthplace(state, w.becomes, w.desc, w.size) for w in wants]
+    named = [required.preferred_address(state, w.becomes, w.desc, w.size) for w in wants]
     if all(address is None for address in named):
         return None
     addresses = _without_eviction(state, demand, wants, named)
-    state.foresaw |= addresses is not None
+    state.used_lookahead |= addresses is not None
     return addresses
 
 
 def _without_eviction(
-    state: PlanState, demand: RoomDemand, wants: Sequence[Want], chosen: Sequence[int | None]
+    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], chosen: Sequence[int | None]
 ) -> list[int] | None:
     """Free memory at the chosen addresses (None: any) by moves only; None if that fails."""
     places = list(zip(wants, chosen, strict=True))
     fixed = [(address, w.size, w.origin) for w, address in places if address is not None]
     loose = [(w.size, w.what) for w, address in places if address is None]
-    take_back = state.attempt()
+    undo = state.checkpoint()
     try:
-        found = iter(make_room(
+        found = iter(find_addresses(
             state, replace(demand, fixed=demand.fixed + fixed, floating=loose, evicts=False)
         ))  # fmt: skip
     except (LayoutError, OutOfMemoryError):
-        take_back()
+        undo()
         return None
     return [next(found) if address is None else address for address in chosen]

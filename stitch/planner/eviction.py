@@ -26,14 +26,14 @@ from stitch.planner.plan import (
     Copy,
     Instance,
     copy_cost,
-    waiting_desc,
+    evicted_desc,
 )
 from stitch.planner.plan_state import NEVER, PlanState
 from stitch.program import Space
 
 
 @dataclass(slots=True)
-class RoomDemand:
+class SpaceDemand:
     """The demand of one task on one space, in bytes per bank.
 
     `fixed`: required regions (address, size, name). `floating`: (size, name) at any address.
@@ -50,7 +50,7 @@ class RoomDemand:
     evicts: bool = True
 
 
-def check_fixed(state: PlanState, demand: RoomDemand) -> None:
+def check_fixed(state: PlanState, demand: SpaceDemand) -> None:
     """Raise LayoutError if a required region is out of range, misaligned, pinned, or overlaps."""
     shape, allocator = state.shape(demand.space), state.allocators[demand.space]
     regions = sorted([(address, size, what, -1) for address, size, what in demand.fixed] + [
@@ -93,11 +93,11 @@ def _overlap(address: int, size: int, buffer: Buffer) -> bool:
     return start < address + size and address < start + buffer.size_per_bank
 
 
-def sizes_of(demand: RoomDemand, granule: int) -> list[int]:
+def sizes_of(demand: SpaceDemand, granule: int) -> list[int]:
     return [round_up(max(size, 1), granule) for size, _ in demand.floating]
 
 
-def problem_of(state: PlanState, demand: RoomDemand) -> SpaceProblem:
+def problem_of(state: PlanState, demand: SpaceDemand) -> SpaceProblem:
     shape = state.shape(demand.space)
     obstacles = [(address, size) for address, size, _ in demand.fixed]
     obstacles += [(a, state.buffers[n].size_per_bank) for n, a in demand.relocate.items()]
@@ -142,7 +142,7 @@ def certificate_of(problem: SpaceProblem) -> Certificate:
 Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
 
 
-def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
+def eviction_candidates(state: PlanState, demand: SpaceDemand) -> list[Victim]:
     """Rank the buffers that may be evicted: by the rule, next use, copies, idle time, size."""
     ranked = []
     for buffer in state.in_space(demand.space):
@@ -154,14 +154,14 @@ def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
         soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
         spare = is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
-        # `leaving_for` relies on the order of these keys.
+        # `map_evictions` relies on the order of these keys.
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
         ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
     return sorted(ranked, key=lambda f: f[0])
 
 
 def _price(
-    state: PlanState, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
+    state: PlanState, demand: SpaceDemand, buffer: Buffer, soonest: int, spare: bool
 ) -> tuple[float, ...]:
     """Return the first key of the rule: the bytes to write now and to bring back later."""
     if state.rule == "farthest":
@@ -202,12 +202,12 @@ def drop(state: PlanState, buffer: Buffer) -> None:
                 state.touch(other.buffer)
 
 
-def drop_idle_copies(state: PlanState, demand: RoomDemand, needed: int) -> bool:
+def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool:
     """Drop at least `needed` bytes of redundant copies without known readers; whether any were."""
     dropped, values = 0, state.values.items()
     if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):
         return False
-    for _, buffer, _ in victims_of(state, demand):
+    for _, buffer, _ in eviction_candidates(state, demand):
         if dropped and dropped >= needed:
             break
         # Buffers that the task reads in place are locked, so only later uses count.
@@ -220,7 +220,7 @@ def drop_idle_copies(state: PlanState, demand: RoomDemand, needed: int) -> bool:
 
 
 def out_of_memory(
-    state: PlanState, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate
+    state: PlanState, demand: SpaceDemand, problem: SpaceProblem, certificate: Certificate
 ) -> OutOfMemoryError:
     """Return the error for a demand that does not fit, with the largest tensors and the proof."""
     space, allocator = demand.space, state.allocators[demand.space]
@@ -254,7 +254,7 @@ def out_of_memory(
     return error
 
 
-def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> str:
+def _least_change(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) -> str:
     """Name the smallest tensor without which the demand would fit; "" if there is none."""
     stays = {number for number, *_ in (*problem.movable, *problem.displaced)}
     #: Size, name, and required region (None: any).
@@ -293,7 +293,7 @@ def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -
     return ""
 
 
-def make_room(state: PlanState, demand: RoomDemand) -> list[int]:
+def find_addresses(state: PlanState, demand: SpaceDemand) -> list[int]:
     """Return addresses for the floating pieces; moves and evictions are appended as steps.
 
     Raises:
@@ -303,35 +303,35 @@ def make_room(state: PlanState, demand: RoomDemand) -> list[int]:
     if not (demand.fixed or demand.floating or demand.relocate):
         return []
     check_fixed(state, demand)
-    free = _free_places(state, demand)
+    free = _free_holes(state, demand)
     if free is not None:
         return free
-    take_back: Callable[[], None] | None = None
+    undo: Callable[[], None] | None = None
     gone: list[int] = []
     while True:
         problem = problem_of(state, demand)
-        arrangement = _elsewhere(state, demand, problem)
+        arrangement = _move_displaced(state, demand, problem)
         missing = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
         if arrangement is None and drop_idle_copies(state, demand, missing):
             continue
-        arrangement = arrangement or _arranged(problem)
+        arrangement = arrangement or _try_arrange(problem)
         if arrangement is not None:
             break
-        if take_back is None:
-            _refuse_the_hopeless(state, demand, problem)
-            take_back = state.attempt()
+        if undo is None:
+            _check_capacity(state, demand, problem)
+            undo = state.checkpoint()
         state.pressed = True
-        certificate, victims = certificate_of(problem), victims_of(state, demand)
-        gone.append(_leave(state, demand, victims, problem, certificate))
-    if take_back is not None and len(gone) > 1:
-        take_back()
+        certificate, victims = certificate_of(problem), eviction_candidates(state, demand)
+        gone.append(_evict_one(state, demand, victims, problem, certificate))
+    if undo is not None and len(gone) > 1:
+        undo()
         problem = _evict_together(state, demand, gone)
-        arrangement = _elsewhere(state, demand, problem) or _arranged(problem)
+        arrangement = _move_displaced(state, demand, problem) or _try_arrange(problem)
         assert arrangement is not None
     return list(_relocate(state, demand, problem, arrangement).pieces)
 
 
-def _arranged(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | None:
+def _try_arrange(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | None:
     """Return the cheapest arrangement, or None."""
     try:
         return arrange(problem, in_order=in_order)
@@ -340,12 +340,12 @@ def _arranged(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | N
 
 
 def _has_room(problem: SpaceProblem) -> bool:
-    """Whether `_arranged` finds an arrangement; searches for one only if packing is undecided."""
+    """Whether `_try_arrange` succeeds; searches only if packing is undecided."""
     packing = pack(problem.all_pieces, [size for _, size in problem.gaps], placements=0)
-    return packing.chosen is not None if packing.ended else _arranged(problem) is not None
+    return packing.chosen is not None if packing.ended else _try_arrange(problem) is not None
 
 
-def _free_places(state: PlanState, demand: RoomDemand) -> list[int] | None:
+def _free_holes(state: PlanState, demand: SpaceDemand) -> list[int] | None:
     """Return addresses of free holes for the pieces without any move, or None; O(log n) each."""
     allocator, alignment = state.allocators[demand.space], state.shape(demand.space).granule
     if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
@@ -379,7 +379,9 @@ def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) 
     return places
 
 
-def _elsewhere(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> Repacking | None:
+def _move_displaced(
+    state: PlanState, demand: SpaceDemand, problem: SpaceProblem
+) -> Repacking | None:
     """Return an arrangement in which only displaced buffers move, or None."""
     allocator = state.allocators[demand.space].clone()
     stays = {*problem.obstacles, *((a, size) for _, a, size in problem.movable)}
@@ -397,7 +399,7 @@ def _elsewhere(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> R
     return Repacking(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
 
 
-def _refuse_the_hopeless(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> None:
+def _check_capacity(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) -> None:
     """Raise OutOfMemoryError if the demand does not fit even with every candidate evicted."""
     stay = {n for n, *_ in (*problem.movable, *problem.displaced)
             if n in demand.locked or not state.users[n]}  # fmt: skip
@@ -411,7 +413,7 @@ def _refuse_the_hopeless(state: PlanState, demand: RoomDemand, problem: SpacePro
         raise out_of_memory(state, demand, left, certificate)
 
 
-def _evict_together(state: PlanState, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
+def _evict_together(state: PlanState, demand: SpaceDemand, gone: Sequence[int]) -> SpaceProblem:
     """Evict those of `gone` that are needed, each with its certificate; return the rest."""
     whole = problem_of(state, demand)
 
@@ -431,13 +433,13 @@ def _evict_together(state: PlanState, demand: RoomDemand, gone: Sequence[int]) -
         certificate = certificate_of(without([other for other in leaving if other != number]))
         buffer = state.buffers[number]
         victim = (), buffer, is_spare(state, buffer)
-        _leave(state, demand, [victim], whole, certificate)
+        _evict_one(state, demand, [victim], whole, certificate)
     return without(leaving)
 
 
-def _leave(
+def _evict_one(
     state: PlanState,
-    demand: RoomDemand,
+    demand: SpaceDemand,
     victims: Sequence[Victim],
     problem: SpaceProblem,
     certificate: Certificate,
@@ -455,19 +457,19 @@ def _leave(
                 drop(state, buffer)
                 return buffer.number
             for space in spaces:
-                take_back = state.attempt()
+                undo = state.checkpoint()
                 try:
                     _evict(state, buffer, space, why, spills)
                 except OutOfMemoryError as error:
                     # It does not fit there; a smaller or redundant one may.
-                    take_back()
+                    undo()
                     refused = refused or error
                 else:
                     return buffer.number
     raise refused or out_of_memory(state, demand, problem, certificate)
 
 
-def _reason(demand: RoomDemand, certificate: Certificate) -> str:
+def _reason(demand: SpaceDemand, certificate: Certificate) -> str:
     pieces, gaps = sum(certificate.pieces), sum(certificate.gaps)
     why = {
         "capacity": f"{pieces} B per bank would have to lie in {gaps} B",
@@ -480,16 +482,16 @@ def _reason(demand: RoomDemand, certificate: Certificate) -> str:
 def _evict(
     state: PlanState, buffer: Buffer, to: Space, why: tuple[str, Certificate | None], spills: bool
 ) -> None:
-    room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
-    room.floating.append((state.size_of(waiting_desc(buffer.desc, to)), buffer.origin))
-    (address,) = make_room(state, room)
-    desc = waiting_desc(buffer.desc, to)
+    room = SpaceDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
+    room.floating.append((state.size_of(evicted_desc(buffer.desc, to)), buffer.origin))
+    (address,) = find_addresses(state, room)
+    desc = evicted_desc(buffer.desc, to)
     new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
     carry(state, "evict", buffer, new, why)
     number, users = buffer.number, state.users[buffer.number]
     for user in users:
         state.values[user] = tuple([
-            replace(i, buffer=new, desc=waiting_desc(i.desc, to)) if i.buffer == number else i
+            replace(i, buffer=new, desc=evicted_desc(i.desc, to)) if i.buffer == number else i
             for i in state.values[user]
         ])  # fmt: skip
     state.users[new] = users
@@ -513,7 +515,7 @@ def carry(
 
 
 def _relocate(
-    state: PlanState, demand: RoomDemand, problem: SpaceProblem, arrangement: Repacking
+    state: PlanState, demand: SpaceDemand, problem: SpaceProblem, arrangement: Repacking
 ) -> Repacking:
     """Append the cheaper moves: of `arrangement`, or of one that keeps the order; return which."""
     targets = dict(arrangement.moves)
@@ -529,18 +531,18 @@ def _relocate(
     def in_order() -> dict[int, int] | None:
         if demand.relocate or problem.displaced:
             return None
-        other = _arranged(problem, in_order=True)
+        other = _try_arrange(problem, in_order=True)
         ways.extend([other] if other is not None else [])
         return None if other is None else dict(other.moves)
 
     def take_room(space: Space, size: int) -> int:
-        staging = RoomDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
+        staging = SpaceDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
         staging.floating.append((size, "staging"))
-        take_back = state.attempt()
+        undo = state.checkpoint()
         try:
-            (address,) = make_room(state, staging)
+            (address,) = find_addresses(state, staging)
         except OutOfMemoryError:
-            take_back()
+            undo()
             raise
         state.claimed.append((space, address, size))
         return address

@@ -212,10 +212,10 @@ class ArenaSlot:
 
 
 #: Slots by buffer, slots of scratch by task, and the arena size of each thread.
-OwnPlaces: TypeAlias = tuple[dict[int, ArenaSlot], dict[int, ArenaSlot], tuple[int, ...]]
+ArenaAssignment: TypeAlias = tuple[dict[int, ArenaSlot], dict[int, ArenaSlot], tuple[int, ...]]
 
 
-def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
+def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> ArenaAssignment:
     """Assign arena slots to temporary values that are used in forks, and to scratch there."""
     #: By step: its fork and thread.
     in_fork = {

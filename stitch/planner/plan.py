@@ -154,7 +154,7 @@ class PlanRequest:
 
 
 @lru_cache(maxsize=4096)
-def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
+def evicted_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
     """Return the interleaved layout of the same pages in which evicted tensors are stored."""
     layout = desc.layout
     return TensorDesc(desc.shape, Layout(layout.data_type, space, layout.tile_shape))
@@ -385,7 +385,7 @@ class Plan:
         return moves or bool(self.leaving)
 
     @property
-    def gives_way_in(self) -> set[Space]:
+    def pressured_spaces(self) -> set[Space]:
         """The spaces in which something is evicted or moved."""
         return {
             s.space if isinstance(s, Relocate) else s.source.desc.layout.space
@@ -412,7 +412,7 @@ class Plan:
         return leaving
 
     @property
-    def chooses_who_leaves(self) -> bool:
+    def evicts_live_tensors(self) -> bool:
         """Whether a live tensor is evicted or one of its copies dropped."""
         return bool(self.leaving)
 
@@ -467,7 +467,7 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
     return footprint(target, machine.shape).own_nbytes, seconds
 
 
-def foreseen_cost(plan: Plan) -> tuple[float, int]:
+def predicted_cost(plan: Plan) -> tuple[float, int]:
     """Return the predicted seconds and bytes between spaces of a plan and of the next uses.
 
     The next uses are the copies back to L1 of values that were in L1, are not at the end, and are
@@ -532,7 +532,7 @@ def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) ->
     for value, instances in values.items():
         kept = [] if step.kind == "evict" else instances
         carried = [
-            replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc, space))
+            replace(i, buffer=step.target.buffer, desc=evicted_desc(i.desc, space))
             if i.buffer == step.source.buffer
             else i
             for i in instances

@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
 #: (value, joins): read a view in another way than from the instance found first: copy it out, so
 #: that its block can be evicted, or (`joins`) drop its own copies and read it from the block.
-OtherWay: TypeAlias = tuple[int, bool]
+ViewOption: TypeAlias = tuple[int, bool]
 
 
 class PlanState:
@@ -65,8 +65,8 @@ class PlanState:
         self.rule = rule
         self.slack_seconds = slack_seconds
         #: Options in effect for the views that the current task reads, and further ones to try.
-        self.otherwise: frozenset[OtherWay] = frozenset()
-        self.views: frozenset[OtherWay] = frozenset()
+        self.chosen_views: frozenset[ViewOption] = frozenset()
+        self.views: frozenset[ViewOption] = frozenset()
         spaces = {s for s in request.machine.shape.spaces if spills or s is not Space.HOST}
         self._outlets = {
             Space.L1: tuple([s for s in (Space.DRAM, Space.HOST) if s in spaces]),
@@ -76,13 +76,13 @@ class PlanState:
         #: Whether something was evicted, so that the rule mattered.
         self.pressed = False
         #: Whether an address was chosen because of a later task.
-        self.foresaw = False
+        self.used_lookahead = False
         self.machine = request.machine
         self.steps: list[Step] = []
         self.task = 0
         self.reading: frozenset[int] = frozenset()
         self.buffers: dict[int, Buffer] = {buffer.number: buffer for buffer in request.buffers}
-        # Immutable values, so that `attempt` can copy the dict.
+        # Immutable values, so that `checkpoint` can copy the dict.
         self.values: dict[int, tuple[Instance, ...]] = {}
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
@@ -93,7 +93,7 @@ class PlanState:
         self._next_buffer = max(self.buffers, default=-1) + 1
         #: The task that allocated a buffer.
         self.made: dict[int, int] = {}
-        self.allocators = taken_in(request)
+        self.allocators = allocators_of(request)
         # A block may have thousands of views: build its set once.
         users: dict[int, set[int]] = {number: set() for number in self.buffers}
         for resident in request.residents:
@@ -113,34 +113,34 @@ class PlanState:
         """Return the spaces that tensors of a space can be evicted to, nearest first."""
         return self._outlets.get(space, ())
 
-    def attempt(self) -> Callable[[], None]:
+    def checkpoint(self) -> Callable[[], None]:
         """Return a function that undoes all changes from now on; call it at most once."""
         steps, claimed, following = len(self.steps), len(self.claimed), self._next_buffer
         buffers, made, touched = dict(self.buffers), dict(self.made), set(self.touched)
         values, users, slack = dict(self.values), dict(self.users), self.slack_seconds
         allocators = {space: allocator.clone() for space, allocator in self.allocators.items()}
 
-        def take_back() -> None:
+        def undo() -> None:
             del self.steps[steps:], self.claimed[claimed:]
             self._next_buffer, self.buffers, self.made = following, buffers, made
             self.touched, self.values, self.users = touched, values, users
             self.allocators, self.slack_seconds = allocators, slack
 
-        return take_back
+        return undo
 
     def attach(self, value: int, instance: Instance) -> None:
         """Add an instance of a value; the first one becomes its primary."""
         self.values[value] = (*self.values.get(value, ()), instance)
         self.users[instance.buffer] |= {value}
 
-    def begin(self, task: int, otherwise: frozenset[OtherWay] = frozenset()) -> None:
+    def begin(self, task: int, chosen_views: frozenset[ViewOption] = frozenset()) -> None:
         """Advance to a task, and set how it reads its views."""
-        self.task, self.otherwise = task, otherwise
+        self.task, self.chosen_views = task, chosen_views
         self.views = frozenset()
         self.reading = frozenset(self.request.tasks[task].inputs)
         self.locked.clear()
 
-    def surrender(self, value: int, buffer: int, heir: int) -> None:
+    def replace_donated(self, value: int, buffer: int, heir: int) -> None:
         """Replace a donated value in a buffer by the output that overwrites it."""
         self.values[value] = tuple([i for i in self.values[value] if i.buffer != buffer])
         self.users[buffer] = frozenset((heir,))
@@ -268,8 +268,10 @@ class PlanState:
 
     def soonest(self, value: int, space: Space) -> int:
         """Return the task that reads a value next, or the current one if it reads it in place."""
-        otherwise = (value, False) in self.otherwise
-        return self.task if value in self.reading and not otherwise else self.next_use(value, space)
+        chosen_views = (value, False) in self.chosen_views
+        return (
+            self.task if value in self.reading and not chosen_views else self.next_use(value, space)
+        )
 
     def lifetime(self, buffer: Buffer) -> str:
         """Describe a buffer's maker, next reader, and what keeps it alive, for errors."""
@@ -287,7 +289,7 @@ class PlanState:
         return ", ".join(words)
 
 
-def taken_in(request: PlanRequest) -> dict[Space, Allocator]:
+def allocators_of(request: PlanRequest) -> dict[Space, Allocator]:
     """Return an allocator per space with the buffers of a request."""
     allocators: dict[Space, Allocator] = {}
     for space in request.machine.shape.spaces:

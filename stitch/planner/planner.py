@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.addresses import NamedPlaces, Want, allocate
-from stitch.planner.eviction import RoomDemand
+from stitch.planner.addresses import RequiredAddresses, Want, allocate
+from stitch.planner.eviction import SpaceDemand
 from stitch.planner.plan import (
     Copy,
     Execute,
@@ -25,7 +25,7 @@ from stitch.planner.plan import (
     PlanRequest,
     Relocate,
     copy_cost,
-    foreseen_cost,
+    predicted_cost,
 )
 from stitch.planner.plan_state import RULES, PlanState, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
@@ -33,11 +33,11 @@ from stitch.planner.shared_blocks import (
     Return,
     blocks_to_return,
     bring_back,
-    other_ways,
     returned_for,
     run_with_views,
+    view_options,
 )
-from stitch.planner.static_layout import StaticLayout, standing_for
+from stitch.planner.static_layout import StaticLayout, find_static_layout
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
@@ -67,26 +67,26 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     found: list[_Candidate] = []
     refused: StitchError | None = None
     away, first, least = frozenset[tuple[int, int]](), 0.0, 0.0
-    named = NamedPlaces(request)
+    addresses = RequiredAddresses(request)
     for rule in RULES:
         if rule == "chosen":
             away, first, least = _chosen(request)
         pressed, slack = False, least * (NEAR - 1)
-        tries: list[NamedPlaces | None] = [named or None]
-        for ahead in tries:
+        tries: list[RequiredAddresses | None] = [addresses or None]
+        for required in tries:
             state = PlanState(request, rule, away, spills=spills, slack_seconds=slack)
             candidate: Plan | None = None
             try:
-                candidate = _plan_by(state, ahead)
+                candidate = _plan_by(state, required)
             except (OutOfMemoryError, LayoutError) as error:
-                if not state.foresaw:
+                if not state.used_lookahead:
                     refused = refused or error
             else:
-                found.append(_Candidate(candidate, *foreseen_cost(candidate), ahead))
+                found.append(_Candidate(candidate, *predicted_cost(candidate), required))
             pressed |= state.pressed
             # Addresses chosen for later tasks may have caused the evictions: retry without them.
             gives_way = candidate is None or candidate.is_pressed
-            if state.foresaw and gives_way and None not in tries:
+            if state.used_lookahead and gives_way and None not in tries:
                 tries.append(None)
         if not pressed or (found and min(c.seconds for c in found) <= least * NEAR):
             break
@@ -99,7 +99,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     choice = _preferred(found, first)
     best = choice.plan
     if not pressed:
-        best = _standing(best, choice.ahead, spills=spills)
+        best = _with_static_layout(best, choice.required, spills=spills)
     if request.later:
         # The cost of predicted uses is outside the plan, so it has no bound of its own.
         return best
@@ -120,7 +120,7 @@ class _Candidate:
     plan: Plan
     seconds: float
     nbytes: int
-    ahead: NamedPlaces | None
+    required: RequiredAddresses | None
 
     @cached_property
     def carrying_seconds(self) -> float:
@@ -172,30 +172,32 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, fl
     return frozenset(away), chain.first_seconds, chain.first_seconds + choice.least_seconds
 
 
-def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:
+def _with_static_layout(made: Plan, required: RequiredAddresses | None, *, spills: bool) -> Plan:
     """Return the plan with a static layout if that is cheaper, else the plan itself."""
-    standing = standing_for(made)
-    if standing is None:
+    static_layout = find_static_layout(made)
+    if static_layout is None:
         return made
     state = PlanState(made.request, spills=spills)
     try:
-        candidate = _plan_by(state, ahead, standing)
+        candidate = _plan_by(state, required, static_layout)
     except (OutOfMemoryError, LayoutError):
         return made
     bounces = any(isinstance(s, Relocate) and s.stage is not None for s in candidate.steps)
     if bounces or state.pressed:
         return made
-    return candidate if foreseen_cost(candidate) < foreseen_cost(made) else made
+    return candidate if predicted_cost(candidate) < predicted_cost(made) else made
 
 
 def _plan_by(
-    state: PlanState, ahead: NamedPlaces | None, standing: StaticLayout | None = None
+    state: PlanState, required: RequiredAddresses | None, static_layout: StaticLayout | None = None
 ) -> Plan:
     request = state.request
     for index, task in enumerate(request.tasks):
         state.begin(index)
         try:
-            run_with_views(state, task, partial(_run, ahead=ahead, standing=standing))
+            run_with_views(
+                state, task, partial(_run, required=required, static_layout=static_layout)
+            )
         except StitchError as error:
             if error.where is None:
                 error.where = f"task {index} ({task.transformation.name})"
@@ -211,11 +213,14 @@ def _plan_by(
 
 
 def _run(
-    state: PlanState, task: NumberedTask, ahead: NamedPlaces | None, standing: StaticLayout | None
+    state: PlanState,
+    task: NumberedTask,
+    required: RequiredAddresses | None,
+    static_layout: StaticLayout | None,
 ) -> None:
     transformation = task.transformation
     demands = {
-        space: RoomDemand(space, repr(transformation.name), set())
+        space: SpaceDemand(space, repr(transformation.name), set())
         for space in state.machine.shape.spaces
     }
     returns = blocks_to_return(state, task, demands)
@@ -228,7 +233,7 @@ def _run(
     ]
     scratch = _scratch_wants(state, task, demands)
     wants = [*(back.want for back in returns), *copies, *outputs, *scratch]
-    allocate(state, demands, wants, ahead, standing)
+    allocate(state, demands, wants, required, static_layout)
     for back in returns:
         bring_back(state, back)
     for want in copies:
@@ -249,7 +254,7 @@ _Input = Instance | tuple[Want, int]
 def _choose_inputs(
     state: PlanState,
     task: NumberedTask,
-    demands: dict[Space, RoomDemand],
+    demands: dict[Space, SpaceDemand],
     returns: Sequence[Return],
 ) -> tuple[list[_Input], list[Want]]:
     """Return the instance or new buffer for each input, and the copies to make."""
@@ -278,7 +283,7 @@ def _choose_inputs(
             copies[key] = Want.of(state, what, desc, value, gives.get(index))
         chosen.append((copies[key], 0))
     served = zip(task.inputs, chosen, strict=False)
-    state.views = other_ways(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
+    state.views = view_options(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
     return chosen, [*copies.values()]
 
 
@@ -289,10 +294,10 @@ def _serving(
     desc: TensorDesc,
     address: int | None,
     gives: bool,
-    demands: dict[Space, RoomDemand],
+    demands: dict[Space, SpaceDemand],
 ) -> Instance | None:
     instance = state.find(value, desc, address) or state.find(value, desc, None)
-    if instance is None or (value, False) in state.otherwise:
+    if instance is None or (value, False) in state.chosen_views:
         return None
     buffer = state.buffers[instance.buffer]
     if gives and (
@@ -318,7 +323,7 @@ def _serving(
 
 
 def _scratch_wants(
-    state: PlanState, task: NumberedTask, demands: dict[Space, RoomDemand]
+    state: PlanState, task: NumberedTask, demands: dict[Space, SpaceDemand]
 ) -> list[Want]:
     """Reserve scratch: in L1 a fixed region, elsewhere a temporary buffer."""
     scratch = task.transformation.scratch
@@ -383,7 +388,7 @@ def _execute(
     for o, i in aliased.items():
         name = f"output {transformation.output_name(o)!r} of {transformation.name!r}"
         state.rename(instances[o].buffer, name)
-        state.surrender(task.inputs[i], inputs[i].buffer, task.outputs[o])
+        state.replace_donated(task.inputs[i], inputs[i].buffer, task.outputs[o])
     region = scratch_in_l1(transformation.scratch, state.machine.shape)
     if scratch:
         buffer_of = state.buffers[scratch[0].buffer]

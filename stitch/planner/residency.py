@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from stitch.errors import LayoutError
 from stitch.machine import room_per_bank, round_up
-from stitch.planner.plan import Instance, PlanRequest, copy_cost, waiting_desc
+from stitch.planner.plan import Instance, PlanRequest, copy_cost, evicted_desc
 from stitch.program import DataType, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
@@ -88,11 +88,11 @@ def chain_of(request: PlanRequest) -> StayChain:
     """Return the stays in L1 of a request; none without L1 or DRAM."""
     if Space.L1 not in request.machine.shape.spaces or request.machine.shape.dram is None:
         return StayChain((), (), (0,) * len(request.tasks))
-    return _Reading(request).chain()
+    return _ChainReader(request).chain()
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenHolder:
     """A holder while tasks are read: idle since when, and whether it has no other instance."""
 
     number: int
@@ -102,7 +102,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ChainReader:
     """Reads the tasks in order."""
 
     request: PlanRequest
@@ -110,14 +110,14 @@ class _Reading:
     stays: list[Stay] = field(default_factory=list)
     #: By (value, descriptor): what is in L1, and what is pinned there. Values that were in L1, and
     #: the values of shared buffers.
-    open: dict[tuple[int, TensorDesc], _Open] = field(default_factory=dict)
+    open: dict[tuple[int, TensorDesc], _OpenHolder] = field(default_factory=dict)
     pinned: set[tuple[int, TensorDesc]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
     #: Exact copies of values outside L1.
     lossless_outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
     #: (value, descriptor) pairs in spaces outside L1; the data type in which values were made.
-    lying_outside: set[tuple[int, TensorDesc]] = field(default_factory=set)
+    stored_outside: set[tuple[int, TensorDesc]] = field(default_factory=set)
     made_in: dict[int, DataType] = field(default_factory=dict)
     first_seconds: float = 0.0
     is_whole: bool = True
@@ -173,7 +173,7 @@ class _Reading:
                 if buffer.space is Space.L1:
                     continue
                 if buffer.address is not None:
-                    self.lying_outside.add((resident.value, instance.desc))
+                    self.stored_outside.add((resident.value, instance.desc))
                 if instance.desc.layout.data_type is origin:
                     self.lossless_outside.setdefault(resident.value, []).append(instance.desc)
         for buffer in request.buffers:
@@ -198,33 +198,34 @@ class _Reading:
                 self._open(value, instance.desc, held)
         return stuck
 
-    def _open(self, value: int, desc: TensorDesc, held: _Open) -> None:
+    def _open(self, value: int, desc: TensorDesc, held: _OpenHolder) -> None:
         """Add an instance in L1; a value with several can be brought back from any."""
         if value in self.inside:
             self.is_whole = False
         self.inside.add(value)
         self.open[value, desc] = held
 
-    def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _Open:
-        self.holders.append(Holder(values, desc, self._seconds(desc, waiting_desc(desc))))
-        return _Open(len(self.holders) - 1, size, since, not values <= self.lossless_outside.keys())
+    def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _OpenHolder:
+        self.holders.append(Holder(values, desc, self._seconds(desc, evicted_desc(desc))))
+        is_dirty = not values <= self.lossless_outside.keys()
+        return _OpenHolder(len(self.holders) - 1, size, since, is_dirty)
 
     def _seconds(self, source: TensorDesc, target: TensorDesc) -> float:
         return copy_cost(self.request.machine, source, target)[1]
 
-    def _back_seconds(self, held: _Open) -> float:
+    def _back_seconds(self, held: _OpenHolder) -> float:
         """Return the cost of bringing a holder back from DRAM, or from a copy outside L1."""
         holder = self.holders[held.number]
         sources = [d for value in holder.values for d in self.lossless_outside.get(value, ())]
         if held.is_dirty or not sources or len(holder.values) > 1:
-            sources = [waiting_desc(holder.desc)]
+            sources = [evicted_desc(holder.desc)]
         return min(self._seconds(source, holder.desc) for source in sources)
 
     def _read_task(self, t: int, last_use: Mapping[int, int]) -> int:
         """End the stays of what a task reads; return the bytes that it needs in L1."""
         task = self.request.tasks[t]
         what = task.transformation
-        used: dict[int, _Open] = {}
+        used: dict[int, _OpenHolder] = {}
         need = 0
         if what.scratch is not None and what.scratch.space is Space.L1:
             need += round_up(what.scratch.size_per_bank, self._granule)
@@ -232,38 +233,38 @@ class _Reading:
         for i, (value, desc) in enumerate(zip(task.inputs, what.inputs, strict=False)):
             bare = desc.without_address()
             held = self.open.get((value, bare))
-            if i in given and not self._gives(task, value, bare, t, last_use):
+            if i in given and not self._can_donate(task, value, bare, t, last_use):
                 # The task overwrites a copy made for it; other inputs of the task may be copied
                 # from it.
                 if desc.layout.space is Space.L1:
                     need += self._size(bare)
-                self._copy(value, bare)
+                self._count_copy(value, bare)
                 self.is_whole &= task.inputs.count(value) == 1
             elif held is not None:
                 used[id(held)] = held
             elif (value, bare) in self.pinned:
                 pass
             elif desc.layout.space is not Space.L1:
-                self._is_wanted_outside(value, bare)
+                self._read_outside(value, bare)
             else:
-                held = self._copied(value, bare, t)
+                held = self._add_copy(value, bare, t)
                 used[id(held)] = held
         for held in used.values():
             self._stay(held, t, self._back_seconds(held))
             held.idle_since = t + 1
             need += held.size
         for i in given:
-            if self._gives(task, task.inputs[i], what.inputs[i], t, last_use):
+            if self._can_donate(task, task.inputs[i], what.inputs[i], t, last_use):
                 self._end(task.inputs[i], t + 1)
         if what.kind is TransformationKind.COPY:
-            self._copy(task.inputs[0], what.outputs[0])
+            self._count_copy(task.inputs[0], what.outputs[0])
         taken = dict(what.aliases)
         for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
             bare = desc.without_address()
             self.made_in[value] = bare.layout.data_type
             if desc.layout.space is not Space.L1:
                 self.lossless_outside.setdefault(value, []).append(bare)
-                self.lying_outside.add((value, bare))
+                self.stored_outside.add((value, bare))
                 continue
             size = self._size(bare)
             self._open(value, bare, self._new(frozenset({value}), bare, size, t + 1))
@@ -271,7 +272,7 @@ class _Reading:
                 need += size
         return need
 
-    def _gives(
+    def _can_donate(
         self, task: NumberedTask, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
     ) -> bool:
         """Whether an output may overwrite this input in place: it has no other reader."""
@@ -290,18 +291,18 @@ class _Reading:
     def _size(self, desc: TensorDesc) -> int:
         return room_per_bank(desc, self.request.machine.shape)
 
-    def _copied(self, value: int, desc: TensorDesc, t: int) -> _Open:
+    def _add_copy(self, value: int, desc: TensorDesc, t: int) -> _OpenHolder:
         """Add a copy in L1 made for a task; it can be dropped, as another instance exists."""
         made = self._new(frozenset({value}), desc, self._size(desc), t)
         made.is_dirty = False
-        self._copy(value, desc)
+        self._count_copy(value, desc)
         self._open(value, desc, made)
         return made
 
-    def _copy(self, value: int, desc: TensorDesc) -> None:
+    def _count_copy(self, value: int, desc: TensorDesc) -> None:
         """Add the cost of a copy that every plan makes, from the cheapest source."""
         lying = [d for other, d in (*self.open, *self.pinned) if other == value]
-        sources = {*self.lossless_outside.get(value, ()), *lying, *self._left_as(value)}
+        sources = {*self.lossless_outside.get(value, ()), *lying, *self._evicted_layouts(value)}
         seconds = []
         for source in sources:
             # Sources without a path do not count.
@@ -309,22 +310,22 @@ class _Reading:
                 seconds.append(self._seconds(source, desc))
         self.first_seconds += min(seconds, default=0.0)
 
-    def _left_as(self, value: int) -> set[TensorDesc]:
+    def _evicted_layouts(self, value: int) -> set[TensorDesc]:
         """Return the layouts in which a value may be stored after an eviction."""
         inside = [desc for other, desc in self.open if other == value]
         outside = [
-            d for d in self.lossless_outside.get(value, ()) if (value, d) in self.lying_outside
+            d for d in self.lossless_outside.get(value, ()) if (value, d) in self.stored_outside
         ]
-        left = {waiting_desc(desc) for desc in inside}
-        return left | {waiting_desc(desc, Space.HOST) for desc in (*inside, *outside)}
+        left = {evicted_desc(desc) for desc in inside}
+        return left | {evicted_desc(desc, Space.HOST) for desc in (*inside, *outside)}
 
-    def _is_wanted_outside(self, value: int, desc: TensorDesc) -> None:
+    def _read_outside(self, value: int, desc: TensorDesc) -> None:
         """Add a read outside L1: one copy, unless it is there or gets there by an eviction."""
         kind = desc.layout.data_type
-        if (value, desc) not in self.lying_outside:
-            if desc not in self._left_as(value):
-                self._copy(value, desc)
-            self.lying_outside.add((value, desc))
+        if (value, desc) not in self.stored_outside:
+            if desc not in self._evicted_layouts(value):
+                self._count_copy(value, desc)
+            self.stored_outside.add((value, desc))
         inside = [(d.layout.data_type, held) for (v, d), held in self.open.items() if v == value]
         if kind is self.made_in.get(value) or any(other is kind for other, _ in inside):
             self.lossless_outside.setdefault(value, []).append(desc)
@@ -332,20 +333,20 @@ class _Reading:
             if other is kind and held.is_dirty:
                 held.is_dirty = not self._is_clean_by(held)
 
-    def _is_clean_by(self, held: _Open) -> bool:
+    def _is_clean_by(self, held: _OpenHolder) -> bool:
         """Whether the copies outside L1 are cheap enough to make writing to DRAM unnecessary."""
         holder = self.holders[held.number]
         if not holder.values <= self.lossless_outside.keys():
             return False
         outside = [d for value in holder.values for d in self.lossless_outside[value]]
         dear = min(self._seconds(source, holder.desc) for source in outside)
-        waiting = self._seconds(waiting_desc(holder.desc), holder.desc)
+        waiting = self._seconds(evicted_desc(holder.desc), holder.desc)
         if waiting < dear <= holder.write_seconds + waiting:
             # The better choice depends on how often it is brought back.
             self.is_whole = False
         return dear <= holder.write_seconds + waiting
 
-    def _stay(self, held: _Open, end: int, back_seconds: float) -> None:
+    def _stay(self, held: _OpenHolder, end: int, back_seconds: float) -> None:
         if held.idle_since < end and held.size:
             self.stays.append(
                 Stay(held.number, held.idle_since, end, held.size, back_seconds, held.is_dirty)
@@ -490,7 +491,7 @@ def _sufficient(problem: CoverProblem) -> Rank:
 RANKS = (_farthest, _cheapest, _sufficient)
 
 
-def repaired(problem: CoverProblem, rank: Rank) -> list[int]:
+def greedy_cover_by(problem: CoverProblem, rank: Rank) -> list[int]:
     """Evict stays task by task in the order of `rank`, then drop redundant ones."""
     chosen: dict[int, None] = {}
     left = list(problem.need)
@@ -524,11 +525,11 @@ def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[float]) -> 
     return [i for i in chosen if i not in stay]
 
 
-def covered(problem: CoverProblem) -> list[int] | None:
+def greedy_cover(problem: CoverProblem) -> list[int] | None:
     """Return the cheapest greedy cover, None if there is none."""
     if problem.is_hopeless():
         return None
-    found = [repaired(problem, make(problem)) for make in RANKS]
+    found = [greedy_cover_by(problem, make(problem)) for make in RANKS]
     return min(found, key=problem.seconds)
 
 
@@ -570,7 +571,7 @@ def prices_of(problem: CoverProblem, upper: float, rounds: int) -> tuple[float, 
     return best, best_prices
 
 
-def reduced(problem: CoverProblem, prices: Sequence[float]) -> list[float]:
+def reduced_costs(problem: CoverProblem, prices: Sequence[float]) -> list[float]:
     """Return the cost of each stay minus the prices of the needs that it meets."""
     return [
         back - sum(map(float.__mul__, prices[a:b], counts))
@@ -581,7 +582,7 @@ def reduced(problem: CoverProblem, prices: Sequence[float]) -> list[float]:
 def _at(problem: CoverProblem, prices: Sequence[float]) -> tuple[float, list[float]]:
     """Return the Lagrangian bound at given prices, and its subgradient."""
     value = sum(map(float.__mul__, prices, problem.need))
-    less = reduced(problem, prices)
+    less = reduced_costs(problem, prices)
     chosen: list[int] = []
     for i, holder in enumerate(problem.holder):
         if holder < 0 and less[i] < 0:
@@ -606,7 +607,7 @@ _Trail: TypeAlias = "tuple[int, _Trail] | None"
 _Way: TypeAlias = tuple[float, float, _Trail]
 
 
-def swept(
+def beam_search(
     problem: CoverProblem, prices: Sequence[float], upper: float, width: int
 ) -> tuple[list[int] | None, float]:
     """Improve a cover by beam search over the tasks.
@@ -723,7 +724,7 @@ def _steps(
 
     The rises are given twice: if its holder is written already, and if not.
     """
-    less = reduced(problem, prices)
+    less = reduced_costs(problem, prices)
     here = [max(0.0, -n) for n in less], [0.0] * len(less)
     away = [max(0.0, n) for n in less], [0.0] * len(less)
     least = sum(map(float.__mul__, prices, problem.need))
@@ -738,7 +739,7 @@ def _steps(
     return least, here, away
 
 
-#: Rounds of `prices_of`, and the beam width of `swept`.
+#: Rounds of `prices_of`, and the beam width of `beam_search`.
 ROUNDS, WIDTH = 40, 100
 
 
@@ -773,13 +774,13 @@ def choose(
     share = looks / max(1, (rounds + width) * sum(map(len, problem.counts)))
     if share < 1:
         rounds, width = int(rounds * share), max(1, int(width * share))
-    away = covered(problem)
+    away = greedy_cover(problem)
     if away is None:
         return None
     seconds = problem.seconds(away)
     least, prices = prices_of(problem, seconds, rounds)
     if least < seconds * EQUAL:
-        cheaper, swept_least = swept(problem, prices, seconds, width)
+        cheaper, swept_least = beam_search(problem, prices, seconds, width)
         least = max(least, swept_least)
         if cheaper is not None:
             away, seconds = cheaper, problem.seconds(cheaper)

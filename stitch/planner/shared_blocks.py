@@ -8,9 +8,9 @@ from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want
-from stitch.planner.eviction import RoomDemand, carry, is_spare
-from stitch.planner.plan import Buffer, Copy, Instance, Relocate, copy_cost, waiting_desc
-from stitch.planner.plan_state import OtherWay, PlanState
+from stitch.planner.eviction import SpaceDemand, carry, is_spare
+from stitch.planner.plan import Buffer, Copy, Instance, Relocate, copy_cost, evicted_desc
+from stitch.planner.plan_state import PlanState, ViewOption
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask
 
@@ -29,11 +29,11 @@ def run_with_views(
     """
     if not _reads_views(state, task):
         return run(state, task)
-    seconds: dict[frozenset[OtherWay], float] = {}
+    seconds: dict[frozenset[ViewOption], float] = {}
     refused: StitchError | None = None
-    way = frozenset[OtherWay]()
+    way = frozenset[ViewOption]()
     while True:
-        take_back, first = state.attempt(), len(state.steps)
+        undo, first = state.checkpoint(), len(state.steps)
         state.begin(state.task, way)
         try:
             run(state, task)
@@ -46,7 +46,7 @@ def run_with_views(
                 return None
             seconds[way] = sum(step.seconds for step in copies)
         wider = way | state.views
-        take_back()
+        undo()
         best = min(seconds, key=lambda way: (seconds[way], len(way)))
         # All options together, and without those of one block each.
         blocks = {i.buffer for value, _ in best for i in state.values[value]}
@@ -77,10 +77,10 @@ class Return:
 
 
 def blocks_to_return(
-    state: PlanState, task: NumberedTask, demands: Mapping[Space, RoomDemand]
+    state: PlanState, task: NumberedTask, demands: Mapping[Space, SpaceDemand]
 ) -> list[Return]:
     """Return the blocks to bring back whole because their views take more memory separately."""
-    for value, joins in state.otherwise:
+    for value, joins in state.chosen_views:
         if joins:
             for copy in _copies_beside(state, value):
                 state.detach(value, copy)
@@ -93,7 +93,7 @@ def blocks_to_return(
         }
         block = state.buffers[number]
         if views and _is_larger_apart(state, block, space, views):
-            desc, owner = waiting_desc(block.desc, space), min(state.users[number])
+            desc, owner = evicted_desc(block.desc, space), min(state.users[number])
             size = state.size_of(desc)
             want = Want(block.origin, block.origin, desc, None, size, owner, owner)
             found.append(Return(want, views))
@@ -133,13 +133,13 @@ def bring_back(state: PlanState, back: Return) -> None:
     carry(state, "return", block, new, (reason, None))
     for user in state.users[block.number]:
         for i in [i for i in state.values[user] if i.buffer == block.number]:
-            moved = replace(i, buffer=new, desc=waiting_desc(i.desc, desc.layout.space))
+            moved = replace(i, buffer=new, desc=evicted_desc(i.desc, desc.layout.space))
             state.attach(user, moved)
 
 
-def other_ways(
+def view_options(
     state: PlanState, task: NumberedTask, served: Iterable[tuple[int, Instance]]
-) -> frozenset[OtherWay]:
+) -> frozenset[ViewOption]:
     """Return further options to read the task's views in less memory.
 
     `served`: the inputs (value, instance) that are read in place.
@@ -180,7 +180,7 @@ def _parts(state: PlanState, task: NumberedTask) -> _Parts:
         for instance in blocks:
             if (
                 instance.desc.layout.space in near
-                and waiting_desc(instance.desc, layout.space) == bare
+                and evicted_desc(instance.desc, layout.space) == bare
                 and (layout.address is None or not instance.offset_nbytes)
             ):
                 views = parts.setdefault((instance.buffer, layout.space), {})
@@ -210,5 +210,5 @@ def _copies_beside(state: PlanState, value: int) -> list[Instance]:
 def _is_larger_apart(
     state: PlanState, block: Buffer, space: Space, parts: Iterable[tuple[int, TensorDesc]]
 ) -> bool:
-    whole = state.size_of(waiting_desc(block.desc, space))
+    whole = state.size_of(evicted_desc(block.desc, space))
     return sum(state.size_of(desc) for _, desc in parts) > whole

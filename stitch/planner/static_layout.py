@@ -28,7 +28,7 @@ Layout = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifetime:
     """The lifetime of a buffer: moments `first` to `last`, both included.
 
     `before`: its address before the first task, if it is resident. `made`: else (task, index among
@@ -44,7 +44,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class Lifetimes:
     """The buffers of a space that may get other addresses, and their constraints.
 
     `begins`: the first task of each moment. `obstacles`: by moment, the regions (address, size) of
@@ -55,7 +55,7 @@ class Lives:
     limit: int
     alignment: int
     operation_size: int
-    lives: tuple[Life, ...]
+    lives: tuple[Lifetime, ...]
     begins: tuple[int, ...]
     obstacles: tuple[tuple[tuple[int, int], ...], ...]
     layouts: tuple[Layout, ...]
@@ -75,7 +75,7 @@ class _Stay:
         return [at for since, at in self.places if since <= task][-1]
 
 
-def lives_in(plan: Plan, space: Space) -> Lives:
+def lifetimes_in(plan: Plan, space: Space) -> Lifetimes:
     """Return the lifetimes of the buffers of a space in a plan."""
     shape = plan.request.machine.shape.space(space)
     stays, regions = _stays(plan, space)
@@ -90,7 +90,7 @@ def lives_in(plan: Plan, space: Space) -> Lives:
         moment[begin:end] = [at] * (end - begin)
     obstacles: list[set[tuple[int, int]]] = [set() for _ in begins]
     layouts: list[dict[int, int]] = [{} for _ in begins]
-    lives: list[Life] = []
+    lives: list[Lifetime] = []
     for task, region in regions.items():
         obstacles[moment[task]].add((region[0], round_up(region[1], shape.granule)))
     for stay, fixed in zip(stays, must, strict=True):
@@ -105,8 +105,8 @@ def lives_in(plan: Plan, space: Space) -> Lives:
                 layouts[at][len(lives)] = address
         if not fixed:
             before = None if stay.made else stay.buffer.address
-            lives.append(Life(stay.buffer.number, size, first, last, before, stay.made))
-    return Lives(
+            lives.append(Lifetime(stay.buffer.number, size, first, last, before, stay.made))
+    return Lifetimes(
         shape.base, shape.limit, shape.granule, operation_size(plan.request.machine, space),
         tuple(lives), tuple(begins), tuple(tuple(sorted(those)) for those in obstacles),
         tuple(layouts),
@@ -170,10 +170,10 @@ _WEIGHTS, _CHANCES, _DISORDER = (10.0, 20.0, 40.0, 80.0), (0.3, 0.8), (0.0, 0.3,
 _WALL, _FILLED = 3.0, 30.0
 
 #: Start, end, and lifetime (-1: an obstacle).
-_Taken = tuple[int, int, int]
+_Used = tuple[int, int, int]
 
 
-def search(lives: Lives, effort: int = EFFORT) -> tuple[Layout, ...] | None:
+def search(lives: Lifetimes, effort: int = EFFORT) -> tuple[Layout, ...] | None:
     """Return layouts that cost less than the plan's, or None.
 
     The cost of a move is the buffer's size plus `operation_size`.
@@ -187,7 +187,7 @@ def search(lives: Lives, effort: int = EFFORT) -> tuple[Layout, ...] | None:
 class _Search:
     """The best layouts so far, the cost of the moves before each moment, and the remaining work."""
 
-    def __init__(self, lives: Lives, work: int) -> None:
+    def __init__(self, lives: Lifetimes, work: int) -> None:
         self.problem, self.work = lives, work
         self.layouts: list[Layout] = [*lives.layouts]
         self._chance = Random(_SEED)
@@ -203,7 +203,7 @@ class _Search:
         for i, life in enumerate(lives.lives):
             self._coming[life.first].append(i)
             self._going[life.last + 1].append(i)
-        self._later: list[list[_Taken] | None] = [None] * len(lives.lives)
+        self._later: list[list[_Used] | None] = [None] * len(lives.lives)
         sides = [self._before, *lives.layouts]
         self.costs = [self._moving(*pair) for pair in zip(sides, lives.layouts, strict=False)]
 
@@ -289,22 +289,22 @@ class _Search:
                 insort(taken, (address, address + size, i))
         return True
 
-    def _taken(self, at: int, lying: Layout) -> list[_Taken]:
+    def _taken(self, at: int, lying: Layout) -> list[_Used]:
         sizes = self._sizes
         taken = [(address, address + sizes[i], i) for i, address in lying.items()]
         taken += [(address, address + size, -1) for address, size in self.problem.obstacles[at]]
         return sorted(taken)
 
-    def _hole(self, i: int, taken: list[_Taken]) -> int | None:
+    def _hole(self, i: int, taken: list[_Used]) -> int | None:
         """Return an address for a buffer, if possible outside its later obstacles; None if full."""
-        later = self._named(i)
+        later = self._obstacles_of(i)
         if later:
             apart = self._best_hole(i, sorted([*taken, *later]))
             if apart is not None:
                 return apart
         return self._best_hole(i, taken)
 
-    def _named(self, i: int) -> list[_Taken]:
+    def _obstacles_of(self, i: int) -> list[_Used]:
         later = self._later[i]
         if later is None:
             regions = self.problem.obstacles[self._firsts[i] : self._lasts[i] + 1]
@@ -312,7 +312,7 @@ class _Search:
             self._later[i] = later
         return later
 
-    def _best_hole(self, i: int, taken: Sequence[_Taken]) -> int | None:
+    def _best_hole(self, i: int, taken: Sequence[_Used]) -> int | None:
         problem, size, ends = self.problem, self._sizes[i], self._ends
         scale, mine = 100 / self._count, ends[i]
         room = self._weight / (problem.limit - problem.base)
@@ -372,11 +372,11 @@ class StaticLayout:
     moves: Mapping[int, Sequence[tuple[int, int, int]]]
 
 
-def standing_for(plan: Plan) -> StaticLayout | None:
+def find_static_layout(plan: Plan) -> StaticLayout | None:
     """Return addresses for which a plan moves fewer bytes in L1; None if none are found."""
-    if not _may_stand(plan):
+    if not _may_improve(plan):
         return None
-    lives = lives_in(plan, Space.L1)
+    lives = lifetimes_in(plan, Space.L1)
     layouts = search(lives)
     if layouts is None:
         return None
@@ -396,7 +396,7 @@ def standing_for(plan: Plan) -> StaticLayout | None:
     return StaticLayout(Space.L1, allocations, moves)
 
 
-def _may_stand(plan: Plan) -> bool:
+def _may_improve(plan: Plan) -> bool:
     """Whether a plan moves something in L1 after freeing a buffer that it allocated there."""
     made, gone = set(), False
     for step in plan.steps:

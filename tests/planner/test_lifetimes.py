@@ -18,7 +18,7 @@ from stitch.planner import (
     static_layout,
 )
 from stitch.planner import planner as planning
-from stitch.planner.static_layout import lives_in, search, standing_for
+from stitch.planner.static_layout import find_static_layout, lifetimes_in, search
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 from tests.support.planner.byte_machine import ByteMachine
@@ -75,7 +75,7 @@ def moved(made: Plan) -> int:
 
 def without_a_look(request: PlanRequest, patch: pytest.MonkeyPatch) -> Plan:
     with patch.context() as context:
-        context.setattr(planning, "standing_for", lambda made: None)
+        context.setattr(planning, "find_static_layout", lambda made: None)
         return plan(request)
 
 
@@ -116,7 +116,7 @@ def test_the_same_request_has_the_same_plan() -> None:
 def test_moments_end_where_something_goes() -> None:
     tensors = [(0, 64, -1, 2), (1, 64, 0, 1), (2, 64, 1, 3), (3, 64, 3, 4)]
     made = plan(request_of(tensors, 5))
-    lives = lives_in(made, Space.L1)
+    lives = lifetimes_in(made, Space.L1)
     assert lives.begins == (0, 2, 3, 4)
     there = {life.number: (life.first, life.last, life.made) for life in lives.lives}
     assert there == {0: (0, 1, None), 1: (0, 0, (0, 0)), 2: (0, 2, (1, 0)), 3: (2, 3, (3, 0))}
@@ -126,7 +126,7 @@ def test_moments_end_where_something_goes() -> None:
 def test_what_must_lie_somewhere_is_in_the_way_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lives = lives_in(without_a_look(drawn(1, scratch=True), monkeypatch), Space.L1)
+    lives = lifetimes_in(without_a_look(drawn(1, scratch=True), monkeypatch), Space.L1)
     layouts = search(lives)
     assert layouts is not None
     for obstacles, layout in zip(lives.obstacles, layouts, strict=True):
@@ -146,9 +146,9 @@ def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
     monkeypatch.setattr(static_layout, "search", lambda lives: pytest.fail("looked at"))
     tensors = [(0, 128, -1, 0), (1, 64, -1, 3), (2, 128, -1, 0), (3, 256, 1, 3)]
     made = plan(request_of(tensors, 4))
-    assert moved(made) > 0 and standing_for(made) is None
+    assert moved(made) > 0 and find_static_layout(made) is None
 
 
 def test_a_search_without_work_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = lives_in(without_a_look(drawn(2), monkeypatch), Space.L1)
+    lives = lifetimes_in(without_a_look(drawn(2), monkeypatch), Space.L1)
     assert search(lives, effort=0) is None and search(lives) is not None

@@ -19,7 +19,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.addresses import NamedPlaces
+from stitch.planner.addresses import RequiredAddresses
 from stitch.program import Layout, Space, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
@@ -318,7 +318,7 @@ def test_no_plan_takes_longer_than_without_a_look_at_later_addresses(
     requests = [random_request(Random(seed)) for seed in range(70)]
     requests += [drawn(seed, SMALL, 9) for seed in range(20)]
     ahead = [planned(request) for request in requests]
-    monkeypatch.setattr(NamedPlaces, "__bool__", lambda self: False)
+    monkeypatch.setattr(RequiredAddresses, "__bool__", lambda self: False)
     plain = [planned(request) for request in requests]
     pairs = [(a, b) for a, b in zip(ahead, plain, strict=True) if b is not None]
     assert len(pairs) > 50 and all(a is not None and a.seconds <= b.seconds for a, b in pairs)

@@ -21,9 +21,9 @@ from stitch.planner import (
     Relocate,
     Resident,
     check_plan,
-    foreseen_cost,
-    placed,
     plan,
+    predicted_cost,
+    rebind_plan,
 )
 from stitch.program import Space
 from tests.support.lines_run import lines_run
@@ -91,7 +91,7 @@ def test_plans_at_other_places_are_sound(count: int) -> None:
         moves = [step for step in known.steps if isinstance(step, Relocate)]
         other = elsewhere(request, dice)
         for asked in (request, *([] if other is None else [other])):
-            bound = placed(known, asked)
+            bound = rebind_plan(known, asked)
             if bound is None:
                 counts["refused"] += asked is other
                 continue
@@ -103,7 +103,7 @@ def test_plans_at_other_places_are_sound(count: int) -> None:
             counts["placed"] += asked is other
             if moves and asked is other:
                 counts["moves"] += 1
-                assert foreseen_cost(bound) <= foreseen_cost(plan(asked)), seed
+                assert predicted_cost(bound) <= predicted_cost(plan(asked)), seed
             counts["evicts"] += asked is other and any(
                 isinstance(s, Copy) and s.kind == "evict" for s in bound.steps
             )
@@ -116,7 +116,7 @@ def bound_to(known: Plan, addresses: dict[int, int]) -> Plan | None:
     buffers = tuple(
         replace(b, address=addresses.get(b.number, b.address)) for b in known.request.buffers
     )
-    return placed(known, replace(known.request, buffers=buffers))
+    return rebind_plan(known, replace(known.request, buffers=buffers))
 
 
 def made_at(made: Plan | None) -> list[int | None]:
@@ -169,18 +169,18 @@ def test_what_lies_where_a_program_writes_is_moved_to_any_hole() -> None:
     (move,) = [step for step in known.steps if isinstance(step, Relocate)]
     ((_, first),) = move.targets
     taken = held_at(3072, first)
-    again = placed(known, taken)
+    again = rebind_plan(known, taken)
     assert again is not None and check_plan(again) == () and ByteMachine(again, 0).run() == []
     (moved,) = [step for step in again.steps if isinstance(step, Relocate)]
     ((number, second),) = moved.targets
     assert second != first and taken.buffers[number].address == 3072
-    assert foreseen_cost(again) == foreseen_cost(plan(taken))
+    assert predicted_cost(again) == predicted_cost(plan(taken))
     assert (L1, second, 1024) in again.free_regions
 
 
 def test_what_need_not_move_any_more_asks_for_a_new_plan() -> None:
     known = plan(held_at(3072))
-    assert placed(known, held_at(5120)) is None
+    assert rebind_plan(known, held_at(5120)) is None
     assert not plan(held_at(5120)).copies
 
 
@@ -191,7 +191,7 @@ def test_a_move_that_only_makes_a_hole_asks_for_a_new_plan() -> None:
     scene.run(program("p", [], [desc_of(2048)]), keep=True)
     known = plan(scene.request())
     assert any(isinstance(step, Relocate) for step in known.steps)
-    assert placed(known, known.request) is None
+    assert rebind_plan(known, known.request) is None
 
 
 def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> None:
@@ -200,9 +200,9 @@ def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> Non
     x = scene.tensor(desc, 1024)
     scene.run(program("p", [desc], [desc]), x, keep=True)
     known = plan(scene.request())
-    made_at(placed(known, known.request))
+    made_at(rebind_plan(known, known.request))
     scene.kept.add(scene.value(known.request.residents[0].instances[0]))
-    assert placed(known, scene.request()) is None
+    assert rebind_plan(known, scene.request()) is None
 
 
 def test_what_kept_a_buffer_alive_may_be_gone() -> None:
@@ -215,8 +215,8 @@ def test_what_kept_a_buffer_alive_may_be_gone() -> None:
     scene.kept.add(scene.value(instance))
     known = plan(scene.request())
     assert check_plan(known) == () and known.final_buffers != plan(alone).final_buffers
-    assert placed(known, alone) is None
-    made_at(placed(known, known.request))
+    assert rebind_plan(known, alone) is None
+    made_at(rebind_plan(known, known.request))
 
 
 def test_what_came_to_lie_in_a_buffer_that_is_overwritten_is_not_lost() -> None:
@@ -228,7 +228,7 @@ def test_what_came_to_lie_in_a_buffer_that_is_overwritten_is_not_lost() -> None:
     known = plan(scene.request())
     assert not any(isinstance(step, Allocate) for step in known.steps), "it lies where it lay"
     scene.kept.add(scene.value(known.request.residents[0].instances[0]))
-    assert placed(known, scene.request()) is None
+    assert rebind_plan(known, scene.request()) is None
 
 
 def test_placing_takes_as_long_a_task_however_many_name_an_address() -> None:
@@ -240,8 +240,8 @@ def test_placing_takes_as_long_a_task_however_many_name_an_address() -> None:
             scene.run(named, value, keep=False)
         request = scene.request()
         known = plan(request)
-        assert placed(known, request) is not None
-        return lines_run(lambda: placed(known, request))
+        assert rebind_plan(known, request) is not None
+        return lines_run(lambda: rebind_plan(known, request))
 
     assert lines(200) <= 2.2 * lines(100)
 
@@ -264,5 +264,5 @@ def test_what_another_tensor_kept_alive_is_freed_where_that_is_gone() -> None:
     )
     for known, asked in ((shared, alone), (alone, shared)):
         assert check_plan(plan(known)) == ()
-        bound = placed(plan(known), asked)
+        bound = rebind_plan(plan(known), asked)
         assert bound is None or check_plan(bound) == ()

@@ -19,7 +19,7 @@ from stitch.planner import PlanRequest, Relocate, check_plan, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
-from stitch.planner.residency import CoverProblem, choose, covered, prices_of
+from stitch.planner.residency import CoverProblem, choose, greedy_cover, prices_of
 from stitch.program import Space
 from tests.packing.test_bins import perfect
 from tests.support.packing_brute_force import lowest_peak
@@ -57,7 +57,7 @@ def problems(tasks: int, tensors: int) -> Iterator[CoverProblem]:
 def test_what_the_greedy_orders_cover_costs_no_more_than_it_did() -> None:
     costs = []
     for problem in problems(100, 12):
-        away = covered(problem)
+        away = greedy_cover(problem)
         assert away is not None
         costs.append(problem.seconds(away))
     assert sum(costs) <= 124.7
@@ -66,7 +66,7 @@ def test_what_the_greedy_orders_cover_costs_no_more_than_it_did() -> None:
 def test_prices_alone_prove_83_percent_of_what_the_greedy_orders_cost() -> None:
     shares = []
     for problem in problems(60, 9):
-        away = covered(problem)
+        away = greedy_cover(problem)
         assert away is not None
         upper = problem.seconds(away)
         shares.append(prices_of(problem, upper, 40)[0] / upper)

@@ -12,7 +12,7 @@ import pytest
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Path, footprint, load_machine
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
-from stitch.planner.plan import copy_cost, foreseen_cost
+from stitch.planner.plan import copy_cost, predicted_cost
 from stitch.planner.plan_state import RULES
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, Space, TensorDesc
@@ -425,7 +425,7 @@ def test_of_plans_that_take_as_long_the_one_with_the_fewest_bytes_is_made() -> N
         scene.run(program("q", [desc_of(size)], [desc_of(16, DRAM)]), value)
     made = plan(scene.request())
     assert [s.value for s in made.steps if isinstance(s, Copy)] == [small] * 2
-    assert foreseen_cost(made) == (2e-6, made.copies[0].nbytes * 2)
+    assert predicted_cost(made) == (2e-6, made.copies[0].nbytes * 2)
 
 
 @pytest.mark.parametrize("seed", range(12))

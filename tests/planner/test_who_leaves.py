@@ -6,7 +6,7 @@ import pytest
 
 from stitch.errors import OutOfMemoryError
 from stitch.planner import Copy, Free, Instance, Plan, eviction, plan
-from stitch.planner.eviction import RoomDemand, victims_of
+from stitch.planner.eviction import SpaceDemand, eviction_candidates
 from stitch.planner.plan_state import PlanState, Rule
 from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import sound
@@ -36,8 +36,8 @@ def order(
     """Values in L1 in the order in which they would leave for so many bytes, at the first task."""
     state = PlanState(scene.request(), rule, away)
     state.begin(0)
-    demand = RoomDemand(L1, "p", set(), floating=[(wanted, "output")])
-    return [min(state.users[b.number]) for _, b, _ in victims_of(state, demand)]
+    demand = SpaceDemand(L1, "p", set(), floating=[(wanted, "output")])
+    return [min(state.users[b.number]) for _, b, _ in eviction_candidates(state, demand)]
 
 
 def read_in(scene: Scene, *values: int) -> None:

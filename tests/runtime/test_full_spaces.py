@@ -13,7 +13,7 @@ import pytest
 
 import stitch
 from stitch.machine import Machine
-from stitch.planner import Copy, Plan, foreseen_cost
+from stitch.planner import Copy, Plan, predicted_cost
 from stitch.program import Array, DataType, Layout, Space
 from stitch.runtime.recording.recording import Executable
 from stitch.runtime.recording.task_batch import TaskBatch
@@ -62,7 +62,7 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
         found = place(self, variants, window, kept)
         if found is not None:
             fresh = self.planned(window, kept)
-            costs = foreseen_cost(found.plan), foreseen_cost(fresh.plan)
+            costs = predicted_cost(found.plan), predicted_cost(fresh.plan)
             assert costs[0] <= costs[1]
             if who_leaves(found, window) != who_leaves(fresh, window):
                 assert costs[0] == costs[1]
@@ -100,7 +100,7 @@ def test_one_plan_serves_whatever_leaves(
             held.append(one(pipe(X + number)))
         device.run_queue()
         assert device.statistics().plans_made == made
-        leaving = [plan for plan, _ in placed_plans if plan.chooses_who_leaves]
+        leaving = [plan for plan, _ in placed_plans if plan.evicts_live_tensors]
         assert len(leaving) >= 64
         for number, y in enumerate(held):
             assert np.array_equal(y.numpy(), ((X + number) * 2 + 1) / 2 + 1)
@@ -183,7 +183,7 @@ def test_what_is_placed_leaves_as_if_planned_anew(
 ) -> None:
     run_script(seed, 60)
     assert len(placed_plans) >= 5
-    assert any(plan.chooses_who_leaves for plan, _ in placed_plans)
+    assert any(plan.evicts_live_tensors for plan, _ in placed_plans)
 
 
 def holding(rows: int) -> stitch.CompiledModel:

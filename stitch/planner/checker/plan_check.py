@@ -31,7 +31,7 @@ from stitch.planner.plan import (
     Plan,
     PlanRequest,
     Relocate,
-    waiting_desc,
+    evicted_desc,
 )
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
@@ -50,9 +50,9 @@ def end_problems(
     """
     yield from _final_buffers(plan, state)
     yield from _final_values(plan, state)
-    yield from _kept(plan, state)
+    yield from _kept_values(plan, state)
     yield from _free_regions(plan, used)
-    yield from _later(plan.request)
+    yield from _prediction_problems(plan.request)
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
         least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
         yield "bound", f"the lower bound is {least:g} us, but this plan takes {taken:g} us"
@@ -107,7 +107,7 @@ def _final_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
             yield "lossy", f"the primary instance of value {resident.value} lost precision"
 
 
-def _kept(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
+def _kept_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     request = plan.request
     known = {r.value for r in request.residents if r.instances}
     known |= {v for task in request.tasks for v in task.outputs}
@@ -122,7 +122,7 @@ def _kept(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
             yield "kept", f"value {value} must be kept, but no exact instance is"
 
 
-def _later(request: PlanRequest) -> Iterator[Found]:
+def _prediction_problems(request: PlanRequest) -> Iterator[Found]:
     """Yield the first prediction that is impossible for this request."""
     known = {r.value for r in request.residents}.union(*(task.outputs for task in request.tasks))
     end, before = len(request.tasks), -1
@@ -194,8 +194,8 @@ def eviction_defect(
     All evictions for one demand are justified together: with this buffer kept, and the others gone,
     the demand must not fit.
     """
-    pieces, gaps = _wanted_in(run, buffer.space)
-    others = _leaving_with(run, buffer)
+    pieces, gaps = _demand_in(run, buffer.space)
+    others = _evicted_with(run, buffer)
     before = sorted(pieces)
     for other in others:
         pieces.remove(other)
@@ -208,7 +208,7 @@ def eviction_defect(
     return certificate_defect(certificate, pieces, gaps)
 
 
-def _leaving_with(run: Inspection, buffer: Buffer) -> list[int]:
+def _evicted_with(run: Inspection, buffer: Buffer) -> list[int]:
     """Return the sizes of the buffers evicted after this one for the same demand."""
     there = {
         n: b.size_per_bank
@@ -229,7 +229,7 @@ def _leaving_with(run: Inspection, buffer: Buffer) -> list[int]:
     return sizes
 
 
-def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
+def _demand_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     """Return the pieces to place in a space, including its live buffers, and the gaps.
 
     The demand is what comes next: an eviction into the space, a bounce through it, or the next
@@ -240,9 +240,9 @@ def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     pieces: list[int] = []
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
-    passing = _passing(run, space)
+    passing = _incoming(run, space)
     if passing is None:
-        allocated, fixed, stuck = _given(run, space)
+        allocated, fixed, stuck = _next_demand(run, space)
         buffers += [step.buffer for step in allocated]
     else:
         pieces.append(passing)
@@ -255,7 +255,7 @@ def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     return pieces, [end - start for start, end in gaps(stuck, shape.base, shape.limit)]
 
 
-def _passing(run: Inspection, space: Space) -> int | None:
+def _incoming(run: Inspection, space: Space) -> int | None:
     """Return the bytes per bank that come from another space next; None if a task is next."""
     for step, after in pairwise(islice(run.plan.steps, run.index + 1, None)):
         if isinstance(step, Allocate) and step.buffer.space is space:
@@ -268,7 +268,7 @@ def _passing(run: Inspection, space: Space) -> int | None:
     return None
 
 
-def _given(
+def _next_demand(
     run: Inspection, space: Space
 ) -> tuple[list[Allocate], dict[int, int], list[tuple[int, int]]]:
     """Return the next task's new buffers in a space, its required addresses, and fixed scratch."""
@@ -343,19 +343,21 @@ class _Checker(Inspection):
     def _allocate(self, step: Allocate) -> None:
         buffer = step.buffer
         if buffer.number in self.state.buffers:
-            self.say("buffer", f"buffer {buffer.number} exists already")
+            self.report("buffer", f"buffer {buffer.number} exists already")
             return
         if buffer.address is None or buffer.pinned or buffer.desc.layout.space is not buffer.space:
-            self.say("buffer", f"buffer {buffer.number} cannot be allocated as described")
+            self.report("buffer", f"buffer {buffer.number} cannot be allocated as described")
             return
         if not self.region(buffer.origin, buffer.space, buffer.address, buffer.size_per_bank):
             return
         end = buffer.address + buffer.size_per_bank
         taken = self.state.live_in(buffer.space, buffer.address, end)
         if taken:
-            self.say("address", f"{buffer.origin} overlaps {taken[0].origin}")
+            self.report("address", f"{buffer.origin} overlaps {taken[0].origin}")
         if buffer.size_per_bank < footprint(buffer.desc, self.machine.shape).size_per_bank:
-            self.say("room", f"{buffer.desc.text()} does not fit {buffer.size_per_bank} B per bank")
+            self.report(
+                "room", f"{buffer.desc.text()} does not fit {buffer.size_per_bank} B per bank"
+            )
         self.state.buffers[buffer.number] = buffer
         self.used.append((buffer.space, buffer.address, end))
         place, start, stop = self.state.span(buffer)
@@ -364,10 +366,10 @@ class _Checker(Inspection):
     def _free(self, step: Free) -> None:
         buffer = self.state.buffers.get(step.buffer)
         if buffer is None or buffer.address is None:
-            self.say("buffer", f"buffer {step.buffer} is freed but not alive")
+            self.report("buffer", f"buffer {step.buffer} is freed but not alive")
             return
         if buffer.pinned:
-            self.say("pinned", f"{buffer.origin} is freed although pinned")
+            self.report("pinned", f"{buffer.origin} is freed although pinned")
         self.reads(step.buffer)
         place, start, stop = self.state.span(buffer)
         self.state.memory(place).erase(start, stop)
@@ -378,18 +380,18 @@ class _Checker(Inspection):
         source, target = (state.buffers.get(i.buffer) for i in (step.source, step.target))
         if source is None or target is None:
             missing = step.source.buffer if source is None else step.target.buffer
-            self.say("buffer", f"buffer {missing} is not alive")
+            self.report("buffer", f"buffer {missing} is not alive")
             return
         self.reads(step.source.buffer)
         if target.pinned or target.address is None or target.number == source.number:
-            self.say("overlap", f"{target.origin} cannot be written by this copy")
+            self.report("overlap", f"{target.origin} cannot be written by this copy")
             return
         if not state.room(step.target):
-            self.say("room", f"{step.target.desc.text()} does not fit {target.origin}")
+            self.report("room", f"{step.target.desc.text()} does not fit {target.origin}")
             return
         written = footprint(step.target.desc, self.machine.shape)
         if step.nbytes != written.own_nbytes:
-            self.say("bytes", f"it claims {step.nbytes} B, but writes {written.own_nbytes} B")
+            self.report("bytes", f"it claims {step.nbytes} B, but writes {written.own_nbytes} B")
         ends = step.source.desc.without_address(), step.target.desc.without_address()
         counts = copy_counts(*ends, self.machine)
         self.check_seconds(step.seconds, self.machine.copy_seconds(counts))
@@ -398,18 +400,20 @@ class _Checker(Inspection):
             state.carry(source, target)
             return
         if not state.holds(step.source, step.value):
-            self.say("content", f"value {step.value} is not completely stored in {source.origin}")
+            self.report(
+                "content", f"value {step.value} is not completely stored in {source.origin}"
+            )
         if step.source.desc.layout.data_type is not state.made_in.get(step.value):
-            self.say("lossy", f"value {step.value} is read from a copy of another data type")
+            self.report("lossy", f"value {step.value} is read from a copy of another data type")
         if step.source.desc.shape != step.target.desc.shape:
-            self.say("layout", "a copy must keep the shape")
+            self.report("layout", "a copy must keep the shape")
         if step.made != step.value:
             self._run_copy_task(step)
         state.write(step.target, step.made)
 
     def _carry(self, step: Copy, buffer: Buffer, target: Buffer) -> None:
         """Check an eviction or return of a whole buffer."""
-        expected = Instance(target.number, 0, waiting_desc(buffer.desc, target.space))
+        expected = Instance(target.number, 0, evicted_desc(buffer.desc, target.space))
         returns = step.kind == "return"
         outer, inner = (buffer, target) if returns else (target, buffer)
         if (
@@ -417,32 +421,32 @@ class _Checker(Inspection):
             or step.source != Instance(buffer.number, 0, buffer.desc)
             or step.target != expected
         ):
-            self.say("layout", f"{buffer.origin} is carried in another layout than its own")
+            self.report("layout", f"{buffer.origin} is carried in another layout than its own")
         if returns:
             return
         if buffer.pinned:
-            self.say("pinned", f"{buffer.origin} is evicted although pinned")
+            self.report("pinned", f"{buffer.origin} is evicted although pinned")
         if step.certificate is None:
-            self.say("uncertified", f"{buffer.origin} is evicted without a certificate")
+            self.report("uncertified", f"{buffer.origin} is evicted without a certificate")
             return
         defect = eviction_defect(self, buffer, step.certificate)
         if defect is not None:
-            self.say(*defect)
+            self.report(*defect)
 
     def _run_copy_task(self, step: Copy) -> None:
         task = self._start(self.next_task)
         if task is None or task.transformation.kind is not TransformationKind.COPY:
-            self.say("order", f"value {step.made} is not made by the next task")
+            self.report("order", f"value {step.made} is not made by the next task")
             return
         wanted = task.transformation.outputs[0]
         if (task.inputs[0], task.outputs[0]) != (step.value, step.made):
-            self.say("order", "this copy is not the one of the next task")
+            self.report("order", "this copy is not the one of the next task")
         self._in_form(f"output of {task.transformation.name!r}", step.target, wanted)
 
     def _start(self, index: int) -> NumberedTask | None:
         tasks = self.plan.request.tasks
         if index != self.next_task or index >= len(tasks):
-            self.say("order", f"task {index} runs, expected task {self.next_task}")
+            self.report("order", f"task {index} runs, expected task {self.next_task}")
             return tasks[index] if 0 <= index < len(tasks) else None
         self.next_task = index + 1
         return tasks[index]
@@ -450,27 +454,27 @@ class _Checker(Inspection):
     def _in_form(self, what: str, instance: Instance, wanted: TensorDesc) -> None:
         buffer = self.state.buffers.get(instance.buffer)
         if instance.desc != wanted.without_address():
-            self.say("layout", f"{what} is {instance.desc.text()}, expected {wanted.text()}")
+            self.report("layout", f"{what} is {instance.desc.text()}, expected {wanted.text()}")
         at = wanted.layout.address
         if buffer is None or buffer.address is None or not self.state.room(instance):
-            self.say("room", f"{what} does not fit into buffer {instance.buffer}")
+            self.report("room", f"{what} does not fit into buffer {instance.buffer}")
         elif at is not None and (buffer.address != at or instance.offset_nbytes):
-            self.say("layout", f"{what} is at {buffer.address:#x}, expected {at:#x}")
+            self.report("layout", f"{what} is at {buffer.address:#x}, expected {at:#x}")
 
     def _execute(self, step: Execute) -> None:
         task = self._start(step.task)
         if task is None or task.transformation.kind is TransformationKind.COPY:
-            self.say("order", f"task {step.task} is not a program")
+            self.report("order", f"task {step.task} is not a program")
             return
         what, state = task.transformation, self.state
         if len(step.inputs) != len(what.inputs) or len(step.outputs) != len(what.outputs):
-            self.say("layout", f"{what.name!r} runs with the wrong number of slots")
+            self.report("layout", f"{what.name!r} runs with the wrong number of slots")
             return
         for i, (instance, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
             self.reads(instance.buffer)
             self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", instance, wanted)
             if not state.holds(instance, task.inputs[i]):
-                self.say("content", f"input {what.input_name(i)!r} does not hold its value")
+                self.report("content", f"input {what.input_name(i)!r} does not hold its value")
         self._outputs(step, task)
         self._scratch(step, task)
         for instance, value in zip(step.outputs, task.outputs, strict=True):
@@ -485,30 +489,30 @@ class _Checker(Inspection):
             buffer = self.state.buffers.get(instance.buffer)
             given = aliases.get(o)
             if buffer is not None and buffer.pinned and not (buffer.shared and given is not None):
-                self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
+                self.report("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             if given is not None and step.inputs[given] != instance:
-                self.say(
+                self.report(
                     "alias", f"output {what.output_name(o)!r} does not overwrite its aliased input"
                 )
             others = [x.buffer for i, x in enumerate(step.inputs) if i != given]
             others += [x.buffer for i, x in enumerate(step.outputs) if i != o]
             if instance.buffer in others:
-                self.say("overlap", f"output {what.output_name(o)!r} overwrites another operand")
+                self.report("overlap", f"output {what.output_name(o)!r} overwrites another operand")
 
     def _scratch(self, step: Execute, task: NumberedTask) -> None:
         wanted = task.transformation.scratch
         if wanted is None or wanted.size_per_bank == 0:
             if step.scratch is not None:
-                self.say("scratch", "the task has a scratch region but uses none")
+                self.report("scratch", "the task has a scratch region but uses none")
             return
         if step.scratch is None or step.scratch[0] is not wanted.space:
-            self.say("scratch", f"the task needs scratch in {wanted.space.value}")
+            self.report("scratch", f"the task needs scratch in {wanted.space.value}")
             return
         space, address, size = step.scratch
         shape = self.machine.shape.space(space)
         self.region("scratch", space, address, size)
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
-            self.say(
+            self.report(
                 "scratch", f"{size} B per bank at {address:#x} are too small or not at the base"
             )
         operands = {i.buffer for i in (*step.inputs, *step.outputs)}
@@ -517,6 +521,6 @@ class _Checker(Inspection):
                 self, buffer.number
             )
             if space is Space.L1 or not own or buffer.number in operands:
-                self.say("scratch", f"scratch overlaps {buffer.origin}, which is alive")
+                self.report("scratch", f"scratch overlaps {buffer.origin}, which is alive")
         self.used.append((space, address, address + size))
         self.state.memory(space).erase(address * shape.banks, (address + size) * shape.banks)

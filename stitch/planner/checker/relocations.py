@@ -316,13 +316,13 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
     """Follow the transfers of a relocation, and check its result, cost and certificate."""
     state, moving = run.state, dict(step.targets)
     if len(moving) != len(step.targets) or any(n not in state.buffers for n in moving):
-        run.say("buffer", "a moved buffer is not alive, or listed twice")
+        run.report("buffer", "a moved buffer is not alive, or listed twice")
         return
     before = {b: bytes_of(run, b) for b in state.buffers}
     shape = run.machine.shape
     own = sum(footprint(state.buffers[n].desc, shape).own_nbytes for n in moving)
     if step.nbytes != own:
-        run.say("bytes", f"it claims {step.nbytes} B, the tensors have {own} B")
+        run.report("bytes", f"it claims {step.nbytes} B, the tensors have {own} B")
     carried = sum(
         run.machine.seconds(
             t.source_space, t.target_space, t.nbytes, t.nbytes // shape.space(step.space).banks
@@ -339,21 +339,21 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
         buffer = state.buffers[number]
         run.reads(number)
         if buffer.pinned or buffer.address is None or buffer.space is not step.space:
-            run.say("pinned", f"{buffer.origin} cannot be moved")
+            run.report("pinned", f"{buffer.origin} cannot be moved")
         run.region(buffer.origin, step.space, address, buffer.size_per_bank)
         run.used.append((step.space, address, address + buffer.size_per_bank))
-        state.place_at(number, address)
+        state.set_address(number, address)
     for number in moving:
         buffer, stop = state.buffers[number], moving[number]
         others = state.live_in(buffer.space, stop, stop + buffer.size_per_bank)
         if len(others) > 1:
-            run.say("overlap", f"{buffer.origin} is moved onto another buffer")
+            run.report("overlap", f"{buffer.origin} is moved onto another buffer")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
-            run.say("content", f"{state.buffers[number].origin} is not complete after the moves")
-    _tidy(run, step.space, homes)
+            run.report("content", f"{state.buffers[number].origin} is not complete after the moves")
+    _erase_leftovers(run, step.space, homes)
     if step.stage is not None:
-        _tidy(run, step.stage_space, [step.stage])
+        _erase_leftovers(run, step.stage_space, [step.stage])
 
 
 def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
@@ -363,7 +363,7 @@ def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
             for p in run.state.memory(place).read(start, end)}  # fmt: skip
 
 
-def _tidy(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
+def _erase_leftovers(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
     """Erase what the moves left outside all buffers."""
     if space not in run.machine.shape.spaces:
         return
@@ -385,12 +385,12 @@ def _stage(run: Inspection, step: Relocate) -> None:
     leaves = any(step.space is not s for t in step.transfers
                  for s in (t.source_space, t.target_space))  # fmt: skip
     if leaves and step.stage is None:
-        run.say("stage", "bytes leave the space without a stage")
+        run.report("stage", "bytes leave the space without a stage")
     if step.stage is not None:
         address, size = step.stage
         run.region("the stage", step.stage_space, address, size)
         if run.state.live_in(step.stage_space, address, address + size):
-            run.say("stage", "the stage overlaps a live buffer")
+            run.report("stage", "the stage overlaps a live buffer")
         run.used.append((step.stage_space, address, address + size))
     if leaves:
         _justify(run, step, step.certificate)
@@ -403,7 +403,7 @@ def _justify(
     live = run.state.live_in(step.space, 0, shape.limit)
     free = shape.capacity - sum(buffer.size_per_bank for buffer in live)
     if certificate is None:
-        run.say("uncertified", "bytes pass through another space without a certificate")
+        run.report("uncertified", "bytes pass through another space without a certificate")
         return
     aside = [t.nbytes // shape.banks for t in step.transfers if t.target_space is not step.space]
     moved = [run.state.buffers[n].size_per_bank for n, _ in step.targets]
@@ -423,17 +423,17 @@ def _justify(
         defect = _amount_defect(run, step, sum(aside))
     # Certificates of older versions list what moves, or nothing, instead of what is staged.
     if not certificate.pieces and defect is None:
-        run.say("undecided", "the certificate does not list the pieces that leave the space")
+        run.report("undecided", "the certificate does not list the pieces that leave the space")
     elif sorted(certificate.pieces) not in (sorted(aside), sorted(moved)):
         kind = "certificate"
         defect = f"it lists pieces {listed(certificate.pieces)}, expected {listed(aside)}"
     if isinstance(certificate, Certificate) and any(certificate.gaps):
         kind, defect = "certificate", f"it lists gaps {listed(certificate.gaps)}, but none is free"
     if defect is not None:
-        run.say(kind, defect)
+        run.report(kind, defect)
     room = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
     if certificate.kind != "no_path" and step.bounced_nbytes > room:
-        run.say("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, but "
+        run.report("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, but "
                                f"{room} B are staged")  # fmt: skip
 
 
@@ -568,11 +568,11 @@ def _on_cycles(moves: list[Part]) -> set[Part]:
 def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[int, int]]) -> None:
     inside = t.source_space is t.target_space
     if inside and run.machine.path(t.source_space, t.target_space) is None:
-        run.say("transfer", f"the machine has no path inside {t.source_space.value}")
+        run.report("transfer", f"the machine has no path inside {t.source_space.value}")
     ends = ((t.source_space, t.source_address), (t.target_space, t.target_address))
     for space, address in ends:
         if space not in run.machine.shape.spaces:
-            run.say("transfer", f"the machine has no {space.value}")
+            run.report("transfer", f"the machine has no {space.value}")
             return
         size = -(-t.nbytes // run.machine.shape.space(space).banks)
         if not run.region("a transfer", space, address, size):
@@ -581,7 +581,7 @@ def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[in
             continue
         stage = step.stage or (0, 0)
         if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
-            run.say("stage", "a transfer leaves the stage")
+            run.report("stage", "a transfer leaves the stage")
     banks = run.machine.shape.space(t.source_space).banks
     read = run.state.memory(t.source_space).read(
         t.source_address * banks, t.source_address * banks + t.nbytes

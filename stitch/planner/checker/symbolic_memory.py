@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stitch.errors import Problem
 from stitch.machine import footprint
-from stitch.planner.plan import Buffer, Instance, Plan, PlanRequest, waiting_desc
+from stitch.planner.plan import Buffer, Instance, Plan, PlanRequest, evicted_desc
 from stitch.program import DataType, Space, TensorDesc
 
 
@@ -237,7 +237,7 @@ class SymbolicMemory:
         self._fill(*self.span(target))
         for instance, value in followers:
             if self._follows(instance, source.desc, target.space):
-                desc = waiting_desc(instance.desc, target.space)
+                desc = evicted_desc(instance.desc, target.space)
                 self._know(Instance(target.number, instance.offset_nbytes, desc), value)
 
     def _follows(self, instance: Instance, whole: TensorDesc, space: Space) -> bool:
@@ -247,13 +247,13 @@ class SymbolicMemory:
         ours, theirs = instance.desc.layout, whole.layout
         if ours != theirs or ours.is_sharded:
             return False
-        before, after = (footprint(d, self.shape) for d in (whole, waiting_desc(whole, space)))
+        before, after = (footprint(d, self.shape) for d in (whole, evicted_desc(whole, space)))
         even = ours.is_dense or before.aligned_page_nbytes == after.aligned_page_nbytes
         # Interleaved pages keep their order if their padding is equal.
         inside = instance.offset_nbytes + self.extent(instance.desc) <= self.extent(whole)
         return inside and (even or instance.offset_nbytes == 0)
 
-    def place_at(self, number: int, address: int) -> None:
+    def set_address(self, number: int, address: int) -> None:
         """Set the new address of a buffer whose bytes were moved before."""
         self.buffers[number] = replace(self.buffers[number], address=address)
 
@@ -273,7 +273,7 @@ class Inspection:
         self.used: list[tuple[Space, int, int]] = []
         self.index = 0
 
-    def say(self, kind: str, detail: str) -> None:
+    def report(self, kind: str, detail: str) -> None:
         """Add a problem at the current step."""
         self.problems.append(Problem(kind, f"step {self.index}", detail))
 
@@ -285,16 +285,16 @@ class Inspection:
     def check_seconds(self, claimed: float, taken: float) -> None:
         """Compare the seconds that a step claims with those of its transfers."""
         if not math.isclose(claimed, taken, rel_tol=1e-9):
-            self.say("seconds", f"it claims {claimed} s, its copies take {taken} s")
+            self.report("seconds", f"it claims {claimed} s, its copies take {taken} s")
 
     def region(self, what: str, space: Space, address: int, size: int) -> bool:
         """Whether a region (bytes per bank) is in range and aligned; adds a problem if not."""
         if space not in self.machine.shape.spaces:
-            self.say("address", f"{what}: the machine has no {space.value}")
+            self.report("address", f"{what}: the machine has no {space.value}")
             return False
         shape = self.machine.shape.space(space)
         if address < shape.base or address + size > shape.limit or address % shape.granule:
             where = f"[{address:#x}, {address + size:#x}) of {space.value}"
-            self.say("address", f"{what} at {where} is out of range or misaligned")
+            self.report("address", f"{what} at {where} is out of range or misaligned")
             return False
         return True

@@ -22,7 +22,7 @@ from stitch.packing import Span, minus, union
 from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
 
 
-def places_for(
+def assign_staging(
     parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
 ) -> list[tuple[int, int, int]]:
     """Assign staging addresses to spans: (source, address, size).
@@ -45,7 +45,7 @@ def places_for(
     return sorted(places)
 
 
-def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
+def from_staging(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
     """Return the moves with staged sources (`ASIDE`) replaced by their staging addresses."""
     starts = [start for start, _, _ in places]
     done: list[Move] = []
@@ -64,7 +64,7 @@ def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[
     return done
 
 
-def outgoing(places: Iterable[tuple[int, int, int]]) -> list[Move]:
+def moves_to_staging(places: Iterable[tuple[int, int, int]]) -> list[Move]:
     """Return the moves to the staging addresses, merging adjacent ones."""
     joined: list[Move] = []
     for source, target, size in places:
@@ -144,8 +144,8 @@ def _ordered(
     if away:
         out = [Move(part.source, ASIDE + part.source, part.size) for part in aside]
         return [*out, *early, *first, *last, *home]
-    places = places_for(spans_of(aside, "source"), free)
-    return [*outgoing(places), *early, *first, *last, *laid(home, places)]
+    places = assign_staging(spans_of(aside, "source"), free)
+    return [*moves_to_staging(places), *early, *first, *last, *from_staging(home, places)]
 
 
 class _Cuts:
@@ -309,7 +309,7 @@ class Pieces:
         high = max(high, min(last, low + size))
         return max(first, min(low, high - size)), high
 
-    def share_set_aside(self) -> float:
+    def staged_share(self) -> float:
         """Estimate the share of bytes to stage, one of each cycle; long cycles count as none."""
         share, at = 0.0, self.nbytes // (2 * SAMPLES)
         for start, end, _ in self._moves:
@@ -331,17 +331,17 @@ class Pieces:
                 return 1 / length
         return 0.0
 
-    def lying_in(self, span: Span) -> list[Span]:
+    def sources_in(self, span: Span) -> list[Span]:
         """Return the sources inside a span."""
         return minus([span], minus([span], self.sources)) if span[0] < span[1] else []
 
-    def part_at(self, span: Span) -> None:
+    def split_at(self, span: Span) -> None:
         """Split moves whose source crosses the borders of a span."""
         if span[0] < span[1]:
             self._moves = [
                 (start - shift, end - shift, shift)
                 for first, last, shift in self._moves
-                for start, end in _pieces_parts(first + shift, last + shift, *span)
+                for start, end in _split_span(first + shift, last + shift, *span)
             ]
             self._starts = [start for start, _, _ in self._moves]
 
@@ -403,7 +403,7 @@ class Pieces:
                 return None
         return done
 
-    def not_in(self, done: Sequence[Move]) -> list[Move]:
+    def remaining(self, done: Sequence[Move]) -> list[Move]:
         """Return what remains of the moves without these."""
         if sum(move.size for move in done) == self.nbytes:
             return []
@@ -455,13 +455,13 @@ class _Holes:
                 yield start, end
 
 
-def cut_at(move: Move, span: Span) -> Iterator[Move]:
+def split_move(move: Move, span: Span) -> Iterator[Move]:
     """Split a move where its source crosses the borders of a span."""
-    for start, end in _pieces_parts(move.source, move.source + move.size, *span):
+    for start, end in _split_span(move.source, move.source + move.size, *span):
         yield Move(start, move.target + start - move.source, end - start)
 
 
-def _pieces_parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
+def _split_span(start: int, end: int, low: int, high: int) -> Iterator[Span]:
     """Split `[start, end)` at the borders of `[low, high)`."""
     for cut in (low, high):
         if start < cut < end:
@@ -537,9 +537,9 @@ def break_cycles(
         if stays is not None:
             best, least = stays, (inside - slack) / CHEAPER
         best, least = search.by_pieces(best, outside, least, patience, away=True)
-        best, least = search.without_one(best, outside, least)
+        best, least = search.with_one_outside(best, outside, least)
         if best is not None:
-            return search.in_fewer(best)
+            return search.in_fewer_transfers(best)
         if most < float("inf"):
             return []
     raise AssertionError("no byte is free to stage a part in")
@@ -560,7 +560,7 @@ class _Search:
         seconds = most if best is None else self.prices.seconds(best)
         return (best, seconds) if seconds < most else (None, most)
 
-    def in_fewer(self, best: list[Move]) -> list[Move]:
+    def in_fewer_transfers(self, best: list[Move]) -> list[Move]:
         """Use fewer transfers if there are many: each costs host time."""
         moves, prices, nbytes = self.moves, self.prices, self.pieces.nbytes
         most = SLOWER * prices.seconds(best)
@@ -568,7 +568,7 @@ class _Search:
         count = len(best)
         for size in sorted(size for size in sizes if 2 * nbytes <= size * count):
             for times in (1, MANY):
-                done = _stay(moves, size, self.free, prices, most, 1, times)
+                done = _through_holes(moves, size, self.free, prices, most, 1, times)
                 if done is None or len(done) >= count or self._is_long(done):
                     continue
                 if (seconds := prices.seconds(done)) < most:
@@ -579,7 +579,7 @@ class _Search:
         pieces = -(-self.pieces.nbytes // max(move.size for move in done))
         return len(done) > TRANSFERS * (len(self.moves) + pieces)
 
-    def without_one(
+    def with_one_outside(
         self, best: list[Move] | None, room: int, most: float
     ) -> tuple[list[Move] | None, float]:
         """Stage one tensor of at most `room` bytes outside while the others move inside."""
@@ -595,7 +595,7 @@ class _Search:
                 None, nbytes_of(within.free), most - price, PATIENCE, away=False, tried=TRIED_AGAIN
             )
             if done is not None:
-                best, most = _around(done, [gone]), price + seconds
+                best, most = _wrap_outside(done, [gone]), price + seconds
         return best, most
 
     def by_pieces(
@@ -620,14 +620,14 @@ class _Search:
             if self.free:
                 sizes.add(pieces.widest + max(end - start for start, end in self.free))
         work = tried * len(moves)
-        share = pieces.share_set_aside()
+        share = pieces.staged_share()
         estimates = ((_estimate(pieces, share, size, away, prices), size) for size in sizes)
         for estimate, size in sorted(estimates):
             if estimate >= most or work <= 0:
                 break
             work -= len(moves) + pieces.nbytes // (size or pieces.widest)
             bound = min(most, estimate * patience)
-            follow = _leave if away else _stay
+            follow = _through_outside if away else _through_holes
             for narrow in (AWAY_NARROW,) if away else NARROWS[: 1 + (len(moves) <= FEW)]:
                 done = follow(moves, size, self.free, prices, min(bound, most), narrow)
                 if done is not None and (seconds := prices.seconds(done)) < most:
@@ -664,17 +664,17 @@ def _estimate(pieces: Pieces, share: float, size: int, away: bool, prices: Price
     return seconds + max(share * seconds, first)
 
 
-def _leave(
+def _through_outside(
     moves: Sequence[Move], size: int, free: Sequence[Span], prices: Prices, most: float, narrow: int
 ) -> list[Move] | None:
-    """Like `_stay`, but what the hole is widened by first is outside until the end."""
+    """Like `_through_holes`, but what the hole is widened by first is outside until the end."""
     pieces = Pieces(moves)
     span = pieces.window(size)
-    parts = [part for move in moves for part in cut_at(move, span)]
+    parts = [part for move in moves for part in split_move(move, span)]
     rest = [part for part in parts if not span[0] <= part.source < span[1]]
     away = [part for part in parts if span[0] <= part.source < span[1]]
-    done = _stay(rest, size, _free_without(rest, away, free), prices, most, narrow)
-    return None if done is None else _around(done, away)
+    done = _through_holes(rest, size, _free_without(rest, away, free), prices, most, narrow)
+    return None if done is None else _wrap_outside(done, away)
 
 
 def _free_without(rest: Sequence[Move], away: Sequence[Move], free: Sequence[Span]) -> list[Span]:
@@ -684,12 +684,12 @@ def _free_without(rest: Sequence[Move], away: Sequence[Move], free: Sequence[Spa
     return minus(union([*free, *left]), busy)
 
 
-def _around(done: Sequence[Move], away: Sequence[Move]) -> list[Move]:
+def _wrap_outside(done: Sequence[Move], away: Sequence[Move]) -> list[Move]:
     out = [Move(part.source, ASIDE + part.source, part.size) for part in away]
     return [*out, *done, *(Move(ASIDE + part.source, part.target, part.size) for part in away)]
 
 
-def _stay(
+def _through_holes(
     moves: Sequence[Move],
     size: int,
     free: Sequence[Span],
@@ -716,16 +716,16 @@ def _stay(
         staged, lying = (0, 0), list[Span]()
         if width * narrow < size and rooms:
             staged = pieces.window(min(size, width + nbytes_of(rooms)))
-            lying, rooms = pieces.lying_in(staged), minus(union(rooms), [staged])
+            lying, rooms = pieces.sources_in(staged), minus(union(rooms), [staged])
             # Holes inside the window cannot be used for staging.
             staged = pieces.window(
                 staged[1] - staged[0] - max(0, nbytes_of(lying) - nbytes_of(rooms))
             )
-            lying = pieces.lying_in(staged)
+            lying = pieces.sources_in(staged)
         staged = staged if lying else (0, 0)
         times -= bool(lying)
-        pieces.part_at(staged)
-        places = places_for(lying, free, minus(pieces.open, [staged]))
+        pieces.split_at(staged)
+        places = assign_staging(lying, free, minus(pieces.open, [staged]))
         taken = union((place, place + taken) for _, place, taken in places)
         # Fill holes until they would be widened, or are narrower than that by the same factor.
         least = (staged[1] - staged[0]) // narrow if lying else min(width, size // narrow)
@@ -739,12 +739,12 @@ def _stay(
                 return None
             size = 0
             continue
-        step = [*outgoing(places), *laid(done, places)]
+        step = [*moves_to_staging(places), *from_staging(done, places)]
         ordered += step
-        left = pieces.not_in(done)
+        left = pieces.remaining(done)
         if not left:
             break
-        core = laid(
+        core = from_staging(
             [
                 Move(part.source + ASIDE, part.target, part.size)
                 if staged[0] <= part.source < staged[1]

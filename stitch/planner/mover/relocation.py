@@ -48,7 +48,7 @@ def relocation(
         OutOfMemoryError: Staging memory does not fit in any space.
     """
     refused: OutOfMemoryError | None = None
-    for beside in _beside(state, space):
+    for beside in _staging_spaces(state, space):
         chosen = _Relocation(state, space, targets, beside)
         others = in_order() if chosen.core else None
         if others is not None:
@@ -123,13 +123,13 @@ class _Relocation:
         done = break_cycles(self.core, free, outside, prices, granule, most=most)
         if not done:
             return False
-        self.broken, pieces = done, _set_aside(done)
+        self.broken, pieces = done, _staged_sizes(done)
         if not pieces or prices.bounces:
             return True
         if self.unused and (slack := self.state.slack_seconds) > 0:
             inside = break_cycles(self.core, free, outside, prices, granule, slack=slack, most=most)
             longer = prices.seconds(inside) - prices.seconds(done)
-            if inside and not _set_aside(inside) and longer <= slack:
+            if inside and not _staged_sizes(inside) and longer <= slack:
                 self.broken, self.longer = inside, longer
                 return True
         self.certificate = Certificate("cycle", pieces, (0,))
@@ -204,7 +204,7 @@ def _preferred(cyclic: _Relocation, in_order: _Relocation) -> _Relocation:
     return in_order if hardly or in_order.seconds <= cyclic.seconds else cyclic
 
 
-def _set_aside(moves: list[Move]) -> tuple[int, ...]:
+def _staged_sizes(moves: list[Move]) -> tuple[int, ...]:
     return tuple(move.size for move in moves if move.target >= ASIDE)
 
 
@@ -218,7 +218,7 @@ def _pieces(move: Move, most: int) -> Iterator[Move]:
         yield Move(move.source + at, move.target + at, min(most, move.size - at))
 
 
-def _beside(state: PlanState, space: Space) -> list[Space]:
+def _staging_spaces(state: PlanState, space: Space) -> list[Space]:
     """Return the spaces to stage in: the nearest connected one, then those for evictions."""
     machine = state.machine
     others = [s for s in (Space.DRAM, Space.HOST, Space.L1)

@@ -20,7 +20,7 @@ from stitch.planner import (
     Plan,
     Region,
     ThreadAssignment,
-    may_be_placed,
+    is_rebindable,
     needed_regions,
     ranges_of,
 )
@@ -137,12 +137,12 @@ class Executable(LeaseHolder["Binding"]):
         that the tasks read. `assignment`: how it runs on several."""
         super().__init__()
         self.plan, self.effects = plan, effects
-        self.may_be_placed = may_be_placed(plan)
+        self.may_be_placed = is_rebindable(plan)
         #: Whether it overwrites values that were there before: then it is completed whatever is
         #: raised.
         self.overwrites = plan.overwrites
         #: The spaces of which a picture must tell where its plan is placed.
-        self.gives_way_in = frozenset(plan.gives_way_in | {space for space, _ in plan.leaving})
+        self.gives_way_in = frozenset(plan.pressured_spaces | {space for space, _ in plan.leaving})
         #: The numbers of existing values, and of those that are unreferenced after the run.
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])

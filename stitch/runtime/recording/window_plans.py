@@ -4,7 +4,7 @@ A plan is made in a picture in which all leases are occupied and what nobody wil
 where it is, so that running it changes nothing but its results; where that asks for moves or
 evictions, or does not fit, it is made in the true picture, and leases give their memory up, least
 recently run first. Where a recording of the same work does not run only as things lie elsewhere,
-its plan is placed where they lie now (`planner.placed`).
+its plan is placed where they lie now (`planner.rebind_plan`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stitch.errors import StitchError
-from stitch.planner import Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
+from stitch.planner import Plan, PlanRequest, copy_cost, plan, predicted_cost, rebind_plan
 from stitch.program import Space
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recording import Executable
@@ -60,7 +60,7 @@ class WindowPlans:
                 staying = _passing(window, kept) if only_results else ()
                 requests[asked] = self._request(window, kept, (), staying, spaces=spaces)
             request, picture = requests[asked]
-            plan = placed(recording.plan, request, taken)
+            plan = rebind_plan(recording.plan, request, taken)
             if plan is not None:
                 return Planned(plan, picture, [], only_results, is_known=True)
         return None
@@ -79,7 +79,7 @@ class WindowPlans:
                 if not self._constants_may_leave(tuple(Space)):
                     raise
             else:
-                if not self._constants_may_leave(best.plan.gives_way_in):
+                if not self._constants_may_leave(best.plan.pressured_spaces):
                     return best
         try:
             other = self._planned_around(window, kept, window.constants)
@@ -195,7 +195,7 @@ def _foreseen(planned: Planned) -> tuple[float, int]:
         for number, value in (*picture.constants.items(), *picture.bystanders.items())
         if value.is_constant and number in left and len(value.instances) > 1
     ]
-    seconds, nbytes = foreseen_cost(plan)
+    seconds, nbytes = predicted_cost(plan)
     # As there: what takes as long must not differ by a rounding.
     seconds = round(seconds + sum(seconds for _, seconds in back), 15)
     return seconds, nbytes + sum(nbytes for nbytes, _ in back)

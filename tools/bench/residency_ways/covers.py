@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stitch.machine import Machine, room_per_bank
-from stitch.planner.plan import PlanRequest, copy_cost, waiting_desc
+from stitch.planner.plan import PlanRequest, copy_cost, evicted_desc
 from stitch.planner.residency import Stay, StayChain
 from stitch.program import Space
 
@@ -24,7 +24,7 @@ RULES: dict[str, Callable[[StayChain, Stay], int]] = {
 
 def costs(machine: Machine, chain: StayChain) -> tuple[list[Cost], list[Cost]]:
     """(Bytes and seconds for each stay to come back, and for each holder to be written)."""
-    ways = [(h.desc, waiting_desc(h.desc)) for h in chain.holders]
+    ways = [(h.desc, evicted_desc(h.desc)) for h in chain.holders]
     back = [
         (copy_cost(machine, *ways[s.holder][::-1])[0] if s.back_seconds else 0, s.back_seconds)
         for s in chain.stays

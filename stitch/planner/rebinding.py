@@ -26,9 +26,9 @@ from stitch.planner.plan import (
     Relocate,
     Resident,
     Step,
-    waiting_desc,
+    evicted_desc,
 )
-from stitch.planner.plan_state import needed_regions, taken_in
+from stitch.planner.plan_state import allocators_of, needed_regions
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 
@@ -63,8 +63,8 @@ class _Cluster:
 _Fixed = Mapping[int, Collection[int | None]]
 
 
-def addresses_in(
-    request: PlanRequest, known: Plan, numbers: Mapping[int, int], given_up: Collection[int],
+def new_addresses(
+    request: PlanRequest, known: Plan, numbers: Mapping[int, int], freed: Collection[int],
     taken: Mapping[Space, Allocator],
 ) -> tuple[dict[int, int], dict[int, int]] | None:  # fmt: skip
     """Return the new addresses of the buffers that a known plan uses, and the new targets of its
@@ -79,13 +79,13 @@ def addresses_in(
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
-    fixed, moved = known.fixed, moved_in(known)
-    if not all(_lies_alike(old[n], new[b], fixed, moved) for n, b in numbers.items()):
+    fixed, moved = known.fixed, moves_of(known)
+    if not all(_has_same_requirement(old[n], new[b], fixed, moved) for n, b in numbers.items()):
         return None
-    made = [*_made(known, fixed, moved)]
+    made = [*_new_parts(known, fixed, moved)]
     if any(_need_not_move(moved[n][0], n in old, fixed, made) for n in moved):
         return None
-    leaving = {*given_up, *(moved.keys() & old.keys())}
+    leaving = {*freed, *(moved.keys() & old.keys())}
     there = [
         _Part(b.space, b.address, b.address + b.size_per_bank, now, n if n in moved else None)
         for n in leaving
@@ -99,7 +99,7 @@ def addresses_in(
         space, address = old[n].space, new[numbers[n]].address
         if space in free and address is not None and address < LENT_ADDRESSES:
             free[space].free(address)
-    if not _find_places(free, clusters):
+    if not _assign_addresses(free, clusters):
         return None
     addresses: dict[int, int] = {}
     targets: dict[int, int] = {}
@@ -111,7 +111,7 @@ def addresses_in(
     return addresses, targets
 
 
-def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
+def moves_of(known: Plan) -> dict[int, tuple[Buffer, int]]:
     """Return the buffers that a plan moves inside their space, with their targets, by number."""
     moved = {n: at for s in known.steps if isinstance(s, Relocate) for n, at in s.targets}
     if not moved:
@@ -121,7 +121,7 @@ def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
     return {b.number: (b, moved[b.number]) for b in those if b.number in moved}
 
 
-def _lies_alike(
+def _has_same_requirement(
     old: Buffer, new: Buffer, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
 ) -> bool:
     """Whether a resident buffer satisfies the same address requirement as in the known plan."""
@@ -152,7 +152,9 @@ def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequenc
     return not is_in_the_way or start not in fixed.get(number, ())
 
 
-def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -> Iterator[_Part]:
+def _new_parts(
+    known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
+) -> Iterator[_Part]:
     for step in known.steps:
         if isinstance(step, Allocate):
             b, at = step.buffer, step.buffer.address
@@ -188,7 +190,7 @@ def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
     return clusters
 
 
-def _find_places(allocators: Mapping[Space, Allocator], clusters: list[_Cluster]) -> bool:
+def _assign_addresses(allocators: Mapping[Space, Allocator], clusters: list[_Cluster]) -> bool:
     """Assign an address to every cluster, its old one if possible; False if they do not fit."""
     late: list[_Cluster] = []
     for cluster in sorted(clusters, key=lambda b: b.shift is None):
@@ -215,7 +217,7 @@ _Form = tuple[object, ...]
 _Order = list[tuple[_Form, int, list[int]]]
 
 
-def leaving_for(known: Plan, request: PlanRequest) -> dict[int, int] | None:
+def map_evictions(known: Plan, request: PlanRequest) -> dict[int, int] | None:
     """Map the values that a known plan evicts to those that the same rules evict now.
 
     Sizes alone decide whether something must be evicted, so the candidates of the space must have
@@ -302,7 +304,7 @@ def _forms(
 Numbers = dict[int, int]
 
 
-def placed(
+def rebind_plan(
     known: Plan, request: PlanRequest, taken: Mapping[Space, Allocator] | None = None
 ) -> Plan | None:
     """Return the steps of a known plan for another request, or None if they do not apply.
@@ -313,29 +315,29 @@ def placed(
 
     Args:
         known: A plan for the same tasks.
-        request: The new state; may list only the spaces in `known.gives_way_in`.
+        request: The new state; may list only the spaces in `known.pressured_spaces`.
         taken: Allocators of all spaces; default: those of `request`.
     """
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
-    if not may_be_placed(known):
+    if not is_rebindable(known):
         return None
-    others = leaving_for(known, request)
+    others = map_evictions(known, request)
     if others is None:
         return None
     values = {value: value for value in _used(request.tasks)} | others
     numbers = _numbers(known, request, values)
     if numbers is None:
         return None
-    taken = taken or taken_in(request)
-    if _passes_by_room(known, taken):
+    taken = taken or allocators_of(request)
+    if _bypasses_dram(known, taken):
         return None
-    places = addresses_in(request, known, numbers, _given_up(known), taken)
-    return None if places is None else _bound(known, request, numbers, values, *places)
+    places = new_addresses(request, known, numbers, _freed(known), taken)
+    return None if places is None else _rebind(known, request, numbers, values, *places)
 
 
-def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
+def _bypasses_dram(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
     """Whether the plan evicts from L1 to the host something that would fit into DRAM now."""
     dram = taken.get(Space.DRAM)
     if dram is None:
@@ -346,25 +348,25 @@ def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
         and step.kind == "evict"
         and step.source.desc.layout.space is Space.L1
         and step.target.desc.layout.space is Space.HOST
-        and room_per_bank(waiting_desc(step.source.desc), shape) <= dram.largest_hole
+        and room_per_bank(evicted_desc(step.source.desc), shape) <= dram.largest_hole
         for step in known.steps
     )
 
 
-def may_be_placed(known: Plan) -> bool:
+def is_rebindable(known: Plan) -> bool:
     """Whether a plan moves each buffer at most once, in one transfer, and then evicts nothing."""
     moves = [step for step in known.steps if isinstance(step, Relocate)]
     targets = [target for step in moves for target in step.targets]
-    is_direct = len(moved_in(known)) == len(targets) and all(
+    is_direct = len(moves_of(known)) == len(targets) and all(
         step.stage is None
         and step.certificate is None
         and sorted(t.target_address for t in step.transfers) == sorted(at for _, at in step.targets)
         for step in moves
     )
-    return not moves or (is_direct and not _gives_way(known))
+    return not moves or (is_direct and not _evicts(known))
 
 
-def _gives_way(known: Plan) -> bool:
+def _evicts(known: Plan) -> bool:
     """Whether a live tensor is evicted, dropped, or brought back."""
     tasks, done = known.request.tasks, 0
     needed = {value: t for t, task in enumerate(tasks) for value in task.inputs}
@@ -412,7 +414,7 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
                 return None
     # A moved buffer need not belong to a task: find it by its address.
     there = {(b.space, b.address): b.number for b in request.buffers}
-    for number, (buffer, _) in moved_in(known).items():
+    for number, (buffer, _) in moves_of(known).items():
         now_there = there.get((buffer.space, buffer.address))
         if number in known.touched and number not in numbers and now_there is not None:
             numbers[number] = now_there
@@ -435,7 +437,7 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
         return None
     donated = {t.inputs[at] for t in request.tasks for at in t.transformation.donated}
     taken = {i.buffer for r in known.request.residents if r.value in donated for i in r.instances}
-    if shared & (_given_up(known) | taken):
+    if shared & (_freed(known) | taken):
         return None
     return numbers
 
@@ -454,12 +456,12 @@ def _by_number(request: PlanRequest) -> dict[int, Buffer]:
     return {buffer.number: buffer for buffer in request.buffers}
 
 
-def _given_up(known: Plan) -> frozenset[int]:
+def _freed(known: Plan) -> frozenset[int]:
     """Return the resident buffers that the plan frees."""
     return known.touched - {buffer.number for buffer in known.final_buffers}
 
 
-def _bound(
+def _rebind(
     known: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers,
     targets: Numbers,
 ) -> Plan:  # fmt: skip
@@ -475,7 +477,7 @@ def _bound(
     steps = tuple(_steps(known, numbers, values, made, addresses, targets))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
     present = _by_number(request)
-    for number, (buffer, _) in moved_in(known).items():
+    for number, (buffer, _) in moves_of(known).items():
         address, now = targets[number], numbers[number]
         claimed.append((buffer.space, address, buffer.size_per_bank))
         those = present if now in present else made
@@ -552,7 +554,7 @@ def _final_buffers(
     known: Plan, present: Mapping[int, Buffer], numbers: Numbers, made: Mapping[int, Buffer]
 ) -> tuple[Buffer, ...]:
     old, final = _by_number(known.request), dict(present)
-    for number in _given_up(known):
+    for number in _freed(known):
         del final[numbers[number]]
     for buffer in known.final_buffers:
         now = numbers.get(buffer.number)
