@@ -101,7 +101,7 @@ def test_a_set_with_a_member_that_could_have_stayed_is_refused(
             others = [b for b in problem.movable if b[0] not in gone or b[0] == number]
             claim = certificate_of(replace(problem, movable=tuple(others)))
             victim = (), state.buffers[number], False
-            eviction._leave(state, demand, [victim], problem, claim)
+            eviction._evict_one(state, demand, [victim], problem, claim)
         return problem_of(state, demand)
 
     monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))

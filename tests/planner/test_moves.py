@@ -226,7 +226,7 @@ def test_a_hole_is_widened_across_the_next_hole_up_to_where_nothing_is_wanted() 
     pieces = Pieces([Move(0, 40, 30), Move(40, 0, 20), Move(64, 20, 20), Move(90, 70, 10)])
     assert pieces.open == [(30, 40), (60, 64)]
     assert [pieces.window(size) for size in (30, 50, 60)] == [(30, 60), (30, 80), (20, 80)]
-    assert pieces.lying_in((30, 80)) == [(40, 60), (64, 80)]
+    assert pieces.sources_in((30, 80)) == [(40, 60), (64, 80)]
 
 
 def test_what_lies_below_a_hole_is_set_aside_too_where_too_little_lies_above() -> None:
@@ -298,13 +298,13 @@ def test_the_number_of_tries_does_not_depend_on_how_small_the_pieces_could_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[int] = []
-    stay = cycles._stay
+    stay = cycles._through_holes
 
     def counted(*arguments: Any) -> list[Move] | None:
         tried.append(1)
         return stay(*arguments)
 
-    monkeypatch.setattr(cycles, "_stay", counted)
+    monkeypatch.setattr(cycles, "_through_holes", counted)
     best_swap(499_968, L1_NBYTES - 32_768 - 499_968, gap=32_768)
     assert len(tried) <= cycles.TRIED + 2
 
