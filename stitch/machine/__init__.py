@@ -14,7 +14,7 @@ from stitch.machine.machine import (
     operation_seconds,
     program_seconds,
 )
-from stitch.machine.named_machines import is_machine_file, load_machine, load_machines
+from stitch.machine.named_machines import is_machine_file, load_machine
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     MOST_GRANULES,
@@ -54,7 +54,7 @@ __all__ = [
     "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Chip", "Compute", "CopyCounts", "Footprint",
     "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
     "SpaceShape", "System", "copy_counts", "derived_machine", "footprint", "is_machine_file",
-    "load_machine", "load_machines", "load_system", "machine_names", "operation_seconds",
+    "load_machine", "load_system", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
     "shard_layout", "system_chips", "system_tables",
 ]  # fmt: skip

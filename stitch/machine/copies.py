@@ -204,10 +204,7 @@ def _read_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
     cores, busiest = ends.nodes(ends.target, ends.written)
     nodes = ends.nodes(ends.source, ends.read)
     if not _has_cores(ends.source):
-        link = 0.0
-        if routers is not None:
-            nbytes = ends.nbytes * _shares(routers, ends.target)
-            link = _spread(routers, ends.source).busiest_link(nbytes)
+        link = _link_of_shards(ends, routers, ends.target, ends.source)
         return ends.counts(cores, busiest, nodes, _Contention(1, link, Route.BOTH))
     # At most two transfers are made by one of the two processors.
     networks = 2 if busiest > 2 * ends.page_nbytes else 1
@@ -216,11 +213,17 @@ def _read_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
 
 def _written_by_shards(ends: _Ends, routers: Routers | None) -> CopyCounts:
     cores, busiest = ends.nodes(ends.source, ends.read)
-    nodes, link = ends.nodes(ends.target, ends.written), 0.0
-    if routers is not None:
-        nbytes = ends.nbytes * _shares(routers, ends.source)
-        link = _spread(routers, ends.target).busiest_link(nbytes)
+    nodes = ends.nodes(ends.target, ends.written)
+    link = _link_of_shards(ends, routers, ends.source, ends.target)
     return ends.counts(cores, busiest, nodes, _Contention(1, link, None))
+
+
+def _link_of_shards(
+    ends: _Ends, routers: Routers | None, shards: TensorDesc, other: TensorDesc
+) -> float:
+    if routers is None:
+        return 0.0
+    return _spread(routers, other).busiest_link(ends.nbytes * _shares(routers, shards))
 
 
 def _by_all_cores(ends: _Ends, routers: Routers | None) -> CopyCounts:

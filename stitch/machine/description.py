@@ -1,6 +1,6 @@
-"""Machine descriptions: a YAML file → a checked `Machine`; ours and a user's work in the same way.
+"""Read machine descriptions: a YAML file → a checked `Machine`.
 
-The form:
+The format, of shipped machines and of users':
 
     name: my_device
     description: a sentence                     # optional
@@ -34,24 +34,22 @@ The form:
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
       - {from: dram, to: l1, noc_links: .., hops: .., limit_bytes_per_second: ..}
 
-Of a bank, addresses from `base + reserved_bottom_nbytes` up to `bank_nbytes - reserved_top_nbytes`
-may be used. At the bottom of L1 a machine reserves the region of circular buffers, at its top
-L1_SMALL, at the top of DRAM the trace region; without these keys nothing is. Pages lie at multiples
-of the `alignment`, a power of two; tensors at multiples of the `granule`, itself a multiple of the
-alignment, and they take whole ones (without it: the alignment). `policy` says which hole a tensor
-takes: `best_fit` (without the key) the smallest in which it fits; `first_fit`, as tt-metal's free
-list does, the first: in L1 from the top down, in DRAM from the bottom up.
+Usable addresses of a bank are `base + reserved_bottom_nbytes` up to `bank_nbytes -
+reserved_top_nbytes`: the circular buffers at the bottom of L1, L1_SMALL at its top and the trace
+region at the top of DRAM are reserved. Pages start at multiples of `alignment`, a power of two.
+Tensors start at multiples of `granule`, a multiple of the alignment (default: the alignment), and
+take whole granules. `policy` selects the hole for a tensor: `best_fit` (default), the smallest;
+`first_fit`, as tt-metal's free list, the first: in L1 from the top, in DRAM from the bottom.
 
-A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy at most,
-each over its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1
-go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
-that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
-what each core carries, and contention on links is not seen. `compute` holds the rates of one core
-(see `machine.Compute`); without it programs take no simulated time. `loops` weighs schedules of
-loops against each other, for each executor by its rates (without: the figures of `host`);
-`tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a
-`source` in a mapping speaks for all of its figures. The machines that Stitch ships name the source
-of every figure (a test keeps that); a user's file may leave them all out.
+A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (the number of cores that
+copy, each over its own link). Without a path `l1 -> l1`, moves inside L1 go through DRAM. A path
+over the NoC has `hops`, for its latency, unless `read_latency_cycles` are given. `routers` are
+the positions of cores and DRAM banks; without them, contention on links is ignored. `compute`
+holds the rates of one core (see `machine.Compute`); without it programs take no simulated time.
+`loops` holds rates of executors to compare schedules of loops (default: the figures of `host`),
+as measured by `tools/bench/loop_rates.py`. Any figure may be written `{value: .., source: ..}`; a
+`source` in a mapping applies to all of its figures. Shipped machines name the source of every
+figure (tested).
 """
 
 from __future__ import annotations
@@ -60,14 +58,14 @@ from pathlib import Path as FilePath
 
 from stitch.machine.machine import Machine
 
-#: A description is a page of text; anything longer is another kind of file.
+#: Size limit of a description.
 MAX_FILE_NBYTES = 1 << 20
 _SHIPPED = FilePath(__file__).parent
 _FORM = "the format is documented by: python -m pydoc stitch.machine.description"
 
 
 def machine_names() -> tuple[str, ...]:
-    """The machines that Stitch ships, in alphabetical order.
+    """Return the names of the shipped machines, sorted.
 
     >>> machine_names()
     ('blackhole_p150', 'host', 'tiny', 'wormhole_n150')
@@ -76,13 +74,13 @@ def machine_names() -> tuple[str, ...]:
 
 
 def shipped_text(name: str) -> str:
-    """The description of a machine that Stitch ships."""
+    """Return the description of a shipped machine."""
     return (_SHIPPED / f"{name}.yaml").read_bytes().decode()
 
 
 def parse_machine(content: bytes, file_name: str) -> Machine:
-    """A checked machine from the bytes of a YAML file; raises `FormatError` with all problems."""
-    # Loaded when there is a text to read: YAML's reader takes as long as all of a small room.
+    """Parse and check a machine description; raise FormatError with all problems."""
+    # Imported on demand: importing the YAML reader is slow.
     from stitch.forms import read_yaml_bytes
     from stitch.machine.machine_yaml import read_description
 

@@ -301,9 +301,6 @@ def _detours(source: Space, target: Space) -> Iterator[tuple[Space, ...]]:
     yield from ((a, b) for a in others for b in others if a is not b)
 
 
-_SECONDS = "seconds"
-
-
 def operation_seconds(work: OperationWork, machine: Machine) -> float:
     """Return the simulated seconds of an operation; 0 without compute rates."""
     compute = machine.compute
@@ -325,10 +322,10 @@ def program_seconds(
         return 0.0
 
     def figures(work: OperationWork) -> Mapping[str, float]:
-        return {_SECONDS: operation_seconds(work, machine)}
+        return {"seconds": operation_seconds(work, machine)}
 
     found = summed_over_operations(operations, figures, space)
-    return machine.compute.launch_seconds + found.get(_SECONDS, 0.0)
+    return machine.compute.launch_seconds + found.get("seconds", 0.0)
 
 
 def _link_bytes_per_cycle(machine: Machine) -> float:

@@ -57,14 +57,6 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         raise
 
 
-def load_machines(path: str | FilePath | Machine) -> tuple[Machine, ...]:
-    """Return the machines of a file, one for each chip; raises as `load_machine` does."""
-    of_system = _CHIP.fullmatch(str(path)) if isinstance(path, str | FilePath) else None
-    if of_system is None or of_system[2] is not None:
-        return (load_machine(path),)
-    return _read_system(FilePath(of_system[1]))
-
-
 def is_machine_file(path: str) -> bool:
     """Whether a path is that of a system descriptor.
 
@@ -75,7 +67,10 @@ def is_machine_file(path: str) -> bool:
 
 
 def _machine_of_chip(file: FilePath, chip: str | None) -> Machine:
-    machines = _read_system(file)
+    # Imported on demand: few processes read a descriptor.
+    from stitch.machine.systems import machines_in
+
+    machines = machines_in(_content(file), str(file))
     if chip is not None and int(chip) >= len(machines):
         last = f" to {file.name}:{len(machines) - 1}" if len(machines) > 1 else ""
         raise UsageError(
@@ -93,13 +88,6 @@ def _machine_of_chip(file: FilePath, chip: str | None) -> Machine:
                 remedy="append the number of a chip to the file name",
             )
     return first
-
-
-def _read_system(file: FilePath) -> tuple[Machine, ...]:
-    # Imported on demand: few processes read a descriptor.
-    from stitch.machine.systems import machines_in
-
-    return machines_in(_content(file), str(file))
 
 
 @functools.cache

@@ -85,15 +85,6 @@ class Noc:
     turns: float = 0.0
     routers: Routers | None = None
 
-    def bytes_per_cycle(self, transfer_nbytes: int) -> float:
-        return read_curve(self.curve, transfer_nbytes)
-
-    @property
-    def issue_cycles(self) -> float:
-        """Cycles to issue a transfer: the time of the smallest one in the table."""
-        nbytes, rate = self.curve[0]
-        return nbytes / rate
-
     def write_latency_cycles(self, hops: float) -> float:
         """Return the cycles until the first bytes of a write arrive, `hops` routers away."""
         return self.latency_cycles + self.latency_cycles_per_hop * hops

@@ -84,7 +84,7 @@ def _set_at(node: Node, path: tuple[str, ...], value: Node) -> Node:
     """Return the mapping with another value at a path of keys."""
     if not path:
         return value
-    assert isinstance(node.data, Mapping), "a figure stands in mappings"
+    assert isinstance(node.data, Mapping), "figures are nested in mappings"
     inner = node.data.get(path[0], Node(0, {}))
     return replace(node, data={**node.data, path[0]: _set_at(inner, path[1:], value)})
 

@@ -1,4 +1,4 @@
-"""Plan a sequence of tasks: residency, addresses and moves; pure functions on frozen data.
+"""Plan a sequence of tasks: residency, addresses and moves; pure functions on immutable data.
 
 The checker and the advice are imported on first use.
 """

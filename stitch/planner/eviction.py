@@ -9,7 +9,7 @@ fit are restored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -242,7 +242,7 @@ def out_of_memory(
             "the program"
         )
     remedy += _least_change(state, demand, problem)
-    if space is Space.DRAM and not state.outlets(space):
+    if space is Space.DRAM and not state.outlets[space]:
         remedy += "; open_device(spill=True) allows evictions to the host"
     error = OutOfMemoryError(
         f"{space.value} cannot hold {wanted} of {demand.purpose}: {size} B per bank needed, "
@@ -401,13 +401,8 @@ def _move_displaced(
 
 def _check_capacity(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) -> None:
     """Raise OutOfMemoryError if the demand does not fit even with every candidate evicted."""
-    stay = {n for n, *_ in (*problem.movable, *problem.displaced)
-            if n in demand.locked or not state.users[n]}  # fmt: skip
-    left = replace(
-        problem,
-        movable=tuple(m for m in problem.movable if m[0] in stay),
-        displaced=tuple(d for d in problem.displaced if d[0] in stay),
-    )
+    buffers = {number for number, *_ in (*problem.movable, *problem.displaced)}
+    left = problem.without({n for n in buffers if n not in demand.locked and state.users[n]})
     certificate = certificate_of(left)
     if certificate.kind != "undecided":
         raise out_of_memory(state, demand, left, certificate)
@@ -417,24 +412,18 @@ def _evict_together(state: PlanState, demand: SpaceDemand, gone: Sequence[int]) 
     """Evict those of `gone` that are needed, each with its certificate; return the rest."""
     whole = problem_of(state, demand)
 
-    def without(numbers: Collection[int]) -> SpaceProblem:
-        staying = ([b for b in buffers if b[0] not in numbers]
-                   for buffers in (whole.movable, whole.displaced))  # fmt: skip
-        movable, displaced = staying
-        return replace(whole, movable=tuple(movable), displaced=tuple(displaced))
-
     leaving = list(gone)
     for number in gone:
         others = [other for other in leaving if other != number]
-        left = without(others)
+        left = whole.without(others)
         if others and _has_room(left):
             leaving = others
     for number in leaving:
-        certificate = certificate_of(without([other for other in leaving if other != number]))
+        certificate = certificate_of(whole.without([n for n in leaving if n != number]))
         buffer = state.buffers[number]
         victim = (), buffer, is_spare(state, buffer)
         _evict_one(state, demand, [victim], whole, certificate)
-    return without(leaving)
+    return whole.without(leaving)
 
 
 def _evict_one(
@@ -447,7 +436,7 @@ def _evict_one(
     """Evict the first victim that fits elsewhere, or drop it if redundant; return its number."""
     why = _reason(demand, certificate), certificate
     refused: OutOfMemoryError | None = None
-    outlets = state.outlets(demand.space) if demand.evicts else ()
+    outlets = state.outlets[demand.space] if demand.evicts else ()
     nearer = tuple(space for space in outlets if space is not Space.HOST)
     # Use the host only if nothing can be evicted without it.
     for spills, spaces in ((False, nearer), (True, outlets)):

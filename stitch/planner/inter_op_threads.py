@@ -234,55 +234,45 @@ def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> ArenaAssignment:
             for buffer in side:
                 if buffer in passing:
                     users[buffer][number].add(thread)
-    arenas = _Arenas(max(len(fork.threads) for fork in forks))
+    count = max(len(fork.threads) for fork in forks)
+    arenas, sizes = [Allocator(0, _ENDLESS, _LINE) for _ in range(count)], [0] * count
     buffers: dict[int, ArenaSlot] = {}
     scratch: dict[int, ArenaSlot] = {}
     later: list[ArenaSlot] = []
+
+    def take(thread: int, space: Space, size_per_bank: int) -> ArenaSlot:
+        nbytes = size_per_bank * plan.request.machine.shape.space(space).banks
+        offset = arenas[thread].alloc(nbytes, low=True)
+        sizes[thread] = max(sizes[thread], offset + nbytes)
+        return ArenaSlot(thread, offset, nbytes)
+
+    def release(slot: ArenaSlot) -> None:
+        arenas[slot.thread].free(slot.offset)
+
     now = -1
     for index, step in enumerate(plan.steps):
         number, thread = in_fork.get(index, (-1, 0))
         if number != now:
             # All threads have joined.
-            for place in later:
-                arenas.give_back(place)
+            for slot in later:
+                release(slot)
             later.clear()
             now = number
         if isinstance(step, Allocate) and step.buffer.number in users:
-            size = _nbytes(plan, step.buffer.space, step.buffer.size_per_bank)
-            buffers[step.buffer.number] = arenas.take(thread, size)
+            b = step.buffer
+            buffers[b.number] = take(thread, b.space, b.size_per_bank)
         elif isinstance(step, Free) and step.buffer in users:
-            place = buffers[step.buffer]
-            if number < 0 or users[step.buffer][number] <= {place.thread}:
-                arenas.give_back(place)
+            slot = buffers[step.buffer]
+            if number < 0 or users[step.buffer][number] <= {slot.thread}:
+                release(slot)
             else:
                 # Another thread may still read it: release the slot after the join.
-                later.append(place)
+                later.append(slot)
         elif isinstance(step, Execute) and step.scratch is not None and number >= 0:
             space, _, size_per_bank = step.scratch
-            place = arenas.take(thread, _nbytes(plan, space, size_per_bank))
-            scratch[step.task] = place
-            arenas.give_back(place)
-    return buffers, scratch, tuple(arenas.nbytes)
-
-
-class _Arenas:
-    """An allocator per thread, and the size that it needs."""
-
-    def __init__(self, count: int) -> None:
-        self._threads = [Allocator(0, _ENDLESS, _LINE) for _ in range(count)]
-        self.nbytes = [0] * count
-
-    def take(self, thread: int, nbytes: int) -> ArenaSlot:
-        offset = self._threads[thread].alloc(nbytes, low=True)
-        self.nbytes[thread] = max(self.nbytes[thread], offset + nbytes)
-        return ArenaSlot(thread, offset, nbytes)
-
-    def give_back(self, place: ArenaSlot) -> None:
-        self._threads[place.thread].free(place.offset)
-
-
-def _nbytes(plan: Plan, space: Space, size_per_bank: int) -> int:
-    return size_per_bank * plan.request.machine.shape.space(space).banks
+            scratch[step.task] = take(thread, space, size_per_bank)
+            release(scratch[step.task])
+    return buffers, scratch, tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)

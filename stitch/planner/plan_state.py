@@ -35,8 +35,8 @@ NEVER = 1 << 60
 Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
 RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
-#: (value, joins): read a view in another way than from the instance found first: copy it out, so
-#: that its block can be evicted, or (`joins`) drop its own copies and read it from the block.
+#: (value, joins): how to read a view: from a copy of its own, so that its block can be evicted, or
+#: (`joins`) from its block, after dropping its own copies.
 ViewOption: TypeAlias = tuple[int, bool]
 
 
@@ -68,9 +68,11 @@ class PlanState:
         self.chosen_views: frozenset[ViewOption] = frozenset()
         self.views: frozenset[ViewOption] = frozenset()
         spaces = {s for s in request.machine.shape.spaces if spills or s is not Space.HOST}
-        self._outlets = {
+        #: The spaces that tensors of a space can be evicted to, nearest first.
+        self.outlets = {
             Space.L1: tuple([s for s in (Space.DRAM, Space.HOST) if s in spaces]),
             Space.DRAM: tuple([s for s in (Space.HOST,) if s in spaces]),
+            Space.HOST: (),
         }
         self.away = away
         #: Whether something was evicted, so that the rule mattered.
@@ -108,10 +110,6 @@ class PlanState:
 
     def shape(self, space: Space) -> SpaceShape:
         return self.machine.shape.space(space)
-
-    def outlets(self, space: Space) -> tuple[Space, ...]:
-        """Return the spaces that tensors of a space can be evicted to, nearest first."""
-        return self._outlets.get(space, ())
 
     def checkpoint(self) -> Callable[[], None]:
         """Return a function that undoes all changes from now on; call it at most once."""

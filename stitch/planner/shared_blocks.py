@@ -176,7 +176,7 @@ def _parts(state: PlanState, task: NumberedTask) -> _Parts:
         if not blocks:
             continue
         layout, bare = desc.layout, desc.without_address()
-        near = (layout.space, *state.outlets(layout.space))
+        near = (layout.space, *state.outlets[layout.space])
         for instance in blocks:
             if (
                 instance.desc.layout.space in near

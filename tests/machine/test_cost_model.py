@@ -11,6 +11,7 @@ import pytest
 
 from stitch.errors import LayoutError
 from stitch.machine import CopyCounts, Machine, Path, Route, load_machine, machine_names
+from stitch.machine.network import read_curve
 from stitch.program import Space
 from tests.support.machines import without_path
 
@@ -38,7 +39,7 @@ TRANSFERS = FilePath(__file__).parents[1] / "data/tenstorrent/host_transfers/hos
 def test_the_noc_table_is_reproduced(name: str, transfer_nbytes: int, expected: float) -> None:
     noc = load_machine(name).noc
     assert noc is not None
-    assert noc.bytes_per_cycle(transfer_nbytes) == pytest.approx(expected, rel=0.10)
+    assert read_curve(noc.curve, transfer_nbytes) == pytest.approx(expected, rel=0.10)
 
 
 @pytest.mark.parametrize(("name", "transfer_nbytes", "expected"), PUBLISHED)
@@ -183,7 +184,7 @@ def test_larger_transfers_are_never_slower(name: str) -> None:
 def test_a_transfer_below_the_table_takes_as_long_as_its_first() -> None:
     noc = load_machine("wormhole_n150").noc
     assert noc is not None
-    assert 32 / noc.bytes_per_cycle(32) == pytest.approx(128 / noc.bytes_per_cycle(128))
+    assert 32 / read_curve(noc.curve, 32) == pytest.approx(128 / read_curve(noc.curve, 128))
 
 
 def test_every_pair_of_spaces_costs_time_on_every_shipped_machine() -> None:

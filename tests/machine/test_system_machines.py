@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.machine import derived_machine, load_machine, load_machines, load_system
+from stitch.machine import derived_machine, load_machine, load_system
 
 FILES = Path(__file__).resolve().parents[1] / "conformance" / "tenstorrent"
 #: Descriptors of the very devices that are shipped.
@@ -33,14 +33,12 @@ def test_what_a_descriptor_does_not_say_is_as_the_shipped_machine_says_it() -> N
 
 def test_each_chip_of_a_system_is_a_machine_with_a_number() -> None:
     path = FILES / "n300-llmbox.ttsys"
-    machines = load_machines(path)
+    machines = [chip.machine for chip in load_system(path).chips]
     assert [m.name for m in machines] == [f"n300-llmbox:{i}" for i in range(8)]
     limits = [m.shape.dram.limit for m in machines if m.shape.dram is not None]
     assert limits == [1_073_136_064] * 4 + [1_073_153_376] * 4
     assert load_machine(path) == machines[0]
     assert load_machine(f"{path}:7") == machines[7]
-    assert load_machines(f"{path}:7") == machines[7:]
-    assert load_machines("tiny") == (load_machine("tiny"),)
 
 
 def test_a_descriptor_says_of_which_build_and_host_it_is() -> None:

@@ -19,7 +19,7 @@ from stitch.errors import Problem
 from stitch.machine import copy_counts, footprint
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
-from stitch.planner.checker.symbolic_memory import ByteMap, Inspection, SymbolicMemory, gaps
+from stitch.planner.checker.symbolic_memory import Inspection, SymbolicMemory, gaps
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -140,50 +140,27 @@ def _prediction_problems(request: PlanRequest) -> Iterator[Found]:
 
 
 def _free_regions(plan: Plan, used: Sequence[Region]) -> Iterator[Found]:
-    starts = [b for b in plan.request.buffers if b.address is not None]
-    declared: dict[Space, ByteMap] = {}
+    resident = [(b, b.address, b.address + b.size_per_bank)
+                for b in plan.request.buffers if b.address is not None]  # fmt: skip
     for space, address, size in plan.free_regions:
-        declared.setdefault(space, ByteMap()).write(address, address + size, 0)
-        for buffer in starts:
-            at = buffer.address or 0
-            if (
-                buffer.space is space
-                and at < address + size
-                and address < at + buffer.size_per_bank
-            ):
+        for buffer, start, end in resident:
+            if buffer.space is space and start < address + size and address < end:
                 yield "free_region", f"{buffer.origin} overlaps a region that must be free"
-    taken: dict[Space, ByteMap] = {}
-    for space, start, end in used:
-        taken.setdefault(space, ByteMap()).write(start, end, 0)
     for space in plan.request.machine.shape.spaces:
-        yield from _compare(plan, space, declared.get(space), taken.get(space))
-
-
-def _compare(
-    plan: Plan, space: Space, declared: ByteMap | None, taken: ByteMap | None
-) -> Iterator[Found]:
-    limit = plan.request.machine.shape.space(space).limit
-    needed, said = ByteMap(), declared or ByteMap()
-    for piece in (taken or ByteMap()).read(0, limit):
-        needed.write(piece.start, piece.end, 0)
-    for buffer in plan.request.buffers:
-        if buffer.space is space and buffer.address is not None and buffer.number in plan.touched:
-            needed.erase(buffer.address, buffer.address + buffer.size_per_bank)
-    for piece in said.read(0, limit):
-        needed_here = sum(p.end - p.start for p in needed.read(piece.start, piece.end))
-        if needed_here != piece.end - piece.start:
-            yield (
-                "free_region",
-                f"{space.value} [{piece.start:#x}, {piece.end:#x}) is declared free but not used",
-            )
-    for piece in needed.read(0, limit):
-        if sum(p.end - p.start for p in said.read(piece.start, piece.end)) != piece.end - (
-            piece.start
+        whole = 0, plan.request.machine.shape.space(space).limit
+        declared = [(at, at + size) for place, at, size in plan.free_regions if place is space]
+        taken = [(start, end) for place, start, end in used if place is space]
+        held = [(start, end) for b, start, end in resident
+                if b.space is space and b.number in plan.touched]  # fmt: skip
+        declared = gaps(gaps(declared, *whole), *whole)
+        needed = gaps([*gaps(taken, *whole), *held], *whole)
+        for spans, others, what in (
+            (declared, needed, "declared free but not used"),
+            (needed, declared, "used but not declared free"),
         ):
-            yield (
-                "free_region",
-                f"{space.value} [{piece.start:#x}, {piece.end:#x}) is used but not declared free",
-            )
+            for start, end in spans:
+                if not any(a <= start and end <= b for a, b in others):
+                    yield "free_region", f"{space.value} [{start:#x}, {end:#x}) is {what}"
 
 
 def eviction_defect(
@@ -252,7 +229,8 @@ def _demand_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
         for b in buffers
         if b.number in fixed or b.pinned
     ]
-    return pieces, [end - start for start, end in gaps(stuck, shape.base, shape.limit)]
+    taken = [(address, address + size) for address, size in stuck]
+    return pieces, [end - start for start, end in gaps(taken, shape.base, shape.limit)]
 
 
 def _incoming(run: Inspection, space: Space) -> int | None:

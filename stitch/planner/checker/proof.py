@@ -146,8 +146,7 @@ def certificate_defect(
 
 
 def check_certificate(certificate: Certificate) -> Defect | None:
-    """Return what is wrong with a certificate that stands alone, as in an error; None if it is a
-    proof.
+    """Return what is wrong with a certificate by itself, as in an error; None if it is a proof.
 
     >>> check_certificate(Certificate("capacity", (3, 3), (5,)))
     >>> check_certificate(Certificate("capacity", (3, 2), (5,)))

@@ -114,9 +114,7 @@ def ladder(core: Sequence[Part], granule: int) -> Iterator[int]:
 def whole_tensors(
     core: Sequence[Part], spare: Sequence[Region], *, away: bool
 ) -> Iterator[tuple[str, list[Part]]]:
-    """Yield every way to break all cycles by staging whole tensors, in `spare` or (`away`)
-    outside.
-    """
+    """Yield every set of whole tensors whose staging breaks all cycles (`away`: also outside)."""
     waits = [
         sum(1 << j for j, other in enumerate(core) if i != j and waits_for(move, other))
         for i, move in enumerate(core)
@@ -369,16 +367,10 @@ def _erase_leftovers(run: Inspection, space: Space, regions: list[tuple[int, int
         return
     banks, memory = run.machine.shape.space(space).banks, run.state.memory(space)
     buffers = run.state.live_in(space, 0, run.machine.shape.space(space).limit)
-    kept = sorted((b.address or 0, b.size_per_bank) for b in buffers)
+    live = sorted((b.address or 0, (b.address or 0) + b.size_per_bank) for b in buffers)
     for address, size in regions:
-        at, end = address, address + size
-        for start, length in kept:
-            if at < start < end:
-                memory.erase(at * banks, start * banks)
-            if start < end:
-                at = max(at, start + length)
-        if at < end:
-            memory.erase(at * banks, end * banks)
+        for start, end in gaps(live, address, address + size):
+            memory.erase(start * banks, end * banks)
 
 
 def _stage(run: Inspection, step: Relocate) -> None:
@@ -477,22 +469,22 @@ def _cost_defect(
     moves = _moves(run, step)
     curves = Curves(run.machine, step.space, step.stage_space)
     try:
-        way = cheaper_inside(
+        found = cheaper_inside(
             sorted(_on_cycles(moves)), _unused(run, step, moves), granule, curves, through / LESS
         )
     except TimeoutError:
         return "undecided", "the search for cheaper moves inside reached its limit"
-    if way is None:
+    if found is None:
         return None
-    return "certificate", f"{way.name} take {way.seconds} s inside, leaving takes {through} s"
+    return "certificate", f"{found.name} take {found.seconds} s inside, leaving takes {through} s"
 
 
 def _unused(run: Inspection, step: Relocate, moves: list[Part]) -> list[tuple[int, int]]:
     """Return the regions unused before and after the moves."""
     shape = run.machine.shape.space(step.space)
     live = run.state.live_in(step.space, 0, shape.limit)
-    taken = [(b.address or 0, b.size_per_bank) for b in live]
-    taken += [(target, size) for _, target, size in moves]
+    taken = [(b.address or 0, (b.address or 0) + b.size_per_bank) for b in live]
+    taken += [(target, target + size) for _, target, size in moves]
     return gaps(taken, shape.base, shape.limit)
 
 

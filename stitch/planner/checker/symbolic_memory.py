@@ -105,12 +105,12 @@ class ByteMap:
 
 
 def gaps(taken: Iterable[tuple[int, int]], base: int, limit: int) -> list[tuple[int, int]]:
-    """Return the (start, end) ranges of `[base, limit)` outside the regions (address, size)."""
+    """Return the ranges (start, end) of `[base, limit)` outside those taken."""
     free, at = [], base
-    for address, size in sorted(taken):
-        if at < min(address, limit):
-            free.append((at, min(address, limit)))
-        at = max(at, address + size)
+    for start, end in sorted(taken):
+        if at < min(start, limit):
+            free.append((at, min(start, limit)))
+        at = max(at, end)
     return [*free, (at, limit)] if at < limit else free
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from stitch.packing import gaps_between, largest_sum, pack
@@ -40,6 +41,12 @@ class SpaceProblem:
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         return gaps_between(self.obstacles, self.base, self.limit)
+
+    def without(self, numbers: Collection[int]) -> SpaceProblem:
+        """Return the problem once these buffers have left the space."""
+        movable = tuple([b for b in self.movable if b[0] not in numbers])
+        displaced = tuple([b for b in self.displaced if b[0] not in numbers])
+        return replace(self, movable=movable, displaced=displaced)
 
     @property
     def all_pieces(self) -> tuple[int, ...]:

@@ -352,9 +352,10 @@ class Pieces:
     def follow(
         self, staged: Span, free: Sequence[Span], narrow: int, prices: Prices, most: float
     ) -> list[Move] | None:
-        """The moves that free regions and the place of the piece set aside lead to.
+        """Return the moves that fill free regions and the hole of the staged piece, and those they
+        free.
 
-        Holes narrower than `narrow` are left open; None once the moves cost `most`.
+        Holes narrower than `narrow` are not filled; None once the moves cost `most`.
         """
         low, high = staged
         seconds, left, touched = 0.0, self.nbytes - (high - low), set()

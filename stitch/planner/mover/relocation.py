@@ -229,5 +229,5 @@ def _staging_spaces(state: PlanState, space: Space) -> list[Space]:
             remedy="describe a path inside the space, or another space",
         )
     connected = [s for s in others if machine.path(space, s) and machine.path(s, space)]
-    farther = [s for s in state.outlets(space) if s in connected[1:]]
+    farther = [s for s in state.outlets[space] if s in connected[1:]]
     return [*connected[:1], *farther] or others[:1]
