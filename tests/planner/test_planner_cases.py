@@ -284,7 +284,7 @@ def test_a_task_that_needs_more_than_l1_is_refused_with_the_numbers() -> None:
 def test_fixed_addresses_that_clash_are_refused_with_both_names() -> None:
     scene = Scene(cases.SMALL)
     scene.run(program("p", [], [desc_of(512, address=1024), desc_of(512, address=1520)]))
-    with pytest.raises(LayoutError, match=r"output 0.*clash") as error:
+    with pytest.raises(LayoutError, match=r"output 0.*overlap") as error:
         plan(scene.request())
     assert "output 1" in str(error.value)
 
