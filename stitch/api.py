@@ -60,13 +60,7 @@ from stitch.ttb import load as load_binary
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
-    from stitch.training import (
-        InferenceGraphs,
-        Loss,
-        Optimizer,
-        SearchResult,
-        TrainingOptions,
-    )
+    from stitch.training import InferenceGraphs, Loss, Optimizer, SearchResult, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
@@ -264,8 +258,8 @@ def _compiled_for_training(
     weights: Mapping[str, Any], trainable: Iterable[str] | None, executor: str | None,
 ) -> CompiledModel:  # fmt: skip
     from stitch.training import (
-        GIVEN_LOSS,
-        GIVEN_OPTIMIZER,
+        ANY_LOSS,
+        ANY_OPTIMIZER,
         ModelReader,
         TorchOptimizer,
         as_trainable,
@@ -275,8 +269,8 @@ def _compiled_for_training(
     )
 
     loss, optimizer = goal
-    GIVEN_LOSS.check("compile", "loss", loss)
-    GIVEN_OPTIMIZER.check("compile", "optimizer", optimizer)
+    ANY_LOSS.check("compile", "loss", loss)
+    ANY_OPTIMIZER.check("compile", "optimizer", optimizer)
     how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)
     if is_torch_optimizer(optimizer):
@@ -285,7 +279,7 @@ def _compiled_for_training(
         # As in torch, what no group holds is not stepped.
         stepped = theirs.parameters
         trainable = stepped if trainable is None else {*stepped}.intersection(trainable)
-        optimizer, state = theirs.native, theirs.started()
+        optimizer, state = theirs.native, theirs.initial_state()
     trained = None if trainable is None else frozenset(trainable)
     model = as_trainable(graph.with_placement(*placement), {**values, **weights}, trained, twin)
     machine = load_machine(target)

@@ -231,9 +231,7 @@ def joined_data(datas: Sequence[Data]) -> Data:
 
 
 def _index_of(
-    tree: IndexTree,
-    parts: Sequence[tuple[Data, Indexed]],
-    datas: Sequence[Data],
+    tree: IndexTree, parts: Sequence[tuple[Data, Indexed]], datas: Sequence[Data]
 ) -> Indexed:
     """Which row of the joined data each leaf is."""
     begins, begin = {}, 0

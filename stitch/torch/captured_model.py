@@ -24,8 +24,8 @@ from stitch.model import CompiledModel
 from stitch.program import Array
 from stitch.torch.shared_module import SharedModule, set_tensor_of, share, tensor_of, torch
 from stitch.training import (
-    GIVEN_LOSS,
-    GIVEN_OPTIMIZER,
+    ANY_LOSS,
+    ANY_OPTIMIZER,
     LossTensor,
     PendingValue,
     TrainingInstance,
@@ -33,7 +33,7 @@ from stitch.training import (
     is_loss_call,
     is_torch_optimizer,
     loss_of_call,
-    weakly,
+    weak_method,
 )
 
 __all__ = [
@@ -87,9 +87,9 @@ class CapturedModel:
     ) -> None:  # fmt: skip
         check_algorithm(algorithm)
         if optimizer is not None:
-            GIVEN_OPTIMIZER.check("compile", "optimizer", optimizer)
+            ANY_OPTIMIZER.check("compile", "optimizer", optimizer)
         if loss is not None:
-            GIVEN_LOSS.check("compile", "loss", loss)
+            ANY_LOSS.check("compile", "loss", loss)
             if optimizer is None:
                 raise UsageError("a loss is for training, which needs an optimizer",
                                  remedy="compile(optimizer=..., loss=...)")  # fmt: skip
@@ -102,7 +102,7 @@ class CapturedModel:
         self._options = options
         self._model: CompiledModel | None = None
         if is_torch_optimizer(optimizer):
-            hook = optimizer.register_step_pre_hook(weakly(self._begin_own_step))
+            hook = optimizer.register_step_pre_hook(weak_method(self._begin_own_step))
             weakref.finalize(self, hook.remove).atexit = False
 
     def train(self, mode: bool = True) -> CapturedModel:
@@ -184,7 +184,7 @@ class CapturedModel:
                 self._capture(awaited.batch, awaited.named)
             if awaited.future is None:
                 awaited.future = self(*awaited.batch, **awaited.named)
-            judged: LossTensor = awaited.future.judged_by(loss, label)
+            judged: LossTensor = awaited.future.loss_with(loss, label)
             # A training ends with its model, whoever still has its first prediction.
             awaited.captured = None
         except BaseException:
@@ -319,12 +319,12 @@ class AwaitedPrediction:
         if not isinstance(call.pred, cls):
             raise UsageError("a loss takes the prediction first, then the labels",
                              got=f"{function.__name__}({type(call.pred).__name__})")  # fmt: skip
-        return call.pred.judged_by(call.loss, call.label)
+        return call.pred.loss_with(call.loss, call.label)
 
-    def judged_by(self, loss: Any, label: Any) -> LossTensor:
+    def loss_with(self, loss: Any, label: Any) -> LossTensor:
         """Its loss, by which the model is trained from now on."""
         if self.captured is None:
-            judged: LossTensor = self.future.judged_by(loss, label)
+            judged: LossTensor = self.future.loss_with(loss, label)
             return judged
         return self.captured.compute_loss(self, loss, label)
 

@@ -248,7 +248,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
             "this model is trained by another optimizer", expected=repr(training.optimizer),
             got=repr(theirs.native),
         )  # fmt: skip
-    theirs.goes_on_from(int(training.values.get("training.steps", 0)))
+    theirs.set_previous_steps(int(training.values.get("training.steps", 0)))
     graph = model.graph
     examples = {
         slot.name: graph.input_type(i)

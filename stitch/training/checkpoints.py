@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and facts in files that another process goes on from."""
+"""Checkpoints of a training as safetensors files, and folders of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stitch.files import FolderLock, Sink, atomic_write, make_folder, read_bytes
 from stitch.program import Array, DataType
 
 METADATA = "__metadata__"
-#: Beyond this a header is not taken seriously (the same limit as in the package).
+#: The largest header, as in the safetensors package.
 MAX_HEADER_NBYTES = 100_000_000
 MAX_PROBLEMS = 20
 _NAMES = {
@@ -35,7 +35,7 @@ _TYPES = {name: kind for kind, name in _NAMES.items()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensors:
-    """What such a file holds: arrays by name, and texts."""
+    """The contents of a safetensors file."""
 
     tensors: Mapping[str, Array]
     metadata: Mapping[str, str]
@@ -44,7 +44,10 @@ class StoredTensors:
 def write_tensors(
     file: Sink, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write the file's bytes, the same for the same arrays; raises `StitchError`, `OSError`."""
+    """Write a safetensors file; equal arrays give equal bytes.
+
+    Raises `StitchError` for a data type that safetensors has not, `OSError`.
+    """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     start = 0
@@ -53,7 +56,7 @@ def write_tensors(
         kind = _NAMES.get(DataType.from_dtype(array.dtype))
         if kind is None or name == METADATA:
             raise StitchError(
-                f"tensor {name!r} cannot be stored as safetensors",
+                f"safetensors has no data type for tensor {name!r}",
                 expected=", ".join(_TYPES), got=str(array.dtype),
             )  # fmt: skip
         end = start + array.nbytes
@@ -70,7 +73,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | Path) -> StoredTensors:
-    """The arrays and texts of a file; raises `FormatError` listing every defect."""
+    """Read a safetensors file; raise `FormatError` with all defects."""
     place = Path(path)
     try:
         data = read_bytes(place)
@@ -80,12 +83,12 @@ def read_tensors(path: str | Path) -> StoredTensors:
 
 
 def tensors_from_bytes(data: bytes, where: str) -> StoredTensors:
-    """The arrays (read-only views) and texts in bytes; raises `FormatError`."""
+    """Read tensors (as read-only views) and metadata from bytes; raise `FormatError`."""
     header, body = _header(data, where)
     metadata = header.pop(METADATA, {})
     problems: list[Problem] = []
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        problems.append(Problem("bad_metadata", METADATA, "it is no mapping of texts"))
+        problems.append(Problem("bad_metadata", METADATA, "not a mapping of strings"))
         metadata = {}
     ranges = {}
     for name, entry in header.items():
@@ -96,10 +99,9 @@ def tensors_from_bytes(data: bytes, where: str) -> StoredTensors:
     problems += _gaps(ranges, len(body)) if not problems else ()
     if problems:
         raise FormatError(
-            "this is no sound safetensors file",
-            where=where,
+            "the safetensors file is invalid", where=where,
             problems=tuple(problems[:MAX_PROBLEMS]),
-        )
+        )  # fmt: skip
     tensors = {
         name: np.frombuffer(body[start:end], _TYPES[header[name]["dtype"]].dtype).reshape(
             header[name]["shape"]
@@ -113,45 +115,47 @@ def _header(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_NBYTES):
         raise FormatError(
-            "this is no safetensors file", where=where,
-            expected="a header's length, then a header of that length",
+            "not a safetensors file: the header is truncated or too long", where=where,
+            expected=f"8 bytes of length, then a header of at most {MAX_HEADER_NBYTES} bytes",
             got=f"{len(data)} bytes" + (f", a header of {size}" if len(data) >= 8 else ""),
         )  # fmt: skip
     try:
         header = json.loads(data[8 : 8 + size].decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            f"this is no safetensors file: its header is not JSON ({error})", where=where
+            f"not a safetensors file: the header is not JSON ({error})", where=where
         ) from error
     if not isinstance(header, dict):
-        raise FormatError("this is no safetensors file: its header is no mapping", where=where)
+        raise FormatError("not a safetensors file: the header is not a mapping", where=where)
     return header, memoryview(data)[8 + size :]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name occurs twice")
     return fields
 
 
 def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
     where = f"tensor {name[:80]!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        yield Problem("bad_entry", where, "it has dtype, shape and data_offsets, nothing else")
+        yield Problem("bad_entry", where, "expected exactly dtype, shape and data_offsets")
         return
     kind = _TYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if kind is None:
-        yield Problem("bad_type", where, f"there is no type {str(entry['dtype'])[:40]!r}")
+        yield Problem("bad_type", where, f"unknown data type {str(entry['dtype'])[:40]!r}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _counts(shape) or len(shape) > 32:
-        yield Problem("bad_shape", where, "its shape is a list of at most 32 whole numbers")
+        yield Problem("bad_shape", where, "the shape is not a list of at most 32 whole numbers")
         return
     if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= nbytes:
-        yield Problem("bad_offsets", where, f"its bytes lie outside of the {nbytes} that there are")
+        yield Problem("bad_offsets", where, f"its bytes are not within the file's {nbytes}")
         return
     if kind is not None and offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
-        yield Problem("bad_length", where, f"{offsets[1] - offsets[0]} bytes are not its shape's")
+        nbytes = math.prod(shape) * kind.itemsize
+        yield Problem("bad_length", where,
+                      f"{offsets[1] - offsets[0]} bytes, its shape takes {nbytes}")  # fmt: skip
 
 
 def _counts(value: Any) -> bool:
@@ -159,7 +163,7 @@ def _counts(value: Any) -> bool:
 
 
 def _gaps(ranges: Mapping[str, list[int]], nbytes: int) -> Iterator[Problem]:
-    """Tensors lie one behind the other, without holes and overlaps."""
+    """Yield holes and overlaps: tensors must be stored back to back."""
     at = 0
     for name, (start, end) in sorted(ranges.items(), key=lambda item: tuple(item[1])):
         if start != at:
@@ -176,7 +180,7 @@ def _gaps(ranges: Mapping[str, list[int]], nbytes: int) -> Iterator[Problem]:
 VERSION = 1
 _KEY = "stitch_checkpoint"
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
-#: What a killed process leaves of a checkpoint that it was writing.
+#: Temporary files of killed processes.
 _PART = re.compile(r"\.step-\d{8,15}\.safetensors\.(\d+\.[0-9a-f]+\.)?part")
 MAX_SHOWN = 8
 Facts = Mapping[str, Any]
@@ -184,11 +188,13 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state after `step` steps.
+    """The state of a training after `step` steps.
 
-    `identity`: what has to be the same where training goes on, by name (the tensors, the
-    operations, the data and their order). `settings`: what may change, and is then told of.
-    `progress`: where in the data the training is, and sums that go on. All of it JSON.
+    Attributes:
+        identity: JSON values that must be equal to resume (tensors, operations, data and its
+            order).
+        settings: JSON values that may differ.
+        progress: JSON values of the loop: the position in the data, running sums.
     """
 
     step: int
@@ -199,9 +205,9 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write one file, whole or not at all; raises `StitchError` where there is no room.
+    """Write a checkpoint atomically: the old file stays until the new one is complete and synced.
 
-    What stood there before stays until the new file is complete and on the disk.
+    Raises `StitchError` if the file cannot be written.
     """
     facts = {
         "version": VERSION, "step": checkpoint.step, "crc32": _checksum(checkpoint.state),
@@ -221,47 +227,47 @@ def _checksum(state: Mapping[str, Array]) -> int:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """What `save_checkpoint` wrote; raises `FormatError`, `IncompatibleError`."""
+    """Read a checkpoint; raise `FormatError`, or `IncompatibleError` for another version."""
     stored = read_tensors(path)
     try:
         facts = json.loads(stored.metadata[_KEY])
         version = facts["version"]
         if version != VERSION:
             raise IncompatibleError(
-                "the checkpoint is of another version", where=str(path),
+                "the checkpoint has another version", where=str(path),
                 expected=str(VERSION), got=str(version)[:40],
             )  # fmt: skip
         parts = [facts[key] for key in ("identity", "settings", "progress")]
         step, checksum = facts["step"], facts["crc32"]
         if type(step) is not int or not all(isinstance(part, dict) for part in parts):
-            raise ValueError("its facts are of another form")
+            raise ValueError("step or metadata has another type")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError(
-            f"this is no checkpoint of a training: {error}", where=str(path),
-            remedy="values to start from are given by name: stitch.compile(..., weights=)",
+            f"not a checkpoint of a training: {error}", where=str(path),
+            remedy="to start from tensors by name, use stitch.compile(..., weights=)",
         ) from error  # fmt: skip
     if checksum != _checksum(stored.tensors):
-        raise FormatError("the checkpoint is damaged: its checksum is another", where=str(path))
+        raise FormatError("the checkpoint is damaged: its CRC-32 differs", where=str(path))
     return Checkpoint(step, stored.tensors, *parts)
 
 
 def differences(saved: Facts, own: Facts) -> tuple[str, ...]:
-    """One sentence for each fact that is not the same.
+    """Return one sentence for each value that differs.
 
     >>> differences({"seed": 0, "w": "f32"}, {"seed": 1, "v": "f32"})
     ('seed: 0 in the checkpoint, 1 here', 'w: only in the checkpoint', 'v: only here')
     """
-    told = []
+    sentences = []
     for name in [*saved, *(name for name in own if name not in saved)]:
         if name not in own:
-            told.append(f"{name}: only in the checkpoint")
+            sentences.append(f"{name}: only in the checkpoint")
         elif name not in saved:
-            told.append(f"{name}: only here")
+            sentences.append(f"{name}: only here")
         elif saved[name] != own[name]:
-            told.append(
+            sentences.append(
                 f"{name}: {_short(saved[name])} in the checkpoint, {_short(own[name])} here"
             )
-    return tuple(told)
+    return tuple(sentences)
 
 
 def _short(value: Any) -> str:
@@ -270,7 +276,7 @@ def _short(value: Any) -> str:
 
 
 def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
-    """Raise `IncompatibleError` for the checkpoint of another training, with what differs."""
+    """Raise `IncompatibleError` with what differs, for a checkpoint of another training."""
     differing = differences(checkpoint.identity, identity)
     if differing:
         more = [f"and {len(differing) - MAX_SHOWN} more"] if len(differing) > MAX_SHOWN else []
@@ -278,17 +284,16 @@ def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
             "this is the checkpoint of another training\n    "
             + "\n    ".join([*differing[:MAX_SHOWN], *more]),
             where=str(path),
-            remedy="resume with the model, data and batches that it was made with, or start anew "
-            "in another folder",
+            remedy="resume with the same model, data and batches, or start in another folder",
         )
 
 
 @final
 class CheckpointFolder:
-    """The checkpoints of one training; the newest `keep` stay.
+    """The checkpoints of one training; the newest `keep` are retained.
 
-    The process that saves has the folder alone from `prepare`, or the first `save`, until `close`
-    or its end: to others `UsageError` names the owner.
+    The saving process locks the folder, from `prepare` or the first `save` until `close` or its
+    exit. Another process that saves gets a `UsageError` that names the owner.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
@@ -298,9 +303,9 @@ class CheckpointFolder:
         self._lock: FolderLock | None = None
 
     def prepare(self) -> str | None:
-        """Make the folder, lock it, and clear away what a killed run left half written.
+        """Create and lock the folder, and remove incomplete files of killed processes.
 
-        Gives why it could not be locked, where the file system has no locks.
+        Returns the reason if the file system does not support locks, else None.
         """
         make_folder(self.folder)
         if not self._is_held:
@@ -318,10 +323,10 @@ class CheckpointFolder:
         try:
             return self._lock is not None and self._lock.is_held
         except OSError:
-            return True  # What is wrong with the folder, saving will say.
+            return True  # Saving raises an error that says more.
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Unlock the folder."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -333,19 +338,19 @@ class CheckpointFolder:
             return []
         except OSError as error:
             raise StitchError(
-                "cannot look through the folder of checkpoints", where=str(self.folder),
+                "cannot list the folder of checkpoints", where=str(self.folder),
                 got=error.strerror or str(error),
             ) from error  # fmt: skip
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The checkpoints that are there, oldest first."""
+        """The checkpoints in the folder, oldest first."""
         checkpoints = [entry for entry in self._entries() if _NAME.fullmatch(entry.name)]
         return tuple(sorted(checkpoints, key=lambda entry: int(entry.name[5:-12])))
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then drop all but the newest; raises `StitchError`."""
-        if not self._is_held:  # Not yet, not in this process, or the folder was removed meanwhile.
+        """Write a checkpoint, then remove all but the newest `keep`; raise `StitchError`."""
+        if not self._is_held:  # Not locked yet, locked before a fork, or the folder was removed.
             self.prepare()
         path = self.folder / f"step-{checkpoint.step:08d}.safetensors"
         save_checkpoint(path, checkpoint)
@@ -355,10 +360,14 @@ class CheckpointFolder:
         return path
 
     def newest(self, note: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
-        """The newest sound checkpoint, None where there is none; damaged ones are told of.
+        """Return the newest valid checkpoint with its path, None if there is none.
 
-        Raises the error of the last one where all of them are damaged, and of one that could not
-        be read: that says nothing about it, and an older one would be taken unasked.
+        Args:
+            note: Called with a message for each damaged checkpoint.
+
+        Raises:
+            FormatError: All checkpoints are damaged, or one cannot be read: an older one might be
+                outdated.
         """
         last: FormatError | None = None
         for path in reversed(self.files):
@@ -367,12 +376,11 @@ class CheckpointFolder:
             except FormatError as error:
                 if isinstance(error.__cause__, OSError):
                     raise
-                note(f"{path.name} is passed over: {error.what}")
+                note(f"{path.name} is skipped: {error.what}")
                 last = error
         if last is None:
             return None
         try:
             raise last
         finally:
-            # Else it is in a frame that it keeps, and stays until garbage is collected.
-            del last
+            del last  # Break the cycle between the exception and this frame.

@@ -1,8 +1,6 @@
 """`CompiledTraining`: a model compiled for training, before it has a device.
 
-Four programs with the values that they start from, as an object, as plain data, and as an instance
-on a device; and how the model is read again for batches of another size. No front ends or paths
-here.
+It has the programs and initial values, converts to JSON data, and starts instances on devices.
 """
 
 from __future__ import annotations
@@ -46,57 +44,56 @@ from stitch.training.tensors import COUNTS, part_of, with_part
 
 
 class ReadableModel(Protocol):
-    """A module that front ends read again, at other shapes of its inputs by name."""
+    """A module that a front end can read again with other input shapes."""
 
     def read(
         self, shapes: NamedShapes
     ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph | None]:
-        """The graph for training, values of its inputs, the graph for evaluation if it differs."""
+        """Return the training graph, values of its inputs, and the evaluation graph if it
+        differs."""
 
     def read_evaluation(self, shapes: NamedShapes) -> ComputationGraph | None:
-        """The graph for evaluation alone, where that can be read alone."""
+        """Return the evaluation graph if it can be read alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelReader:
-    """Reads the model of a training again, at other shapes of its inputs by name, with the
-    placement options and the trained parameters that it was compiled with.
-    """
+    """Reads a model again with other input shapes, with the same placement options and
+    parameters."""
 
     source: ReadableModel
     placement: tuple[PlacementOption, ...] = ()
     trainable: frozenset[str] | None = None
 
     def model(self, shapes: NamedShapes) -> Trainable:
-        """The model for a step; raises `CompileError`, `UsageError`."""
+        """Return the model for a training step; raise `CompileError`, `UsageError`."""
         graph, values, twin = self.source.read(shapes)
         return as_trainable(graph.with_placement(*self.placement), values, self.trainable, twin)
 
     def evaluation(self, shapes: NamedShapes) -> ComputationGraph:
-        """The graph for evaluation; raises `CompileError`, `UsageError`."""
+        """Return the graph for evaluation; raise `CompileError`, `UsageError`."""
         return self.source.read_evaluation(shapes) or self.model(shapes).evaluation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledTraining:
-    """The programs of a training, how it is done, and the values that it starts from."""
+    """The programs of a training, its loss, optimizer and options, and its initial values."""
 
     programs: TrainingPrograms
     loss: Loss
     optimizer: Optimizer
     options: TrainingOptions
     values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    #: What `algorithm=` found.
     search_result: SearchResult[TrainingGraphs] | None = None
-    #: What the programs were compiled with, by the names that the model has: what is frozen.
+    #: Frozen values, which are constants of the programs, by the model's names.
     constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    #: For batches of other sizes than the programs take; None where nothing can be read again.
+    #: Reads the model for batches of other sizes; None for a model that was loaded from a file.
     reader: ModelReader | None = field(default=None, repr=False)
-    #: By whose rates loops were scheduled.
+    #: The executor whose rates decided loop schedules.
     executor: str | None = None
-    #: Who hears of each instance that is started.
+    #: Called with each instance that is started.
     watchers: tuple[Callable[[TrainingInstance], object], ...] = field(default=(), repr=False)
-    #: The instance that the model's first call started.
+    #: The instance that was started last, in a list because this class is frozen.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
@@ -105,23 +102,30 @@ class CompiledTraining:
 
     @property
     def instance(self) -> TrainingInstance | None:
-        """The instance that was started last, None before, and after it was closed."""
+        """The instance that was started last, None if there is none or it is closed."""
         return self._started[-1] if self._started and not self._started[-1].is_closed else None
 
     @property
     def is_over(self) -> bool:
-        """Whether the instance that was started last was closed, and no other was started."""
+        """Whether the instance that was started last is closed."""
         return bool(self._started) and self._started[-1].is_closed
 
     def start(
         self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
         owns_device: bool = False, capture_call: CaptureCall | None = None,
     ) -> TrainingInstance:  # fmt: skip
-        """Put the model on a device, ready to train; an instance started before is closed.
+        """Load the programs on a device and return the training instance; close the previous one.
 
-        `weights` replaces initial values by name; `seed` decides random operators; `capture_call`
-        makes graphs of torch's functions over what it predicts. Raises
-        `UsageError` for values that are missing, `IncompatibleError`, `OutOfMemoryError`.
+        Args:
+            weights: Replace initial values, by name.
+            seed: Seed of random operators.
+            owns_device: Whether closing the instance closes the device.
+            capture_call: Captures functions of torch over predictions as graphs.
+
+        Raises:
+            UsageError: Initial values are missing.
+            IncompatibleError: The device has another machine.
+            OutOfMemoryError: The tensors do not fit.
         """
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         slots = self.programs.forward.inputs
@@ -129,8 +133,8 @@ class CompiledTraining:
         missing = [name for name in wanted if name not in values]
         if missing:
             raise UsageError(
-                f"training cannot start: no values for {', '.join(missing)}",
-                remedy="give them: start(device, weights={...}), or dump the model with weights",
+                f"training cannot start: {', '.join(missing)} have no initial values",
+                remedy="pass start(device, weights={...}), or dump the model with weights",
             )
         if self.instance is not None:
             self.instance.close()
@@ -142,12 +146,13 @@ class CompiledTraining:
             compile_update=partial(
                 compile_update, options=self.options, machine=device.machine
             ),
-            compile_step=None if reader is None else partial(
-                _step_at, reader, self.programs, self.loss, self.optimizer, self.options,
+            compile_step=None if reader is None else lambda shapes: compile_step(
+                reader.model(shapes), self.programs, self.loss, self.optimizer, self.options,
                 device.machine, self.executor,
             ),
-            compile_evaluation=None if reader is None else partial(
-                _evaluation_at, reader, self.programs, self.options, device.machine, self.executor,
+            compile_evaluation=None if reader is None else lambda shapes: compile_evaluation(
+                reader.evaluation(shapes), self.programs, self.options, device.machine,
+                self.executor,
             ),
         )  # fmt: skip
         counts = [name for name in values if name.startswith("training.")]
@@ -163,19 +168,19 @@ class CompiledTraining:
         return instance
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
-        """As of the instance; before there is one what training begins with."""
+        """Return a tensor of the instance, or its initial value if there is no instance."""
         if self.instance is not None:
             return self.instance.get_tensor(name, index)
         return part_of(name, self._value(name), index).copy()
 
     def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
-        """As of the instance; before there is one training begins with it."""
+        """Overwrite a tensor of the instance, or its initial value if there is no instance."""
         if self.instance is not None:
             self.instance.set_tensor(name, array, index)
             return
         if name in self.constants:
             raise UsageError(
-                f"{name} is frozen: the programs of this training have it as a constant",
+                f"{name} is frozen: it is a constant of the training's programs",
                 remedy="compile the model again with another value",
             )
         value = with_part(name, self._value(name), array, index)
@@ -186,15 +191,18 @@ class CompiledTraining:
             return self.constants[name]
         if name not in self.values:
             raise UsageError(
-                f"training does not begin with a tensor {name!r}",
-                remedy=closest(name, self.values) or "it may be there once the model was called",
+                f"the training has no initial value {name!r}",
+                remedy=closest(name, self.values)
+                or "call the model first: activations and "
+                "gradients exist only in a running training",
             )
         return self.values[name]
 
     def as_data(self, *, weights: bool = True) -> dict[str, Any]:
-        """Everything but the programs as plain data; `weights` are those of the instance, if any.
+        """Return everything but the programs as JSON data.
 
-        With an instance the optimizer's state and the counts are part of it: training goes on.
+        With `weights` this includes the current values of a running instance: parameters, optimizer
+        state and counters.
         """
         values = self.values if self.instance is None else self.instance.state_dict()
         body = training_config(self.loss, self.optimizer, self.options)
@@ -207,43 +215,30 @@ class CompiledTraining:
         record: JsonObject, programs: tuple[Program, ...], graph: ComputationGraph,
         search: JsonObject | None = None,
     ) -> CompiledTraining | None:  # fmt: skip
-        """What `as_data` wrote, the programs, the model's graph, and what the search found; None
-        where a defect was noted. Raises `UsageError` for programs that are those of no training."""
-        made = TrainingPrograms.of(programs)
+        """Read what `as_data` returned; None if `record` has noted a defect.
+
+        Raises `UsageError` for programs that are not those of a training.
+        """
+        checked = TrainingPrograms.of(programs)
         record.refuse_other_keys(("loss", "optimizer", *OPTION_WORDS, "values"))
         values = {}
         if record.get("values") is not None:
             for name, field_of in record.named_records("values").items():
                 values[name] = _array_in(field_of)
-            _check_values(record, values, made)
+            _check_values(record, values, checked)
         loss = record.made("loss", loss_from_config)
         optimizer = record.made("optimizer", optimizer_from_config)
         options = options_from_record(record)
-        found = None if search is None else SearchResult.from_record(search, graphs_of(made))
+        found = None if search is None else SearchResult.from_record(search, graphs_of(checked))
         if loss is None or optimizer is None or options is None:
             return None
         arrays = {name: array for name, array in values.items() if array is not None}
-        return CompiledTraining(made, loss, optimizer, options, arrays, found, constants_of(graph))
-
-
-def _step_at(
-    reader: ModelReader, programs: TrainingPrograms, loss: Loss, optimizer: Optimizer,
-    options: TrainingOptions, machine: Machine, executor: str | None, shapes: NamedShapes,
-) -> tuple[Program, Program, Program]:  # fmt: skip
-    """Forward, loss and backward for batches of other shapes than the programs take."""
-    return compile_step(reader.model(shapes), programs, loss, optimizer, options, machine, executor)
-
-
-def _evaluation_at(
-    reader: ModelReader, programs: TrainingPrograms, options: TrainingOptions, machine: Machine,
-    executor: str | None, shapes: NamedShapes,
-) -> Program:  # fmt: skip
-    """The program for evaluation of batches of other shapes than the programs take."""
-    return compile_evaluation(reader.evaluation(shapes), programs, options, machine, executor)
+        constants = constants_of(graph)
+        return CompiledTraining(checked, loss, optimizer, options, arrays, found, constants)
 
 
 def _array_in(record: JsonObject) -> Array | None:
-    """An array that `_array_data` wrote; None where a defect was noted."""
+    """Read an array that `_array_data` wrote; None if a defect was noted."""
     record.refuse_other_keys(("type", "shape", "base64"))
     kinds = {kind.value: kind for kind in DataType if not kind.is_block}
     kind = record.choice("type", kinds, DataType.FLOAT32)
@@ -252,7 +247,7 @@ def _array_in(record: JsonObject) -> Array | None:
         return None
     wanted = math.prod(shape) * kind.dtype.itemsize
     if min(shape, default=0) < 0 or len(raw) != wanted:
-        text = f"{list(shape)} of {kind.value} is {wanted} bytes, not {len(raw)}"
+        text = f"{list(shape)} of {kind.value} takes {wanted} bytes, got {len(raw)}"
         record.problem("bad_length", "base64", text)
         return None
     return np.frombuffer(raw, kind.dtype).reshape(shape)
@@ -261,7 +256,7 @@ def _array_in(record: JsonObject) -> Array | None:
 def _check_values(
     record: JsonObject, values: Mapping[str, Array | None], programs: TrainingPrograms
 ) -> None:
-    """Note every value that no slot of the programs takes as it is."""
+    """Note a defect for every value whose shape or type does not match its slot."""
     kinds = {
         slot.name: program.values[slot.value].type
         for program in (programs.forward, programs.update)
@@ -273,11 +268,11 @@ def _check_values(
         if kind is None or array is None:
             continue
         is_other = array.dtype != kind.data_type.dtype
-        # Until training has begun, weights are those of the source, in its own floating type.
+        # Until training starts, weights may have the floating type of the source.
         if is_other and DataType.from_dtype(array.dtype).is_floating and kind.data_type.is_floating:
             is_other = False
         if array.shape != kind.shape or is_other:
-            detail = f"{array.dtype}{list(array.shape)}, where the programs take {kind.text()}"
+            detail = f"{array.dtype}{list(array.shape)}, expected {kind.text()}"
             record.problem("bad_value", f"values.{name}", detail)
 
 
@@ -286,27 +281,34 @@ def compile_model(
     algorithm: str = "none", executor: str | None = None, state: Mapping[str, Array] | None = None,
     reader: ModelReader | None = None,
 ) -> CompiledTraining:  # fmt: skip
-    """A trainable graph, compiled: loss and optimizer as objects, names or plain data; `state` is
-    what the optimizer has already; `reader` gives the graph for batches of other sizes.
+    """Compile a trainable graph.
 
-    `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`),
-    `executor` by whose rates loops are scheduled. Raises
-    `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
+    Args:
+        loss: A loss, its name, or its configuration.
+        optimizer: An optimizer, its name, or its configuration.
+        algorithm: Decides memory spaces and recomputation (`stitch.training.search`).
+        executor: The executor whose rates decide loop schedules.
+        state: Initial optimizer state.
+        reader: Reads the model again for batches of other sizes.
+
+    Raises:
+        CompileError: An operator has no gradient; the text names all of them.
+        OutOfMemoryError: No placement fits.
     """
-    judged, stepped = loss_of(loss), optimizer_from_config(optimizer)
-    config = AlgorithmConfig(algorithm, judged, stepped, options)
+    loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
+    config = AlgorithmConfig(algorithm, loss, optimizer, options)
     search = optimize(model, machine, SimulatedTime(), config)
     programs = compile_training(search.graph, machine, search.spaces, executor)
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
     return CompiledTraining(
-        programs, judged, stepped, chosen, values, search, constants_of(model.graph), reader,
+        programs, loss, optimizer, chosen, values, search, constants_of(model.graph), reader,
         executor,
     )  # fmt: skip
 
 
 def constants_of(graph: ComputationGraph) -> Mapping[str, Array]:
-    """A graph's constants by name."""
+    """Return a graph's constants by name."""
     return MappingProxyType({graph.values[c.value].name: c.data for c in graph.constants})
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's losses and optimizers, as they are: read, called and stepped without loading torch."""
+"""PyTorch's losses and optimizers, read and driven without importing torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stitch.training.optimizers import OPTIMIZERS, SGD, Optimizer
 # --------------------------------------------------------------------------------------------------
 # Losses
 
-#: By the name of the function in torch.nn.functional.
+#: Losses by the name of the function in torch.nn.functional.
 _CALLED: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropyLoss, "nll_loss": NLLLoss, "mse_loss": MSELoss,
     "l1_loss": L1Loss, "smooth_l1_loss": SmoothL1Loss, "huber_loss": HuberLoss,
@@ -40,7 +40,7 @@ _CALLED: dict[str, type[Loss]] = {
 }  # fmt: skip
 _PRED, _TARGET = "input", "target"
 
-GIVEN_LOSS = ArgumentKind(
+ANY_LOSS = ArgumentKind(
     "a loss of stitch.losses or torch.nn, its name, a mapping, or a function that calls one",
     lambda value: (
         isinstance(value, Loss | str | Mapping) or (callable(value) and not isinstance(value, type))
@@ -50,7 +50,7 @@ GIVEN_LOSS = ArgumentKind(
 
 @dataclass(frozen=True, slots=True)
 class LossCall:
-    """A loss with the prediction and the labels that it was called on."""
+    """A loss with the prediction and the labels of a call."""
 
     loss: Loss
     pred: Any
@@ -58,13 +58,13 @@ class LossCall:
 
 
 def is_loss_call(function: Any) -> bool:
-    """Whether a function of torch's is a loss, one that we have or not."""
+    """Return whether a torch function is a loss, supported or not."""
     name = str(getattr(function, "__name__", ""))
     return name in _CALLED or name.endswith("_loss") or name == "kl_div"
 
 
 class _Probe:
-    """What stands for a prediction or for labels: torch's functions tell what they are asked."""
+    """A stand-in for prediction and labels that records which torch loss is called on it."""
 
     @classmethod
     def __torch_function__(
@@ -75,9 +75,9 @@ class _Probe:
 
 
 def loss_of(given: Any) -> Loss:
-    """Anything that `GIVEN_LOSS` accepts as a loss; raises `UsageError` for one that we lack.
+    """Return the loss for anything that `ANY_LOSS` accepts; raise `UsageError` for others.
 
-    A loss of torch's is asked by calling it: which function of torch's it calls, and how.
+    A torch loss is called on stand-ins, which record the function of torch and its settings.
     """
     if isinstance(given, Loss | str | Mapping):
         return loss_from_config(given)  # type: ignore[arg-type]  # a mapping is a dict there
@@ -95,10 +95,10 @@ def loss_of(given: Any) -> Loss:
 def loss_of_call(
     function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> LossCall:
-    """The loss that a call of a function of torch.nn.functional asks for.
+    """Return the loss that a call of a function of `torch.nn.functional` computes.
 
-    Floating labels of a cross-entropy are probabilities. Raises `UsageError` for a function that
-    is no loss we have, and for settings that we lack.
+    A cross-entropy with floating labels takes probabilities. Raises `UsageError` for a function or
+    a setting that is not supported.
     """
     name = getattr(function, "__name__", str(function))
     kind = _CALLED.get(name)
@@ -123,7 +123,7 @@ def loss_of_call(
     lacking = sorted(given.keys() - known.keys())
     if lacking:
         raise UsageError(
-            f"the loss {name} has no {', '.join(lacking)} here",
+            f"{name} does not support {', '.join(lacking)}",
             expected=", ".join(known), got=", ".join(f"{w}={given[w]!r}"[:60] for w in lacking),
         )  # fmt: skip
     settings = {word: _plain(value) for word, value in given.items()}
@@ -132,7 +132,7 @@ def loss_of_call(
 
 @lru_cache(maxsize=64)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Asked in each step."""
+    """Cached: called in each step."""
     return inspect.signature(function)
 
 
@@ -145,7 +145,7 @@ def _is_floating(label: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A tensor of torch's as an array, without loading torch to ask."""
+    """Return a torch tensor as an array, without importing torch."""
     return value.detach().cpu().float().numpy() if hasattr(value, "detach") else value
 
 
@@ -155,18 +155,18 @@ def _named(given: Any) -> str:
 
 def _unknown(name: str) -> UsageError:
     return UsageError(
-        f"{name} is no loss that can be compiled",
+        f"{name} is not a supported loss",
         expected=f"one of torch.nn.functional's {', '.join(_CALLED)}, its module, or a function "
-        "that gives what it gives",
-        remedy="write another loss into the module, and compile with "
+        "that returns its result",
+        remedy="compute another loss inside the module, and compile with "
         "loss=stitch.losses.IdentityLoss()",
     )
 
 
 class Replacement:
-    """A method of torch's object that is another's for now, and keeps nobody alive."""
+    """A replacement for a method of a torch object that keeps its owner weakly."""
 
-    #: Schedulers ask: this one tells by itself that it was called.
+    #: Learning rate schedulers of torch check this before they wrap `step`.
     _wrapped_by_lr_sched = True
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -174,7 +174,7 @@ class Replacement:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         method = self.method()
-        assert method is not None, "it is taken back when its owner ends"
+        assert method is not None, "methods are restored when the owner is collected"
         return method(*arguments, **named)
 
 
@@ -182,9 +182,10 @@ def replace_methods(
     theirs: Any, methods: Mapping[str, Callable[..., Any]], during: Any,
     then: Sequence[Callable[[], object]] = (),
 ) -> weakref.finalize[Any, Any]:  # fmt: skip
-    """Put bound methods in the place of those of these names, while `during` lives.
+    """Replace methods of a torch object until `during` is collected.
 
-    What is given back ends it when it is called; then `then` is called too.
+    Calling the returned finalizer restores them earlier; the functions in `then` are called
+    afterwards.
     """
     before = {}
     for name, method in methods.items():
@@ -196,14 +197,14 @@ def replace_methods(
 
 
 def owner_of(theirs: Any, name: str) -> Any:
-    """Who has replaced a method of an object; None where nobody has."""
+    """Return the object that has replaced a method, None if it is not replaced."""
     now = vars(theirs).get(name)
     method = now.method() if isinstance(now, Replacement) else None
     return getattr(method, "__self__", None)
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a bound method that does not keep its object alive; None where that is gone."""
+def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method, or does nothing once its object is gone."""
     weak = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:
@@ -229,37 +230,37 @@ def _restore(theirs: Any, before: dict[str, Any], then: Sequence[Callable[[], ob
 _PACKAGE = "torch.optim."
 _BASE = ("torch.optim.optimizer", "Optimizer")
 _BY_NAME = {kind.__name__: kind for kind in OPTIMIZERS}
-#: What every entry of torch's state counts by itself, but for the kinds that count nothing.
+#: The step count in each entry of torch's state, except for the kinds that have none.
 _STEP = "step"
 _UNCOUNTED = (SGD,)
 
 
 def is_torch_optimizer(value: object) -> bool:
-    """Whether this is an optimizer of torch's, without loading torch to ask."""
+    """Return whether a value is a torch optimizer, without importing torch."""
     return _BASE in {(base.__module__, base.__name__) for base in type(value).__mro__}
 
 
-GIVEN_OPTIMIZER = ArgumentKind(
+ANY_OPTIMIZER = ArgumentKind(
     f"an optimizer ({', '.join(_BY_NAME)} of stitch or torch.optim), its name, or a mapping",
     lambda value: isinstance(value, Optimizer | str | Mapping) or is_torch_optimizer(value),
 )
 
 
 class TorchOptimizer:
-    """An optimizer of torch's and the one that stands for it here.
+    """A torch optimizer and the native optimizer with the same settings.
 
-    Raises `UsageError` for a kind, a setting, or a parameter that we lack, and for one that trains
-    another model.
+    Raises `UsageError` for a kind, setting or parameter that is not supported, and for an optimizer
+    that trains another model.
     """
 
     def __init__(self, theirs: Any, names: Mapping[int, Sequence[str]]) -> None:
-        """`names`: what parameters are called, by the identity of torch's object."""
+        """`names`: the names of each parameter, by the identity of the torch object."""
         self.theirs = theirs
         kind = _BY_NAME.get(type(theirs).__name__)
-        # Another's class of the same name steps by rules of its own.
+        # A class of another module may have the name of one of torch's.
         if kind is None or not type(theirs).__module__.startswith(_PACKAGE):
             raise UsageError(
-                f"there is no optimizer {type(theirs).__name__} here",
+                f"optimizer {type(theirs).__name__} is not supported",
                 expected=", ".join(_BY_NAME),
                 got=f"{type(theirs).__module__}.{type(theirs).__name__}",
                 remedy=closest(type(theirs).__name__, _BY_NAME)
@@ -274,42 +275,40 @@ class TorchOptimizer:
         for group in groups[1:]:
             self.native.add_group(self._parameters(group), **self._settings(group))
         self.parameters = tuple(name for group in groups for name in self._parameters(group))
-        #: Which objects each group had, in its order: what is stepped is chosen by these.
+        #: The identities of each group's parameters, in order.
         self._members = [list(map(id, group["params"])) for group in groups]
-        #: Steps that were taken before the training's first.
+        #: Number of steps before the training's first.
         self._before = 0
-        #: Which parameters are trained, as the programs have them.
         self._trained = [p.requires_grad for group in groups for p in group["params"]]
         self._end: weakref.finalize[Any, Any] | None = None
         self.native.watch(self._watch)
 
     def _settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a group, as the class here takes them."""
         if group.get("differentiable"):
-            raise UsageError("an update on the device is not differentiable",
+            raise UsageError("differentiable=True is not supported",
                              got=f"{self._kind.__name__}(differentiable=True)")  # fmt: skip
         return {
             word: _plain_value(group[word]) for word in _settings_of(self._kind) if word in group
         }
 
     def _parameters(self, group: Mapping[str, Any]) -> list[str]:
-        strangers = [p for p in group["params"] if id(p) not in self._names]
-        if strangers:
+        foreign = [p for p in group["params"] if id(p) not in self._names]
+        if foreign:
             known = [names[0] for names in self._names.values()]
             raise UsageError(
-                "a parameter group holds what is no parameter of the compiled module",
+                "a parameter group has tensors that are not parameters of the compiled module",
                 expected=", ".join(known[:12]),
-                got=", ".join(f"a tensor of shape {list(p.shape)}" for p in strangers[:4]),
+                got=", ".join(f"a tensor of shape {list(p.shape)}" for p in foreign[:4]),
                 remedy=f"torch.optim.{self._kind.__name__}(module.parameters(), ...)",
             )
         return [name for p in group["params"] for name in self._names[id(p)]]
 
-    def started(self) -> dict[str, Array]:
-        """The state that torch's object has already, by the names of its slots."""
+    def initial_state(self) -> dict[str, Array]:
+        """Return the state of the torch optimizer, by slot names."""
         values: dict[str, Array] = {}
         counts = set()
         for parameter, state in self.theirs.state.items():
-            # Frozen parameters take no steps, though Adagrad counts theirs from its beginning.
+            # Skip frozen parameters: Adagrad has state for them too.
             names = self._names.get(id(parameter), ())
             for word, value in state.items() if names else ():
                 if word == _STEP:
@@ -318,8 +317,8 @@ class TorchOptimizer:
                     for name in names:
                         values[f"{name}.{word}"] = value.detach().cpu().float().numpy().copy()
         if len(counts) > 1:
-            raise UsageError("the parameters of this optimizer have taken steps of their own",
-                             expected="one number of steps", got=str(sorted(counts)))  # fmt: skip
+            raise UsageError("the parameters of this optimizer have different step counts",
+                             expected="one step count", got=str(sorted(counts)))  # fmt: skip
         if not counts:
             return values
         (self._before,) = counts
@@ -327,14 +326,14 @@ class TorchOptimizer:
 
     @property
     def counts(self) -> bool:
-        """Whether every entry of torch's state counts its steps by itself."""
+        """Whether each entry of the torch state has a step count."""
         return self._kind not in _UNCOUNTED
 
-    def goes_on_from(self, steps: int) -> None:
-        """The training that it steps has taken so many steps before."""
+    def set_previous_steps(self, steps: int) -> None:
+        """Set the number of steps that the training had taken before."""
         self._before = -steps if steps < 0 else 0
 
-    # -- while a training goes by it ---------------------------------------------------------------
+    # -- while a training uses it ------------------------------------------------------------------
 
     def _watch(self, begins: bool) -> None:
         if self._end is not None:
@@ -344,9 +343,9 @@ class TorchOptimizer:
             return
         _check_free(self.theirs)
         hooks = (
-            self.theirs.register_state_dict_pre_hook(weakly(self._write_state)),
-            self.theirs.register_load_state_dict_post_hook(weakly(self._read_state)),
-            self.theirs.register_step_post_hook(weakly(self._after_own_step)),
+            self.theirs.register_state_dict_pre_hook(weak_method(self._write_state)),
+            self.theirs.register_load_state_dict_post_hook(weak_method(self._read_state)),
+            self.theirs.register_step_post_hook(weak_method(self._after_own_step)),
         )
         methods: dict[str, Callable[..., Any]] = {
             "step": self.step, "zero_grad": self.zero_grad, "__getstate__": self._copied_state,
@@ -355,11 +354,11 @@ class TorchOptimizer:
         self._end = replace_methods(self.theirs, methods, self.native.bound_to, ends)
 
     def check_free(self) -> None:
-        """Raise `UsageError` while a training goes by it."""
+        """Raise `UsageError` while a training uses this optimizer."""
         self.native.check_free()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """`step` of torch's object: with its groups as they are now."""
+        """Replaces `step` of the torch object; reads its current settings."""
         loss = None if closure is None else closure()
         self._step()
         self.theirs._opt_called = True
@@ -367,44 +366,43 @@ class TorchOptimizer:
 
     def _step(self) -> None:
         trained = [p.requires_grad for group in self.theirs.param_groups for p in group["params"]]
-        self.follow()
+        self.update_settings()
         if trained != self._trained:
             raise UsageError(
                 "requires_grad of a parameter was changed after the model was compiled",
-                remedy="put it back, or compile the model again",
+                remedy="restore it, or compile the model again",
             )
         self.native.step()
 
     def _after_own_step(self, *_: object) -> None:
-        """A closure began the training in the middle of the object's own step, which found no
-        gradients: they are on the device."""
+        """Step on the device if torch's own `step` ran first: its closure started the training."""
         self._step()
 
-    def follow(self) -> None:
-        """The settings are those that torch's groups have now."""
+    def update_settings(self) -> None:
+        """Copy the current settings of the torch groups."""
         groups = self.theirs.param_groups
         if len(groups) != len(self.native.groups):
             raise UsageError(
-                "a parameter group came after the model was compiled",
+                "a parameter group was added after the model was compiled",
                 expected=f"{len(self.native.groups)} groups", got=str(len(groups)),
                 remedy="compile the model again",
             )  # fmt: skip
         for number, group in enumerate(groups):
             if list(map(id, group["params"])) != self._members[number]:
                 raise UsageError(
-                    "a parameter group has other parameters than when the model was compiled",
-                    expected=f"the {len(self._members[number])} that group {number} had",
-                    got=f"{len(group['params'])}, not the same in the same order",
+                    f"the parameters of group {number} were changed after the model was compiled",
+                    expected=f"the same {len(self._members[number])} in the same order",
+                    got=f"{len(group['params'])}, or another order",
                     remedy="compile the model again",
                 )
-            self.native.restate(number, **self._settings(group))
+            self.native.change_settings(number, **self._settings(group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """`zero_grad` of torch's object: gradients on the device are dropped."""
+        """Replaces `zero_grad` of the torch object: drop the gradients on the device."""
         self.native.zero_grad()
 
     def _write_state(self, theirs: Any) -> None:
-        """Before torch's object gives its state: what the device has."""
+        """Copy the optimizer state from the device into the torch object."""
         instance: Any = self.native.bound_to
         if instance is None or not instance.steps:
             return
@@ -422,21 +420,21 @@ class TorchOptimizer:
                 theirs.state[parameter] = state
 
     def _copied_state(self) -> Any:
-        """What copies and pickles of torch's object hold: the state that the device has."""
+        """Replaces `__getstate__`, so that copies and pickles have the state of the device."""
         self._write_state(self.theirs)
         kind: Any = type(self.theirs)
         return kind.__getstate__(self.theirs)
 
     def _read_state(self, theirs: Any) -> None:
-        """After torch's object was given a state: the device takes it."""
+        """Copy the state that the torch object has loaded to the device."""
         instance: Any = self.native.bound_to
         if instance is not None:
-            instance.set_optimizer_state(self.started())
+            instance.set_optimizer_state(self.initial_state())
             self._before -= instance.steps
 
 
 def _check_free(theirs: Any) -> None:
-    """Raise `UsageError` while another training goes by torch's object."""
+    """Raise `UsageError` while another training uses the torch object."""
     owner = owner_of(theirs, "step")
     if owner is not None:
         owner.check_free()
@@ -448,11 +446,14 @@ def _settings_of(kind: type[Optimizer]) -> tuple[str, ...]:
 
 
 def parameter_names(module: Any, wanted: Iterable[str]) -> dict[int, tuple[str, ...]]:
-    """What the parameters of a torch module are called, by the identity of torch's object: of the
-    names of one that is tied those that are `wanted`. Raises `UsageError` for another module."""
+    """Return the names of a module's parameters, by the identity of the torch object.
+
+    Of the names of a tied parameter, those in `wanted` are returned. Raises `UsageError` for a
+    module that is not torch's.
+    """
     if not hasattr(module, "named_parameters"):
         raise UsageError(
-            "an optimizer of torch.optim steps the parameters of a torch module",
+            "an optimizer of torch.optim needs a torch module",
             got=type(module).__name__, remedy="optimizer=stitch.Adam(lr=...)",
         )  # fmt: skip
     takes = inspect.signature(module.named_parameters).parameters
@@ -465,7 +466,7 @@ def parameter_names(module: Any, wanted: Iterable[str]) -> dict[int, tuple[str, 
 
 
 def _plain_value(value: Any) -> Any:
-    """A setting that torch holds as a tensor, or several of them."""
+    """Return a setting that torch stores as a tensor, or a sequence of them, as numbers."""
     if isinstance(value, tuple | list):
         return tuple(_plain_value(item) for item in value)
     return value.item() if hasattr(value, "item") else value

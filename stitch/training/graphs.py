@@ -1,4 +1,4 @@
-"""The graphs of a training: what is trained, evaluated, updated, and used when training is over."""
+"""The graphs of a training: trainable models, evaluation, and the update of parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stitch.training.optimizers import Optimizer
 
 #: Attributes that hold ONNX's number of a data type.
 _TYPE_ATTRIBUTES = ("to", "dtype")
-#: Inputs whose values a training keeps.
+#: Kinds of inputs that persist between steps.
 KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
 
 
@@ -40,10 +40,14 @@ def splice(
     inputs: Mapping[str, SymbolicTensor],
     cast: tuple[DataType, DataType] | None = None,
 ) -> dict[str, SymbolicTensor]:
-    """Write a graph's operations into a builder; gives its outputs by name.
+    """Write a graph's operations into a builder; return its outputs by name.
 
-    `inputs` holds a tensor of the builder for every input. `cast` puts the second data type in
-    place of the first, in constants and in attributes. Raises `CompileError` where types disagree.
+    Args:
+        inputs: A tensor of the builder for each input, by name.
+        cast: Replace the first data type by the second, in constants and attributes.
+
+    Raises:
+        CompileError: An operator does not accept the data types.
     """
     values = {slot.value: inputs[slot.name] for slot in graph.inputs}
     for constant in graph.constants:
@@ -74,9 +78,9 @@ def splice(
 
 
 def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGraph:
-    """The graph with another floating type in place of float32 throughout; placement options stay.
+    """Return the graph with `data_type` in place of float32; placement options are copied.
 
-    Raises `CompileError` where an operator does not take the type.
+    Raises `CompileError` if an operator does not accept the type.
     """
     cast = (DataType.FLOAT32, data_type)
     builder = ComputationGraphBuilder(graph.name)
@@ -122,8 +126,8 @@ def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Op
     return replace(operation, attributes={**operation.attributes, **changed})
 
 
-def evaluation_form(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with BatchNormalization out of training mode, and without next values of state."""
+def evaluation_graph(graph: ComputationGraph) -> ComputationGraph:
+    """Return the graph with BatchNormalization in inference mode and without next states."""
     state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     return replace(
         graph,
@@ -144,7 +148,7 @@ def _evaluating(operation: Operation) -> Operation:
 
 
 def graph_of(program: Program) -> ComputationGraph:
-    """The graph that a program was before it was placed."""
+    """Return the graph of a program, without layouts."""
     return ComputationGraph(
         program.name,
         program.inputs,
@@ -157,7 +161,7 @@ def graph_of(program: Program) -> ComputationGraph:
 
 
 def with_weights(graph: ComputationGraph, values: Mapping[str, Array]) -> ComputationGraph:
-    """The graph with parameters and buffers as constants, in the types that it computes in."""
+    """Return the graph with parameters and buffers as constants, in the types of their inputs."""
     fixed = tuple(
         Constant(slot.value, values[slot.name].astype(graph.input_type(i).data_type.dtype))
         for i, slot in enumerate(graph.inputs)
@@ -170,9 +174,9 @@ def with_weights(graph: ComputationGraph, values: Mapping[str, Array]) -> Comput
 # --------------------------------------------------------------------------------------------------
 # Trainable modules
 
-#: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
+#: Positions of operands without gradients: running statistics that the forward pass updates.
 _STATISTICS = {("", "BatchNormalization"): (3, 4)}
-#: What a builder calls constants that were given no name.
+#: Names of unnamed constants.
 _UNNAMED = re.compile(r"constant(_[0-9]+)?")
 
 
@@ -180,13 +184,13 @@ _UNNAMED = re.compile(r"constant(_[0-9]+)?")
 class Trainable:
     """A graph whose PARAMETER inputs are trained and whose STATE inputs are buffers.
 
-    `values` holds the initial value of each, by the name of its input. An output named like a STATE
-    input is its next value. Raises `UsageError` for values that are missing or do not fit.
+    `values` has the initial value of each, by input name. An output with the name of a STATE input
+    is its next value. Raises `UsageError` for values that are missing or do not fit.
     """
 
     graph: ComputationGraph
     values: Mapping[str, Array] = field(repr=False)
-    #: The graph for evaluation: the same parameters and states, no next values, nothing random.
+    #: Has the same parameters and states, no next states and no random operators.
     evaluation: ComputationGraph
 
     def __post_init__(self) -> None:
@@ -198,16 +202,16 @@ class Trainable:
             if value is None:
                 problems.append(f"{slot.name} ({kind.text()}) has no initial value")
             elif np.shape(value) != kind.shape:
-                problems.append(f"{slot.name} is {kind.text()}, its value {list(np.shape(value))}")
+                shape = list(np.shape(value))
+                problems.append(f"{slot.name} is {kind.text()}, its value has shape {shape}")
         if problems:
             raise UsageError(
                 f"graph {self.graph.name!r} cannot start training: " + "; ".join(problems),
-                remedy="give initial values by name: weights={'w': array}",
+                remedy="pass initial values by name: weights={'w': array}",
             )
         object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
 
     def names(self, kind: InputKind) -> tuple[str, ...]:
-        """The names of the inputs of one kind."""
         return tuple(slot.name for slot in self.graph.inputs if slot.kind is kind)
 
 
@@ -217,22 +221,27 @@ def as_trainable(
     trainable: Iterable[str] | None = None,
     evaluation: ComputationGraph | None = None,
 ) -> Trainable:
-    """The trainable form of a graph; its own is kept where it has PARAMETER inputs already.
+    """Return a graph as a trainable model; its PARAMETER inputs are the parameters if it has any.
 
-    `trainable` names the constants (or parameters) to train; by default all floating constants that
-    have a name and an axis, except statistics. `weights` replaces initial values, and gives those
-    of inputs. `evaluation` is the graph for evaluation where it is not simply the same one without
-    training modes. Raises `UsageError` for unknown names and values that do not fit.
+    Args:
+        weights: Initial values by name; they replace those of the graph.
+        trainable: Names of the constants or parameters to train. By default all floating constants
+            with a name and at least one axis, except statistics.
+        evaluation: The graph for evaluation, if it is more than `graph` in inference mode.
+
+    Raises:
+        UsageError: A name is unknown, or a value does not fit.
+        CompileError: The graph has no parameters.
     """
-    # Theirs stay writable, and a training may start long after: what counts is what they hold now.
+    # Copies: the caller may overwrite its arrays before the training starts.
     given = {name: np.array(value) for name, value in (weights or {}).items()}
     have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
     wanted = None if trainable is None else set(trainable)
     if wanted is not None or not have:
-        graph, promoted = _promoted(graph, wanted)
+        graph, promoted = _promote_constants(graph, wanted)
         given = {**promoted, **given}
     if wanted is not None and have - wanted:
-        graph = _demoted(graph, have - wanted)
+        graph = _freeze_parameters(graph, have - wanted)
     known = {slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS}
     unknown = sorted(given.keys() - known)
     if unknown:
@@ -242,20 +251,21 @@ def as_trainable(
         )
     if not any(slot.kind is InputKind.PARAMETER for slot in graph.inputs):
         raise CompileError(
-            f"graph {graph.name!r} has nothing to train",
-            remedy="give inputs kind=parameter, name floating constants, or pass trainable=[...]",
+            f"graph {graph.name!r} has no parameters to train",
+            remedy="declare inputs with kind=parameter, name floating constants, or pass "
+            "trainable=[...]",
         )
     if evaluation is None:
-        evaluation = evaluation_form(graph)
+        evaluation = evaluation_graph(graph)
     elif wanted is not None:
-        evaluation = _demoted(evaluation, have - wanted)
+        evaluation = _freeze_parameters(evaluation, have - wanted)
     return Trainable(graph, given, evaluation)
 
 
-def _promoted(
+def _promote_constants(
     graph: ComputationGraph, wanted: set[str] | None
 ) -> tuple[ComputationGraph, dict[str, Array]]:
-    """Constants as PARAMETER inputs, with their data."""
+    """Turn constants into PARAMETER inputs; return their data by name."""
     fixed = {
         operation.inputs[position]
         for operation in graph.operations
@@ -282,15 +292,15 @@ def _promoted(
             f"{', '.join(sorted(missing))} to train",
             expected=", ".join(known) or "none",
             remedy=closest(min(missing), known)
-            or "leave trainable= out: of a torch module, parameter.requires_grad_() decides",
+            or "omit trainable=: requires_grad of a torch module's parameters decides",
         )
     moved = {slot.value for slot in slots}
     constants = tuple(c for c in graph.constants if c.value not in moved)
     return replace(graph, inputs=(*graph.inputs, *slots), constants=constants), values
 
 
-def _demoted(graph: ComputationGraph, frozen: set[str]) -> ComputationGraph:
-    """Parameters that are not trained become state without a next value."""
+def _freeze_parameters(graph: ComputationGraph, frozen: set[str]) -> ComputationGraph:
+    """Turn parameters into STATE inputs without a next value."""
     slots = tuple(
         replace(slot, kind=InputKind.STATE) if slot.name in frozen else slot
         for slot in graph.inputs
@@ -304,20 +314,17 @@ def _demoted(graph: ComputationGraph, frozen: set[str]) -> ComputationGraph:
 LEARNING_RATE = "learning_rate"
 STEP = "step"
 GRADIENT_NORM = "gradient_norm"
-#: Parameters of programs in another precision have a float32 one beside them.
+#: State name of the float32 copy of a parameter whose programs have another precision.
 MASTER = "master"
-#: Before the name of a gradient: that of another micro-batch.
+#: Prefix of the gradients of another micro-batch.
 MORE = "more."
-#: PyTorch's `clip_grad_norm_` divides by the norm and this.
+#: Added to the norm before the division, as in PyTorch's `clip_grad_norm_`.
 _CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter to update: the name of its slot, the type in the programs, its gradient's slot.
-
-    `has_master`: the update works on a float32 copy, and the programs get it rounded.
-    """
+    """A parameter to update: its name, type in the programs, and the slot of its gradient."""
 
     name: str
     type: ValueType
@@ -325,10 +332,11 @@ class Parameter:
 
     @property
     def has_master(self) -> bool:
+        """Whether the update works on a float32 copy, and the programs get the rounded values."""
         return self.type.data_type is not DataType.FLOAT32
 
     def beside(self, state: str) -> str:
-        """The slot of a state that belongs to it."""
+        """Return the slot of an optimizer state of this parameter."""
         return f"{self.name}.{state}"
 
 
@@ -339,9 +347,13 @@ def update_graph(
     *,
     clip_grad_norm: float | None = None,
 ) -> ComputationGraph:
-    """The update of all parameters; with clipping, the gradients' norm is an output as well.
+    """Return the graph that updates all parameters.
 
-    Raises `CompileError` where a parameter's type has no way to float32.
+    Args:
+        clip_grad_norm: Clip the norm of all gradients to this value; the norm becomes an output.
+
+    Raises:
+        CompileError: A parameter's type cannot be cast to float32.
     """
     b = ComputationGraphBuilder(name)
     groups = {number: optimizer.groups[number] for number in group_numbers(parameters, optimizer)}
@@ -365,17 +377,16 @@ def update_graph(
 
 
 def rate_name(group: int) -> str:
-    """The slot of a group's learning rate."""
+    """Return the slot of a parameter group's learning rate."""
     return f"{LEARNING_RATE}.{group}" if group else LEARNING_RATE
 
 
 def is_rate(name: str) -> bool:
-    """Whether a slot of an update is a learning rate."""
     return name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}.")
 
 
 def group_numbers(parameters: Sequence[Parameter], optimizer: Optimizer) -> tuple[int, ...]:
-    """The groups that have parameters here."""
+    """Return the parameter groups that have parameters in `parameters`."""
     return tuple(sorted({optimizer.group_of(parameter.name) for parameter in parameters}))
 
 
@@ -386,7 +397,7 @@ def _gradient(b: ComputationGraphBuilder, parameter: Parameter) -> Any:
 
 
 def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> list[Any]:
-    """`torch.nn.utils.clip_grad_norm_`: all gradients by one factor of at most 1."""
+    """Scale all gradients by one factor of at most 1, as `torch.nn.utils.clip_grad_norm_` does."""
     total = b.op("ReduceSum", gradients[0] * gradients[0], keepdims=0)
     for gradient in gradients[1:]:
         total = total + b.op("ReduceSum", gradient * gradient, keepdims=0)
@@ -422,13 +433,13 @@ def _write_step(
 
 
 def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
-    """What is new takes the buffer of what it replaces."""
+    """Output a new value into the buffer of the input of that name."""
     b.output(name, value)
     b.place(PlacementOption("output", name, "alias", name))
 
 
 def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:
-    """Gradients of another micro-batch added to those so far, in their buffers."""
+    """Return the graph that adds gradients of another micro-batch to the sums, in place."""
     b = ComputationGraphBuilder(name)
     for parameter in parameters:
         kind = parameter.type

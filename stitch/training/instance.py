@@ -1,8 +1,8 @@
-"""`TrainingInstance`: a model in training on a device: its tensors, and the steps over them.
+"""`TrainingInstance`: a model in training on a device, and the steps of its loop.
 
-Parameters, optimizer state and saved activations stay where the programs left them; a step carries
-in its batch, and out what is read. Forward, loss and backward for a batch of another size are
-compiled when one comes, and work on the same tensors. No front ends or files here.
+Parameters, optimizer state and saved activations stay on the device; a step copies its batch in and
+the values that the caller reads out. Programs for other batch sizes are compiled on first use and
+share the same tensors.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor
 from stitch.training.graphs import KEPT_KINDS, MASTER, graph_of, rate_name
 from stitch.training.losses import Loss
-from stitch.training.observing import LayerTime, culprit, profiled
+from stitch.training.observing import LayerTime, find_non_finite, profile_operations
 from stitch.training.optimizers import Optimizer
 from stitch.training.pending_values import CaptureCall, LossTensor, PendingValue, TensorFuture
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation, prediction_of
 from stitch.training.stitching import (
+    BoundProgram,
+    BoundStep,
     NamedCells,
     Shapes,
-    Stitched,
-    StitchedStep,
-    fitted,
-    loaded,
-    other_shape,
+    batch_arrays,
+    load_program,
+    shape_error,
 )
-from stitch.training.tensors import TrainingTensors, alone
+from stitch.training.tensors import TrainingTensors, exclusive
 
-#: What is said of tensors that an update has overwritten in part.
+#: Text of the error for weights after a failed update.
 HALF_UPDATED = "an update failed after it had overwritten a part of the weights"
-#: Sizes of batches whose programs are kept.
+#: Size of the caches of programs by batch size.
 MAX_SIZES = 16
 NamedShapes = Mapping[str, tuple[int, ...]]
 T = TypeVar("T")
 
 
 class TrainingInstance(TrainingTensors):
-    """A model in training. Use it as a context manager, or call `close`; its scope ends it too.
+    """A model in training on a device. Use it as a context manager, or call `close`.
 
-    `forward`, `compute_loss`, `backward` and `update` each queue one program. While
-    `profiling` is set each runs at once instead, exactly once, and returns the times of its
-    operations. One device may hold several instances.
+    `forward`, `compute_loss`, `backward` and `update` each queue one program. While `profiling` is
+    set they run at once and return the times of their operations. A device may have several
+    instances.
     """
 
     device: Device
@@ -71,18 +71,18 @@ class TrainingInstance(TrainingTensors):
         compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None = None,
         compile_evaluation: Callable[[NamedShapes], Program] | None = None,
     ) -> None:
-        """`compile_update` makes the update anew where settings of the optimizer change that are
-        no inputs of it; `capture_call` makes graphs of torch's functions over predictions;
-        `compile_step` (forward, loss, backward) and `compile_evaluation` make the programs for
-        other shapes of the inputs."""
+        """Args:     compile_update: Compiles the update program again when settings change that are
+        constants of it.     capture_call: Captures functions of torch over predictions as graphs.
+        compile_step: Compiles forward, loss and backward for other input shapes.
+        compile_evaluation: Compiles the evaluation program for other input shapes."""
         cells = NamedCells(device)
         optimizer.check_free()
         step_programs = (programs.forward, programs.loss, programs.backward)
-        step = StitchedStep(step_programs, programs.parameters, cells)
+        step = BoundStep(step_programs, programs.parameters, cells)
         super().__init__(programs, cells, step, seed, constants or {})
         self._compile_step, self._compile_evaluation = compile_step, compile_evaluation
-        #: By the shapes of a batch.
-        self._steps: dict[Shapes, StitchedStep] = {step.shapes: step}
+        #: Programs by the shapes of a batch.
+        self._steps: dict[Shapes, BoundStep] = {step.shapes: step}
         self._evaluations: dict[Shapes, tuple[LoadedProgram, int]] = {}
         self.loss_fn = loss
         self.optimizer = optimizer
@@ -95,22 +95,25 @@ class TrainingInstance(TrainingTensors):
         self._rates: tuple[float, ...] = ()
         self._losses: list[LossTensor] = []
         self._last_loss: LossTensor | None = None
-        #: What the last forward pass replaced, as the backward program of its loss reads it.
+        #: States before the last forward pass, which its backward program reads.
         self._previous: list[tuple[int, Any]] = []
         optimizer.bind(self)
 
     def _load(self) -> None:
-        """The programs that know no batch, and the one for evaluation."""
-        device, programs = self.device, self.programs
-        self._update = Stitched(loaded(device, programs.update), self._cells, lost_by=HALF_UPDATED)
-        #: Adds gradients of a micro-batch to those so far.
-        self._addition: Stitched | None = None
+        """Load the programs that do not depend on the batch, and the evaluation program."""
+        programs = self.programs
+        self._update = self._bound_update(programs.update)
+        #: The program that adds gradients of micro-batches.
+        self._addition: BoundProgram | None = None
         self._evaluations[self._step.shapes] = self._loaded_evaluation(programs.evaluation)
         self._wiring = self._step.wiring
         self.inputs, self._gradient_cells = self._wiring.inputs, self._wiring.gradients
 
+    def _bound_update(self, program: Program) -> BoundProgram:
+        return BoundProgram(load_program(self.device, program), self._cells, lost_by=HALF_UPDATED)
+
     def _initialise(self, values: Mapping[str, Array]) -> None:
-        """Every kept tensor gets its place on the device, before any plan is made."""
+        """Allocate every persistent tensor before the first plan."""
         cells = self._cells
         for slot in self.programs.forward.inputs:
             if slot.kind in KEPT_KINDS:
@@ -118,7 +121,7 @@ class TrainingInstance(TrainingTensors):
         self._start_states(values)
 
     def _start_states(self, values: Mapping[str, Array]) -> None:
-        """The update's states that are not there yet."""
+        """Allocate the states of the update program that do not exist yet."""
         cells = self._cells
         for slot in self.programs.update.inputs:
             if slot.kind is InputKind.STATE and cells.get(slot.name) is None:
@@ -139,7 +142,7 @@ class TrainingInstance(TrainingTensors):
         state = "closed" if self.is_closed else f"on {self.device.machine.name}"
         return f"<TrainingInstance of {name}: step {self.steps}, {self.optimizer!r}, {state}>"
 
-    # -- the loop's face ---------------------------------------------------------------------------
+    # -- calls of a training loop ------------------------------------------------------------------
 
     def __call__(self, *batch: Any, **named: Any) -> TensorFuture:
         """Queue the forward program on a batch (arrays or tensors, by position or name)."""
@@ -147,23 +150,23 @@ class TrainingInstance(TrainingTensors):
         return self.prediction
 
     def takes_sizes_of(self, batch: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        """Whether there are programs for the shapes of a batch, or it has other axes than they."""
+        """Return whether programs exist for the shapes of a batch, or its ranks do not match."""
         names = [port.name for port in self._step.batch]
         given = {**dict(zip(names, batch, strict=False)), **named}
         sizes = tuple([tuple(getattr(given.get(name), "shape", ())) for name in names])
         axes = list(map(len, sizes))
         return sizes in self._steps or axes != list(map(len, self._step.shapes))
 
-    @alone
+    @exclusive
     def predict(self, *batch: Any, **named: Any) -> Tensor:
-        """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
+        """Queue the evaluation program on a batch and return the pending prediction.
 
-        Normalization goes by the running statistics. Gives the prediction, pending. The program for
-        a batch of another size is compiled first.
+        It has no gradients and no random operators, changes no state, and normalizes by running
+        statistics. For a batch of another size it is compiled first.
         """
         self._check_open()
         self._take_writes(runs=True)
-        arrays = fitted(self._step.batch, batch, named)
+        arrays = batch_arrays(self._step.batch, batch, named)
         shapes = tuple([array.shape for array in arrays])
         evaluation = self._evaluations.get(shapes)
         if evaluation is None:
@@ -181,44 +184,45 @@ class TrainingInstance(TrainingTensors):
         return outputs if isinstance(outputs, Tensor) else outputs[number]
 
     def _loaded_evaluation(self, program: Program) -> tuple[LoadedProgram, int]:
-        """A program for evaluation on the device, and which of its outputs is the prediction: as
-        for training the first floating one, where there is one."""
+        """Load an evaluation program; return it with the number of the output that is the
+        prediction."""
         try:
             prediction = prediction_of(graph_of(program))
         except CompileError:
-            return loaded(self.device, program), 0
+            return load_program(self.device, program), 0
         names = [slot.name for slot in program.outputs]
-        return loaded(self.device, program), names.index(prediction)
+        return load_program(self.device, program), names.index(prediction)
 
     def _compiled(self, compile: Callable[[NamedShapes], T] | None, shapes: Shapes) -> T:
-        """The programs for other shapes; raises `UsageError` where there are none."""
+        """Compile programs for other shapes; raise `UsageError` if that is impossible."""
         ports = self._step.batch
         try:
             if compile is None:
-                raise UsageError("a model that was read from a file has no module to compile again")
+                raise UsageError("a model loaded from a file cannot be compiled for other shapes")
             if [*map(len, shapes)] != [len(port.shape) for port in ports]:
-                raise UsageError("it has another number of axes")
+                raise UsageError("another number of axes")
             with nullcontext() if self._sharer is None else self._sharer.without_gradients():
                 return compile(dict(zip(self.inputs, shapes, strict=True)))
         except (CompileError, UsageError) as error:
             given = zip(ports, shapes, strict=True)
             port, shape = next(pair for pair in given if pair[0].shape != pair[1])
-            raise other_shape(port, shape, error.what) from error
+            raise shape_error(port, shape, error.what) from error
 
     @property
     def prediction(self) -> TensorFuture:
-        """The last forward pass's prediction; raises `UsageError` before the first."""
+        """The prediction of the last forward pass; raises `UsageError` before the first."""
         tensor = self._cells.tensor(self._wiring.prediction)
         if tensor is None:
-            raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
+            raise UsageError("no forward pass has run", remedy="call forward(batch) first")
         return TensorFuture(self, tensor, self.forwards)
 
-    @alone
+    @exclusive
     def compute_loss(self, label: Any) -> LossTensor:
-        """Queue the loss program on the last prediction; raises `UsageError` for bad labels."""
+        """Queue the loss program on the last prediction; raise `UsageError` for invalid labels."""
         self._check_open()
         if not self._has_forward:
-            raise UsageError("there is no prediction to judge", remedy="call the model first")
+            raise UsageError("compute_loss() was called before a forward pass",
+                             remedy="call the model first")  # fmt: skip
         if not isinstance(label, Tensor):
             label = np.asarray(label)
             self.loss_fn.check_label(label, self._step.prediction_type)
@@ -230,15 +234,15 @@ class TrainingInstance(TrainingTensors):
         return self._last_loss
 
     def backward_of(self, loss: LossTensor, by: float) -> None:
-        """`LossTensor.backward`: queue the backward program for this loss, `by` times."""
+        """Queue the backward program of a loss, with its gradients multiplied by `by`."""
         if loss is not self._last_loss:
             raise UsageError(
-                "backward() goes back once, from the last loss: its activations are gone",
+                "backward() can run once, for the last loss: its activations were released",
                 remedy="call the model and the loss again",
             )
         self.backward(by)
 
-    @alone
+    @exclusive
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._drop_gradients()
@@ -248,18 +252,18 @@ class TrainingInstance(TrainingTensors):
         held, gradients = self._cells.values, self._wiring.gradients
         return bool(gradients) and None not in [held[number] for number in gradients]
 
-    # -- the lower face ----------------------------------------------------------------------------
+    # -- one program each --------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
-        """Queue the forward program; times of its operations while profiling.
+        """Queue the forward program; return operation times while profiling.
 
-        Those for a batch of another size are compiled first.
+        Programs for a batch of another size are compiled first.
         """
         self._check_open()
         self._take_writes(runs=True)
         cells, step = self._cells, self._step
-        arrays = fitted(step.batch, batch, named)
+        arrays = batch_arrays(step.batch, batch, named)
         shapes = tuple([array.shape for array in arrays])
         if shapes != step.shapes:
             step = self._change_step(shapes)
@@ -279,12 +283,12 @@ class TrainingInstance(TrainingTensors):
         self._show(self._changed_buffers)
         return times
 
-    def _change_step(self, shapes: Shapes) -> StitchedStep:
-        """Go on with the programs for batches of other shapes; those of now lose what they made."""
+    def _change_step(self, shapes: Shapes) -> BoundStep:
+        """Switch to the programs for batches of other shapes; release the current activations."""
         step = self._steps.get(shapes)
         if step is None:
             programs = self._compiled(self._compile_step, shapes)
-            step = StitchedStep(programs, self.programs.parameters, self._cells)
+            step = BoundStep(programs, self.programs.parameters, self._cells)
         _keep(self._steps, shapes, step)
         self._cells.drop(self._wiring.of_a_pass)
         self._step, self._wiring = step, step.wiring
@@ -292,14 +296,15 @@ class TrainingInstance(TrainingTensors):
         step.describe_cells()
         return step
 
-    @alone
+    @exclusive
     def backward(self, by: float = 1.0) -> tuple[LayerTime, ...] | None:
-        """Queue the backward program of the last loss; gradients, multiplied by a number, are added
-        to those there are."""
+        """Queue the backward program of the last loss; add its gradients, times `by`, to existing
+        ones."""
         self._check_open()
         loss = self._last_loss
         if loss is None:
-            raise UsageError("there is no loss to go back from", remedy="judge(label) first")
+            raise UsageError("backward() was called without a loss",
+                             remedy="call compute_loss(label) first")  # fmt: skip
         seeds = [] if by == 1.0 else self._cells.tensors(self._wiring.seeds)
         try:
             self._cells.restore((number, _multiplied(seed, by)) for number, seed in seeds)
@@ -320,10 +325,10 @@ class TrainingInstance(TrainingTensors):
         return times
 
     def _add(self) -> tuple[LayerTime, ...] | None:
-        """Backward of another micro-batch, whose gradients are added to those so far."""
+        """Run the backward program into separate cells and add its gradients to the sums."""
         if self._addition is None:
             program = compile_accumulation(self.programs, self.device.machine)
-            self._addition = Stitched(loaded(self.device, program), self._cells)
+            self._addition = BoundProgram(load_program(self.device, program), self._cells)
         backward = self._step.backward_of_more
         times = self._run_with_previous(backward)
         added = self._run(self._addition)
@@ -331,28 +336,30 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(backward.outputs)
         return times
 
-    @alone
+    @exclusive
     def update(self) -> tuple[LayerTime, ...] | None:
-        """Run what is queued, check the losses, and update parameters and optimizer state.
+        """Run the queue, check the losses, and update parameters and optimizer state.
 
-        Raises `TaskError` for a loss that is NaN or infinite, naming the step and the first
-        operator that made it; parameters and buffers are then as before the step.
+        Raises:
+            TaskError: A loss is NaN or infinite; the text names the step and the first operator
+                that made it. Parameters and buffers are then as before the step.
         """
         self._check_open()
         if not self._has_gradients:
-            raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
+            raise UsageError("update() was called without gradients",
+                             remedy="call loss.backward() first")  # fmt: skip
         if self._dropped:
             raise UsageError(
-                "the update steps all parameters, and some have no gradient any more",
+                "some parameters have no gradient, and the update needs all of them",
                 got=", ".join(sorted(self._dropped)[:4]),
-                remedy="optimizer.zero_grad() drops all; requires_grad_(False) before compile "
-                "leaves a parameter out",
+                remedy="drop all with optimizer.zero_grad(); to exclude a parameter, call "
+                "requires_grad_(False) before compile",
             )
         self._take_writes()
         if self._sharer is not None:
             self._sharer.check_step()
         self.device.flush()
-        # Without data no loss is a number; all else goes as it does with data.
+        # The null executor has no numbers to check.
         for loss in self._losses if self.device.computes else ():
             if not math.isfinite(loss.item()):
                 self._refuse(loss.item())
@@ -378,14 +385,16 @@ class TrainingInstance(TrainingTensors):
         return times
 
     def _renew_update(self) -> None:
-        """The update by the optimizer's settings as they are now; its states stay."""
+        """Compile the update program for the current settings; its states are retained."""
         if self._compile_update is None:
             raise UsageError(
-                "settings of an optimizer other than its rate are part of the update program",
+                "optimizer settings other than lr are constants of the update program",
                 remedy="compile the model again",
             )
         program = self._compile_update(self.programs, self.optimizer)
-        self._update = Stitched(loaded(self.device, program), self._cells, lost_by=HALF_UPDATED)
+        self._update = BoundProgram(
+            load_program(self.device, program), self._cells, lost_by=HALF_UPDATED
+        )
         self.programs = replace(self.programs, update=program)
         self._start_states({})
         self._rates, self._changes = (), self.optimizer.changes
@@ -394,31 +403,32 @@ class TrainingInstance(TrainingTensors):
         self._before, self._losses = [], []
         self.steps = steps
 
-    def _run_with_previous(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
+    def _run_with_previous(self, program: BoundProgram) -> tuple[LayerTime, ...] | None:
+        """Run a program with the states from before the last forward pass."""
         after = self._cells.tensors(self._wiring.reread)
         self._cells.restore(self._previous)
-        times = self._run(stitched)
+        times = self._run(program)
         self._cells.restore(after)
         self._previous = []
         return times
 
     def _run(
-        self, stitched: Stitched, entries: Sequence[Any] = (),
+        self, program: BoundProgram, entries: Sequence[Any] = (),
         then: Callable[[], object] | None = None,
     ) -> tuple[LayerTime, ...] | None:  # fmt: skip
         if self.profiling:
-            return profiled(self.device, lambda: stitched.run(entries, then))
-        stitched.run(entries, then)
+            return profile_operations(self.device, lambda: program.run(entries, then))
+        program.run(entries, then)
         return None
 
-    # -- when it goes wrong ------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def _refuse(self, value: float) -> None:
-        """The step has not happened: buffers as before it, gradients gone; then the error."""
+        """Undo the step, drop the gradients, and raise the error for a non-finite loss."""
         self._cells.restore(self._before)
         slots = (slot.name for slot in self.programs.forward.inputs)
-        # Who first made NaN or Inf is found by running forward and loss once more.
-        where = culprit(self._cells, (*slots, LABEL), (self._step.forward, self._step.loss))
+        # Run forward and loss again to find the operation that made NaN or Inf.
+        where = find_non_finite(self._cells, (*slots, LABEL), (self._step.forward, self._step.loss))
         self._cells.restore(self._before)
         self._drop_gradients()
         self._cells.drop(self._wiring.momentary)
@@ -431,14 +441,12 @@ class TrainingInstance(TrainingTensors):
             "or look at the batch",
         )
 
-    # -- life --------------------------------------------------------------------------------------
-
-    @alone
+    @exclusive
     def close(self) -> None:
-        """Stop training and free its tensors; closing twice is allowed."""
+        """Stop training and release its tensors; may be called twice."""
         if self._closed:
             return
-        # Half a close would be worse than none.
+        # Check first: a failure later would leave the instance half closed.
         self.device.check_outside()
         if self._sharer is not None:
             self._sharer.end()
@@ -447,7 +455,7 @@ class TrainingInstance(TrainingTensors):
             self.optimizer.bind(None)
         self._before, self._losses, self._last_loss, self._previous = [], [], None, []
         self._cells.close()
-        # Loaded programs hold the places of their constants.
+        # Unload the programs: they have device memory for their constants.
         self._steps.clear()
         self._evaluations.clear()
         del self._step, self._update, self._addition
@@ -462,7 +470,7 @@ class TrainingInstance(TrainingTensors):
 
 
 def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:
-    """Programs for a size of batch come last; the first ones go where there are too many."""
+    """Add an entry at the end of a cache of `MAX_SIZES` entries."""
     programs.pop(shapes, None)
     programs[shapes] = new
     while len(programs) > MAX_SIZES:
@@ -470,5 +478,5 @@ def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:
 
 
 def _multiplied(tensor: Tensor | None, by: float) -> Tensor:
-    assert tensor is not None, "a loss that was judged has a gradient to go back from"
+    assert tensor is not None, "the loss program has computed the seeds"
     return PendingValue(tensor).multiplied(by).tensor

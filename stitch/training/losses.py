@@ -1,4 +1,4 @@
-"""Losses: graphs (prediction, label) → a scalar, and what labels must be."""
+"""Loss functions: graphs from prediction and label to a scalar, and checks of labels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ REDUCTIONS = ("mean", "sum")
 
 
 class Loss(ABC):
-    """A loss function, before compilation and after: called with what a compiled model gave.
+    """A loss function, passed to `stitch.compile` and called in the training loop.
 
-    `loss_fn(pred, label)` on a compiled model's prediction queues the loss program and gives a
-    `LossTensor`; the model must have been compiled with this loss.
+    `loss_fn(pred, label)` on the prediction of a model that was compiled with this loss queues the
+    loss program and returns a `LossTensor`.
     """
 
     name: ClassVar[str]
@@ -28,7 +28,7 @@ class Loss(ABC):
     def __init__(self, reduction: str = "mean") -> None:
         if not isinstance(reduction, str) or reduction not in REDUCTIONS:
             raise UsageError(
-                f"{type(self).__name__} has no such reduction",
+                f"reduction of {type(self).__name__} is unknown",
                 expected=", ".join(REDUCTIONS),
                 got=repr(reduction),
             )
@@ -36,26 +36,26 @@ class Loss(ABC):
 
     @abstractmethod
     def label_type(self, pred: ValueType) -> ValueType:
-        """Shape and type of the labels for a prediction; raises `CompileError` if it has none."""
+        """Return shape and type of the labels for a prediction; raise `CompileError` if it is
+        invalid."""
 
     @abstractmethod
     def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
-        """Write the loss down: float32 tensors in, a float32 scalar out."""
+        """Write the loss into a graph: float32 tensors in, a float32 scalar out."""
 
     def check_label(self, label: Array, pred: ValueType) -> None:
-        """Raise `UsageError` where a host array cannot be this prediction's labels."""
+        """Raise `UsageError` if an array cannot be the labels of a prediction."""
         wanted = self.label_type(pred)
         if label.dtype.kind not in "fiub" and label.dtype != DataType.BFLOAT16.dtype:
-            raise self.refusal("labels are numbers", wanted.text(), str(label.dtype))
+            raise self.refusal("labels are not numbers", wanted.text(), str(label.dtype))
         if label.shape != wanted.shape:
             raise self.refusal("labels have another shape", wanted.text(), str(list(label.shape)))
 
     def refusal(self, what: str, expected: str, got: str) -> UsageError:
-        """The error for labels that this loss does not take."""
         return UsageError(f"{type(self).__name__}: {what}", expected=expected, got=got)
 
     def graph(self, pred: ValueType, pred_name: str = "pred") -> ComputationGraph:
-        """The loss of a prediction of a type: inputs `pred_name` and `label`, output `loss`."""
+        """Return the loss as a graph with inputs `pred_name` and `label` and output `loss`."""
         b = ComputationGraphBuilder(self.name)
         tensor = b.input(pred_name, pred.shape, pred.data_type)
         kind = self.label_type(pred)
@@ -64,19 +64,19 @@ class Loss(ABC):
         return b.build()
 
     def settings(self) -> dict[str, Any]:
-        """What it is told beside its reduction, where that says something."""
+        """Return the settings beside `reduction` that differ from their defaults."""
         return {}
 
     def config(self) -> dict[str, Any]:
-        """What `loss_from_config` makes this loss of again."""
+        """Return the configuration that `loss_from_config` accepts."""
         return {"loss": self.name, "reduction": self.reduction, **self.settings()}
 
     def __call__(self, pred: Any, label: Any) -> Any:
-        """The loss of a compiled model's prediction, as a `LossTensor`."""
-        compute_loss = getattr(pred, "judged_by", None)
+        """Queue the loss of a compiled model's prediction; return a `LossTensor`."""
+        compute_loss = getattr(pred, "loss_with", None)
         if compute_loss is None:
             raise UsageError(
-                "a loss takes the prediction of a model that was compiled for training",
+                f"{type(self).__name__} was not called on the prediction of a compiled model",
                 got=type(pred).__name__,
                 remedy="compiled = stitch.compile(model, example, optimizer=..., loss=loss_fn)",
             )
@@ -87,44 +87,43 @@ class Loss(ABC):
         return f"{type(self).__name__}(reduction={self.reduction!r}{more})"
 
     def _reduced(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
-        """Mean or sum over all elements."""
         reduced = b.op("ReduceMean" if self.reduction == "mean" else "ReduceSum", each, keepdims=0)
         assert isinstance(reduced, SymbolicTensor)
         return reduced
 
     def _weights(self, word: str, given: Any) -> Array | None:
-        """Numbers by which parts of the loss count; raises `UsageError` for what is none."""
+        """Return weights as an array; raise `UsageError` if they are not finite numbers."""
         if given is None:
             return None
         try:
             array: Array = np.array(given, np.float32)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{word} of {type(self).__name__} holds numbers",
+            raise UsageError(f"{word} of {type(self).__name__} must be numbers",
                              got=repr(given)[:60]) from error  # fmt: skip
         if not np.isfinite(array).all():
-            raise UsageError(f"{word} of {type(self).__name__} holds finite numbers",
+            raise UsageError(f"{word} of {type(self).__name__} must be finite",
                              got=repr(given)[:60])  # fmt: skip
         return array
 
 
 def require_classes(loss: Loss, pred: ValueType, weights: Array | None = None) -> None:
-    """Raise `CompileError` where a prediction has no axis of classes, or another number of them
-    than there are weights."""
+    """Raise `CompileError` for a prediction without a class axis, or with a class count that
+    differs from the number of weights."""
     name = type(loss).__name__
     if len(pred.shape) < 2:
         raise CompileError(
-            f"{name} takes logits [N, C, ...]", expected="two axes or more", got=pred.text()
+            f"{name} needs a prediction [N, C, ...]", expected="two axes or more", got=pred.text()
         )
     if weights is not None and weights.shape != pred.shape[1:2]:
         raise CompileError(
-            f"{name} takes a weight for each class",
+            f"{name} needs one weight per class",
             expected=f"{pred.shape[1]} numbers, for {pred.text()}",
             got=f"weight of shape {list(weights.shape)}",
         )
 
 
-def listed(**weights: Array | None) -> dict[str, Any]:
-    """Weights as plain data, where there are any."""
+def weights_config(**weights: Array | None) -> dict[str, Any]:
+    """Return the weights that are set, as lists."""
     return {word: array.tolist() for word, array in weights.items() if array is not None}
 
 
@@ -132,9 +131,11 @@ def listed(**weights: Array | None) -> dict[str, Any]:
 # Classification losses
 
 
-class _ClassNumbers(Loss):
-    """Labels are numbers of classes; `weight` says by how much each class counts, labels of
-    `ignore_index` count nothing."""
+class _ClassIndexLoss(Loss):
+    """A loss with class indices as labels.
+
+    `weight` scales each class; labels equal to `ignore_index` do not contribute.
+    """
 
     def __init__(self, reduction: str, weight: Any, ignore_index: int | None) -> None:
         super().__init__(reduction)
@@ -150,7 +151,7 @@ class _ClassNumbers(Loss):
     def check_label(self, label: Array, pred: ValueType) -> None:
         if label.dtype.kind not in "iu":
             wanted = self.label_type(pred).text()
-            raise self.refusal("labels are class indices", wanted, str(label.dtype))
+            raise self.refusal("labels must be class indices", wanted, str(label.dtype))
         super().check_label(label, pred)
         classes = pred.shape[1]
         if not label.size or (label.min() >= 0 and label.max() < classes):
@@ -169,12 +170,12 @@ class _ClassNumbers(Loss):
 
     def settings(self) -> dict[str, Any]:
         ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
-        return listed(weight=self.weight) | ignored
+        return weights_config(weight=self.weight) | ignored
 
     def _of_logarithms(
         self, b: ComputationGraphBuilder, logs: Any, label: Any, smoothing: float = 0.0
     ) -> SymbolicTensor:
-        """The loss from the logarithms of probabilities: the weighted mean, or the sum."""
+        """Return the weighted mean or sum of negative log-probabilities."""
         label = b.unsqueeze(label, 1)
         counts: Any = None
         if self.ignore_index is not None:
@@ -211,7 +212,7 @@ class _ClassNumbers(Loss):
 
 
 @final
-class CrossEntropyLoss(_ClassNumbers):
+class CrossEntropyLoss(_ClassIndexLoss):
     """`torch.nn.CrossEntropyLoss` on logits [N, C, ...] and class indices [N, ...], int64."""
 
     name = "sparse_categorical_crossentropy"
@@ -233,7 +234,7 @@ class CrossEntropyLoss(_ClassNumbers):
 
 
 @final
-class NLLLoss(_ClassNumbers):
+class NLLLoss(_ClassIndexLoss):
     """`torch.nn.NLLLoss` on logarithms of probabilities [N, C, ...] and class indices [N, ...]."""
 
     name = "nll"
@@ -251,7 +252,7 @@ class NLLLoss(_ClassNumbers):
 class CategoricalCrossEntropyLoss(Loss):
     """Cross-entropy of logits [N, C, ...] and class probabilities of the same shape.
 
-    What `torch.nn.CrossEntropyLoss` does with floating targets: the mean divides by all but C.
+    As `torch.nn.CrossEntropyLoss` with floating targets: the mean divides by all axes except C.
     """
 
     name = "categorical_crossentropy"
@@ -270,7 +271,7 @@ class CategoricalCrossEntropyLoss(Loss):
     def refusal(self, what: str, expected: str, got: str) -> UsageError:
         return UsageError(
             f"{type(self).__name__}: {what}", expected=f"{expected}, the classes' probabilities",
-            got=got, remedy="class numbers are integers: give label.long() to CrossEntropyLoss",
+            got=got, remedy="for class indices, pass label.long() to CrossEntropyLoss",
         )  # fmt: skip
 
     def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
@@ -288,12 +289,12 @@ class CategoricalCrossEntropyLoss(Loss):
 
     def settings(self) -> dict[str, Any]:
         smoothed = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
-        return listed(weight=self.weight) | smoothed
+        return weights_config(weight=self.weight) | smoothed
 
 
 def _smoothing(loss: Loss, share: float) -> float:
     if not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise UsageError(f"label_smoothing of {type(loss).__name__} lies in [0, 1]",
+        raise UsageError(f"label_smoothing of {type(loss).__name__} must be in [0, 1]",
                          got=repr(share))  # fmt: skip
     return float(share)
 
@@ -301,12 +302,12 @@ def _smoothing(loss: Loss, share: float) -> float:
 # --------------------------------------------------------------------------------------------------
 # Elementwise losses
 
-#: The least probability that has a logarithm of its own: PyTorch's logarithms end at -100.
+#: exp(-100): PyTorch clamps logarithms at -100.
 _LEAST = 3.783505853677006e-44
 
 
 class _Elementwise(Loss):
-    """Labels like the prediction; mean or sum of one number for each element."""
+    """A loss per element, reduced by mean or sum; labels have the shape of the prediction."""
 
     def label_type(self, pred: ValueType) -> ValueType:
         return ValueType(pred.shape, DataType.FLOAT32)
@@ -316,14 +317,14 @@ class _Elementwise(Loss):
 
     @abstractmethod
     def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
-        """The loss of every element."""
+        """Return the loss of every element."""
 
     def _broadcast(self, word: str, weights: Array | None, each: Any) -> Array | None:
-        """Weights, if they go with the elements; raises `CompileError`."""
+        """Return weights; raise `CompileError` if they do not broadcast to the elements."""
         shape = tuple(each.shape)
         if weights is not None and np.broadcast_shapes(weights.shape, shape) != shape:
             raise CompileError(
-                f"{word} of {type(self).__name__} goes with the elements of the prediction",
+                f"{word} of {type(self).__name__} must broadcast to the prediction",
                 expected=str(list(shape)), got=str(list(weights.shape)),
             )  # fmt: skip
         return weights
@@ -331,7 +332,7 @@ class _Elementwise(Loss):
 
 @final
 class MSELoss(_Elementwise):
-    """Squared differences, their mean or sum (`torch.nn.MSELoss`); labels like the prediction."""
+    """`torch.nn.MSELoss`: the mean or sum of squared differences."""
 
     name = "mse"
 
@@ -342,7 +343,7 @@ class MSELoss(_Elementwise):
 
 @final
 class L1Loss(_Elementwise):
-    """Absolute differences, their mean or sum (`torch.nn.L1Loss`)."""
+    """`torch.nn.L1Loss`: the mean or sum of absolute differences."""
 
     name = "l1"
 
@@ -350,19 +351,19 @@ class L1Loss(_Elementwise):
         return b.op("Abs", pred - label)
 
 
-class _Bent(_Elementwise):
-    """Squared differences up to a bend, absolute ones beyond it."""
+class _PiecewiseLoss(_Elementwise):
+    """Squared differences up to a threshold, absolute ones beyond it."""
 
     def _bend(self, word: str, value: float, *, may_be_zero: bool) -> float:
         NUMBER.check(type(self).__name__, word, value)
         if not (value > 0 or (may_be_zero and value == 0)):
             least = "at least 0" if may_be_zero else "above 0"
-            raise UsageError(f"{word} of {type(self).__name__} is {least}", got=str(value))
+            raise UsageError(f"{word} of {type(self).__name__} must be {least}", got=str(value))
         return float(value)
 
 
 @final
-class SmoothL1Loss(_Bent):
+class SmoothL1Loss(_PiecewiseLoss):
     """`torch.nn.SmoothL1Loss`: d² / (2 beta) below beta, d - beta / 2 from there."""
 
     name = "smooth_l1"
@@ -383,7 +384,7 @@ class SmoothL1Loss(_Bent):
 
 
 @final
-class HuberLoss(_Bent):
+class HuberLoss(_PiecewiseLoss):
     """`torch.nn.HuberLoss`: d² / 2 below delta, delta (d - delta / 2) from there."""
 
     name = "huber"
@@ -419,14 +420,14 @@ class BCELoss(_Elementwise):
         return each if weight is None else each * b.constant(weight)
 
     def settings(self) -> dict[str, Any]:
-        return listed(weight=self.weight)
+        return weights_config(weight=self.weight)
 
 
 @final
 class BCEWithLogitsLoss(_Elementwise):
-    """`torch.nn.BCEWithLogitsLoss`: logits and probabilities of one shape, no overflow.
+    """`torch.nn.BCEWithLogitsLoss`: logits and probabilities of one shape, without overflow.
 
-    `pos_weight`: by how much labels of 1 count; `weight`: by how much each element does.
+    `pos_weight` scales labels of 1, `weight` each element.
     """
 
     name = "bce_with_logits"
@@ -450,12 +451,12 @@ class BCEWithLogitsLoss(_Elementwise):
         return each if weight is None else each * b.constant(weight)
 
     def settings(self) -> dict[str, Any]:
-        return listed(weight=self.weight, pos_weight=self.pos_weight)
+        return weights_config(weight=self.weight, pos_weight=self.pos_weight)
 
 
 @final
 class IdentityLoss(Loss):
-    """The prediction itself, its mean or sum, as the loss; labels are one number, not looked at."""
+    """The mean or sum of the prediction itself; the label is one number, which is ignored."""
 
     name = "identity"
 
@@ -480,16 +481,16 @@ LOSSES: tuple[type[Loss], ...] = (
     L1Loss, SmoothL1Loss, HuberLoss, BCELoss, NLLLoss,
 )  # fmt: skip
 _BY_NAME: dict[str, type[Loss]] = {kind.name: kind for kind in LOSSES}
-#: PyTorch's word is for class numbers, where ours that look like it are not.
+#: Names in PyTorch and Keras for a cross-entropy of class indices.
 _ALSO_CALLED = dict.fromkeys(("cross_entropy", "crossentropy"), CrossEntropyLoss.name)
 
 
-#: What stands for a loss: `loss_from_config` takes it.
+#: What `loss_from_config` accepts.
 LOSS_KIND = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str, Mapping)
 
 
 def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
-    """A loss by name (`mse`, `mse_sum` ...) or by what `Loss.config` gave; raises `UsageError`."""
+    """Return a loss by name (`mse`, `mse_sum`, ...) or configuration; raise `UsageError`."""
     if isinstance(config, Loss):
         return config
     LOSS_KIND.check("training", "loss", config)
@@ -503,7 +504,7 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
     kind = _BY_NAME.get(named)
     if kind is None:
         raise UsageError(
-            "no such loss",
+            "unknown loss",
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
             got=repr(named),
             remedy=closest(_ALSO_CALLED.get(named, named), _BY_NAME) or None,

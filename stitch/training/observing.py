@@ -1,6 +1,6 @@
-"""Looking into programs while they run: times, values inside, and which operation went wrong.
+"""Observe programs while they run: operation times, intermediate values, non-finite results.
 
-The work runs once, for real, one operation at a time.
+Hooks make the programs run one operation at a time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 
 from stitch.program import Array
 from stitch.runtime import HookContext, RuntimeDevice
-from stitch.training.stitching import NamedCells, Stitched
+from stitch.training.stitching import BoundProgram, NamedCells
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """How long one operation ran: its program, its first result's name, operator, user's line."""
+    """The time of one operation: its program, first result, ONNX name and line of the user's
+    source."""
 
     program: str
     name: str
@@ -27,8 +28,8 @@ class LayerTime:
     seconds: float
 
 
-def profiled(device: RuntimeDevice, queue: Callable[[], object]) -> tuple[LayerTime, ...]:
-    """Run what is queued, then what `queue` queues, once; gives the time of every operation."""
+def profile_operations(device: RuntimeDevice, queue: Callable[[], object]) -> tuple[LayerTime, ...]:
+    """Run the queue, then what `queue` enqueues, and return the time of each of its operations."""
     device.flush()
     times: list[LayerTime] = []
     began: list[float] = []
@@ -52,14 +53,13 @@ def profiled(device: RuntimeDevice, queue: Callable[[], object]) -> tuple[LayerT
 
 
 def first_result(context: HookContext) -> str:
-    """The name of an operation's first result."""
     operation = context.operation
     assert operation is not None
     return context.program.values[next(v for v in operation.outputs if v >= 0)].name
 
 
-def captured(device: RuntimeDevice, name: str, queue: Callable[[], object]) -> Array | None:
-    """The value of this name, copied out of the program that makes it when `queue` queues it."""
+def capture_value(device: RuntimeDevice, name: str, queue: Callable[[], object]) -> Array | None:
+    """Return a copy of the value `name` from the programs that `queue` enqueues, None if absent."""
     copies: list[Array] = []
 
     def after(context: HookContext) -> None:
@@ -76,10 +76,12 @@ def captured(device: RuntimeDevice, name: str, queue: Callable[[], object]) -> A
     return copies[0] if copies else None
 
 
-def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
-    """The first tensor among the named that holds NaN or Inf, else the first operation to make one.
+def find_non_finite(
+    cells: NamedCells, names: Iterable[str], programs: Sequence[BoundProgram]
+) -> str:
+    """Return the first tensor in `names` with NaN or Inf, else the first operation that made one.
 
-    Leaves the results of the programs in their cells.
+    Reruns the programs; their results stay in the cells.
     """
     for name in names:
         tensor = cells.get(name)
@@ -104,5 +106,4 @@ def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched
 
 
 def _is_finite(array: Array) -> bool:
-    """Whether there is no NaN and no Inf in an array."""
     return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())

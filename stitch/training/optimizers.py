@@ -1,7 +1,4 @@
-"""Optimizers: the formulas of PyTorch's, written as graphs over donated parameters and states.
-
-A family of formulas is a file.
-"""
+"""Optimizers with PyTorch's formulas, as graphs that update donated parameters and states."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ _NUMBERS = several("numbers", NUMBER)
 BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
 
 
-class Stepping(Protocol):
-    """What an optimizer drives once training has started: a training instance."""
+class StepTarget(Protocol):
+    """A training that an optimizer steps."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -31,18 +28,18 @@ class Stepping(Protocol):
 
 
 class Optimizer(ABC):
-    """Hyperparameters of an update, and the handle that the training loop steps with.
+    """Hyperparameters of an update, and the handle that a training loop steps with.
 
-    `lr` may be set at any time; `schedule` gives the rate of each step from it. `add_group` gives
-    some parameters settings of their own. One optimizer belongs to one model; `step`
-    raises `UsageError` before the model's first call and after training has stopped.
+    `lr` may be set at any time; `schedule` computes the rate of each step from it. `add_group`
+    gives parameters settings of their own. An optimizer belongs to one model; `step` raises
+    `UsageError` before the model's first call and after training has stopped.
     """
 
     name: ClassVar[str]
-    #: What is kept beside each parameter, in PyTorch's words; which of it is one number.
+    #: Optimizer states of each parameter, by PyTorch's names; those that are scalars.
     states: tuple[str, ...] = ()
     scalar_states: ClassVar[tuple[str, ...]] = ()
-    #: Whether the formula needs the number of steps taken.
+    #: Whether the formula needs the step count.
     counts_steps: bool = False
 
     def __init__(
@@ -52,72 +49,70 @@ class Optimizer(ABC):
         self.weight_decay = self._at_least_zero("weight_decay", weight_decay)
         self.schedule: Schedule = schedule_from_config(schedule)
         self.maximize = bool(maximize)
-        #: Whose settings differ: optimizers of the same kind, and what they step.
+        #: Parameter groups: an optimizer of the same kind with other settings, and its parameters.
         self._groups: list[tuple[Optimizer, tuple[str, ...]]] = []
         self._stepping: weakref.ref[Any] | None = None
         self._watchers: list[Callable[[bool], object]] = []
-        #: How often settings have changed that are no inputs of the update.
+        #: Number of changes of settings that are constants of the update program.
         self.changes = 0
 
     def _at_least_zero(self, word: str, value: float) -> float:
         NUMBER.check(type(self).__name__, word, value)
         if not value >= 0 or value == float("inf"):
-            raise UsageError(f"{word} of {type(self).__name__} is a number of at least 0",
+            raise UsageError(f"{word} of {type(self).__name__} must be finite and at least 0",
                              got=str(value))  # fmt: skip
         return float(value)
 
     def _share(self, word: str, value: float) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         NUMBER.check(type(self).__name__, word, value)
         if not 0 <= value < 1:
-            raise UsageError(f"{word} of {type(self).__name__} lies in [0, 1)", got=str(value))
+            raise UsageError(f"{word} of {type(self).__name__} must be in [0, 1)", got=str(value))
         return float(value)
 
     def _two_shares(self, betas: tuple[float, float]) -> tuple[float, float]:
         BETAS.check(type(self).__name__, "betas", betas)
-        first, second = betas
-        if not (0 <= first < 1 and 0 <= second < 1):
-            raise UsageError(f"betas of {type(self).__name__} lie in [0, 1)", got=str(betas))
-        return float(first), float(second)
+        return self._share("betas[0]", betas[0]), self._share("betas[1]", betas[1])
 
     @abstractmethod
     def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
-        """Scalars that all parameters share, from the learning rate and the step's number (1 …)."""
+        """Write the scalars that all parameters share, from the learning rate and the step count
+        (from 1)."""
 
     @abstractmethod
     def write(
         self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """One step of one float32 parameter: its new value and its new states."""
+        """Write one step of a float32 parameter: return its new value and its new states."""
 
     def start_of(self, state: str) -> float:
-        """What a state holds before the first step."""
+        """Return the value of a state before the first step."""
         return 0.0
 
     def start_of_slot(self, parameter: str, state: str) -> float:
-        """What the slot `parameter.state` of an update holds before the first step."""
+        """Return the initial value of the slot `parameter.state` of an update."""
         group = self.groups[self.group_of(parameter)]
         return group.start_of(state) if parameter and state in group.states else 0.0
 
     # -- settings ----------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What the class takes to make this optimizer again, without its groups."""
+        """Return the constructor arguments of this optimizer, without groups."""
         return {
             "lr": self.lr, "weight_decay": self.weight_decay, "schedule": self.schedule.config(),
-            **given(maximize=self.maximize),
+            **non_default(maximize=self.maximize),
         }  # fmt: skip
 
     def config(self) -> dict[str, Any]:
-        """What `optimizer_from_config` makes this optimizer of again."""
+        """Return the configuration that `optimizer_from_config` accepts."""
         groups = [{"parameters": list(names), **o.settings()} for o, names in self._groups]
-        return {"optimizer": self.name, **self.settings(), **given(groups=groups)}
+        return {"optimizer": self.name, **self.settings(), **non_default(groups=groups)}
 
     def add_group(self, parameters: Iterable[str], **settings: Any) -> None:
-        """Settings of their own for these parameters, by name; what is not said is as here.
+        """Give parameters settings of their own; other settings are those of this optimizer.
 
-        Raises `UsageError` for an unknown setting, and for a parameter that has a group already.
+        Raises `UsageError` for an unknown setting, and for a parameter that is in another group.
         """
         kind = type(self).__name__
         WORDS.check(f"{kind}.add_group", "parameters", parameters)
@@ -126,7 +121,7 @@ class Optimizer(ABC):
             {name for _, grouped in self._groups for name in grouped}.intersection(names)
         )
         if twice:
-            raise UsageError(f"{kind}: a parameter is in one group", got=", ".join(twice))
+            raise UsageError(f"{kind}: parameters are in two groups", got=", ".join(twice))
         known = [*inspect.signature(type(self)).parameters]
         unknown = sorted(settings.keys() - set(known))
         if unknown:
@@ -136,9 +131,11 @@ class Optimizer(ABC):
             )  # fmt: skip
         self._groups.append((type(self)(**{**self.settings(), **settings}), names))
 
-    def restate(self, number: int, **settings: Any) -> None:
-        """Settings of a group as they are from now on; others than `lr` are part of the update,
-        which is compiled anew where they change."""
+    def change_settings(self, number: int, **settings: Any) -> None:
+        """Change the settings of a group.
+
+        `lr` is an input of the update program; for other settings it is compiled again.
+        """
         group = self.groups[number]
         changed = {word for word, value in settings.items() if getattr(group, word) != value}
         if changed <= {"lr"}:
@@ -146,7 +143,7 @@ class Optimizer(ABC):
             return
         anew = type(group)(**{**group.settings(), **settings})
         kept = ("_groups", "_stepping", "_watchers", "changes")
-        # What settings of before added, such as a state, is gone with them.
+        # Remove attributes that only the old settings have, such as a state.
         for word in vars(group).keys() - vars(anew).keys():
             delattr(group, word)
         vars(group).update({w: value for w, value in vars(anew).items() if w not in kept})
@@ -154,67 +151,66 @@ class Optimizer(ABC):
 
     @property
     def groups(self) -> tuple[Optimizer, ...]:
-        """This optimizer, for all that no group names, and those of the groups."""
+        """This optimizer, for parameters without a group, and the optimizers of the groups."""
         return (self, *(optimizer for optimizer, _ in self._groups))
 
     @property
     def grouped(self) -> tuple[str, ...]:
-        """The parameters that groups name."""
+        """The parameters that are in groups."""
         return tuple(name for _, names in self._groups for name in names)
 
     def group_of(self, parameter: str) -> int:
-        """Which of the groups steps a parameter."""
+        """Return the number of a parameter's group, 0 for none."""
         return next((i for i, (_, n) in enumerate(self._groups, 1) if parameter in n), 0)
 
     def rate(self, step: int) -> float:
-        """The learning rate of step `step`, from 0, of all that no group names."""
+        """Return the learning rate of step `step`, from 0, for parameters without a group."""
         return self.schedule.rate(self.lr, step)
 
     def rates(self, step: int) -> tuple[float, ...]:
-        """The learning rate of each group in step `step`, from 0."""
+        """Return the learning rate of each group in step `step`, from 0."""
         return tuple([group.rate(step) for group in self.groups])
 
     # -- in the loop -------------------------------------------------------------------------------
 
     def check_free(self) -> None:
-        """Raise `UsageError` while another training goes by it: `step` drives one."""
+        """Raise `UsageError` while another training uses this optimizer."""
         if self.bound_to is not None and not self.bound_to.is_closed:
             raise UsageError(
-                "this optimizer trains another model already", got=repr(self),
-                remedy="give each model an optimizer of its own, or close the other training "
-                "first: model.instance.close()",
+                "this optimizer already trains another model", got=repr(self),
+                remedy="use one optimizer per model, or close the other training first: "
+                "model.instance.close()",
             )  # fmt: skip
 
-    def bind(self, stepping: Stepping | None) -> None:
-        """From now on `step` drives this instance (None: no one); it is not kept alive."""
+    def bind(self, stepping: StepTarget | None) -> None:
+        """Set the training that `step` drives, which is referenced weakly; None unbinds it."""
         self._stepping = None if stepping is None else weakref.ref(stepping)
         for watcher in self._watchers:
             watcher(stepping is not None)
 
     def watch(self, watcher: Callable[[bool], object]) -> None:
-        """Call this whenever a training begins to be driven (True), or none is any more (False)."""
+        """Call a function when a training is bound (True) and unbound (False)."""
         self._watchers.append(watcher)
 
     @property
-    def bound_to(self) -> Stepping | None:
-        """The instance that `step` drives."""
+    def bound_to(self) -> StepTarget | None:
+        """The training that `step` drives."""
         return None if self._stepping is None else self._stepping()
 
     def step(self) -> None:
-        """Update the parameters with the gradients of the last `backward`; raises `TaskError`."""
+        """Update the parameters with the current gradients; raise `TaskError` for a non-finite
+        loss."""
         bound = self.bound_to
         if bound is None:
             raise UsageError(
-                "step(): this optimizer trains no model just now",
+                "step() was called, but no training uses this optimizer",
                 remedy="compile with optimizer=..., and call the compiled model first",
             )
         bound.update()
 
     def zero_grad(self) -> None:
-        """Drop the gradients; the next `backward` starts anew instead of adding to them.
-
-        Before the model's first call, where loops begin with it, there are none.
-        """
+        """Drop the gradients; the next `backward` starts new sums. No effect before the model's
+        first call."""
         bound = self.bound_to
         if bound is not None:
             bound.zero_grad()
@@ -224,8 +220,8 @@ class Optimizer(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
 
 
-def given(**settings: Any) -> dict[str, Any]:
-    """The settings that say something: files of before they were there stay the same."""
+def non_default(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are set; older files lack the others."""
     return {name: value for name, value in settings.items() if value}
 
 
@@ -233,18 +229,18 @@ def given(**settings: Any) -> dict[str, Any]:
 # The Adam family
 
 _WIDE = DataType.FLOAT64.dtype.type
-#: RAdam steps by the average alone while the length of its estimate is not above this.
+#: RAdam uses the adaptive term above this length of the approximated moving average.
 _SHORTEST = 5.0
-#: NAdam's momentum rises by this power of the steps.
+#: Base of NAdam's momentum schedule.
 _RISE = 0.96
 
 
 class AdamLike(Optimizer):
-    """The settings and averages that all of the family have."""
+    """Settings and moving averages of the Adam family."""
 
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     counts_steps = True
-    #: Whether weight decay shrinks the parameter itself.
+    #: Whether weight decay is decoupled: applied to the parameter, not to the gradient.
     shrinks: bool = False
 
     def __init__(
@@ -259,9 +255,9 @@ class AdamLike(Optimizer):
         return super().settings() | {"betas": list(self.betas), "eps": self.eps}
 
     def _count(self, b: ComputationGraphBuilder, step: Any) -> tuple[Any, list[Any]]:
-        """The step's number, and what the averages are corrected by: 1 - beta ** step.
+        """Return the step count and the bias corrections `1 - beta ** step`, in float64.
 
-        In float32 the correction of the first steps would lose three digits.
+        In float32 the corrections of the first steps would lose three digits.
         """
         count = b.cast(step, DataType.FLOAT64)
         return count, [1.0 - b.op("Pow", b.constant(_WIDE(beta)), count) for beta in self.betas]
@@ -271,7 +267,8 @@ class AdamLike(Optimizer):
         return gradient + parameter * self.weight_decay if decays else gradient
 
     def _averages(self, gradient: Any, states: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Both as linear interpolations: their last operation reads what it overwrites."""
+        """Return both moving averages, as interpolations whose last operation reads what it
+        overwrites."""
         average, square = states["exp_avg"], states["exp_avg_sq"]
         average = average + (gradient - average) * (1.0 - self.betas[0])
         return average, square + (gradient * gradient - square) * (1.0 - self.betas[1])
@@ -316,7 +313,7 @@ class Adam(AdamLike):
         return self._stepped(parameter, change, rate), after
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | given(amsgrad=self.amsgrad)
+        return super().settings() | non_default(amsgrad=self.amsgrad)
 
 
 @final
@@ -336,7 +333,7 @@ class AdamW(Adam):
 
 
 class _Decoupled(AdamLike):
-    """Weight decay shrinks the parameter itself where that is asked for."""
+    """Adam variants with optional decoupled weight decay."""
 
     def __init__(
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
@@ -346,12 +343,12 @@ class _Decoupled(AdamLike):
         self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | given(decoupled_weight_decay=self.shrinks)
+        return super().settings() | non_default(decoupled_weight_decay=self.shrinks)
 
 
 @final
 class NAdam(_Decoupled):
-    """`torch.optim.NAdam`: Nesterov's step, with a momentum that rises."""
+    """`torch.optim.NAdam`: Nesterov momentum with a rising coefficient."""
 
     name = "nadam"
     states = (*AdamLike.states, "mu_product")
@@ -405,7 +402,7 @@ class NAdam(_Decoupled):
 
 @final
 class RAdam(_Decoupled):
-    """`torch.optim.RAdam`: the adaptive part counts once its variance can be told."""
+    """`torch.optim.RAdam`: the adaptive term is used once its variance is bounded."""
 
     name = "radam"
 
@@ -421,7 +418,7 @@ class RAdam(_Decoupled):
         longest = 2.0 / (1.0 - self.betas[1]) - 1.0
         length = longest - count * (1.0 - corrections[1]) * 2.0 / corrections[1]
         adapts = b.op("Greater", length, _SHORTEST)
-        # Where it is not used a length below 4 would have no root.
+        # Clamp: the unused branch would take the root of a negative number below 4.
         safe = b.op("Max", length, _SHORTEST)
         part = (safe - 4.0) * (safe - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * safe)
         size = b.cast(rate, DataType.FLOAT64) / corrections[0]
@@ -447,8 +444,11 @@ class RAdam(_Decoupled):
 
 @final
 class SGD(Optimizer):
-    """`torch.optim.SGD`: g + wd p; v = momentum v + (1 - dampening) g, from g in the first step;
-    p - lr v, or p - lr (g + momentum v)."""
+    """`torch.optim.SGD`.
+
+    With g + wd p as gradient: v = momentum v + (1 - dampening) g, v = g in the first step; p - lr
+    v, with Nesterov p - lr (g + momentum v).
+    """
 
     name = "sgd"
 
@@ -462,7 +462,7 @@ class SGD(Optimizer):
         self.dampening = self._at_least_zero("dampening", dampening)
         self.nesterov = bool(nesterov)
         if nesterov and (not momentum or dampening):
-            raise UsageError("Nesterov's step needs a momentum and no dampening",
+            raise UsageError("nesterov=True of SGD requires momentum > 0 and dampening = 0",
                              got=f"momentum={momentum}, dampening={dampening}")  # fmt: skip
         self.states = ("momentum_buffer",) if momentum else ()
         self.counts_steps = bool(momentum and dampening)
@@ -491,7 +491,7 @@ class SGD(Optimizer):
 
     def settings(self) -> dict[str, Any]:
         own = {"momentum": self.momentum, "nesterov": self.nesterov}
-        return super().settings() | own | given(dampening=self.dampening)
+        return super().settings() | own | non_default(dampening=self.dampening)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -500,7 +500,8 @@ class SGD(Optimizer):
 
 @final
 class RMSprop(Optimizer):
-    """`torch.optim.RMSprop`: by the average of squares, less the squared average if `centered`."""
+    """`torch.optim.RMSprop`: divides by the root of the average square, or variance if
+    `centered`."""
 
     name = "rmsprop"
 
@@ -544,13 +545,13 @@ class RMSprop(Optimizer):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
             "alpha": self.alpha, "eps": self.eps, "momentum": self.momentum,
-            **given(centered=self.centered),
+            **non_default(centered=self.centered),
         }  # fmt: skip
 
 
 @final
 class Adagrad(Optimizer):
-    """`torch.optim.Adagrad`: by the root of the sum of all squares, at a rate that falls."""
+    """`torch.optim.Adagrad`: divides by the root of the sum of all squares; the rate decays."""
 
     name = "adagrad"
     states = ("sum",)
@@ -603,7 +604,7 @@ OPTIMIZERS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW, NAdam, RAdam, RMSpr
 _BY_NAME: dict[str, type[Optimizer]] = {kind.name: kind for kind in OPTIMIZERS}
 
 
-#: What stands for an optimizer: `optimizer_from_config` takes it.
+#: What `optimizer_from_config` accepts.
 OPTIMIZER_KIND = instance_of(
     f"an optimizer of stitch ({', '.join(kind.__name__ for kind in OPTIMIZERS)}), its name, or a "
     "mapping",
@@ -613,7 +614,7 @@ _GROUPS = several("mappings", MAPPING)
 
 
 def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer:
-    """An optimizer by name or by what `Optimizer.config` gave; raises `UsageError`."""
+    """Return an optimizer by name or configuration; raise `UsageError`."""
     if isinstance(config, Optimizer):
         return config
     OPTIMIZER_KIND.check("training", "optimizer", config)
@@ -622,7 +623,7 @@ def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer
     kind = _BY_NAME.get(named)
     if kind is None:
         raise UsageError(
-            "no such optimizer", expected=", ".join(_BY_NAME), got=repr(config)[:100],
+            "unknown optimizer", expected=", ".join(_BY_NAME), got=repr(config)[:100],
             remedy=closest(named, _BY_NAME) or None,
         )  # fmt: skip
     groups = given.pop("groups", ())

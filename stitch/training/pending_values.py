@@ -1,7 +1,7 @@
-"""`PendingValue`: a tensor on a device that is computed with before it is there.
+"""`PendingValue`: a tensor on a device, computed when it is read; `LossTensor`: a pending loss.
 
-What was compiled for operands like these once is kept. A function of torch's is captured by the
-front end, which is given.
+Operations on pending values are compiled once per operand types and cached. Functions of torch are
+captured by a function that the caller supplies.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
 from stitch.ttb import Binary
 
-#: Makes a graph of a call of torch's: the function, its arguments, and which of them are tensors.
+#: Captures a call of a torch function as a graph: function, positional and keyword arguments.
 CaptureCall = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], ComputationGraph]
 
-#: Programs that are kept for one device; the oldest go first.
+#: Size of the program cache of a device; the oldest entries are evicted first.
 MAX_PROGRAMS = 256
-#: Methods of NumPy's arrays that traced tensors have; torch's word for an axis is taken too.
+#: Methods of NumPy's arrays that traced tensors have; torch's `dim` and `keepdim` are accepted.
 _METHODS = frozenset({
     "argmax", "argmin", "cast", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze", "sum",
     "swapaxes", "transpose", "var",
 })  # fmt: skip
-#: Methods that give two values where torch's word for an axis is said, as torch's do.
+#: Methods that return values and indices when called with `dim`, as in torch.
 _PAIRS = frozenset({"max", "min"})
-#: What torch says of a tensor without its elements.
+#: Methods of torch that depend on the shape alone.
 _OF_SHAPES = frozenset({"dim", "ndimension", "nelement", "numel", "size"})
-#: As what truths are counted.
+#: The type in which booleans are summed.
 _COUNTS = {"sum": DataType.INT64, "mean": DataType.FLOAT32}
 _programs: WeakKeyDictionary[RuntimeDevice, dict[Any, LoadedProgram]] = WeakKeyDictionary()
 
@@ -63,21 +63,21 @@ def _operator(name: str, function: Callable[..., Any], *, reflected: bool) -> An
 
 
 def _operators(name: str, function: Callable[..., Any]) -> tuple[Any, Any]:
-    """An operator, and the one for a value on its right."""
+    """Return an operator and its reflected form."""
     return (
         _operator(name, function, reflected=False), _operator(name, function, reflected=True),
     )  # fmt: skip
 
 
 class PendingValue:
-    """A value on a device, perhaps not there yet; reading it runs what is queued.
+    """A pending value on a device; reading it runs the queue.
 
-    Operators, indices and methods give further pending values. `tensor` is the tensor on the
-    device, for stitching it with other programs.
+    Operators, indexing and methods return further pending values. `tensor` is the device's tensor,
+    which other programs accept as input.
     """
 
     __slots__ = ("__weakref__", "_capture", "tensor")
-    #: NumPy's arrays leave operators to it.
+    #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
 
     def __init__(self, tensor: Tensor, capture: CaptureCall | None = None) -> None:
@@ -86,17 +86,14 @@ class PendingValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The logical shape."""
         return self.tensor.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type of an element."""
         return self.tensor.dtype
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
         return len(self.tensor.shape)
 
     def __len__(self) -> int:
@@ -105,27 +102,28 @@ class PendingValue:
     # -- reading -----------------------------------------------------------------------------------
 
     def numpy(self) -> Array:
-        """Its elements as an array of its own."""
+        """Return the elements as a new array."""
         return self.tensor.numpy()
 
     def wait(self) -> Self:
-        """Run what is queued until it is there; gives it back. Raises what a failed task raised."""
+        """Run the queue until the value is computed; return it. Raises the error of a failed
+        task."""
         self.tensor.settle()
         return self
 
     def item(self) -> Any:
-        """Its only element as a Python number; raises `ValueError` if there are more."""
+        """Return the only element as a Python number; raise `ValueError` if there are more."""
         return self.tensor.item()
 
     def tolist(self) -> Any:
-        """Its elements as Python numbers, in nested lists."""
+        """Return the elements as nested lists."""
         return self.numpy().tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self.tensor.__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Its bytes in place, once it is there, as `Tensor.__dlpack__` gives them."""
+        """Return the elements without a copy, as `Tensor.__dlpack__` does."""
         return self.tensor.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -149,7 +147,7 @@ class PendingValue:
     def __eq__(self, other: object) -> Any:
         if isinstance(other, PendingValue):
             return self is other
-        # Torch's tensors compare elements, and ask `__torch_function__`.
+        # Torch tensors compare elementwise, through `__torch_function__`.
         return NotImplemented if hasattr(other, "__torch_function__") else self.tensor == other
 
     __hash__ = object.__hash__
@@ -181,7 +179,7 @@ class PendingValue:
         return self._apply(("abs",), operator.abs)
 
     def multiplied(self, by: float) -> PendingValue:
-        """Times a number, in its own type and by one program whatever the number is."""
+        """Return the product with a number, in the same type, by one program for all numbers."""
         kind = self.tensor.data_type
 
         def product(x: Any, y: Any) -> Any:
@@ -192,7 +190,7 @@ class PendingValue:
     def _apply(
         self, key: tuple[Any, ...], function: Callable[..., Any], *operands: Any
     ) -> PendingValue:
-        """Queue a function over this and other operands; `key` says what it does."""
+        """Queue a traced function of this and other operands; `key` identifies the function."""
 
         def made(descs: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
             return trace(function, *descs, name=str(key[0]))
@@ -205,6 +203,7 @@ class PendingValue:
         made: Callable[[Sequence[TensorDesc | ValueType]], ComputationGraph],
         operands: Sequence[Any],
     ) -> tuple[PendingValue, ...]:  # fmt: skip
+        """Queue a graph over operands; it is compiled once per key and operand types."""
         device: RuntimeDevice = self.tensor.device
         given = [o.tensor if isinstance(o, PendingValue) else np.asarray(o) for o in operands]
         descs = [g.desc.without_address() if isinstance(g, Tensor) else _desc(g) for g in given]
@@ -223,29 +222,28 @@ class PendingValue:
         return tuple([PendingValue(one, self._capture) for one in results])
 
     def __getitem__(self, index: Any) -> PendingValue:
-        """A part of it, as NumPy's basic indexing takes it."""
+        """Return a part, with NumPy's basic indexing."""
         plain = _plain_index(index)
-        return self._apply(("index", _written(plain)), lambda x: x[plain])
+        return self._apply(("index", _value_key(plain)), lambda x: x[plain])
 
     def __iter__(self) -> Iterator[PendingValue]:
         return iter([self[row] for row in range(len(self))])
 
     @property
     def T(self) -> PendingValue:
-        """With its axes in the opposite order."""
+        """The transpose."""
         return self._apply(("transpose", "()", "[]"), lambda x: x.transpose())
 
     def __getattr__(self, name: str) -> Any:
-        """NumPy's methods, and, where torch is loaded, those of its tensors."""
+        """Return a method of NumPy's arrays, or of torch's tensors if torch is loaded."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name in _METHODS:
             return _Method(self, name)
         if name == "backward" or name.endswith("_"):
             raise UsageError(
-                f"a value that is computed from a prediction has no {name}()",
-                remedy="loss_fn(pred, y).backward() of a loss that the model was compiled with, "
-                "or value.numpy()",
+                f"a value computed from a prediction does not support {name}()",
+                remedy="call backward() on loss_fn(pred, y), or read value.numpy()",
             )
         torch = sys.modules.get("torch")
         method = None if torch is None else getattr(torch.Tensor, name, None)
@@ -264,24 +262,24 @@ class PendingValue:
     def _captured(
         self, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
-        """One value, or, of what gives several, all of them as torch names them."""
+        """Queue a function of torch; several results are returned as torch returns them."""
         word = getattr(function, "__name__", "?")
         if word in _OF_SHAPES:
             shape = sys.modules["torch"].empty(self.shape, device="meta")
             return function(shape, *arguments[1:], **named)
         if self._capture is None:
             raise UsageError(
-                f"this value takes no function of torch's: {word}",
+                f"this value does not support the torch function {word}",
                 remedy="value.numpy(), or a method of NumPy's arrays",
             )
         capture = self._capture
-        operands = [v for v in _leaves([*arguments, *named.values()]) if _is_tensor(v)]
+        operands = [v for v in _flat([*arguments, *named.values()]) if _is_tensor(v)]
 
         def made(_: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
             return capture(function, arguments, named)
 
-        plain = [_written(v) for v in _leaves([*arguments, *named.items()]) if not _is_tensor(v)]
-        where = [type(v).__name__ for v in _leaves([*arguments, *named.values()])]
+        plain = [_value_key(v) for v in _flat([*arguments, *named.items()]) if not _is_tensor(v)]
+        where = [type(v).__name__ for v in _flat([*arguments, *named.values()])]
         key = (getattr(function, "__qualname__", ""), id(function), *plain, *where)
         results = self._queued(key, made, [_array(o) for o in operands])
         if len(results) == 1:
@@ -303,8 +301,8 @@ class _Method:
         words = {"dim": "axis", "keepdim": "keepdims"}
         given = {words.get(word, word): value for word, value in named.items()}
         name = self._name
-        key = (name, _written(arguments), _written(sorted(given.items())))
-        # As NumPy and torch do, truths are counted.
+        key = (name, _value_key(arguments), _value_key(sorted(given.items())))
+        # NumPy and torch sum booleans as integers.
         kind = _COUNTS.get(name) if self._value.tensor.data_type is DataType.BOOL else None
 
         def method(x: Any) -> Any:
@@ -315,14 +313,14 @@ class _Method:
 
 
 def _first_pending(values: Sequence[Any]) -> PendingValue:
-    return next(v for v in _leaves(values) if isinstance(v, PendingValue))
+    return next(v for v in _flat(values) if isinstance(v, PendingValue))
 
 
-def _leaves(values: Sequence[Any]) -> list[Any]:
-    """What lies in nested lists and tuples, in order."""
+def _flat(values: Sequence[Any]) -> list[Any]:
+    """Return the elements of nested lists and tuples, in order."""
     found: list[Any] = []
     for value in values:
-        found += _leaves(value) if isinstance(value, list | tuple) else [value]
+        found += _flat(value) if isinstance(value, list | tuple) else [value]
     return found
 
 
@@ -331,23 +329,23 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """A tensor of torch's as an array, without loading torch to ask."""
+    """Return a torch tensor as an array, without importing torch."""
     if isinstance(value, PendingValue):
         return value
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def _plain_index(index: Any) -> Any:
-    """An index with arrays in the places of torch's tensors."""
+    """Return an index with torch tensors as arrays."""
     if isinstance(index, tuple):
         return tuple(map(_plain_index, index))
     return index if isinstance(index, PendingValue) else _array(index)
 
 
-def _written(value: Any) -> Any:
-    """What tells a value that is no operand from others: of arrays every element."""
+def _value_key(value: Any) -> Any:
+    """Return a key for a value that is not an operand; of arrays it has every element."""
     if isinstance(value, tuple | list):
-        return (type(value).__name__, *map(_written, value))
+        return (type(value).__name__, *map(_value_key, value))
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.str, value.tobytes()
     return repr(value)
@@ -361,25 +359,38 @@ def _desc(array: Array) -> ValueType:
 # Losses as tensors
 
 
-class SupportsBackward(Protocol):
-    """What a loss asks of the training that it belongs to."""
+class ModelInTraining(Protocol):
+    """The training instance of a prediction or loss."""
+
+    @property
+    def loss_fn(self) -> Loss: ...
+
+    @property
+    def capture_call(self) -> CaptureCall | None: ...
+
+    @property
+    def forwards(self) -> int:
+        """Number of forward passes, which is the number of the last prediction."""
+
+    def compute_loss(self, label: Any) -> LossTensor:
+        """Queue the loss of the last prediction."""
 
     def backward_of(self, loss: LossTensor, by: float) -> None:
-        """Queue the backward program for a loss, its gradients multiplied by a number."""
+        """Queue the backward program of a loss, with its gradients multiplied by a number."""
 
 
 _T = TypeVar("_T")
 
 
-def still_on(training: _T | None) -> _T:
-    """The training of a prediction or a loss; raises `TaskError` where it has ended with its model.
+def live_training(training: _T | None) -> _T:
+    """Return the training of a prediction or a loss; raise `TaskError` if it was collected.
 
-    Neither keeps it alive: a loop's last `pred` and `loss` outlive the model in a notebook.
+    Predictions and losses reference it weakly: those that a notebook keeps do not keep a model.
     """
     if training is None:
         raise TaskError(
-            "the training has ended: the compiled model that it belongs to is gone",
-            remedy="keep the model for as long as its predictions and losses are used",
+            "the training has ended: its compiled model was garbage collected",
+            remedy="keep a reference to the model while its predictions and losses are used",
         )
     return training
 
@@ -405,18 +416,18 @@ def _comparison(compare: Callable[[float, float], bool]) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also of NumPy or torch; None for what is none.
+    """Return a number, also of NumPy or torch; None for other values.
 
-    Raises `UsageError` for another loss, and for what has a gradient: backward goes to neither.
+    Raises `UsageError` for another loss or a value with a gradient, which backward would ignore.
     """
     has_gradient = isinstance(value, PendingValue) or getattr(value, "requires_grad", False)
     if has_gradient or isinstance(value, LossTensor):
         raise UsageError(
-            "a loss is computed with numbers only: backward() goes back from one loss",
+            "a loss can be combined with numbers only: backward() has one loss",
             got=type(value).__name__,
-            remedy="float(value) is its number; backward() of each loss, before the next call of "
-            "the model, adds up gradients; a penalty on weights or outputs belongs into the module "
-            "(loss=stitch.losses.IdentityLoss() takes what it gives as the loss)",
+            remedy="use float(value); or call backward() of each loss before the next call of the "
+            "model, which adds the gradients; or compute penalties inside the module, with "
+            "loss=stitch.losses.IdentityLoss()",
         )
     is_scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
     number = value.item() if is_scalar else value
@@ -424,60 +435,59 @@ def _number(value: Any) -> float | None:
 
 
 class LossTensor:
-    """A scalar loss. `item` reads it; `backward` queues the backward program, once.
+    """A scalar loss: `item` reads it, `backward` queues the backward program, once.
 
-    `+ - * /` with a number gives a loss too: `(loss / 4).backward()` goes back with a quarter of
-    the gradients.
+    `+ - * /` with numbers return losses: `(loss / 4).backward()` scales the gradients by 1/4.
     """
 
     __slots__ = ("_tensor", "_training", "_value")
-    #: NumPy's numbers leave operators to it.
+    #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
 
-    def __init__(self, training: SupportsBackward | None, tensor: Tensor | None) -> None:
-        """`training` is not kept alive: it ends with its model, whoever still has its losses."""
+    def __init__(self, training: ModelInTraining | None, tensor: Tensor | None) -> None:
         self._training = None if training is None else weakref.ref(training)
         self._tensor = tensor
         self._value: float | None = None
 
     def backward(self) -> None:
-        """Queue the gradients of all parameters; they are added to those that are there already.
+        """Queue the gradients of all parameters, which are added to existing ones.
 
-        Raises `UsageError` a second time, and for a loss that is not the last one.
+        Raises `UsageError` when called twice, and for a loss that is not the last one.
         """
         self.training.backward_of(self, 1.0)
 
     @property
-    def training(self) -> SupportsBackward:
-        """The training that it belongs to; raises `TaskError` where that has ended."""
-        assert self._training is not None, "what is not computed was judged"
-        return still_on(self._training())
+    def training(self) -> ModelInTraining:
+        """The training of this loss; raises `TaskError` if it has ended."""
+        assert self._training is not None, "a computed loss has no training"
+        return live_training(self._training())
 
     def wait(self) -> LossTensor:
-        """Run what is queued until it is there; gives it back. Raises what a failed task raised."""
+        """Run the queue until the loss is computed; return it. Raises the error of a failed
+        task."""
         self.item()
         return self
 
     def item(self) -> float:
-        """The loss as a Python number; runs what is queued, the first time."""
+        """Return the loss as a Python number; the first call runs the queue."""
         tensor = self._tensor
         if tensor is not None:
             self._value = float(tensor.numpy())
-            # A caller that keeps all losses keeps numbers, not places on the device.
+            # A caller that collects losses keeps numbers, not device memory.
             self._tensor = None
         assert self._value is not None
         return self._value
 
     def numpy(self) -> Array:
-        """The loss as an array without axes."""
+        """Return the loss as an array without axes."""
         return np.asarray(self.item(), np.float32)
 
     def detach(self) -> LossTensor:
-        """Its number as a loss that nothing goes back from."""
+        """Return the loss without a backward pass."""
         return ComputedLoss(self, None, None)
 
     def cpu(self) -> LossTensor:
-        """Itself: what reads it has its number."""
+        """Return the loss itself, which can be read on the host."""
         return self
 
     __add__ = __radd__ = _loss_operator(operator.add, lambda number: 1.0)
@@ -516,9 +526,9 @@ class LossTensor:
 
 
 class ComputedLoss(LossTensor):
-    """A loss after operations with numbers, in float32 as losses are.
+    """A loss after float32 operations with numbers.
 
-    `change`: by how much it changes with `loss`; None where it was detached.
+    `change` is the derivative with respect to `loss`, None if it was detached.
     """
 
     __slots__ = ("_change", "_loss", "_steps")
@@ -530,14 +540,13 @@ class ComputedLoss(LossTensor):
         self._loss = loss
         self._steps: tuple[Callable[[Any], Any], ...] = () if step is None else (step,)
         self._change = change
-        # What is computed from a computed loss continues its steps: chains do not get deeper.
+        # Extend the steps of a computed loss, so that chains do not nest.
         if isinstance(loss, ComputedLoss):
             self._loss, self._steps = loss._loss, loss._steps + self._steps
             if change is not None:
                 self._change = None if loss._change is None else loss._change * change
 
     def item(self) -> float:
-        """Its number; runs what is queued, the first time."""
         if self._value is None:
             value = np.float32(self._loss.item())
             with np.errstate(all="ignore"):
@@ -547,48 +556,29 @@ class ComputedLoss(LossTensor):
         return self._value
 
     def backward(self) -> None:
-        """Go back from the loss that it was computed from.
+        """Run the backward pass of the original loss, scaled.
 
-        Raises `UsageError` where it was detached, and as that loss does.
+        Raises `UsageError` for a detached loss, and as `LossTensor.backward`.
         """
         if self._change is None:
             raise UsageError(
-                "there is nothing to go back from: this loss was detached",
+                "backward() was called on a detached loss",
                 remedy="call backward() of the loss itself",
             )
         if not math.isfinite(self._change):
             raise UsageError(
-                "this value does not change with its loss by a finite number",
-                got=f"{self._change}, where the loss is {self._loss.item()}",
+                "the derivative of this value with respect to its loss is not finite",
+                got=f"{self._change}, for a loss of {self._loss.item()}",
             )
         self._loss.training.backward_of(self._loss, self._change)
 
 
 # --------------------------------------------------------------------------------------------------
-# Predictions before their loss
-
-
-class ModelInTraining(Protocol):
-    """What a prediction and its loss ask of the instance that made them."""
-
-    @property
-    def loss_fn(self) -> Loss: ...
-
-    @property
-    def capture_call(self) -> CaptureCall | None:
-        """Makes graphs of torch's functions over what the model predicts."""
-
-    @property
-    def forwards(self) -> int:
-        """How many batches the model was called with: the number of the last prediction."""
-
-    def compute_loss(self, label: Any) -> LossTensor:
-        """The loss of the last prediction."""
+# Predictions
 
 
 class TensorFuture(PendingValue):
-    """What a model in training predicted for one batch; reading it runs what is queued, computing
-    with it queues more."""
+    """The prediction of a model in training for one batch."""
 
     __slots__ = ("_instance", "number")
 
@@ -599,36 +589,35 @@ class TensorFuture(PendingValue):
 
     @property
     def instance(self) -> ModelInTraining:
-        """The training that made it; raises `TaskError` where that has ended."""
-        return still_on(self._instance())
+        """The training that predicted it; raises `TaskError` if it has ended."""
+        return live_training(self._instance())
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        """What torch's functions do with a prediction: losses judge it, others compute with it."""
+        """Compute a loss of torch by the model's loss program; capture other functions."""
         if not is_loss_call(function):
             return super().__torch_function__(function, types, arguments, named)
         call = loss_of_call(function, arguments, named or {})
         if not isinstance(call.pred, cls):
             raise UsageError(
-                "a loss takes the prediction first, then the labels",
+                "the first argument of a loss is the prediction, the second the labels",
                 got=f"{function.__name__}({type(call.pred).__name__}, ...)",
             )
-        return call.pred.judged_by(call.loss, call.label)
+        return call.pred.loss_with(call.loss, call.label)
 
-    def judged_by(self, loss: Loss, label: Any) -> LossTensor:
-        """Its loss; raises `UsageError` for another loss, and where it is not the last one."""
+    def loss_with(self, loss: Loss, label: Any) -> LossTensor:
+        """Queue the loss; raise `UsageError` if the model has another loss, or was called again."""
         instance = self.instance
         if loss is not instance.loss_fn and loss.config() != instance.loss_fn.config():
             raise UsageError(
                 "the model was compiled with another loss",
-                expected=repr(instance.loss_fn),
-                got=repr(loss),
-            )
+                expected=repr(instance.loss_fn), got=repr(loss),
+            )  # fmt: skip
         if self.number != instance.forwards:
             raise UsageError(
-                "this prediction is not the last one: its saved activations are gone",
+                "this is not the model's last prediction: its activations were released",
                 remedy="call loss_fn(pred, label) before the model is called again",
             )
         return instance.compute_loss(label)

@@ -1,6 +1,6 @@
-"""The programs of training: forward, loss, backward and update, each compiled on its own.
+"""The programs of a training step: forward, loss, backward and update, each compiled separately.
 
-So saved activations, gradients and weights stay where they are.
+Activations, gradients and weights stay on the device between them.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ from stitch.training.optimizers import Optimizer
 # --------------------------------------------------------------------------------------------------
 # Options
 
-_TYPE = member_of(DataType, "a DataType or its word")
-_SPACE = member_of(Space, "a Space or its word")
+_TYPE = member_of(DataType, "a DataType or its name")
+_SPACE = member_of(Space, "a Space or its name")
 _SPACES = ArgumentKind(
     f"a mapping of names to each {_SPACE.text}",
     lambda value: (
@@ -82,15 +82,18 @@ _SPACES = ArgumentKind(
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How a model is trained, apart from its loss and its optimizer.
+    """How a model is trained, beside its loss and optimizer.
 
-    `recompute`: what backward computes again (`none`, `cheap`, `all`; `every 8`: rounds of scans,
-    from the states before every 8th). `accumulation_steps`: micro-batches whose gradients one
-    update takes; a mean loss counts each by its share.
-    `clip_grad_norm`: the most that the norm of all gradients may be. `precision`: the type that
-    programs compute in; other than float32, weights have float32 masters. `spaces`: where tensors
-    between the programs lie, by name, if not in DRAM. Types and spaces may be given by their words.
-    Raises `UsageError`.
+    Attributes:
+        recompute: What backward recomputes: `none`, `cheap`, `all`, or `every 8` (scans store every
+            8th state).
+        accumulation_steps: Micro-batches per update; a mean loss divides by it.
+        clip_grad_norm: Upper bound of the norm of all gradients.
+        precision: Data type of the programs; with any but float32, weights have float32 masters.
+        spaces: Memory spaces of tensors between programs, by name; the default is DRAM.
+
+    Raises:
+        UsageError: A value is out of range.
 
     >>> TrainingOptions(precision="bfloat16", spaces={"saved.relu": "l1"}).spaces["saved.relu"]
     <Space.L1: 'l1'>
@@ -112,21 +115,21 @@ class TrainingOptions:
         object.__setattr__(self, "spaces", spaces)
         Recomputation.parse(self.recompute)
         if self.accumulation_steps < 1:
-            raise UsageError("an update takes at least one micro-batch",
-                             got=f"accumulation_steps={self.accumulation_steps}")  # fmt: skip
+            raise UsageError("accumulation_steps must be at least 1",
+                             got=str(self.accumulation_steps))  # fmt: skip
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise UsageError("gradients are clipped to a norm above 0",
-                             got=f"clip_grad_norm={self.clip_grad_norm}")  # fmt: skip
+            raise UsageError("clip_grad_norm must be above 0", got=str(self.clip_grad_norm))
         if not self.precision.is_floating or self.precision.is_block or self.precision.is_narrow:
-            raise UsageError("programs compute in a floating type", got=self.precision.value)
+            raise UsageError("precision must be a floating type of 16 bits or more",
+                             got=self.precision.value)  # fmt: skip
 
 
-#: The words of the options, as a file has them.
+#: The JSON keys of the options.
 OPTION_WORDS = tuple(field.name for field in fields(TrainingOptions))
 
 
 def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) -> dict[str, Any]:
-    """How a model is trained, as plain data; `options_from_record` reads the options back."""
+    """Return loss, optimizer and options as JSON data."""
     return {
         "loss": loss.config(),
         "optimizer": optimizer.config(),
@@ -139,29 +142,29 @@ def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) 
 
 
 def options_from_record(record: JsonObject) -> TrainingOptions | None:
-    """The options in what `training_config` gave; None where a defect was noted."""
+    """Read the options that `training_config` wrote; None if a defect was noted."""
     given: dict[str, Any] = {}
 
     def option(word: str, value: Any) -> TrainingOptions:
         return TrainingOptions(**{word: value})
 
     for word in OPTION_WORDS:
-        # One at a time, so that what is wrong is said of its own key.
+        # One at a time, so that a defect is reported at its own key.
         if record.made(word, partial(option, word)) is not None:
             given[word] = record.get(word)
     return TrainingOptions(**given) if len(given) == len(OPTION_WORDS) else None
 
 
 LABEL, LOSS = "label", "loss"
-#: Before the name of a value that forward hands out for backward alone.
+#: Prefix of activations that forward outputs for backward.
 SAVED = "saved."
-#: Names that training itself gives to tensors.
+#: Names of tensors that the training adds.
 RESERVED = (LABEL, LOSS, LEARNING_RATE, STEP, GRADIENT_NORM)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingGraphs:
-    """The graphs of the four programs, and what belongs together in them."""
+    """The graphs of a training's programs, its parameters, and the names of saved activations."""
 
     forward: ComputationGraph
     loss: ComputationGraph
@@ -173,7 +176,7 @@ class TrainingGraphs:
 
     @property
     def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
-        """The graphs in the order in which a step runs them; then that for evaluation."""
+        """The graphs in the order of a step, then the evaluation graph."""
         return (
             (Role.FORWARD, self.forward), (Role.LOSS, self.loss),
             (Role.BACKWARD, self.backward), (Role.UPDATE, self.update),
@@ -183,9 +186,9 @@ class TrainingGraphs:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrograms:
-    """The four programs, in the order in which a step runs them, and one for evaluation.
+    """The four programs of a step, and one for evaluation.
 
-    `loss` takes the prediction and the label and gives the loss and the prediction's gradient.
+    `loss` reads prediction and label and gives the loss and the prediction's gradient.
     """
 
     forward: Program
@@ -198,11 +201,11 @@ class TrainingPrograms:
 
     @staticmethod
     def of(programs: tuple[Program, ...]) -> TrainingPrograms:
-        """The programs of a binary that `in_order` filled; raises `UsageError` for others."""
+        """Return the programs of a binary that `all` filled; raise `UsageError` for others."""
         roles = [*Role, Role.FORWARD]
         if [program.role for program in programs] != roles:
             raise UsageError(
-                "these are not the programs of a training",
+                "the binary does not have the programs of a training",
                 expected=", ".join(role.value for role in roles),
                 got=", ".join(f"{p.name} ({p.role.value})" for p in programs),
             )
@@ -216,41 +219,31 @@ class TrainingPrograms:
 
     @property
     def in_order(self) -> tuple[Program, Program, Program, Program]:
-        """The four programs of a step."""
+        """The four programs in the order of a step."""
         return (self.forward, self.loss, self.backward, self.update)
 
     @property
     def all(self) -> tuple[Program, ...]:
-        """The programs as a binary holds them: in order, and the one for evaluation."""
+        """The programs in the order of a binary: those of a step, then evaluation."""
         return (*self.in_order, self.evaluation)
 
     @property
-    def prediction(self) -> str:
-        """The name of the output that the loss judges."""
-        return self.loss.inputs[0].name
-
-    @property
-    def prediction_type(self) -> ValueType:
-        """Its shape and type."""
-        return self.loss.values[self.loss.inputs[0].value].type
-
-    @property
     def buffers(self) -> tuple[str, ...]:
-        """STATE inputs of forward, whose next values are its outputs of the same names."""
+        """STATE inputs of forward; its outputs of the same names are their next values."""
         return tuple(s.name for s in self.forward.inputs if s.kind is InputKind.STATE)
 
     @property
     def changed_buffers(self) -> frozenset[str]:
-        """Those of them that forward gives anew."""
+        """The buffers for which forward has a next value."""
         return frozenset(self.buffers).intersection(s.name for s in self.forward.outputs)
 
 
 def training_graphs(
     model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions
 ) -> TrainingGraphs:
-    """The graphs of forward, loss, backward and update.
+    """Return the graphs of a training.
 
-    Raises `CompileError` naming every operator on the way that has no gradient.
+    Raises `CompileError` with the name of every operator that has no gradient.
     """
     graph, evaluation = model.graph, model.evaluation
     if options.precision is not DataType.FLOAT32:
@@ -261,7 +254,7 @@ def training_graphs(
     reserved = names.intersection(RESERVED)
     if reserved:
         raise CompileError(
-            f"graph {graph.name!r} uses names that training gives itself",
+            f"graph {graph.name!r} uses names that are reserved for training",
             got=", ".join(sorted(reserved)),
             remedy="rename these inputs and outputs",
         )
@@ -272,29 +265,29 @@ def training_graphs(
         Parameter(name, types[name], grad) for name, grad in differentiated.gradients
     )
     kinds = {slot.name: graph.output_type(i) for i, slot in enumerate(graph.outputs)}
-    judged = loss_graph(loss, differentiated, kinds[prediction], options)
+    with_loss = loss_graph(loss, differentiated, kinds[prediction], options)
     update = update_graph(
         f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
     return TrainingGraphs(
-        differentiated.forward, judged, differentiated.backward, update, evaluation, parameters,
-        differentiated.saved,
+        differentiated.forward, with_loss, differentiated.backward, update, evaluation,
+        parameters, differentiated.saved,
     )  # fmt: skip
 
 
 def prediction_of(graph: ComputationGraph) -> str:
-    """The output that a loss judges: the first floating one that is no state's next value."""
+    """Return the output that a loss reads: the first floating output that is no next state."""
     state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     for i, slot in enumerate(graph.outputs):
         if slot.name not in state and graph.output_type(i).data_type.is_floating:
             return slot.name
-    raise CompileError(f"graph {graph.name!r} has no floating output for a loss to judge")
+    raise CompileError(f"graph {graph.name!r} has no floating output, which a loss needs")
 
 
 def loss_graph(
     loss: Loss, differentiated: Differentiated, pred: ValueType, options: TrainingOptions
 ) -> ComputationGraph:
-    """The loss and, from its own backward graph, the gradient of the prediction: one graph."""
+    """Return the graph of the loss and of the prediction's gradient."""
     ((output, seed),) = differentiated.seeds
     judged = differentiate(loss.graph(pred, output), [output], outputs=[LOSS])
     b = ComputationGraphBuilder(f"{differentiated.forward.name}_loss")
@@ -311,7 +304,7 @@ def loss_graph(
     gradients = splice(b, judged.backward, {name: known[name] for name in wanted})
     b.output(LOSS, results[LOSS])
     b.output(seed, gradients[f"{output}.grad"])
-    # As it will be compiled, so that it is priced so: what the seed is scaled by is a constant.
+    # Fold constants before the search estimates costs: the scale of the seed is one.
     return optimize(b.build())
 
 
@@ -319,10 +312,11 @@ def compile_training(
     graphs: TrainingGraphs, machine: Machine, spaces: Mapping[str, Space] | None = None,
     executor: str | None = None,
 ) -> TrainingPrograms:  # fmt: skip
-    """The four programs on a machine; slots of one name lie in one space.
+    """Compile the programs of a training; slots of one name are in one memory space.
 
-    `spaces` says which tensors lie elsewhere than in DRAM, `executor` by whose rates loops are
-    scheduled. Raises what compiling a graph raises.
+    Args:
+        spaces: Memory spaces by slot name; the default is `home_space(machine)`.
+        executor: The executor whose rates decide loop schedules.
     """
     made = [
         _compilation(role, graph, machine, spaces or {}, executor)
@@ -337,7 +331,7 @@ def compile_training(
 
 def _compilation(
     role: Role, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space],
-    executor: str | None,
+    executor: str | None = None,
 ) -> Compilation:  # fmt: skip
     placement = tuple(slot_places(graph, machine, spaces))
     return compile_graph(
@@ -349,17 +343,17 @@ def compile_step(
     model: Trainable, before: TrainingPrograms, loss: Loss, optimizer: Optimizer,
     options: TrainingOptions, machine: Machine, executor: str | None = None,
 ) -> tuple[Program, Program, Program]:  # fmt: skip
-    """Forward, loss and backward of the same model for batches of another size, its slots where
-    those of the programs are that there are.
+    """Compile forward, loss and backward for batches of another size, with the same placement.
 
-    Raises `UsageError` where it has other parameters or states at that size.
+    Raises `UsageError` if the model has other parameters or states at that size.
     """
     graphs = training_graphs(model, loss, optimizer, options)
     had, has = _inputs_of(graph_of(before.forward)), _inputs_of(graphs.forward)
     if had != has:
         differ = sorted(name for name in had.keys() | has.keys() if had.get(name) != has.get(name))
         raise UsageError(
-            "the model has other inputs, parameters or states there: " + ", ".join(differ[:4])
+            "the model has other inputs, parameters or states at this batch size: "
+            + ", ".join(differ[:4])
         )
     spaces = _spaces_of(before)
     made = [
@@ -370,7 +364,7 @@ def compile_step(
 
 
 def _inputs_of(graph: ComputationGraph) -> dict[str, ValueType | None]:
-    """A model's inputs by name: of what a training keeps the types, None of a batch."""
+    """Return a model's inputs by name, with the types of those that persist, None for a batch."""
     return {
         slot.name: graph.input_type(i) if slot.kind in KEPT_KINDS else None
         for i, slot in enumerate(graph.inputs) if slot.kind is not InputKind.KEY
@@ -381,14 +375,14 @@ def compile_evaluation(
     graph: ComputationGraph, before: TrainingPrograms, options: TrainingOptions, machine: Machine,
     executor: str | None = None,
 ) -> Program:  # fmt: skip
-    """The program for evaluation of batches of another size, its slots where they are now."""
+    """Compile the evaluation program for batches of another size, with the same placement."""
     if options.precision is not DataType.FLOAT32:
         graph = in_precision(graph, options.precision)
     return _compilation(Role.FORWARD, graph, machine, _spaces_of(before), executor).program
 
 
 def _spaces_of(programs: TrainingPrograms) -> dict[str, Space]:
-    """Where the slots of programs are, by name."""
+    """Return the memory space of each slot, by name."""
     spaces: dict[str, Space] = {}
     for program in programs.all:
         named = [(slot.name, slot.value) for slot in program.inputs]
@@ -398,7 +392,7 @@ def _spaces_of(programs: TrainingPrograms) -> dict[str, Space]:
 
 
 def graphs_of(programs: TrainingPrograms) -> TrainingGraphs:
-    """The graphs that programs were before they were placed."""
+    """Return the graphs of compiled programs."""
     forward, loss, backward, update = map(graph_of, programs.in_order)
     saved = tuple(
         slot.name for slot in programs.backward.inputs
@@ -410,45 +404,38 @@ def graphs_of(programs: TrainingPrograms) -> TrainingGraphs:
 
 
 def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:
-    """The program that adds another micro-batch's gradients to those so far."""
+    """Compile the program that adds the gradients of another micro-batch to the sums."""
     graph = accumulation_graph(f"{programs.backward.name}_sum", programs.parameters)
     spaces = {
         slot.name: programs.backward.output_desc(i).layout.space
         for i, slot in enumerate(programs.backward.outputs)
     }
-    # Backward writes into either.
+    # Backward writes to both the sums and the gradients of another micro-batch.
     spaces |= {f"{MORE}{name}": space for name, space in spaces.items()}
-    placement = tuple(slot_places(graph, machine, spaces))
-    options = CompileOptions(placement=placement, role=Role.BACKWARD)
-    return compile_graph(graph, machine, options).program
+    return _compilation(Role.BACKWARD, graph, machine, spaces).program
 
 
 def compile_update(
     programs: TrainingPrograms, optimizer: Optimizer, options: TrainingOptions, machine: Machine
 ) -> Program:
-    """The update program by an optimizer's settings as they are now, its slots where they were."""
+    """Compile the update program for changed optimizer settings, with the same placement."""
     before = programs.update
     graph = update_graph(
         before.name, programs.parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
     spaces = {slot.name: before.input_desc(i).layout.space for i, slot in enumerate(before.inputs)}
-    placement = tuple(slot_places(graph, machine, spaces))
-    return compile_graph(
-        graph, machine, CompileOptions(placement=placement, role=Role.UPDATE)
-    ).program
+    return _compilation(Role.UPDATE, graph, machine, spaces).program
 
 
 def home_space(machine: Machine) -> Space:
-    """Where tensors between programs lie unless a placement option says otherwise."""
+    """Return the default memory space of tensors between programs."""
     return Space.HOST if machine.shape.dram is None else Space.DRAM
 
 
 def slot_places(
     graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]
 ) -> list[PlacementOption]:
-    """Placement options for the spaces of all slots that the graph says nothing of: by name, else
-    at home.
-    """
+    """Return placement options for the spaces of all slots for which the graph has none."""
     asked = {(w.side, graph.slot_index(w)) for w in graph.placement if w.field != "alias"}
     home = home_space(machine)
     sides: tuple[tuple[Side, Sequence[InputSlot | OutputSlot]], ...] = (

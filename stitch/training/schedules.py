@@ -1,6 +1,6 @@
-"""Schedules: the learning rate of each step, as a factor on the optimizer's own.
+"""Learning rate schedules.
 
-The rate is an input of the update program, so no schedule needs another compilation.
+The rate is an input of the update program, so a schedule needs no recompilation.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from stitch.errors import UsageError
 
 
 class Schedule(ABC):
-    """A learning rate by step."""
+    """The learning rate as a function of the step."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def rate(self, base: float, step: int) -> float:
-        """The rate of step `step` (from 0) where the optimizer's is `base`."""
+        """Return the rate of step `step` (from 0) for the optimizer's rate `base`."""
 
     def config(self) -> dict[str, Any]:
-        """What `schedule_from_config` makes this schedule of again."""
+        """Return the configuration that `schedule_from_config` accepts."""
         return {"schedule": self.name, **asdict(self)}  # type: ignore[call-overload]  # subclasses are dataclasses
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantLR(Schedule):
-    """The same rate for ever.
+    """The optimizer's own rate in each step.
 
     >>> ConstantLR().rate(0.5, 1000)
     0.5
@@ -44,7 +44,7 @@ class ConstantLR(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class StepLR(Schedule):
-    """Times `gamma` after every `step_size` steps (`torch.optim.lr_scheduler.StepLR`).
+    """Multiply by `gamma` every `step_size` steps (`torch.optim.lr_scheduler.StepLR`).
 
     >>> [StepLR(2).rate(1.0, step) for step in range(5)]
     [1.0, 1.0, 0.1, 0.1, 0.010000000000000002]
@@ -57,8 +57,7 @@ class StepLR(Schedule):
     def __post_init__(self) -> None:
         check_fields(self, step_size=WHOLE, gamma=NUMBER)
         if self.step_size < 1:
-            raise UsageError("a step schedule needs a step size of at least 1",
-                             got=str(self.step_size))  # fmt: skip
+            raise UsageError("step_size of StepLR must be at least 1", got=str(self.step_size))
 
     def rate(self, base: float, step: int) -> float:
         return base * self.gamma ** (step // self.step_size)
@@ -66,7 +65,7 @@ class StepLR(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class CosineAnnealingLR(Schedule):
-    """Half a cosine from the rate down to `eta_min` at step `T_max`, and constant after it.
+    """Half a cosine from the rate down to `eta_min` at step `T_max`, constant afterwards.
 
     >>> CosineAnnealingLR(10).rate(1.0, 0), round(CosineAnnealingLR(10).rate(1.0, 5), 6)
     (1.0, 0.5)
@@ -79,7 +78,7 @@ class CosineAnnealingLR(Schedule):
     def __post_init__(self) -> None:
         check_fields(self, T_max=WHOLE, eta_min=NUMBER)
         if self.T_max < 1:
-            raise UsageError("a cosine schedule ends after at least 1 step", got=str(self.T_max))
+            raise UsageError("T_max of CosineAnnealingLR must be at least 1", got=str(self.T_max))
 
     def rate(self, base: float, step: int) -> float:
         share = min(step, self.T_max) / self.T_max
@@ -88,7 +87,7 @@ class CosineAnnealingLR(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupLR(Schedule):
-    """Rises in equal parts over `warmup_steps` steps, then follows another schedule from its start.
+    """Rise linearly over `warmup_steps` steps, then start another schedule.
 
     >>> [WarmupLR(4).rate(1.0, step) for step in (0, 1, 3, 9)]
     [0.25, 0.5, 1.0, 1.0]
@@ -101,7 +100,8 @@ class WarmupLR(Schedule):
     def __post_init__(self) -> None:
         check_fields(self, warmup_steps=WHOLE, then=instance_of("a schedule", Schedule))
         if self.warmup_steps < 1:
-            raise UsageError("a warm-up takes at least 1 step", got=str(self.warmup_steps))
+            raise UsageError("warmup_steps of WarmupLR must be at least 1",
+                             got=str(self.warmup_steps))  # fmt: skip
 
     def rate(self, base: float, step: int) -> float:
         if step < self.warmup_steps:
@@ -119,7 +119,7 @@ _BY_NAME: dict[str, type[Schedule]] = {
 
 
 def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Schedule:
-    """A schedule by name or by what `Schedule.config` gave; raises `UsageError`.
+    """Return a schedule by name or configuration; raise `UsageError`.
 
     >>> schedule_from_config({"schedule": "warmup", "warmup_steps": 2, "then": "constant"})
     WarmupLR(warmup_steps=2, then=ConstantLR())
@@ -132,7 +132,7 @@ def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Sche
     given: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
     kind = _BY_NAME.get(str(given.pop("schedule", "")))
     if kind is None:
-        raise UsageError("no such schedule", expected=", ".join(_BY_NAME), got=repr(config)[:100])
+        raise UsageError("unknown schedule", expected=", ".join(_BY_NAME), got=repr(config)[:100])
     if "then" in given:
         given["then"] = schedule_from_config(given["then"])
     try:

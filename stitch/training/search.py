@@ -1,4 +1,4 @@
-"""The search: where the tensors between programs lie, and what backward computes again."""
+"""Search for the memory spaces of tensors between programs, and for what backward recomputes."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from stitch.training.programs import TrainingGraphs, TrainingOptions, home_space
 
 
 class CostEstimator(Protocol):
-    """What things cost on a machine, in simulated seconds."""
+    """Estimates the run time of programs, in simulated seconds."""
 
     def program(self, machine: Machine, program: OperationList) -> float:
-        """One run of a program, whose values lie where their layouts say."""
+        """Return the time of one run; layouts say in which memory space each value is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTime:
-    """Costs as devices report them: programs take what they do by the machine's rates of computing.
+    """The estimate that devices report: the machine's rates of computing and copying.
 
-    A machine that describes none (the host) carries what operations read and make, once each.
+    On a machine without compute rates (the host) it is the time to copy what operations read and
+    write.
     """
 
     def program(self, machine: Machine, program: OperationList) -> float:
-        """One run of a program."""
         if machine.compute is not None:
             return program_seconds(program, machine)
         near = Space.HOST if machine.shape.l1 is None else Space.L1
@@ -60,7 +60,7 @@ class SimulatedTime:
 
 
 class PlacedSlots:
-    """A graph whose slots can be placed; all else goes where the compiler will place it."""
+    """A graph with movable slots; other values have the compiler's default placement."""
 
     __slots__ = ("_home", "_machine", "_scratch_nbytes", "_touching", "graph", "slots")
 
@@ -81,18 +81,19 @@ class PlacedSlots:
 
     @property
     def scratch_per_bank(self) -> int:
-        """What the program's scratch takes of L1, if it lies there."""
+        """Bytes per bank of the program's scratch in L1."""
         return -(-self._scratch_nbytes // self._machine.space(Space.L1).banks)
 
     def near(self, name: str) -> tuple[Operation, ...]:
-        """The operations that read or write a slot's values."""
+        """Return the operations that read or write a slot."""
         found = {at for value in self.slots[name] for at in self._touching.get(value, ())}
         return tuple(self.graph.operations[at] for at in sorted(found))
 
     def placed(
         self, spaces: Mapping[str, Space], operations: tuple[Operation, ...]
     ) -> OperationList:
-        """Operations of the graph, its slots in the spaces that are told, else at home."""
+        """Return operations of the graph with slots in the given spaces, else in the default
+        space."""
         graph, homes = self.graph, dict.fromkeys(self.graph.placed_values(), self._home)
         in_l1 = 0
         for name in self.slots.keys() & spaces.keys():
@@ -130,19 +131,18 @@ G = TypeVar("G", bound=Graphs)
 
 @dataclass(frozen=True, slots=True)
 class InferenceGraphs:
-    """The one graph of a model that is not trained."""
+    """The graph of a model without training."""
 
     forward: ComputationGraph
 
     @property
     def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
-        """The graph, with what it is for."""
         return ((Role.FORWARD, self.forward),)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies: on which device (there is one, 0), in which space of it."""
+    """The device (always 0) and memory space of a tensor."""
 
     device: int
     space: Space
@@ -150,7 +150,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlace:
-    """Which device an operator runs on: its program, its first result's name, its ONNX name."""
+    """The device of an operator: its program, first result and ONNX name."""
 
     program: str
     name: str
@@ -160,7 +160,7 @@ class OperatorPlace:
 
 @dataclass(frozen=True, slots=True)
 class SearchSolution:
-    """What was chosen: recomputation, a device for every operator; how many sets were compared."""
+    """The chosen recomputation, a device for every operator, and the number of compared sets."""
 
     algorithm: str
     recompute: str
@@ -170,7 +170,8 @@ class SearchSolution:
 
 @dataclass(frozen=True, slots=True)
 class CostValues:
-    """A step by the estimate: the simulated seconds of its programs; bytes that tensors take."""
+    """The estimate of one step: simulated seconds, bytes per bank in L1, bytes in the default
+    space."""
 
     seconds: float
     l1_size_per_bank: int
@@ -179,7 +180,7 @@ class CostValues:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult(Generic[G_co]):
-    """Graphs, where each tensor between them lies, and what that costs."""
+    """Graphs, a memory space for each tensor between them, and the estimated cost."""
 
     graph: G_co
     tensor_mapping: Mapping[str, TensorPlace]
@@ -192,7 +193,7 @@ class SearchResult(Generic[G_co]):
         return {name: place.space for name, place in self.tensor_mapping.items()}
 
     def as_data(self) -> dict[str, Any]:
-        """All but the graphs as plain data."""
+        """Return all but the graphs as JSON data."""
         return {
             "tensors": {n: [p.device, p.space.value] for n, p in self.tensor_mapping.items()},
             "solution": {
@@ -205,7 +206,7 @@ class SearchResult(Generic[G_co]):
 
     @staticmethod
     def from_record(record: JsonObject, graph: G) -> SearchResult[G]:
-        """What `as_data` wrote, with its graphs; stand-ins where a defect was noted."""
+        """Read what `as_data` returned; defects are noted in `record` and replaced by defaults."""
         record.refuse_other_keys(("tensors", "solution", "costs"))
         solution, costs = record.record("solution"), record.record("costs")
         solution.refuse_other_keys(("algorithm", "recompute", "compared", "operators"))
@@ -258,9 +259,9 @@ def _is_device(value: object) -> bool:
 # --------------------------------------------------------------------------------------------------
 # L1 candidates
 
-#: Sets of tensors that branch and bound looks at before it settles for the best so far.
+#: Limit of branch and bound: it then returns the best set so far.
 MAX_SETS = 20_000
-#: The programs that one step runs: those after them are run at other times.
+#: Number of programs in a step; the evaluation program follows them.
 STEP_PROGRAMS = 4
 #: The share of L1 that tensors between programs and the scratch may take.
 _L1_SHARE = (3, 4)
@@ -268,7 +269,7 @@ _L1_SHARE = (3, 4)
 
 @dataclass(frozen=True, slots=True)
 class L1Candidate:
-    """A tensor that may lie in L1: what that saves, and what it takes there."""
+    """A tensor that may be in L1: the seconds it saves, and its bytes per bank."""
 
     name: str
     saving: float
@@ -276,7 +277,7 @@ class L1Candidate:
 
 
 class Case(Generic[G]):
-    """One set of graphs on one machine, and the tensors that pass between them."""
+    """A set of graphs on a machine, and the tensors between them."""
 
     def __init__(
         self, graphs: G, machine: Machine, estimator: CostEstimator,
@@ -286,14 +287,14 @@ class Case(Generic[G]):
         self.home = home_space(machine)
         self.types: dict[str, ValueType] = {}
         placed = [PlacedSlots(graph, machine.shape, self.home) for _, graph in graphs.in_order]
-        #: Those of a step; and all, with that for evaluation.
+        #: The programs of a step; all programs, with evaluation.
         self.programs, self.every_program = placed[:STEP_PROGRAMS], placed
         for _, graph in graphs.in_order[:STEP_PROGRAMS]:
             slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
             slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
             for name, kind in slots:
                 self.types[name] = kind
-        # What another kind of recomputation would save is not there to be placed.
+        # Without the activations that only another kind of recomputation saves.
         self.fixed = {name: space for name, space in fixed.items() if name in self.types}
 
     def size(self, name: str, space: Space) -> int:
@@ -302,7 +303,7 @@ class Case(Generic[G]):
         return room_per_bank(desc, self.machine.shape)
 
     def _seconds(self, name: str, space: Space) -> float:
-        """What the operations that read or write a tensor take, all others at home."""
+        """Return the time of the operations that read or write a tensor in `space`."""
         total = 0.0
         for program in self.programs:
             if name in program.slots:
@@ -310,8 +311,8 @@ class Case(Generic[G]):
                 total += self.estimator.program(self.machine, program.placed({name: space}, near))
         return total
 
-    def room(self) -> int:
-        """Bytes per bank of L1 for tensors between programs, less those that must be there."""
+    def free_per_bank(self) -> int:
+        """Return the bytes per bank of L1 that are free for tensors between programs."""
         l1 = self.machine.shape.l1
         if l1 is None:
             return 0
@@ -320,7 +321,7 @@ class Case(Generic[G]):
         return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - held)
 
     def candidates(self) -> list[L1Candidate]:
-        """The tensors that are faster in L1, those first that save most per byte."""
+        """Return the tensors that are faster in L1, by descending saving per byte."""
         if self.machine.shape.l1 is None:
             return []
         possible = [
@@ -334,15 +335,15 @@ class Case(Generic[G]):
         return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
 
     def result(self, algorithm: str, recompute: str) -> SearchResult[G]:
-        """The places that an algorithm chooses, with what they cost."""
+        """Return the placement that an algorithm chooses, with its cost."""
         chosen, compared = frozenset[str](), 1
         if algorithm == "greedy":
-            chosen = greedy_set(self.candidates(), self.room())
+            chosen = greedy_set(self.candidates(), self.free_per_bank())
         elif algorithm == "search":
-            chosen, compared = best_set(self.candidates(), self.room())
-        # A scratch that finds no room in L1 beside them may cost more than they save.
-        ways = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
-        costs, spaces = min(((self._costs(way), way) for way in ways), key=lambda c: c[0].seconds)
+            chosen, compared = best_set(self.candidates(), self.free_per_bank())
+        # Compare with no tensor in L1: moving the scratch out of L1 may cost more than they save.
+        options = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
+        costs, spaces = min(((self._costs(s), s) for s in options), key=lambda c: c[0].seconds)
         mapping = {name: TensorPlace(0, space) for name, space in spaces.items()}
         operators = tuple(
             OperatorPlace(graph.name, graph.values[operation.outputs[0]].name, operation.op, 0)
@@ -369,33 +370,32 @@ class Case(Generic[G]):
         )
 
     def fits(self, costs: CostValues) -> bool:
-        """Whether the tensors fit where they are to lie."""
         return costs.home_nbytes <= self.capacity()
 
     def capacity(self) -> int:
-        """The bytes that there are where tensors lie that are not in L1."""
+        """Return the size of the default memory space in bytes."""
         home = self.machine.shape.space(self.home)
         return home.capacity * home.banks
 
 
-def greedy_set(candidates: Sequence[L1Candidate], room: int) -> frozenset[str]:
-    """What is taken by one who takes what saves most per byte, while there is room."""
+def greedy_set(candidates: Sequence[L1Candidate], free: int) -> frozenset[str]:
+    """Greedy knapsack by saving per byte."""
     chosen = set()
     for candidate in candidates:
-        if candidate.size_per_bank <= room:
+        if candidate.size_per_bank <= free:
             chosen.add(candidate.name)
-            room -= candidate.size_per_bank
+            free -= candidate.size_per_bank
     return frozenset(chosen)
 
 
-def best_set(candidates: Sequence[L1Candidate], room: int) -> tuple[frozenset[str], int]:
-    """The set that saves most in the room, and how many sets were compared.
+def best_set(candidates: Sequence[L1Candidate], free: int) -> tuple[frozenset[str], int]:
+    """Return the best set of tensors, and the number of sets compared.
 
-    Branch and bound: what is left can save at most what it would if tensors could be cut.
+    Branch and bound; the bound of a partial set is the fractional knapsack of the rest.
     """
-    best, best_saving, compared = greedy_set(candidates, room), 0.0, 1
+    best, best_saving, compared = greedy_set(candidates, free), 0.0, 1
     best_saving = sum(c.saving for c in candidates if c.name in best)
-    pending: list[tuple[int, int, float, tuple[str, ...]]] = [(0, room, 0.0, ())]
+    pending: list[tuple[int, int, float, tuple[str, ...]]] = [(0, free, 0.0, ())]
     while pending and compared < MAX_SETS:
         at, left, saving, names = pending.pop()
         compared += 1
@@ -411,12 +411,12 @@ def best_set(candidates: Sequence[L1Candidate], room: int) -> tuple[frozenset[st
     return best, compared
 
 
-def _bound(candidates: Sequence[L1Candidate], start: int, room: int) -> float:
+def _bound(candidates: Sequence[L1Candidate], start: int, free: int) -> float:
     total = 0.0
     for candidate in candidates[start:]:
-        if candidate.size_per_bank > room:
-            return total + candidate.saving * room / candidate.size_per_bank
-        room -= candidate.size_per_bank
+        if candidate.size_per_bank > free:
+            return total + candidate.saving * free / candidate.size_per_bank
+        free -= candidate.size_per_bank
         total += candidate.saving
     return total
 
@@ -429,7 +429,8 @@ ALGORITHMS = ("none", "greedy", "search")
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmConfig:
-    """Which algorithm, and for what training; raises `UsageError` for an unknown one."""
+    """An algorithm, and the training that it is for; raises `UsageError` for an unknown
+    algorithm."""
 
     algorithm: str
     loss: Loss
@@ -441,10 +442,10 @@ class AlgorithmConfig:
 
 
 def check_algorithm(word: object) -> None:
-    """Raise `UsageError` for what is no algorithm."""
+    """Raise `UsageError` for an unknown algorithm."""
     if word not in ALGORITHMS:
         raise UsageError(
-            "no such algorithm", expected=", ".join(ALGORITHMS), got=repr(word),
+            "unknown algorithm", expected=", ".join(ALGORITHMS), got=repr(word),
             remedy=closest(str(word), ALGORITHMS) or None,
         )  # fmt: skip
 
@@ -453,11 +454,14 @@ def optimize(
     graph: Trainable | ComputationGraph, machine: Machine, cost_estimator: CostEstimator,
     config: AlgorithmConfig,
 ) -> SearchResult[TrainingGraphs]:  # fmt: skip
-    """The best way to train a graph on a machine that the algorithm finds.
+    """Return the best training of a graph on a machine that the algorithm finds.
 
-    Of a plain computation graph its named floating constants are trained, as `as_trainable` has it.
-    Spaces that `config.options` names stay. Raises `OutOfMemoryError` where no way fits,
-    `UsageError` for a space of what is no tensor, and what `training_graphs` raises.
+    Named floating constants of a `ComputationGraph` are its parameters, as in `as_trainable`.
+    Spaces in `config.options` are fixed.
+
+    Raises:
+        OutOfMemoryError: No placement fits.
+        UsageError: An argument has another type, or `spaces` names no tensor.
     """
     if isinstance(graph, ComputationGraph):
         graph = as_trainable(graph)
@@ -470,7 +474,7 @@ def optimize(
         ("config", "an AlgorithmConfig", isinstance(config, AlgorithmConfig)),
     ):  # fmt: skip
         if not value:
-            raise UsageError(f"optimize takes {kind} as {name}")
+            raise UsageError(f"{name}= of optimize must be {kind}")
     asked = config.options.recompute
     kinds: tuple[str, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
@@ -490,7 +494,7 @@ def optimize(
     for name in options.spaces:
         if name not in known:
             raise UsageError(
-                f"spaces= names {name!r}, which is no tensor between the programs of this training",
+                f"spaces= names {name!r}, which is not a tensor between programs of this training",
                 remedy=closest(name, known) or f"one of {', '.join(sorted(known)[:12])}",
             )
     if not results:
@@ -502,7 +506,7 @@ def place_inference(
     graph: ComputationGraph, machine: Machine, cost_estimator: CostEstimator, algorithm: str,
     fixed: Mapping[str, Space] | None = None,
 ) -> SearchResult[InferenceGraphs]:  # fmt: skip
-    """Where the inputs and outputs of a graph lie that is not trained; `fixed` ones stay.
+    """Return the memory spaces of a graph's inputs and outputs, `fixed` ones as they are.
 
     Raises `UsageError` for an unknown algorithm.
     """
@@ -514,24 +518,23 @@ def place_inference(
 def _refusal(
     case: Case[TrainingGraphs], costs: CostValues, tried: Sequence[str], config: AlgorithmConfig
 ) -> OutOfMemoryError:
-    """What to say where they do not: what is done already is no remedy, and smaller batches are
-    none where weights alone do not fit."""
+    """Return the error if nothing fits, with remedies that would help."""
     home, banks = case.home.value, case.machine.shape.space(case.home).banks
     kept = {s.name for _, g in case.graphs.in_order[:STEP_PROGRAMS] for s in g.inputs
             if s.kind in KEPT_KINDS}  # fmt: skip
     weights = sum(case.size(name, case.home) * banks for name in kept)
     if weights > case.capacity():
-        remedies = ["a larger machine", "fewer weights"]
+        remedies = ["use a larger machine", "fewer weights"]
         if config.optimizer.states:
             remedies.append("an optimizer with less state (sgd without momentum)")
     else:
         remedies = ["a smaller batch with accumulation_steps"]
         if tuple(tried) == ("none",):
-            remedies.insert(0, "algorithm=search, which recomputes what does not fit")
+            remedies.insert(0, "algorithm=search, which recomputes activations")
         if config.options.precision.bits > DataType.BFLOAT16.bits:
             remedies.append("precision=bfloat16")
     return OutOfMemoryError(
-        "no way to train this graph fits the machine",
+        "the training does not fit the machine",
         where=f"graph {case.graphs.forward.name!r} on {case.machine.name!r}",
         expected=f"at most {case.capacity()} B in {home}",
         got=f"{costs.home_nbytes} B, {weights} B of them weights and optimizer state; "

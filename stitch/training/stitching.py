@@ -1,9 +1,7 @@
-"""Stitching by name: the tensors of a training, and the programs that take and give them.
+"""The programs of a training between named cells: persistent device tensors that programs share.
 
-A program is called once; its inputs are found and its outputs are put where their names say. The
-programs of a step for one size of batch are a `StitchedStep`; those for another size work on the
-same parameters, states and gradients. Batches become arrays that fit input slots. No losses or
-optimizers here.
+`BoundProgram` connects a program's slots to the cells of the same names. `BoundStep` has the
+programs for one batch size; steps for other sizes share parameters, states and gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from stitch.ttb import Binary
 
 
 class NamedCells(PersistentBuffers):
-    """PersistentBuffers by name; programs see them by number."""
+    """Persistent buffers by name; programs refer to them by number."""
 
     def __init__(self, device: RuntimeDevice) -> None:
         super().__init__(device)
@@ -41,7 +39,8 @@ class NamedCells(PersistentBuffers):
         self.descs: list[TensorDesc] = []
 
     def number(self, name: str, desc: TensorDesc) -> int:
-        """The cell of a name; new names get an empty one, described by `desc`."""
+        """Return the number of a cell; create an empty one with the description `desc` if
+        needed."""
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = len(self.values)
@@ -50,17 +49,17 @@ class NamedCells(PersistentBuffers):
         return number
 
     def describe(self, descs: Mapping[int, TensorDesc]) -> None:
-        """What is written to these cells from now on is described so."""
+        """Change the descriptions by which the cells are allocated."""
         for number, desc in descs.items():
             self.descs[number] = desc
 
     def get(self, name: str) -> Tensor | None:
-        """The tensor of a name, None where there is none now."""
+        """Return the tensor of a cell, None if it is empty."""
         number = self.numbers.get(name)
         return None if number is None else self.tensor(number)
 
     def elements(self, name: str) -> Array:
-        """The elements of a name's tensor, which is there, without a handle on it."""
+        """Return the elements of a cell's tensor without creating a handle."""
         with self.device.lock:
             value = self.values[self.numbers[name]]
             assert value is not None, f"{name} is there"
@@ -68,10 +67,9 @@ class NamedCells(PersistentBuffers):
             return array
 
     def put(self, name: str, array: Any) -> None:
-        """Write an array into a cell's tensor; a new one, where it has none, or it was lost, or is
-        held elsewhere.
+        """Write an array into a cell's tensor; allocate a new one if it is empty, lost or shared.
 
-        Raises `UsageError` for an unknown name, `LinkError` where shape or kind of number differ.
+        Raises `UsageError` for an unknown name, `LinkError` for another shape or kind of number.
         """
         number = self.numbers.get(name)
         if number is None:
@@ -87,25 +85,26 @@ class NamedCells(PersistentBuffers):
         self.hold(number, tensor)
 
     def tensors(self, numbers: Iterable[int]) -> list[tuple[int, Tensor | None]]:
-        """What some cells hold, with their numbers."""
+        """Return cells with their current tensors."""
         return [(number, self.tensor(number)) for number in numbers]
 
     def restore(self, tensors: Iterable[tuple[int, Tensor | None]]) -> None:
-        """PersistentBuffers hold again what they held."""
+        """Put tensors that `tensors` returned back into their cells."""
         for number, tensor in tensors:
             self.hold(number, tensor)
 
 
-class Stitched:
-    """A loaded program between cells of the same names as its slots."""
+class BoundProgram:
+    """A loaded program whose slots are the cells of the same names."""
 
     def __init__(
         self, agent: LoadedProgram, cells: NamedCells, prefix: str = "",
         entering: Container[str] = (),
         lost_by: str = "a program failed after it had overwritten a part",
     ) -> None:  # fmt: skip
-        """`prefix` stands before the names of the cells that take the outputs; `entering`: inputs
-        that a call is given."""
+        """Args:     prefix: Prefix of the names of output cells.     entering: Inputs that each
+        call passes.     lost_by: Text of the error for tensors that a failed run has overwritten.
+        """
         self.agent = agent
         self.cells = cells
         program = agent.program
@@ -119,17 +118,17 @@ class Stitched:
             cells.number(prefix + slot.name, desc)
             for slot, desc in zip(program.outputs, gives, strict=True)
         )
-        #: How the program describes what its cells hold.
+        #: The descriptions of the cells' tensors.
         described = zip((*self.inputs, *self.outputs), (*takes, *gives), strict=True)
         self.descs = {cell: desc.without_address() for cell, desc in described}
-        #: What enters, in order.
         self.entering = tuple([port for port in agent.ports if port.name in entering])
-        #: Runs on arrays or tensors for what enters, in order; once more on what entered last.
+        #: `run` takes the entering inputs in order; `again` reads those of the last run.
         self.run = self._stage(entering, lost_by)
         self.again = self._stage((), lost_by) if self.entering else self.run
 
     def _stage(self, entering: Container[str], lost_by: str) -> StatefulExecutable:
-        """The program as a task graph between cells; what enters comes to its cell first."""
+        """Return the program as a task graph between cells; passed inputs are copied to their
+        cells."""
         cells, graph = self.cells, TaskGraph(self.agent.name)
         reads: list[int | None] = []
         writes: list[int] = []
@@ -151,23 +150,27 @@ class Stitched:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Which cells of a training mean what, by number.
+    """Numbers and names of the cells of a training, by role.
 
-    `inputs` are the batch's names, `keys` those of other inputs of forward.
+    Attributes:
+        inputs: Names of the batch's tensors.
+        keys: Names of the keys of random operators.
+        buffers: States that forward replaces.
+        reread: Those whose previous value backward reads.
+        seeds: Gradients that the loss program computes for backward.
+        passing: Cells that are released once backward is queued.
+        momentary: Cells that are released after a step.
+        of_a_pass: Cells that are released at the next forward pass.
     """
 
     inputs: tuple[str, ...]
     keys: tuple[str, ...]
-    #: State that forward replaces; that of it whose value before forward is what backward reads.
     buffers: tuple[int, ...]
     reread: tuple[int, ...]
     prediction: int
     loss: int
-    #: What a loss gives backward: the gradient of the prediction.
     seeds: tuple[int, ...]
     gradients: tuple[int, ...]
-    #: What only backward still needs: gone once it is queued. What only one step needs. The same
-    #: with the prediction: gone with the next forward pass.
     passing: tuple[int, ...]
     momentary: tuple[int, ...]
     of_a_pass: tuple[int, ...]
@@ -176,10 +179,10 @@ class Wiring:
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class StitchedStep:
-    """The programs that a step runs on batches of one size, between the cells of a training.
+class BoundStep:
+    """Forward, loss and backward for batches of one size.
 
-    The update is none of them: it knows no batch.
+    The update does not depend on the batch and is not part of it.
     """
 
     def __init__(
@@ -190,35 +193,34 @@ class StitchedStep:
         self.cells = cells
         self._slots = programs[0].inputs
         self._gradients = [parameter.gradient for parameter in parameters]
-        forward, loss, backward = (loaded(cells.device, program) for program in programs)
+        forward, loss, backward = (load_program(cells.device, program) for program in programs)
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
         given = {slot.name for slot in self._slots if slot.kind in kinds}
-        self.forward = Stitched(forward, cells, entering=given)
-        self.loss = Stitched(loss, cells, entering={LABEL})
-        self.backward = Stitched(backward, cells)
-        self._judged = programs[1].inputs[0]
-        #: Shape and type of what the loss judges.
-        self.prediction_type: ValueType = programs[1].values[self._judged.value].type
+        self.forward = BoundProgram(forward, cells, entering=given)
+        self.loss = BoundProgram(loss, cells, entering={LABEL})
+        self.backward = BoundProgram(backward, cells)
+        self._prediction = programs[1].inputs[0]
+        self.prediction_type: ValueType = programs[1].values[self._prediction.value].type
         activations = {slot.name for slot in self._slots if slot.kind is InputKind.ACTIVATION}
-        #: The ports that a batch comes in by, and their shapes.
+        #: The input ports of a batch, and their shapes.
         self.batch = [port for port in self.forward.entering if port.name in activations]
         self.shapes: Shapes = tuple([port.shape for port in self.batch])
         (self.label,) = self.loss.entering
 
     def describe_cells(self) -> None:
-        """What only one pass needs is of the sizes of these programs from now on."""
+        """Describe the temporary cells with the shapes of these programs."""
         descs = self.backward.descs | self.loss.descs | self.forward.descs
         passing = self.wiring.of_a_pass
         self.cells.describe({number: descs[number] for number in passing if number in descs})
 
     @cached_property
-    def backward_of_more(self) -> Stitched:
-        """Backward of another micro-batch, beside the gradients that there are."""
-        return Stitched(self.backward.agent, self.cells, MORE)
+    def backward_of_more(self) -> BoundProgram:
+        """Backward of another micro-batch, whose gradients go to separate cells."""
+        return BoundProgram(self.backward.agent, self.cells, MORE)
 
     @cached_property
     def wiring(self) -> Wiring:
-        """Which cells mean what, once all programs of the training have theirs."""
+        """The cells by role, once all programs of the training are bound."""
         forward, numbers = self.forward, self.cells.numbers
         inputs = tuple(port.name for port in self.batch)
         keys = tuple(slot.name for slot in self._slots if slot.kind is InputKind.KEY)
@@ -227,27 +229,28 @@ class StitchedStep:
             if slot.kind is InputKind.STATE and number in forward.outputs
         )  # fmt: skip
         gradients = tuple(numbers[gradient] for gradient in self._gradients)
-        prediction, judged = numbers[self._judged.name], numbers[LOSS]
+        prediction, loss = numbers[self._prediction.name], numbers[LOSS]
         passing = [n for n in forward.outputs if n not in buffers and n != prediction]
-        seeds = tuple(n for n in self.loss.outputs if n != judged)
+        seeds = tuple(n for n in self.loss.outputs if n != loss)
         passing += seeds
         names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
         momentary = (*passing, *[numbers[name] for name in names])
         reread = tuple(n for n in buffers if n in self.backward.inputs)
         return Wiring(
-            inputs, keys, buffers, reread, prediction, judged, seeds, gradients, tuple(passing),
+            inputs, keys, buffers, reread, prediction, loss, seeds, gradients, tuple(passing),
             momentary, (*momentary, prediction),
         )  # fmt: skip
 
 
-def loaded(device: RuntimeDevice, program: Program) -> LoadedProgram:
-    """A program on a device, as a binary of its own."""
+def load_program(device: RuntimeDevice, program: Program) -> LoadedProgram:
+    """Load a program on a device, in a binary of its own."""
     return device.load(Binary((program,), device.machine.shape, "stitch training"))
 
 
-def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Arrays and tensors in the order of the ports, by position or name; floats in their type, and
-    of whatever shape.
+def batch_arrays(
+    ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]
+) -> list[Any]:
+    """Return a batch in the order of the ports, in their data types; shapes may differ.
 
     Raises `UsageError` for missing or surplus arrays.
     """
@@ -255,18 +258,18 @@ def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str,
         later = [port.name for port in ports[len(batch) :]]
         if len(batch) > len(ports) or named.keys() != set(later):
             raise UsageError(
-                "a batch has one array for each input of the model",
+                "the batch must have one array for each input of the model",
                 expected=", ".join([port.name for port in ports]),
                 got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
             )
         batch = (*batch, *[named[name] for name in later])
-    return [_fitted(port, value) for port, value in zip(ports, batch, strict=True)]
+    return [_batch_array(port, value) for port, value in zip(ports, batch, strict=True)]
 
 
-def _fitted(port: InputPort, value: Any) -> Any:
+def _batch_array(port: InputPort, value: Any) -> Any:
     try:
         array = value if isinstance(value, Tensor) else np.asarray(value)
-    except ValueError:  # Ragged lists, which it names.
+    except ValueError:  # `capture` raises an error that names the ragged list.
         array = capture(value, port.shape, port.type.data_type, True, port.origin)
     if isinstance(array, Tensor):
         return array
@@ -275,11 +278,10 @@ def _fitted(port: InputPort, value: Any) -> Any:
     return capture(array, array.shape, port.type.data_type, True, port.origin)
 
 
-def other_shape(port: InputPort, shape: Sequence[int], reason: str) -> UsageError:
-    """The error for a batch that a training has no programs for, nor can have."""
+def shape_error(port: InputPort, shape: Sequence[int], reason: str) -> UsageError:
+    """Return the error for a batch whose shape cannot be compiled."""
     return UsageError(
         f"input {port.name!r} has another shape: {reason}",
-        expected=port.type.text(),
-        got=str(list(shape)),
-        remedy="leave out a smaller last batch (DataLoader(..., drop_last=True)), or pad it",
-    )
+        expected=port.type.text(), got=str(list(shape)),
+        remedy="skip a smaller last batch (DataLoader(..., drop_last=True)), or pad it",
+    )  # fmt: skip

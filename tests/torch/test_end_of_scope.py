@@ -155,7 +155,7 @@ def test_what_a_training_gave_is_read_after_it_and_not_gone_back_from() -> None:
     assert loss.item() == expected[0]
     np.testing.assert_array_equal(np.asarray(pred), expected[1])
     for late in (loss.backward, (loss / 2).backward, lambda: LOSS(pred, LABELS)):
-        with pytest.raises(TaskError, match=r"has ended(.|\n)*keep the model"):
+        with pytest.raises(TaskError, match=r"has ended(.|\n)*keep a reference to the model"):
             late()
 
 

@@ -49,7 +49,7 @@ def test_a_loop_begins_with_zero_grad(parts: Any) -> None:
 def test_zero_grad_of_our_own_optimizer_before_the_first_call_drops_nothing() -> None:
     optimizer = stitch.SGD(lr=0.1)
     optimizer.zero_grad()
-    with pytest.raises(UsageError, match="trains no model just now"):
+    with pytest.raises(UsageError, match="no training uses this optimizer"):
         optimizer.step()
     model = Net().compile(optimizer=optimizer, target="host")
     optimizer.zero_grad()

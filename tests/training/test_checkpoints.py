@@ -102,14 +102,14 @@ def _entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no safetensors file"),
-        (b"\x01\x02", "no safetensors file"),
-        (b"\xff" * 8, "no safetensors file"),
+        (b"", "not a safetensors file"),
+        (b"\x01\x02", "not a safetensors file"),
+        (b"\xff" * 8, "not a safetensors file"),
         (_file(b"{"), "not JSON"),
         (_file(b"\xff\xfe"), "not JSON"),
-        (_file(b'{"a":1,"a":2}'), "stands twice"),
+        (_file(b'{"a":1,"a":2}'), "occurs twice"),
         (_file(b"[" * 100_000), "not JSON"),
-        (_file([1]), "no mapping"),
+        (_file([1]), "not a mapping"),
         (_file({"w": 3}), "bad_entry"),
         (_file({"w": {**_entry(), "more": 1}}, bytes(8)), "bad_entry"),
         (_file({"w": _entry("F31")}, bytes(8)), "bad_type"),
@@ -223,8 +223,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_told_of(tmp_path: Path) -> None
     told: list[str] = []
     found = folder.newest(told.append)
     assert found is not None and found[1].step == 1
-    assert told == ["step-00000002.safetensors is passed over: the checkpoint is damaged: its "
-                    "checksum is another"]  # fmt: skip
+    assert told == ["step-00000002.safetensors is skipped: the checkpoint is damaged: its "
+                    "CRC-32 differs"]  # fmt: skip
     folder.files[0].write_bytes(b"")
     gc.disable()
     try:
@@ -270,7 +270,7 @@ def test_handles_that_run_out_are_no_reason_to_take_an_older_checkpoint(
 
 def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(save(some_state()))
-    with pytest.raises(FormatError, match="no checkpoint of a training"):
+    with pytest.raises(FormatError, match="not a checkpoint of a training"):
         read_checkpoint(tmp_path / "w.safetensors")
 
 

@@ -105,7 +105,7 @@ def test_values_of_another_shape_are_all_named() -> None:
     for name in names:
         there, here = values[name]["shape"], values[name]["shape"][::-1]
         wanted = f"{'x'.join(map(str, here))}xf32"
-        place = f"model.training.values.{name}: float32{there}, where the programs take {wanted}"
+        place = f"model.training.values.{name}: float32{there}, expected {wanted}"
         assert place in told
 
 
@@ -123,19 +123,19 @@ _STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        ("values fc1.bias type", "int32", ".values.fc1.bias: int32[64], where the programs take"),
+        ("values fc1.bias type", "int32", ".values.fc1.bias: int32[64], expected"),
         ("values fc1.bias type", "float23", ".values.fc1.bias.type: "),
         ("values fc1.bias base64", "AAAA", ".values.fc1.bias.base64: [64] of float32 is 256 bytes"),
         ("values fc1.bias shape", [-64], ".values.fc1.bias.base64: [-64] of float32 is -256 bytes"),
-        ("values training.steps", _STEPS, ".values.training.steps: int64[1], where the programs"),
+        ("values training.steps", _STEPS, ".values.training.steps: int64[1], expected"),
         ("loss", 7, ".loss: training takes a loss of stitch.losses, its name, or a mapping"),
-        ("loss loss", "mes", ".loss: no such loss"),
+        ("loss loss", "mes", ".loss: unknown loss"),
         ("optimizer betas", 3, ".optimizer: Adam takes two numbers as betas"),
         ("optimizer groups", [1], ".optimizer: training takes mappings as groups"),
-        ("optimizer schedule schedule", [], ".optimizer: no such schedule"),
-        ("precision", "float23", ".precision: TrainingOptions takes a DataType or its word"),
+        ("optimizer schedule schedule", [], ".optimizer: unknown schedule"),
+        ("precision", "float23", ".precision: TrainingOptions takes a DataType or its name"),
         ("spaces", {"x": "l2"}, ".spaces: TrainingOptions takes a mapping of names"),
-        ("clip_grad_norm", -1, ".clip_grad_norm: gradients are clipped to a norm above 0"),
+        ("clip_grad_norm", -1, ".clip_grad_norm: clip_grad_norm must be above 0"),
         ("extra", 1, ".extra: it has no meaning here"),
     ],
 )
@@ -219,7 +219,7 @@ def test_the_master_is_written_with_its_parameter() -> None:
 
 @pytest.mark.parametrize(
     ("index", "part", "told"),
-    [((99, 0), 1.0, "no such part"), (0, [1.0], "another shape"), ("w", 1.0, "no such part")],
+    [((99, 0), 1.0, "invalid index"), (0, [1.0], "another shape"), ("w", 1.0, "invalid index")],
 )
 def test_a_part_that_does_not_fit_is_refused(index: Any, part: Any, told: str) -> None:
     model = searched()

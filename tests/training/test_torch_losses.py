@@ -160,20 +160,20 @@ def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
     ids=["module", "arithmetic", "number"],
 )
 def test_a_loss_that_we_lack_is_named_with_those_we_have(given: Any) -> None:
-    with pytest.raises(UsageError, match="is no loss that can be compiled") as caught:
+    with pytest.raises(UsageError, match="is not a supported loss") as caught:
         loss_of(given)
     assert "cross_entropy, nll_loss, mse_loss" in str(caught.value)
 
 
 def test_a_reduction_that_gives_no_number_is_refused() -> None:
-    with pytest.raises(UsageError, match="no such reduction"):
+    with pytest.raises(UsageError, match="reduction of MSELoss is unknown"):
         loss_of(nn.MSELoss(reduction="none"))
 
 
 def test_weights_are_one_for_each_class() -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(CompileError, match="a weight for each class"):
+    with pytest.raises(CompileError, match="one weight per class"):
         stitch.compile(
             net, (torch.ones(2, 6),), optimizer=optimizer,
             loss=nn.CrossEntropyLoss(weight=torch.ones(4)),

@@ -215,7 +215,7 @@ def test_training_stops_and_gives_its_memory_back_when_the_model_leaves_its_scop
             train(model, batches(2))
         device.flush()
         assert [len(a) for a in (device.records.buffers,)] == [0]
-        with pytest.raises(stitch.StitchError, match="trains no model"):
+        with pytest.raises(stitch.StitchError, match="no training uses this optimizer"):
             optimizer.step()
         other = compiled(optimizer, target="tiny")
         other.start(device)

@@ -143,7 +143,7 @@ def test_where_nothing_fits_the_remedy_is_one_that_could_help() -> None:
     for algorithm in ("greedy", "search"):
         assert refused(4096, 1 << 16, algorithm).remedy == narrower
         assert refused(4096, 1 << 16, algorithm, precision=stitch.DataType.BFLOAT16).remedy == batch
-    by_search = "algorithm=search, which recomputes what does not fit, or"
+    by_search = "algorithm=search, which recomputes activations, or"
     assert refused(4096, 1 << 16).remedy == f"{by_search} {narrower}"
     # Where what is computed again is said, search tries nothing else.
     for algorithm in ("none", "search"):
@@ -168,9 +168,9 @@ def test_branch_and_bound_finds_the_best_of_all_sets() -> None:
 
 
 def test_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(UsageError, match="no such algorithm"):
+    with pytest.raises(UsageError, match="unknown algorithm"):
         compiled(algorithm="unity")
-    with pytest.raises(UsageError, match="no such algorithm"):
+    with pytest.raises(UsageError, match="unknown algorithm"):
         stitch.compile(mlp(), algorithm="unity")
 
 

@@ -70,13 +70,13 @@ def test_a_tensor_takes_its_own_shape_only_and_unknown_names_are_refused() -> No
         instance.set_tensor("fc1.bias", np.zeros(3))
     with pytest.raises(UsageError, match=r"no tensor 'fc1.gewicht'"):
         instance.get_tensor("fc1.gewicht")
-    with pytest.raises(UsageError, match="not there just now"):
+    with pytest.raises(UsageError, match="does not exist at this point"):
         instance.get_tensor("fc1.weight.grad")
 
 
 def test_profiling_runs_every_kernel_exactly_once() -> None:
-    profiled, plain = compiled(stitch.Adam(lr=0.01)), compiled(stitch.Adam(lr=0.01))
-    instance = profiled.start()
+    profile_operations, plain = compiled(stitch.Adam(lr=0.01)), compiled(stitch.Adam(lr=0.01))
+    instance = profile_operations.start()
     instance.profiling = True
     runs: list[str] = []
     instance.device.hooks.register(after_program=lambda c: runs.append(c.program.role.value))
@@ -90,7 +90,7 @@ def test_profiling_runs_every_kernel_exactly_once() -> None:
         for times, program in ((forward, 0), (backward, 2), (update, 3)):
             assert times is not None
             assert all(isinstance(t, LayerTime) and t.seconds > 0 for t in times)
-            operations = profiled.binary.programs[program].operations
+            operations = profile_operations.binary.programs[program].operations
             assert [t.op for t in times] == [operation.op for operation in operations]
     assert runs == ["forward", "loss", "backward", "update"] * 3
     for name, value in plain.instance.parameters().items():

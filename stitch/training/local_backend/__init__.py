@@ -1,10 +1,11 @@
-"""FlexFlow's local backend: a model in training as tasks, one for each operator and direction.
+"""FlexFlow's local backend: training as tasks, one for each operator and direction.
 
-A task is a program on the device's queue. Words follow FlexFlow.
+A task is a program on the device's queue. The terms are FlexFlow's.
 """
 
 from stitch.training.local_backend.backend import LocalTaskBackend
 from stitch.training.local_backend.signatures import (
+    LayerTask,
     RuntimeArgument,
     SlotKind,
     TaskBinding,
@@ -16,7 +17,6 @@ from stitch.training.local_backend.signatures import (
     task_signature,
 )
 from stitch.training.local_backend.store import (
-    LayerTask,
     ModelTrainingInstance,
     RuntimeBacking,
     TaskArgumentAccessor,

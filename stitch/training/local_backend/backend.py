@@ -1,57 +1,323 @@
-"""`LocalTaskBackend`: the tasks of a model on one device, and the tensors that they work on.
+"""`LocalTaskBackend`: the tasks of a model on one device, and the tensors that they read and write.
 
-What runs are programs on the device's queue.
+`LayerTasks` compiles a program for each operator and direction; equal operators share a program.
+Running a task queues its program on the device.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from stitch import ops
 from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, optional, takes
 from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
-from stitch.machine import load_machine
-from stitch.program import Array, InputKind, Role, Space
+from stitch.machine import Machine, load_machine
+from stitch.program import ABSENT, Array, InputKind, Role, Space
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
-from stitch.tasks import Future, TaskGraph
-from stitch.training.graphs import KEPT_KINDS, MASTER, as_trainable
-from stitch.training.local_backend.layers import LayerGraph, LayerTasks, layer_graph
+from stitch.tasks import Future, Permission, TaskGraph
+from stitch.training.graphs import KEPT_KINDS, MASTER, Parameter, as_trainable, update_graph
 from stitch.training.local_backend.signatures import (
+    GradientSum,
+    LayerGraph,
+    LayerTask,
     RuntimeArgument,
+    SlotKind,
+    TaskBinding,
     TaskInvocation,
+    TaskPort,
     TaskSignature,
+    TensorSlot,
+    backward_binding,
+    backward_signature,
+    gradient_graph,
     gradient_name,
+    graph_key,
+    input_slot,
+    layer_graph,
+    operator_graph,
+    output_slot,
+    summing_graph,
+    task_signature,
+    update_slots,
+    zero_gradient,
 )
 from stitch.training.local_backend.store import (
-    LayerTask,
     LoadedTask,
     ProgramTask,
     TaskArgumentAccessor,
     TaskImplementation,
     TaskStore,
     execute,
+    program_task,
 )
 from stitch.training.losses import LOSS_KIND, Loss, loss_from_config
 from stitch.training.optimizers import OPTIMIZER_KIND, Optimizer, optimizer_from_config
-from stitch.training.programs import LABEL, LOSS, prediction_of
+from stitch.training.programs import LABEL, LOSS, TrainingOptions, loss_graph, prediction_of
+
+#: The default machine, as for `open_device`.
+_TARGET = "wormhole_n150"
 
 # --------------------------------------------------------------------------------------------------
-# A part of a training step as a task graph: what others aggregate, show, or run elsewhere.
+# The tasks of a model's layers
+
+#: What every program's task is told, beside what belongs to it.
+_PROFILING = MappingProxyType({"profiling": RuntimeArgument.PROFILING})
+_SECONDS = float | None
+
+
+class LayerTasks:
+    """The compiled tasks of a model: `tasks` by id, `stages` by the part of a training step."""
+
+    def __init__(
+        self, layers: LayerGraph, machine: Machine, spaces: Mapping[str, Space],
+        loss: Loss | None, optimizer: Optimizer | None,
+    ) -> None:  # fmt: skip
+        self.layers, self.machine, self.spaces = layers, machine, spaces
+        self.tasks: dict[str, ProgramTask] = {}
+        self._ids: dict[object, str] = {}
+        self._counts: Counter[str] = Counter()
+        #: The graph of each layer's operator alone.
+        self._operators: list[ComputationGraph] = []
+        forward = [self._forward(index) for index in range(len(layers.graph.operations))]
+        self.stages: dict[Role, tuple[LayerTask, ...]] = {
+            Role.FORWARD: tuple(forward),
+            Role.LOSS: () if loss is None else (self._loss(loss),),
+            Role.BACKWARD: self._all_backward(forward),
+            Role.UPDATE: () if optimizer is None else (self._update(optimizer),),
+        }
+
+    def outputs_of(self, role: Role) -> tuple[str, ...]:
+        """Return the tensors that the tasks of a stage write, each once."""
+        return self._tensors(role, "outputs")
+
+    def live_outputs(self, role: Role) -> frozenset[str]:
+        """Return the outputs of a stage that are used outside of it: outputs of the graph, inputs
+        of backward tasks, gradients in `wanted`, parameters and states."""
+        if role is Role.FORWARD:
+            layers = self.layers
+            read = self._tensors(Role.BACKWARD, "inputs")
+            return frozenset((*read, *[layers.names[slot.value] for slot in layers.graph.outputs]))
+        if role is Role.BACKWARD:
+            return frozenset(map(gradient_name, self.layers.wanted))
+        return frozenset(self.outputs_of(role))
+
+    def _tensors(self, role: Role, side: Literal["inputs", "outputs"]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for layer in self.stages[role]:
+            task = self.tasks[layer.invocation.task_id]
+            ports = task.inputs if side == "inputs" else task.outputs
+            found |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
+        return tuple(found)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors that tasks read or write."""
+        sides: tuple[Literal["inputs", "outputs"], ...] = ("inputs", "outputs")
+        return frozenset(n for role in self.stages for side in sides
+                         for n in self._tensors(role, side))  # fmt: skip
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def _forward(self, index: int) -> LayerTask:
+        layers = self.layers
+        operation, names = layers.graph.operations[index], layers.names
+        graph = operator_graph(layers.graph, index, layers.kinds)
+        self._operators.append(graph)
+        bound = {
+            slot(i): names[v]
+            for slot, values in ((input_slot, operation.inputs), (output_slot, operation.outputs))
+            for i, v in enumerate(values)
+            if v != ABSENT and (slot is output_slot or slot(i) in {s.name for s in graph.inputs})
+        }
+        attributes = {"attributes": operation.attributes, **_PROFILING}
+        binding = TaskBinding(bound, {}, attributes)
+        signature = self._signature(index, graph)
+        task_id = self._task(graph, f"{operation.op}.forward", Role.FORWARD, signature, binding)
+        return self._layer_task(index, TaskInvocation(task_id, binding))
+
+    def _signature(self, index: int, graph: ComputationGraph) -> TaskSignature:
+        """Return the signature of an operator's task; constants are part of its program."""
+        layers = self.layers
+        operation, kinds = layers.graph.operations[index], layers.kinds
+        least, _ = ops.definition_of(operation).inputs
+        slots: dict[SlotKind, list[str]] = {kind: [] for kind in SlotKind}
+        given = {slot.name for slot in graph.inputs}
+        for i, v in enumerate(operation.inputs):
+            if v != ABSENT and input_slot(i) not in given:
+                continue
+            kind = SlotKind.INPUT if i < least else SlotKind.OPTIONAL
+            if v in layers.differentiable and kinds.get(v) is InputKind.PARAMETER:
+                kind = SlotKind.WEIGHT
+            elif v != ABSENT and v not in layers.differentiable:
+                kind = SlotKind.UNTRAINABLE
+            slots[kind].append(input_slot(i))
+        return task_signature(
+            inputs=slots[SlotKind.INPUT], optional=slots[SlotKind.OPTIONAL],
+            untrainable=slots[SlotKind.UNTRAINABLE], weights=slots[SlotKind.WEIGHT],
+            outputs=[slot.name for slot in graph.outputs],
+            arguments={"attributes": Mapping, "profiling": bool}, returns=_SECONDS,
+        )  # fmt: skip
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def _all_backward(self, forward: Sequence[LayerTask]) -> tuple[LayerTask, ...]:
+        """Compile the backward tasks, in the order in which gradients are computed."""
+        layers = self.layers
+        seeded = {s.value for s in layers.graph.outputs if s.name in layers.seeds}
+        tasks = []
+        for index in reversed(range(len(forward))):
+            task = self._backward(index, forward[index], seeded)
+            if task is not None:
+                tasks.append(task)
+        alone = [
+            slot.value for slot in layers.graph.inputs
+            if slot.name in layers.wanted and slot.value not in seeded
+        ]  # fmt: skip
+        return (*tasks, *map(self._zeros, alone))
+
+    def _backward(self, index: int, forward: LayerTask, seeded: set[int]) -> LayerTask | None:
+        """Return a layer's backward task, None if it has no gradient; add its operands to
+        `seeded`."""
+        layers = self.layers
+        operation, names = layers.graph.operations[index], layers.names
+        coming = [i for i, v in enumerate(operation.outputs) if v in seeded]
+        given = {slot.name for slot in self._operators[index].inputs}
+        wanted = [
+            i for i, v in enumerate(operation.inputs)
+            if v in layers.differentiable and input_slot(i) in given
+        ]  # fmt: skip
+        if not coming or not wanted:
+            return None
+        rule, reached = gradient_graph(self._operators[index], wanted, coming)
+        if not reached:
+            return None
+        positions: dict[int, list[int]] = {}
+        for i in reached:
+            positions.setdefault(operation.inputs[i], []).append(i)
+        sums = [GradientSum(tuple(of), v in seeded) for v, of in positions.items()]
+        flows = {names[operation.outputs[i]] for i in coming} | {names[v] for v in positions}
+        seeded.update(positions)
+        task = forward.invocation
+        signature = backward_signature(self.tasks[task.task_id].signature)
+        binding = backward_binding(task.binding, signature, flows)
+        graph = summing_graph(rule, sums)
+        task_id = self._task(graph, f"{operation.op}.backward", Role.BACKWARD, signature, binding)
+        return self._layer_task(index, TaskInvocation(task_id, binding))
+
+    def _zeros(self, value: int) -> LayerTask:
+        """Return the task that zeroes the gradient of a weight that no output depends on."""
+        name = self.layers.names[value]
+        graph = zero_gradient(self.layers.graph.values[value].type)
+        signature = TaskSignature(
+            (TensorSlot(input_slot(0), SlotKind.WEIGHT, Permission.NONE, Permission.WRITE_ONLY),),
+            {"profiling": bool}, _SECONDS,
+        )  # fmt: skip
+        binding = TaskBinding({input_slot(0): name}, {input_slot(0): gradient_name(name)},
+                              _PROFILING)  # fmt: skip
+        task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature, binding)
+        return LayerTask(name, "zeros", "", TaskInvocation(task_id, binding))
+
+    # -- loss and update ---------------------------------------------------------------------------
+
+    def _loss(self, loss: Loss) -> LayerTask:
+        """Return the task that computes the loss and the prediction's gradient."""
+        differentiated = self.layers.differentiated
+        assert differentiated is not None
+        ((name, seed),) = differentiated.seeds
+        graph = self.layers.graph
+        index = next(i for i, slot in enumerate(graph.outputs) if slot.name == name)
+        judged = loss_graph(loss, differentiated, graph.output_type(index), TrainingOptions())
+        read, written = Permission.READ_ONLY, Permission.WRITE_ONLY
+        signature = TaskSignature(
+            (
+                TensorSlot(name, SlotKind.INPUT, read, gradient=written),
+                TensorSlot(LABEL, SlotKind.UNTRAINABLE, read),
+                TensorSlot(LOSS, SlotKind.OUTPUT, written),
+            ),
+            {"profiling": bool}, _SECONDS,
+        )  # fmt: skip
+        binding = TaskBinding(
+            {slot: slot for slot in (name, LABEL, LOSS)}, {name: gradient_name(name)}, _PROFILING
+        )
+        ports = {slot: TaskPort("tensor", slot) for slot in (name, LABEL, LOSS)}
+        ports[seed] = TaskPort("gradient", name)
+        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, binding, ports)
+        return LayerTask(LOSS, loss.name, "", TaskInvocation(task_id, binding))
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        graph = self.layers.graph
+        return tuple([
+            Parameter(slot.name, graph.input_type(i), gradient_name(slot.name))
+            for i, slot in enumerate(graph.inputs)
+            if slot.name in self.layers.wanted and slot.kind is InputKind.PARAMETER
+        ])  # fmt: skip
+
+    def _update(self, optimizer: Optimizer) -> LayerTask:
+        parameters = self.parameters()
+        graph = update_graph(f"{self.layers.graph.name}_update", parameters, optimizer)
+        signature, binding, ports = update_slots(graph, parameters)
+        task_id = self._task_id(graph, "update", Role.UPDATE, signature, binding, ports)
+        return LayerTask("update", optimizer.name, "", TaskInvocation(task_id, binding))
+
+    # -- tasks by what they do ---------------------------------------------------------------------
+
+    def _layer_task(self, index: int, invocation: TaskInvocation) -> LayerTask:
+        operation = self.layers.graph.operations[index]
+        name = self.layers.layer_name(index)
+        return LayerTask(name, operation.op, operation.location, invocation)
+
+    def _task(
+        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
+        binding: TaskBinding,
+    ) -> str:  # fmt: skip
+        """Return the id of the task of a graph that has an operator's slots."""
+        ports = {}
+        for name in [*(slot.name for slot in graph.inputs), *(s.name for s in graph.outputs)]:
+            plain = name.removesuffix(gradient_name(""))
+            ports[name] = TaskPort("tensor" if plain == name else "gradient", plain)
+        return self._task_id(graph, stem, role, signature, binding, ports)
+
+    def _task_id(
+        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
+        binding: TaskBinding, ports: Mapping[str, TaskPort],
+    ) -> str:  # fmt: skip
+        """Return the id of an equal task, or compile a new one."""
+        where = {name: self.spaces.get(port.name(binding)) for name, port in ports.items()}
+        spaces = {name: space for name, space in where.items() if space is not None}
+        slots = (signature.tensors, tuple(signature.arguments))
+        key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items())))
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        self._counts[stem] += 1
+        number = self._counts[stem]
+        task_id = stem if number == 1 else f"{stem}.{number}"
+        self.tasks[task_id] = program_task(
+            graph, task_id, role, self.machine, signature, ports, spaces
+        )
+        self._ids[key] = task_id
+        return task_id
 
 
 def stage_graph(
-    name: str, stage: Sequence[LayerTask], tasks: Mapping[str, ProgramTask], kept: Collection[str]
+    name: str, stage: Sequence[LayerTask], tasks: Mapping[str, ProgramTask], live: Collection[str]
 ) -> TaskGraph:
-    """The tasks of a stage as calls of their programs; `kept`: the tensors that are outputs."""
+    """Return the tasks of a stage as calls of their programs in a task graph.
+
+    `live`: the tensors that become outputs of the graph.
+    """
     graph = TaskGraph(name)
-    #: What a tensor is after the tasks so far.
+    #: The newest value of each tensor.
     now: dict[str, Future] = {}
-    made: dict[str, None] = {}
+    written: dict[str, None] = {}
     for layer in stage:
         task, binding = tasks[layer.invocation.task_id], layer.invocation.binding
         given = []
@@ -63,89 +329,28 @@ def stage_graph(
         results = graph.call(task.program, *given)
         names = [port.name(binding) for port in task.outputs]
         now.update(zip(names, (results,) if isinstance(results, Future) else results, strict=True))
-        made |= dict.fromkeys(names)
-    for tensor in made:
-        if tensor in kept:
+        written |= dict.fromkeys(names)
+    for tensor in written:
+        if tensor in live:
             graph.output(now[tensor], tensor)
     return graph
 
 
 # --------------------------------------------------------------------------------------------------
-# The tasks that are registered: signatures and implementations by id, and how one of them runs.
-
-
-class TaskRegistry:
-    """Tasks by id, over the tensors and arguments of a store."""
-
-    def __init__(self, device: RuntimeDevice, store: TaskStore) -> None:
-        self.device, self.store = device, store
-        self._implementations: dict[str, TaskImplementation] = {}
-        self._closed = False
-
-    @takes(task_id=TEXT, signature=instance_of("a TaskSignature", TaskSignature))
-    def register_task(
-        self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
-    ) -> None:
-        """Make a task known by its id; one that is known may get another implementation.
-
-        Raises `UsageError` where its signature is another then.
-        """
-        known = self.store.signatures.get(task_id)
-        if known is not None and known != signature:
-            raise UsageError(
-                f"there is a task {task_id!r} with another signature",
-                remedy="register it under another id, or with the signature that it has: "
-                "backend.signature(task_id)",
-            )
-        if not callable(implementation):
-            raise UsageError(f"task {task_id!r} needs a function", got=repr(implementation))
-        self.store.signatures[task_id] = signature
-        self._implementations[task_id] = implementation
-
-    def signature(self, task_id: str) -> TaskSignature:
-        """The signature of a task; raises `TaskError` for one that is not registered."""
-        self._check_known(task_id)
-        return self.store.signatures[task_id]
-
-    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
-        """What an invocation may see and change; raises `TaskError` for an unknown task,
-        `UsageError` for a binding that does not fit."""
-        self._check_known(invocation.task_id)
-        return TaskArgumentAccessor(self.store, invocation)
-
-    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
-        """What an invocation does; raises `TaskError` for an unknown task."""
-        self._check_known(invocation.task_id)
-        return self._implementations[invocation.task_id]
-
-    def check_open(self) -> None:
-        """Raise `UsageError` once it is closed."""
-        if self._closed or self.device.is_closed:
-            raise UsageError("this backend is closed", remedy="make another one")
-
-    def _check_known(self, task_id: str) -> None:
-        self.check_open()
-        if task_id not in self._implementations:
-            raise TaskError(
-                f"no task {task_id!r} is registered",
-                expected=", ".join(self._implementations) or "none",
-                remedy=closest(task_id, self._implementations) or None,
-            )
-
-
-# --------------------------------------------------------------------------------------------------
-# What a backend trains: a user's graph as layers, and the values that its parameters start with.
+# The layers that a backend trains, and initial values
 
 
 def trained_layers(
     graph: ComputationGraph, loss: Loss | None, wanted: Iterable[str] | None,
     weights: Mapping[str, Any],
 ) -> tuple[LayerGraph, Mapping[str, Any]]:  # fmt: skip
-    """The layers of a graph, and the values of its parameters, as far as there are any.
+    """Return the layers of a graph and the initial values of its parameters.
 
-    Gradients come in for the prediction where there is a loss, else for all floating outputs.
-    Raises `CompileError` for placement options, and naming operators without a gradient;
-    `UsageError` for weights of other names.
+    The backward pass starts at the prediction if there is a loss, else at all floating outputs.
+
+    Raises:
+        CompileError: The graph has placement options, or an operator has no gradient.
+        UsageError: `weights` has unknown names.
     """
     _check_placement(graph)
     trained, values = _with_parameters(graph, weights)
@@ -168,7 +373,7 @@ def trained_layers(
 def _with_parameters(
     graph: ComputationGraph, weights: Mapping[str, Any]
 ) -> tuple[ComputationGraph, Mapping[str, Any]]:
-    """The graph with its parameters as inputs, and the values that they start with, if any."""
+    """Turn named constants into parameter inputs if the graph has no parameters or states."""
     kept = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
     if kept or not graph.constants:
         check_names("weights", weights, kept)
@@ -181,36 +386,42 @@ def _with_parameters(
 
 
 def check_names(parameter: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise `UsageError` for names that are no tensors."""
+    """Raise `UsageError` for names that are not in `known`."""
     for name in given:
         if name not in known:
             raise UsageError(
-                f"LocalTaskBackend has no tensor {name!r} for {parameter}=",
+                f"{parameter}= of LocalTaskBackend names {name!r}, which is no tensor of it",
                 expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
             )  # fmt: skip
 
 
 def _check_placement(graph: ComputationGraph) -> None:
-    """Raise `CompileError` for placement options that tasks of single operators cannot keep."""
+    """Raise `CompileError` for placement options: tasks of single operators cannot keep them."""
     if graph.placement:
         raise CompileError(
-            f"tasks of graph {graph.name!r} cannot keep its placement options",
+            f"graph {graph.name!r} has placement options, which tasks of single operators cannot "
+            "keep",
             got=", ".join(option.text() for option in graph.placement[:8]),
-            remedy="drop them, and give LocalTaskBackend spaces={name: space}",
+            remedy="remove them, and pass LocalTaskBackend(..., spaces={name: space})",
         )
 
 
 _ROLE, _SPACE = member_of(Role, "a role"), member_of(Space, "a space")
 
 
-class LocalTaskBackend(TaskRegistry):
-    """A `RuntimeBacking` of one device: a forward task for every operator of a graph, in
-    topological order, backward tasks in reverse, a loss and an update.
+class LocalTaskBackend:
+    """A `RuntimeBacking` of one device: forward tasks in topological order, backward tasks in
+    reverse order, a loss task and an update task.
 
-    A graph without PARAMETER inputs has its named floating constants as parameters. `wanted` names
-    the inputs whose gradients are wanted (default: the parameters), `weights` gives values that
-    parameters start with, `spaces` says where tensors lie, by name, if not at home. Without a
-    device it opens one, which it closes. Raises `CompileError` naming operators without a gradient.
+    Args:
+        graph: The model. Without PARAMETER inputs its named floating constants are the parameters.
+        device: Where the tasks run; by default the backend opens a device and closes it.
+        wanted: Inputs whose gradients are computed (default: the parameters).
+        weights: Initial values of parameters, by name.
+        spaces: Memory spaces of tensors, by name.
+
+    Raises:
+        CompileError: An operator has no gradient.
     """
 
     @takes(
@@ -235,16 +446,17 @@ class LocalTaskBackend(TaskRegistry):
         self.optimizer = None if optimizer is None else optimizer_from_config(optimizer)
         if self.optimizer is not None and self.optimizer.grouped:
             raise UsageError(
-                "an update task has one rate, so the local backend takes no groups of parameters",
+                "LocalTaskBackend does not support parameter groups: its update task has one "
+                "learning rate",
                 got=", ".join(self.optimizer.grouped),
-                remedy="stitch.compile(graph, optimizer=..., loss=...) takes them",
+                remedy="use stitch.compile(graph, optimizer=..., loss=...)",
             )
         self.profiling = False
-        #: How many updates there have been.
+        #: Number of updates so far.
         self.iteration = 0
         layers, values = trained_layers(graph, self.loss, wanted, weights or {})
         if not layers.wanted and (self.loss or self.optimizer):
-            raise CompileError(f"graph {graph.name!r} has nothing to train")
+            raise CompileError(f"graph {graph.name!r} has no parameters to train")
         machine = load_machine(_TARGET) if device is None else device.machine
         for name, space in (spaces or {}).items():
             _SPACE.check("LocalTaskBackend", f"the space of {name!r}", space)
@@ -255,13 +467,16 @@ class LocalTaskBackend(TaskRegistry):
         self._compiled = compiled
         self._owns_device = device is None
         device = Device(machine) if device is None else device
-        super().__init__(device, TaskStore(device, {
+        self.device = device
+        self.store = TaskStore(device, {
             RuntimeArgument.DEVICE_STATE: lambda: self.device,
             RuntimeArgument.ITERATION: lambda: self.iteration,
             RuntimeArgument.PROFILING: lambda: self.profiling,
             RuntimeArgument.LEARNING_RATE: self._rate,
-        }))  # fmt: skip
-        #: Whether all gradients are those of one pass.
+        })  # fmt: skip
+        self._implementations: dict[str, TaskImplementation] = {}
+        self._closed = False
+        #: Whether a complete backward pass has run.
         self._has_gradients = False
         try:
             self._register()
@@ -287,14 +502,14 @@ class LocalTaskBackend(TaskRegistry):
             self.store.add_tensor(port.name(invocation.binding), program.output_desc(i))
 
     def _start(self, values: Mapping[str, Any]) -> None:
-        """Values that are there from the start: weights, and what an optimizer keeps."""
+        """Write the initial optimizer state and weights."""
         for task in self._compiled.stages[Role.UPDATE]:
             update = self._compiled.tasks[task.invocation.task_id]
             for slot, port in zip(update.program.inputs, update.inputs, strict=True):
                 if slot.kind is InputKind.STATE and port.what == "tensor":
                     desc = self.store.desc(slot.name)
                     parameter, _, state = slot.name.rpartition(".")
-                    assert self.optimizer is not None, "it updates"
+                    assert self.optimizer is not None
                     start = self.optimizer.start_of_slot(parameter, state)
                     kind = desc.layout.data_type.dtype
                     self.store.write(slot.name, np.full(desc.shape, start, kind))
@@ -310,11 +525,13 @@ class LocalTaskBackend(TaskRegistry):
     # -- tensors by name ---------------------------------------------------------------------------
 
     def set_tensor(self, name: str, value: Any) -> None:
-        """Write a tensor: an input, a parameter, a label, a gradient that comes from outside.
+        """Write a tensor: an input, parameter, label or gradient.
 
-        An array goes where the tensor lies; a device's tensor is taken as it is. Raises
-        `UsageError` for a name that is unknown and for labels that do not fit the loss,
-        `LinkError` where shape or kind of number differ.
+        An array is copied into the tensor; a tensor of the device replaces it.
+
+        Raises:
+            UsageError: The name is unknown, or labels do not fit the loss.
+            LinkError: Shape or kind of number differ.
         """
         if isinstance(value, Tensor):
             self.store.hold(name, value)
@@ -334,10 +551,10 @@ class LocalTaskBackend(TaskRegistry):
             self.store.drop([after])
 
     def get_tensor(self, name: str) -> Array:
-        """The elements of a tensor: input, parameter, activation, gradient, optimizer state.
+        """Return the elements of an input, parameter, activation, gradient or optimizer state.
 
-        Of a state that forward replaces, the newest. Raises `UsageError` for a name that is
-        unknown, and for a tensor that is not there yet.
+        Of a state that forward replaces, return the newest value. Raises `UsageError` for an
+        unknown name, and for a tensor that is not written yet.
         """
         after = self.layers.next_states.get(name)
         if after is not None and self.store.find(after) is not None:
@@ -346,40 +563,93 @@ class LocalTaskBackend(TaskRegistry):
 
     # -- tasks -------------------------------------------------------------------------------------
 
+    @takes(task_id=TEXT, signature=instance_of("a TaskSignature", TaskSignature))
+    def register_task(
+        self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
+    ) -> None:
+        """Register a task under an id; a registered id may get another implementation.
+
+        Raises `UsageError` if the id has another signature.
+        """
+        known = self.store.signatures.get(task_id)
+        if known is not None and known != signature:
+            raise UsageError(
+                f"task {task_id!r} is registered with another signature",
+                remedy="register it under another id, or with backend.signature(task_id)",
+            )
+        if not callable(implementation):
+            raise UsageError(f"the implementation of task {task_id!r} cannot be called",
+                             got=repr(implementation))  # fmt: skip
+        self.store.signatures[task_id] = signature
+        self._implementations[task_id] = implementation
+
+    def signature(self, task_id: str) -> TaskSignature:
+        """Return the signature of a task; raise `TaskError` if it is not registered."""
+        self._check_known(task_id)
+        return self.store.signatures[task_id]
+
+    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
+        """Return the accessor of an invocation.
+
+        Raises `TaskError` for an unknown task, `UsageError` for a binding that does not match.
+        """
+        self._check_known(invocation.task_id)
+        return TaskArgumentAccessor(self.store, invocation)
+
+    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
+        """Return the implementation of a task; raise `TaskError` if it is not registered."""
+        self._check_known(invocation.task_id)
+        return self._implementations[invocation.task_id]
+
+    def check_open(self) -> None:
+        """Raise `UsageError` if the backend or its device is closed."""
+        if self._closed or self.device.is_closed:
+            raise UsageError("this backend is closed", remedy="create another one")
+
+    def _check_known(self, task_id: str) -> None:
+        self.check_open()
+        if task_id not in self._implementations:
+            raise TaskError(
+                f"no task {task_id!r} is registered",
+                expected=", ".join(self._implementations) or "none",
+                remedy=closest(task_id, self._implementations) or None,
+            )
+
     def execute(self, invocation: TaskInvocation) -> Any:
         """Run one task; see `stitch.training.execute`."""
         return execute(self, invocation)
 
     @takes(role=_ROLE)
     def tasks(self, role: Role | str) -> tuple[LayerTask, ...]:
-        """The tasks of a part of a step, in the order in which they run."""
+        """Return the tasks of one part of a step, in the order in which they run."""
         return self._compiled.stages[Role(role)]
 
     @takes(role=_ROLE)
     def task_graph(self, role: Role | str) -> TaskGraph:
-        """A part of a step as a task graph of programs: `aggregate` makes of it one task, which is
-        the program of the whole. Its inputs and outputs are called after the tensors.
+        """Return one part of a step as a task graph of programs; `aggregate` makes it one task, the
+        program of the whole. Inputs and outputs have the names of the tensors.
 
-        Raises `TaskError` where a task of it has got another implementation.
+        Raises `TaskError` if a task has another implementation than its program.
         """
         role = Role(role)
         for layer in self.tasks(role):
             task_id = layer.invocation.task_id
             if not isinstance(self._implementations[task_id], LoadedTask):
                 raise TaskError(
-                    f"task {task_id!r} of layer {layer.layer!r} is no program any more",
-                    remedy="register what only one run needs under an id of its own",
+                    f"task {task_id!r} of layer {layer.layer!r} was registered again: its "
+                    "implementation is not a program",
+                    remedy="register functions under other ids",
                 )
         compiled = self._compiled
         name = f"{self.graph.name}_{role.value}"
-        return stage_graph(name, self.tasks(role), compiled.tasks, compiled.kept(role))
+        return stage_graph(name, self.tasks(role), compiled.tasks, compiled.live_outputs(role))
 
     # -- in the loop -------------------------------------------------------------------------------
 
     @contextmanager
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:
-        """The tasks of a part of a step, to be run inside: what they make anew is dropped before,
-        and what they have done counts once all of them have run."""
+        """Enter one part of a step: drop the tensors that it writes, and count it once its tasks
+        have run."""
         self.check_open()
         if role in (Role.LOSS, Role.BACKWARD):
             self._check_forward()
@@ -404,41 +674,42 @@ class LocalTaskBackend(TaskRegistry):
             tensor = store.find(after)
             if tensor is not None:
                 store.hold(name, tensor)
-        store.drop(self._compiled.made(Role.FORWARD))
+        store.drop(self._compiled.outputs_of(Role.FORWARD))
 
     def _check_forward(self) -> None:
-        """Raise `UsageError` where nothing that a forward pass makes is there."""
-        made = self._compiled.made(Role.FORWARD)
-        if made and all(self.store.find(name) is None for name in made):
-            raise UsageError("backward() goes back from what a forward pass has left, and there "
-                             "has been none", remedy="forward() first")  # fmt: skip
+        outputs = self._compiled.outputs_of(Role.FORWARD)
+        if outputs and all(self.store.find(name) is None for name in outputs):
+            raise UsageError("backward() was called before forward()",
+                             remedy="call forward() first")  # fmt: skip
 
     def _before_backward(self) -> None:
         if not self.tasks(Role.BACKWARD):
             raise UsageError(
-                f"graph {self.graph.name!r} has no gradients to make",
-                remedy="give it parameters, or wanted=[...]",
+                f"graph {self.graph.name!r} has no gradients to compute",
+                remedy="give it parameters, or pass wanted=[...]",
             )
         self._has_gradients = False
         seeds = {gradient_name(name) for name in self.layers.seeds}
-        made = self._compiled.made(Role.BACKWARD)
-        self.store.drop(name for name in made if name not in seeds)
+        outputs = self._compiled.outputs_of(Role.BACKWARD)
+        self.store.drop(name for name in outputs if name not in seeds)
 
     def _check_update(self) -> None:
         if self.optimizer is None:
-            raise UsageError("this backend has no optimizer to update with",
+            raise UsageError("this backend has no optimizer",
                              remedy="LocalTaskBackend(graph, optimizer=...)")  # fmt: skip
         if not self._has_gradients:
-            raise UsageError("there are no gradients to step with", remedy="backward() first")
+            raise UsageError("update() was called before backward()",
+                             remedy="call backward() first")  # fmt: skip
 
     def synchronize(self) -> None:
-        """Wait for all that is queued."""
+        """Run all queued work."""
         self.device.flush()
 
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give all tensors back; the device too, if it opened it itself. Twice is allowed."""
+        """Release all tensors, and close the device if the backend opened it. May be called
+        twice."""
         if self._closed:
             return
         self._closed = True
@@ -456,7 +727,3 @@ class LocalTaskBackend(TaskRegistry):
     def __repr__(self) -> str:
         count = len(self.tasks(Role.FORWARD))
         return f"<LocalTaskBackend of {self.graph.name}: {count} layers on {self.device!r}>"
-
-
-#: As for `open_device`.
-_TARGET = "wormhole_n150"

@@ -1,27 +1,45 @@
-"""Task signatures: the slots that a task has, and what it may do with what is bound to them.
+"""Task signatures and bindings, and the graphs of a model's layers.
 
-Task bindings: which value each slot of a task stands for, and invocations of tasks.
+A signature lists the slots of a task; a binding names the tensor of each slot. `LayerGraph` is a
+model's graph with a name for each value; functions here cut single operators, their gradient rules
+and gradient sums out of it.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, UnionType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from stitch.argument_kinds import MAPPING, WORDS, takes
-from stitch.errors import UsageError, closest
+from stitch.compiler import Differentiated, differentiate, optimize
+from stitch.errors import CompileError, UsageError, closest
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
+from stitch.linker import drop_unused_values
+from stitch.program import (
+    ABSENT,
+    Constant,
+    FreeNames,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+    ValueType,
+)
 from stitch.tasks import Permission
+from stitch.training.graphs import LEARNING_RATE, Parameter, splice
 
 # --------------------------------------------------------------------------------------------------
 # Signatures
 
 
 class SlotKind(enum.Enum):
-    """What a tensor is to a task. `UNTRAINABLE`: an input that has no gradient."""
+    """The role of a tensor in a task. `UNTRAINABLE`: an input without a gradient."""
 
     INPUT = "input"
     OPTIONAL = "optional"
@@ -32,9 +50,9 @@ class SlotKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A slot for a tensor, or, if `variadic`, for any number of them.
+    """A slot for one tensor, or for any number of tensors if `variadic`.
 
-    `gradient`: what the task may do with the gradient of what is bound to it.
+    `gradient` is the task's permission on the gradient of the bound tensor.
     """
 
     name: str
@@ -46,9 +64,10 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class TaskSignature:
-    """The slots of a task: tensors, arguments by name and type, and the type of what it returns.
+    """The slots of a task: tensors, arguments by name and type, and its return type.
 
-    Raises `UsageError` for two slots of one name. `returns`: None for a task that gives nothing.
+    `returns` is None for a task that returns nothing. Raises `UsageError` for two slots of one
+    name.
     """
 
     tensors: tuple[TensorSlot, ...] = ()
@@ -60,11 +79,11 @@ class TaskSignature:
         counts = Counter([*(slot.name for slot in self.tensors), *self.arguments])
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
-            raise UsageError(f"a task signature has two slots called {twice[0]!r}",
-                             expected="a name of its own for each slot")  # fmt: skip
+            raise UsageError(f"a task signature has two slots {twice[0]!r}",
+                             expected="unique slot names")  # fmt: skip
 
     def tensor(self, name: str) -> TensorSlot:
-        """The tensor slot of a name; raises `UsageError` where there is none."""
+        """Return the tensor slot `name`; raise `UsageError` if there is none."""
         for slot in self.tensors:
             if slot.name == name:
                 return slot
@@ -75,7 +94,7 @@ class TaskSignature:
         )  # fmt: skip
 
     def argument(self, name: str) -> type | UnionType:
-        """The type of an argument slot; raises `UsageError` where there is none."""
+        """Return the type of an argument slot; raise `UsageError` if there is none."""
         if name not in self.arguments:
             raise UsageError(
                 f"the task has no argument slot {name!r}",
@@ -105,10 +124,13 @@ def task_signature(
     arguments: Mapping[str, Any] = MappingProxyType({}),
     returns: type | UnionType | None = None,
 ) -> TaskSignature:
-    """The signature of a forward task: outputs are written, all else is read.
+    """Return the signature of a forward task, which writes its outputs and reads all other slots.
 
-    `variadic`: those of the slots that take any number of tensors. Raises `UsageError` for two
-    slots of one name, and for variadic slots that are none.
+    Args:
+        variadic: Names among the slots that take any number of tensors.
+
+    Raises:
+        UsageError: Two slots have one name, or `variadic` names no slot.
 
     >>> task_signature(inputs=["x"], outputs=["y"]).tensor("y").permission
     <Permission.WRITE_ONLY: 'write_only'>
@@ -134,10 +156,10 @@ def task_signature(
 
 
 def backward_signature(forward: TaskSignature) -> TaskSignature:
-    """The signature of the task that goes back: the same slots, all read, and gradient slots.
+    """Return the signature of the backward task: the same slots, read only, with gradient slots.
 
-    Gradients of outputs are read; those of inputs and weights are read and written, because what
-    several tasks contribute is added up. Untrainable inputs have none.
+    Gradients of outputs are read. Gradients of inputs and weights are read and written, because
+    several tasks add to them. Untrainable inputs have none.
 
     >>> forward = task_signature(inputs=["x"], outputs=["y"])
     >>> backward_signature(forward).tensor("x").gradient
@@ -164,21 +186,21 @@ Bound: TypeAlias = "str | tuple[str, ...]"
 
 
 class RuntimeArgument(enum.Enum):
-    """An argument by reference: what it is, the backend says when the task runs."""
+    """An argument by reference: the backend supplies its value when the task runs."""
 
     #: The device that the task runs on.
     DEVICE_STATE = "device state"
-    #: How many updates there have been.
+    #: Number of updates so far.
     ITERATION = "iteration"
-    #: Whether times are asked for.
+    #: Whether tasks are timed.
     PROFILING = "profiling"
-    #: The optimizer's rate in this iteration.
+    #: The optimizer's learning rate in this iteration.
     LEARNING_RATE = "learning rate"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBinding:
-    """What the slots of a task stand for: tensors by name, and, apart from them, gradients.
+    """The tensor that each slot stands for, by name; gradients are bound separately.
 
     `arguments` are values, or `RuntimeArgument`s.
 
@@ -195,25 +217,26 @@ class TaskBinding:
             object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
 
     def names(self) -> Iterator[str]:
-        """The names of all tensors and gradients that are bound."""
+        """Yield the names of all bound tensors and gradients."""
         for bound in (*self.tensors.values(), *self.gradients.values()):
             yield from names_of(bound)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInvocation:
-    """A task, by its id, on what its slots are bound to."""
+    """A task, by its id, with a binding of its slots."""
 
     task_id: str
     binding: TaskBinding
 
 
 def check_binding(signature: TaskSignature, invocation: TaskInvocation) -> None:
-    """Raise one `UsageError` with all slots that are not bound, or to what they cannot take."""
+    """Raise one `UsageError` that lists every unbound or wrongly bound slot."""
     problems = [*_problems(signature, invocation.binding)]
     if problems:
         raise UsageError(
-            f"task {invocation.task_id!r} cannot run with this binding: " + "; ".join(problems)
+            f"the binding of task {invocation.task_id!r} does not match its signature: "
+            + "; ".join(problems)
         )
 
 
@@ -236,22 +259,21 @@ def _problems(signature: TaskSignature, binding: TaskBinding) -> Iterator[str]:
         if name not in binding.arguments:
             yield f"argument {name!r} is not bound"
         elif not isinstance(given, RuntimeArgument | kind):
-            yield f"argument {name!r} is {type(given).__name__}, expected {_called(kind)}"
+            yield f"argument {name!r} is {type(given).__name__}, expected {_type_name(kind)}"
     for name in binding.arguments.keys() - signature.arguments.keys():
         yield f"there is no argument slot {name!r}"
 
 
-def _called(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def names_of(bound: Bound) -> tuple[str, ...]:
-    """The tensors that a slot is bound to."""
     return (bound,) if isinstance(bound, str) else bound
 
 
 def gradient_name(tensor: str) -> str:
-    """What the gradient of a tensor is called.
+    """Return the name of a tensor's gradient.
 
     >>> gradient_name("fc.weight")
     'fc.weight.grad'
@@ -262,10 +284,12 @@ def gradient_name(tensor: str) -> str:
 def backward_binding(
     forward: TaskBinding, backward: TaskSignature, flowing: Container[str] | None = None
 ) -> TaskBinding:
-    """The binding of the task that goes back: as forward, and gradients of the same tensors.
+    """Return the binding of a backward task: the forward binding, with the gradients of its
+    tensors.
 
-    `backward` is its signature. `flowing`: the tensors that a gradient flows to or from (default:
-    all that have a gradient slot).
+    Args:
+        backward: The signature of the backward task.
+        flowing: Tensors that have a gradient (default: all with a gradient slot).
     """
     gradients: dict[str, Bound] = {}
     for slot in backward.tensors:
@@ -277,3 +301,339 @@ def backward_binding(
             of = tuple(map(gradient_name, names))
             gradients[slot.name] = of[0] if isinstance(bound, str) else of
     return TaskBinding(forward.tensors, gradients, forward.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPort:
+    """The source or target of a program's slot: a tensor, a gradient or an argument."""
+
+    what: Literal["tensor", "gradient", "argument"]
+    slot: str
+
+    def name(self, binding: TaskBinding) -> str:
+        """Return the tensor that `binding` names, or the argument's own name."""
+        if self.what == "argument":
+            return self.slot
+        bound = (binding.tensors if self.what == "tensor" else binding.gradients)[self.slot]
+        assert isinstance(bound, str), "programs have a slot for each tensor"
+        return bound
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTask:
+    """A task of one layer.
+
+    Attributes:
+        layer: Name of the layer's first result.
+        op: ONNX name of the operator.
+        location: Line of the user's source, or "".
+        invocation: The task and its binding.
+    """
+
+    layer: str
+    op: str
+    location: str
+    invocation: TaskInvocation
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of a graph
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGraph:
+    """A graph whose operations are the layers of a model.
+
+    Attributes:
+        names: Tensor name of each value, by value number.
+        differentiable: Values that depend on an input in `wanted`.
+        wanted: Inputs whose gradients are computed.
+        seeds: Outputs whose gradients are inputs of the backward pass.
+        next_states: For each STATE input, the tensor of its next value.
+    """
+
+    graph: ComputationGraph
+    names: tuple[str, ...]
+    differentiable: frozenset[int]
+    wanted: tuple[str, ...]
+    seeds: tuple[str, ...]
+    next_states: Mapping[str, str]
+    differentiated: Differentiated | None
+
+    @property
+    def kinds(self) -> dict[int, InputKind]:
+        return {slot.value: slot.kind for slot in self.graph.inputs}
+
+    def layer_name(self, index: int) -> str:
+        """Return the name of the first result of operation `index`."""
+        return self.names[next(v for v in self.graph.operations[index].outputs if v != ABSENT)]
+
+
+def layer_graph(
+    graph: ComputationGraph, wanted: Sequence[str], outputs: Sequence[str]
+) -> LayerGraph:
+    """Return the layers of a graph; without `wanted` inputs there are no gradients.
+
+    Raises:
+        CompileError: An operator has no gradient, or two tensors have one name.
+    """
+    differentiated = differentiate(graph, wanted, outputs=outputs) if wanted else None
+    states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    seeds: tuple[str, ...] = ()
+    given = {slot.name for slot in graph.outputs}
+    if differentiated is None:
+        whole = optimize(graph)
+    else:
+        seeds = tuple([name for name, _ in differentiated.seeds])
+        # Drop the outputs that gradient rules need: layers pass all their tensors anyway.
+        saving = differentiated.forward
+        whole = replace(saving, outputs=tuple([s for s in saving.outputs if s.name in given]))
+    whole = _with_outputs_apart(whole)
+    names, after = _names(whole, states)
+    return LayerGraph(
+        whole, names, _differentiable(whole, wanted), tuple(wanted), seeds, after, differentiated
+    )
+
+
+def _with_outputs_apart(graph: ComputationGraph) -> ComputationGraph:
+    """Insert `Identity` for outputs that are inputs, or that an operation reads.
+
+    The gradient of such an output then has no other source. The `Identity` of the first output
+    comes last, so that the backward pass adds its gradient first.
+    """
+    made = {v for operation in graph.operations for v in operation.outputs}
+    read = {v for operation in graph.operations for v in operation.inputs}
+    values, outputs, copies = list(graph.values), [], []
+    for slot in graph.outputs:
+        if slot.value not in made or slot.value in read:
+            values.append(Value(slot.name, graph.values[slot.value].type))
+            location = f"output {slot.name}"
+            copies.append(
+                Operation("Identity", (slot.value,), (len(values) - 1,), location=location)
+            )
+            slot = replace(slot, value=len(values) - 1)
+        read.add(slot.value)
+        outputs.append(slot)
+    return replace(
+        graph,
+        values=tuple(values),
+        operations=(*graph.operations, *reversed(copies)),
+        outputs=tuple(outputs),
+    )
+
+
+def _names(
+    graph: ComputationGraph, states: Collection[str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return a unique name for each value, and the name of each state's next value."""
+    names = {slot.value: slot.name for slot in graph.inputs}
+    after = {}
+    for slot in graph.outputs:
+        names[slot.value] = slot.name
+        if slot.name in states:
+            names[slot.value] = after[slot.name] = f"{slot.name}.next"
+    free = FreeNames(names.values())
+    for v, value in enumerate(graph.values):
+        if v in names:
+            continue
+        names[v] = free.free(value.name)
+    taken = {*names.values()}
+    both = [name for name in names.values() if gradient_name(name) in taken]
+    if both or len(taken) < len(graph.values):
+        known = list(names.values())
+        name = gradient_name(both[0]) if both else next(n for n in known if known.count(n) > 1)
+        raise CompileError(
+            f"two tensors of graph {graph.name!r} would have the name {name!r}",
+            remedy="rename the input or output of this name",
+        )
+    return tuple([names[v] for v in range(len(graph.values))]), after
+
+
+def _differentiable(graph: ComputationGraph, wanted: Collection[str]) -> frozenset[int]:
+    """Return the floating values that depend on a wanted input."""
+    reached = {slot.value for slot in graph.inputs if slot.name in wanted}
+    for operation in graph.operations:
+        if not reached.isdisjoint(operation.inputs):
+            reached.update(
+                v for v in operation.outputs
+                if v != ABSENT and graph.values[v].type.data_type.is_floating
+            )  # fmt: skip
+    return frozenset(reached)
+
+
+# --------------------------------------------------------------------------------------------------
+# Graphs of tasks: an operator alone, its gradient rule, and sums of gradients
+
+
+def input_slot(position: int) -> str:
+    return f"input{position}"
+
+
+def output_slot(position: int) -> str:
+    return f"output{position}"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSum:
+    """Operands that are one tensor: their gradients are summed in one slot.
+
+    `accumulates`: the sum is added to the gradient that the slot holds.
+    """
+
+    positions: tuple[int, ...]
+    accumulates: bool
+
+    @property
+    def name(self) -> str:
+        """Return the slot of the sum, named after the first operand."""
+        return gradient_name(input_slot(self.positions[0]))
+
+
+def operator_graph(
+    graph: ComputationGraph, index: int, kinds: Mapping[int, InputKind]
+) -> ComputationGraph:
+    """Return one operation as a graph with a slot for each operand that is not a constant.
+
+    Args:
+        kinds: `InputKind` of the values that are inputs of `graph`.
+    """
+    operation, data = graph.operations[index], graph.constant_data()
+    values: list[Value] = []
+    inputs, outputs, constants, operands, results = [], [], [], [], []
+    for i, v in enumerate(operation.inputs):
+        operands.append(ABSENT if v == ABSENT else len(values))
+        if v == ABSENT:
+            continue
+        if v in data:
+            constants.append(Constant(len(values), data[v]))
+        else:
+            kind = kinds.get(v, InputKind.ACTIVATION)
+            inputs.append(InputSlot(input_slot(i), len(values), kind))
+        values.append(Value(input_slot(i), graph.values[v].type))
+    for i, v in enumerate(operation.outputs):
+        results.append(ABSENT if v == ABSENT else len(values))
+        if v != ABSENT:
+            outputs.append(OutputSlot(output_slot(i), len(values)))
+            values.append(Value(output_slot(i), graph.values[v].type))
+    alone = replace(operation, inputs=tuple(operands), outputs=tuple(results))
+    return drop_unused_values(ComputationGraph(
+        operation.op, tuple(inputs), tuple(outputs), tuple(values), (alone,), tuple(constants),
+        bodies=graph.bodies,
+    ))  # fmt: skip
+
+
+def gradient_graph(
+    operator: ComputationGraph, wanted: Sequence[int], seeds: Sequence[int]
+) -> tuple[ComputationGraph, tuple[int, ...]]:
+    """Return the gradient rule of an operator, and the operands that have a gradient.
+
+    Args:
+        wanted: Positions of operands whose gradients are computed.
+        seeds: Positions of the outputs whose gradients are given.
+    """
+    rule = differentiate(
+        operator,
+        [input_slot(i) for i in wanted],
+        outputs=[output_slot(i) for i in seeds],
+        zeros=False,
+    )
+    reached = {name for name, _ in rule.gradients}
+    return rule.backward, tuple(i for i in wanted if input_slot(i) in reached)
+
+
+def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> ComputationGraph:
+    """Return the rule with its results summed per tensor, in the order of the operands.
+
+    A sum that accumulates reads its slot and is written to the same buffer.
+    """
+    b = ComputationGraphBuilder(rule.name)
+    given = {
+        slot.name: b.input(slot.name, kind.shape, kind.data_type, slot.kind)
+        for i, slot in enumerate(rule.inputs)
+        for kind in (rule.input_type(i),)
+    }
+    kinds = {slot.name: rule.output_type(i) for i, slot in enumerate(rule.outputs)}
+    so_far = {
+        total.name: b.input(
+            total.name, kinds[total.name].shape, kinds[total.name].data_type, InputKind.STATE,
+            Ownership.DONATE,
+        )
+        for total in sums if total.accumulates
+    }  # fmt: skip
+    parts = splice(b, rule, given)
+    for total in sums:
+        first, *rest = [parts[gradient_name(input_slot(i))] for i in total.positions]
+        value = so_far[total.name] + first if total.accumulates else first
+        for part in rest:
+            value = value + part
+        b.output(total.name, value)
+        if total.accumulates and not rest:
+            b.place(PlacementOption("output", total.name, "alias", total.name))
+    return b.build()
+
+
+def zero_gradient(kind: ValueType) -> ComputationGraph:
+    """Return a graph that gives zeros: the gradient of a weight that no output depends on."""
+    b = ComputationGraphBuilder("zeros")
+    zero = b.constant(kind.data_type.dtype.type(0))
+    b.output(gradient_name(input_slot(0)), b.op("Expand", zero, list(kind.shape)))
+    return b.build()
+
+
+def graph_key(graph: ComputationGraph) -> object:
+    """Return a key that is equal for graphs that differ only in value names and source lines."""
+    return (
+        graph.inputs,
+        graph.outputs,
+        tuple([value.type for value in graph.values]),
+        tuple([
+            (o.op, o.domain, o.opset, o.inputs, o.outputs, tuple(sorted(o.attributes.items())),
+             o.body)
+            for o in graph.operations
+        ]),
+        tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in graph.constants]),
+        tuple([body.meaning for body in graph.bodies]),
+    )  # fmt: skip
+
+
+def update_slots(
+    graph: ComputationGraph, parameters: Sequence[Parameter]
+) -> tuple[TaskSignature, TaskBinding, dict[str, TaskPort]]:
+    """Return signature, binding and ports of the update task: a slot for each parameter and state.
+
+    Slots that the update replaces are read and written; gradients are read; the learning rate is an
+    argument by reference.
+    """
+    gradients = {parameter.gradient: parameter.name for parameter in parameters}
+    taken = {slot.name: slot for slot in graph.inputs if slot.name != LEARNING_RATE}
+    names = [name for name in taken if name not in gradients]
+    names += [slot.name for slot in graph.outputs if slot.name not in taken]
+    slots = []
+    for name in names:
+        given = name in taken
+        replaced = not given or taken[name].ownership is Ownership.DONATE
+        kind = SlotKind.WEIGHT if name in gradients.values() else SlotKind.UNTRAINABLE
+        slots.append(
+            TensorSlot(
+                name,
+                kind if given else SlotKind.OUTPUT,
+                _permission(reads=given, writes=replaced),
+                Permission.READ_ONLY if kind is SlotKind.WEIGHT else Permission.NONE,
+            )
+        )
+    arguments = {LEARNING_RATE: float, "profiling": bool}
+    binding = TaskBinding(
+        {name: name for name in names},
+        {name: gradient for gradient, name in gradients.items()},
+        {LEARNING_RATE: RuntimeArgument.LEARNING_RATE, "profiling": RuntimeArgument.PROFILING},
+    )
+    ports = {name: TaskPort("tensor", name) for name in names}
+    ports |= {gradient: TaskPort("gradient", name) for gradient, name in gradients.items()}
+    ports[LEARNING_RATE] = TaskPort("argument", LEARNING_RATE)
+    signature = TaskSignature(tuple(slots), arguments, float | None)
+    return signature, binding, ports
+
+
+def _permission(*, reads: bool, writes: bool) -> Permission:
+    one = Permission.READ_ONLY if reads else Permission.NONE
+    return one.join(Permission.WRITE_ONLY if writes else Permission.NONE)

@@ -1,13 +1,8 @@
-"""The task store: the slots of registered tasks, the tensors that they are bound to, arguments.
+"""The tensors of tasks by name, what a running task may access, and how tasks run.
 
-A tensor that has its place keeps it: what is written goes there.
-
-The accessor: what a running task is given, by slot, and only with permission.
-
-What runs tasks, and the instance that goes through a model with it: forward, backward,
-update.
-
-A task that is a program: its slots are a program's, and running it queues the program.
+`TaskStore` has the tensors; a `TaskArgumentAccessor` gives a task those of its slots, with the
+permissions of its signature; `execute` runs one task, `ModelTrainingInstance` those of a training
+step. A `ProgramTask` is a compiled task: running it queues its program.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -29,27 +24,30 @@ from stitch.program import Array, Program, Role, Space, TensorDesc
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.tasks import Permission
 from stitch.training.local_backend.signatures import (
+    LayerTask,
     RuntimeArgument,
-    TaskBinding,
     TaskInvocation,
+    TaskPort,
     TaskSignature,
     check_binding,
     names_of,
 )
-from stitch.training.observing import LayerTime, profiled
+from stitch.training.observing import LayerTime, profile_operations
 from stitch.training.programs import slot_places
 from stitch.training.stitching import NamedCells
 from stitch.ttb import Binary
 
 
 class TaskStore:
-    """What the slots of tasks stand for on a device."""
+    """The tensors of tasks on a device, by name, and the signatures of registered tasks.
+
+    `references` gives the values of arguments by reference.
+    """
 
     def __init__(
         self, device: RuntimeDevice, references: Mapping[RuntimeArgument, Callable[[], Any]]
     ) -> None:
         self.device = device
-        #: The slots of the tasks, by id.
         self.signatures: dict[str, TaskSignature] = {}
         self._references = references
         self._cells = NamedCells(device)
@@ -58,77 +56,75 @@ class TaskStore:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors that are known, whether there or not."""
         return tuple(self._cells.numbers)
 
     def add_tensor(self, name: str, desc: TensorDesc) -> None:
-        """Make a tensor known, which is not there before someone writes it.
+        """Declare a tensor, which has no elements until it is written.
 
-        Raises `UsageError` where one of this name is described otherwise.
+        Raises `UsageError` if a tensor of this name has another description.
         """
         number = self._cells.numbers.get(name)
         if number is None:
             self._cells.number(name, desc)
         elif self._cells.descs[number] != desc.without_address():
             raise UsageError(
-                f"there is another tensor {name!r}",
+                f"tensor {name!r} is declared with another description",
                 expected=self._cells.descs[number].text(), got=desc.text(),
             )  # fmt: skip
 
     def desc(self, name: str) -> TensorDesc:
-        """How a tensor is described; raises `UsageError` for a name that is not known."""
+        """Return a tensor's description; raise `UsageError` for an unknown name."""
         return self._cells.descs[self._number(name)]
 
     def find(self, name: str) -> Tensor | None:
-        """A handle on a tensor, None where it is not there; `UsageError` for an unknown name."""
+        """Return a tensor, None if it is not written yet; raise `UsageError` for an unknown
+        name."""
         return self._cells.tensor(self._number(name))
 
     def tensor(self, name: str) -> Tensor:
-        """A handle on a tensor; raises `UsageError` for one that is unknown, or not there."""
+        """Return a tensor; raise `UsageError` if it is unknown or not written yet."""
         tensor = self.find(name)
         if tensor is None:
             raise UsageError(
-                f"tensor {name!r} is not there yet: no task has written it, and nobody has set it",
+                f"tensor {name!r} has no elements: no task or set_tensor call has written it",
                 expected=self.desc(name).text(),
                 remedy=f"set_tensor({name!r}, array), or run a task that writes it",
             )
         return tensor
 
     def hold(self, name: str, tensor: Tensor) -> None:
-        """The tensor of a name is this one from now on; raises what `check` does."""
+        """Check a tensor as `check` does and store it under a name."""
         self.check(name, tensor)
         self.replace(name, tensor)
 
     def check(self, name: str, tensor: Tensor) -> None:
-        """Raise `UsageError` for a tensor that cannot be that of a name: of another shape, element
-        type or device."""
+        """Raise `UsageError` for a tensor of another shape, element type or device than
+        declared."""
         wanted = self.desc(name)
         self.device.check_device(tensor, f"tensor {name!r}")
         given = tensor.desc
         if (given.shape, given.layout.data_type) != (wanted.shape, wanted.layout.data_type):
             raise UsageError(
-                f"tensor {name!r} is described otherwise", expected=wanted.text(),
+                f"tensor {name!r} has another shape or data type", expected=wanted.text(),
                 got=given.text(),
             )  # fmt: skip
 
     def replace(self, name: str, tensor: Tensor) -> None:
-        """The tensor of a name is this one, which was checked, from now on."""
         self._cells.hold(self._number(name), tensor)
 
     def write(self, name: str, array: Any) -> None:
-        """Overwrite the elements of a tensor, which gets its place if it has none.
+        """Overwrite the elements of a tensor; allocate it if needed.
 
-        Raises `UsageError` for an unknown name, `LinkError` where shape or kind of number differ.
+        Raises `UsageError` for an unknown name, `LinkError` for another shape or kind of number.
         """
         self._number(name)
         self._cells.put(name, array)
 
     def drop(self, names: Iterable[str]) -> None:
-        """These are not there any more."""
         self._cells.drop(tuple(map(self._number, names)))
 
     def close(self) -> None:
-        """Give all tensors back."""
+        """Release all tensors."""
         self._cells.close()
 
     def _number(self, name: str) -> int:
@@ -143,7 +139,7 @@ class TaskStore:
     # -- arguments ---------------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
-        """An argument's value: what it refers to now, if it is a reference."""
+        """Return an argument's value; a reference is replaced by its current value."""
         return self._references[value]() if isinstance(value, RuntimeArgument) else value
 
 
@@ -155,94 +151,96 @@ _PERMISSION = instance_of(
 )
 
 
-class _TensorInUse:
-    """A tensor while one task runs, however many of its slots are bound to it: what was put in its
-    place, or its elements, which the task writes to."""
+class _OpenTensor:
+    """A tensor while one task runs, shared by all slots that are bound to it.
 
-    __slots__ = ("_store", "desc", "elements", "name", "put", "read")
+    It is replaced by `replacement`, or by `elements`, which the task writes to.
+    """
+
+    __slots__ = ("_store", "desc", "elements", "name", "read", "replacement")
 
     def __init__(self, store: TaskStore, name: str) -> None:
         self.name, self.desc, self._store = name, store.desc(name), store
-        self.put: Tensor | None = None
+        self.replacement: Tensor | None = None
         self.elements: Array | None = None
-        #: What slots that only read it have seen.
+        #: The array that read-only slots have.
         self.read: Array | None = None
 
     @property
     def is_there(self) -> bool:
-        """Whether there is anything to read."""
-        written = self.put is not None or self.elements is not None
-        return written or self._store.find(self.name) is not None
+        is_written = self.replacement is not None or self.elements is not None
+        return is_written or self._store.find(self.name) is not None
 
     def tensor(self) -> Tensor:
-        """A handle on what it holds now."""
         if self.elements is not None:
             return self._store.device.tensor(self.elements)
-        return self._store.tensor(self.name) if self.put is None else self.put
+        return self._store.tensor(self.name) if self.replacement is None else self.replacement
 
     def take(self, tensor: Tensor) -> None:
-        """It is this one when the task has ended, and what was written into it before is lost."""
+        """Replace the tensor when the task ends; earlier writes of the task are lost."""
         self._store.check(self.name, tensor)
-        self.put, self.elements, self.read = tensor, None, None
+        self.replacement, self.elements, self.read = tensor, None, None
 
     def finish(self) -> None:
-        """The task has ended: its changes count from now on."""
+        """Store the changes at the end of the task."""
         if self.elements is not None:
             self._store.write(self.name, self.elements)
-        elif self.put is not None:
-            self._store.replace(self.name, self.put)
+        elif self.replacement is not None:
+            self._store.replace(self.name, self.replacement)
 
 
 class TensorAccessor:
-    """A tensor that a task was given, as far as its permission goes.
+    """A tensor of a task's slot, with the permission that the task asked for.
 
-    Functions take it as an array (`numpy`), programs as a handle (`tensor`, `put`). Slots that are
-    bound to one tensor share what is written.
+    Host functions use arrays (`numpy`), programs use handles (`tensor`, `put`). Slots bound to one
+    tensor share what is written.
     """
 
     __slots__ = ("_used", "_zeros", "permission")
 
-    def __init__(self, used: _TensorInUse, permission: Permission, *, zeros: bool) -> None:
-        """`zeros`: what is read before it is there is zero, as a sum is before its first part."""
+    def __init__(self, used: _OpenTensor, permission: Permission, *, zeros: bool) -> None:
+        """`zeros`: a tensor that is not written yet reads as zeros, as a sum before its first
+        term."""
         self.permission = permission
         self._used, self._zeros = used, zeros
 
     @property
     def name(self) -> str:
-        """The tensor's name."""
         return self._used.name
 
     @property
     def desc(self) -> TensorDesc:
-        """How the tensor is described."""
         return self._used.desc
 
     @property
     def tensor(self) -> Tensor:
-        """A handle on the device's tensor; raises `TaskError` without permission to read."""
+        """Return the device's tensor; raise `TaskError` without permission to read."""
         self._require(self.permission.reads, "read")
         return self._used.tensor()
 
     def put(self, tensor: Tensor) -> None:
-        """A device's tensor takes its place when the task has ended.
+        """Replace the tensor when the task ends.
 
-        Raises `TaskError` without permission to write, `UsageError` for one that does not fit.
+        Raises `TaskError` without permission to write, `UsageError` for a tensor that does not fit.
         """
         self._require(self.permission.writes, "written")
         self._used.take(tensor)
 
     def numpy(self) -> Array:
-        """The elements: a read-only array, or one whose elements are written back when the task
-        has ended; to write only, it holds zeros, unless the task has written to it by another
-        slot."""
-        self._require(self.permission is not Permission.NONE, "looked at")
+        """Return the elements.
+
+        With permission to write, changes to the array are stored when the task ends. Without
+        permission to read it holds zeros, unless the task has written to it through another slot.
+        Without permission to write it is read-only.
+        """
+        self._require(self.permission is not Permission.NONE, "read or written")
         used = self._used
         if self.permission.writes:
             if used.elements is None:
                 used.elements = self._elements()
             return used.elements
         if used.elements is not None:
-            # Others may write to it, whoever only reads it may not.
+            # A view, so that only this accessor's array is read-only.
             used.read = used.elements.view()
         elif used.read is None:
             used.read = self._elements()
@@ -251,22 +249,23 @@ class TensorAccessor:
 
     def _elements(self) -> Array:
         used = self._used
-        if used.put is not None or (self.permission.reads and (used.is_there or not self._zeros)):
+        if used.replacement is not None or (
+            self.permission.reads and (used.is_there or not self._zeros)
+        ):
             return used.tensor().numpy()
         return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
 
     def _require(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise TaskError(
-                f"tensor {self.name!r} cannot be {what}: it was taken {self.permission.value}"
+                f"tensor {self.name!r} cannot be {what}: the task asked for {self.permission.value}"
             )
 
 
 class TaskArgumentAccessor:
-    """What one invocation of a task may see and change.
+    """What one invocation of a task may read and write.
 
-    Raises `UsageError` at once for a binding that does not fit the signature, and for tensors that
-    are not known.
+    Raises `UsageError` for a binding that does not match the signature, and for unknown tensors.
     """
 
     def __init__(self, store: TaskStore, invocation: TaskInvocation) -> None:
@@ -278,54 +277,59 @@ class TaskArgumentAccessor:
         self.signature = signature
         self.binding = invocation.binding
         self._store = store
-        self._used: dict[str, _TensorInUse] = {}
+        self._used: dict[str, _OpenTensor] = {}
 
     @property
     def device(self) -> RuntimeDevice:
-        """Where the task runs."""
         return self._store.device
 
     def get_tensor(self, slot: str, permission: Permission) -> TensorAccessor:
-        """The tensor of a slot; raises `UsageError` for an unknown, unbound or variadic slot,
-        `TaskError` for a permission that the signature does not allow."""
+        """Return the tensor of a slot.
+
+        Raises `UsageError` for an unknown, unbound or variadic slot, `TaskError` for a permission
+        that the signature does not allow.
+        """
         return self._one(slot, permission, is_gradient=False)
 
     def get_tensor_grad(self, slot: str, permission: Permission) -> TensorAccessor:
-        """The gradient of a slot's tensor; raises as `get_tensor`."""
+        """Return the gradient of a slot's tensor; raises as `get_tensor`."""
         return self._one(slot, permission, is_gradient=True)
 
     def get_variadic_tensor(self, slot: str, permission: Permission) -> tuple[TensorAccessor, ...]:
-        """The tensors of a variadic slot; raises as `get_tensor`."""
+        """Return the tensors of a variadic slot; raises as `get_tensor`."""
         return self._all(slot, permission, is_gradient=False, variadic=True)
 
     def get_variadic_tensor_grad(
         self, slot: str, permission: Permission
     ) -> tuple[TensorAccessor, ...]:
-        """The gradients of a variadic slot's tensors; raises as `get_tensor`."""
+        """Return the gradients of a variadic slot's tensors; raises as `get_tensor`."""
         return self._all(slot, permission, is_gradient=True, variadic=True)
 
     def get_argument(self, slot: str) -> Any:
-        """The value of an argument slot; raises `UsageError` for an unknown one, `TaskError` where
-        what it refers to is of another type."""
+        """Return the value of an argument slot.
+
+        Raises `UsageError` for an unknown slot, `TaskError` if a reference has another type than
+        declared.
+        """
         kind = self.signature.argument(slot)
         value = self._store.argument(self.binding.arguments[slot])
         if not isinstance(value, kind):
             raise TaskError(
-                f"argument {slot!r} of task {self.task_id!r} refers to another type",
+                f"argument {slot!r} of task {self.task_id!r} has another type than declared",
                 expected=str(kind), got=f"{type(value).__name__}: {value!r:.60}",
             )  # fmt: skip
         return value
 
     def has(self, slot: str) -> bool:
-        """Whether a tensor is bound to a slot."""
+        """Return whether a tensor is bound to a slot."""
         return slot in self.binding.tensors
 
     def has_grad(self, slot: str) -> bool:
-        """Whether a gradient is bound to a slot: not where none flows."""
+        """Return whether a gradient is bound to a slot."""
         return slot in self.binding.gradients
 
     def finish(self) -> None:
-        """The task has ended: what it put and what it wrote into arrays counts from now on."""
+        """Store what the task put and wrote; called after it has returned."""
         for used in self._used.values():
             used.finish()
 
@@ -343,9 +347,10 @@ class TaskArgumentAccessor:
         allowed = known.gradient if is_gradient else known.permission
         if not allowed.allows(permission):
             raise TaskError(
-                f"the {what} of task {self.task_id!r} cannot be taken {permission.value}",
+                f"the signature does not allow {permission.value} for the {what} of task "
+                f"{self.task_id!r}",
                 expected=f"at most {allowed.value}", got=permission.value,
-                remedy="ask for less, or register the task with a signature that allows it",
+                remedy="ask for less, or register the task with a wider signature",
             )  # fmt: skip
         bound = (self.binding.gradients if is_gradient else self.binding.tensors).get(slot)
         if bound is None:
@@ -365,72 +370,58 @@ class TaskArgumentAccessor:
             for name in names_of(bound)
         ])  # fmt: skip
 
-    def _in_use(self, name: str) -> _TensorInUse:
+    def _in_use(self, name: str) -> _OpenTensor:
         used = self._used.get(name)
         if used is None:
-            used = self._used[name] = _TensorInUse(self._store, name)
+            used = self._used[name] = _OpenTensor(self._store, name)
         return used
 
 
 # --------------------------------------------------------------------------------------------------
 # Registered tasks
 
-#: What a task does: it is called with its accessor. It may return seconds that it has measured.
+#: A task's function: it takes the accessor, and may return the seconds that it has measured.
 TaskImplementation: TypeAlias = Callable[[TaskArgumentAccessor], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTask:
-    """One layer's task: whose it is (the name of its first result), operator, user's line."""
-
-    layer: str
-    op: str
-    location: str
-    invocation: TaskInvocation
 
 
 @runtime_checkable
 class RuntimeBacking(Protocol):
-    """Who keeps tasks, tensors and arguments, and gives a task what it needs."""
+    """A backend of tasks: it stores tasks, tensors and arguments."""
 
     #: Whether tasks run one at a time and are timed.
     profiling: bool
 
     @property
-    def graph(self) -> ComputationGraph:
-        """The graph whose tasks it has."""
+    def graph(self) -> ComputationGraph: ...
 
     def register_task(
         self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
-    ) -> None:
-        """Make a task known by its id."""
+    ) -> None: ...
 
-    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
-        """What an invocation may see and change."""
+    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor: ...
 
-    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
-        """What an invocation does."""
+    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation: ...
 
     def stage(self, role: Role) -> AbstractContextManager[Sequence[LayerTask]]:
-        """The tasks of a part of a step, in order, to be run inside of the context."""
+        """Return a context with the tasks of one part of a step, to be run in order inside it."""
 
     def synchronize(self) -> None:
-        """Wait for all that was asked for."""
+        """Wait for all queued work."""
 
 
 def execute(backing: RuntimeBacking, invocation: TaskInvocation) -> Any:
-    """Run a task: fetch its accessor and its implementation, and call it; gives what it returns.
+    """Run a task and return its result.
 
-    If it raises, nothing of what it put or wrote into arrays is kept, and a note on the error says
-    which task it was. Raises `TaskError` for an unknown task and for a result of another type than
-    its signature says.
+    If the task raises, its changes are discarded and a note on the error names the task.
+
+    Raises:
+        TaskError: The task is unknown, or its result has another type than its signature says.
     """
     accessor = backing.get_args(invocation)
     implementation = backing.get_task_impl(invocation)
     try:
         result = implementation(accessor)
     except Exception as error:
-        # One that takes no note is raised as it is.
         with suppress(Exception):
             names = ", ".join(invocation.binding.names())
             error.add_note(f"in task {invocation.task_id!r}, on tensors {names or '(none)'}")
@@ -438,7 +429,7 @@ def execute(backing: RuntimeBacking, invocation: TaskInvocation) -> Any:
     kind = accessor.signature.returns
     if not isinstance(result, type(None) if kind is None else kind):
         raise TaskError(
-            f"task {invocation.task_id!r} returned another type than its signature says",
+            f"task {invocation.task_id!r} returned another type than its signature declares",
             expected="nothing" if kind is None else str(kind),
             got=f"{type(result).__name__}: {result!r:.60}",
         )
@@ -447,10 +438,10 @@ def execute(backing: RuntimeBacking, invocation: TaskInvocation) -> Any:
 
 
 class ModelTrainingInstance:
-    """A model in training by tasks: its graph, and the backing that runs them.
+    """A model that is trained task by task, in terms of FlexFlow.
 
-    Each call gives, while the backing is `profiling`, the time of every layer's task, which has
-    really run; else None. Raises `UsageError` for a graph whose tasks the backing does not have.
+    While `backing.profiling` is set, each call returns the measured time of every layer's task;
+    otherwise None. Raises `UsageError` if `backing` was created for another graph.
     """
 
     @takes(
@@ -460,8 +451,8 @@ class ModelTrainingInstance:
     def __init__(self, graph: ComputationGraph, backing: RuntimeBacking) -> None:
         if backing.graph is not graph:
             raise UsageError(
-                f"the backing has the tasks of another graph than {graph.name!r}",
-                expected=f"the graph that it was made for, {backing.graph.name!r}",
+                f"the backing was created for another graph than {graph.name!r}",
+                expected=f"its graph, {backing.graph.name!r}",
                 remedy="LocalTaskBackend(graph)",
             )
         self.graph = graph
@@ -475,12 +466,12 @@ class ModelTrainingInstance:
         return self._run(Role.FORWARD)
 
     def backward(self) -> tuple[LayerTime, ...] | None:
-        """Run the loss, if there is one, and the backward tasks in reverse order."""
+        """Run the loss task, if there is one, and the backward tasks in reverse order."""
         judged, back = self._run(Role.LOSS), self._run(Role.BACKWARD)
         return None if judged is None or back is None else (*judged, *back)
 
     def update(self) -> tuple[LayerTime, ...] | None:
-        """Run the update of all parameters with their gradients."""
+        """Update all parameters with their gradients."""
         return self._run(Role.UPDATE)
 
     def _run(self, role: Role) -> tuple[LayerTime, ...] | None:
@@ -498,7 +489,7 @@ class ModelTrainingInstance:
         measured = execute(backing, invocation)
         backing.synchronize()
         seconds = time.perf_counter() - began
-        if isinstance(measured, float):  # The task knows it better: its kernels alone.
+        if isinstance(measured, float):  # The time of the kernels alone.
             seconds = measured
         return LayerTime(invocation.task_id, task.layer, task.op, task.location, seconds)
 
@@ -507,25 +498,9 @@ class ModelTrainingInstance:
 # Programs as tasks
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPort:
-    """Where a slot of a program comes from or goes to: a tensor, a gradient or an argument."""
-
-    what: Literal["tensor", "gradient", "argument"]
-    slot: str
-
-    def name(self, binding: TaskBinding) -> str:
-        """The tensor that a binding says it is; for an argument, that of the argument."""
-        if self.what == "argument":
-            return self.slot
-        bound = (binding.tensors if self.what == "tensor" else binding.gradients)[self.slot]
-        assert isinstance(bound, str), "programs have a slot for each tensor"
-        return bound
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramTask:
-    """A program as a task: the ports of its inputs and outputs, in the program's order."""
+    """A program as a task; `inputs` and `outputs` are the ports of its slots, in order."""
 
     program: Program
     signature: TaskSignature
@@ -537,9 +512,11 @@ def program_task(
     graph: ComputationGraph, task_id: str, role: Role, machine: Machine,
     signature: TaskSignature, ports: Mapping[str, TaskPort], spaces: Mapping[str, Space],
 ) -> ProgramTask:  # fmt: skip
-    """A graph, compiled; `ports` says what its slots are, `spaces` where they lie, if not at home.
+    """Compile a graph as a task.
 
-    Raises what compiling a graph raises.
+    Args:
+        ports: The port of each slot of the graph.
+        spaces: Memory spaces of slots; the default is `home_space(machine)`.
     """
     graph = replace(graph, name=task_id)
     placement = tuple(slot_places(graph, machine, spaces))
@@ -553,9 +530,9 @@ def program_task(
 
 
 class LoadedTask:
-    """A program's task on a device: what is registered as its implementation.
+    """A program task loaded on a device: the implementation that is registered for it.
 
-    It gives the seconds that its operations took while profiling is asked for, else None.
+    It returns the seconds of its operations while profiling, else None.
     """
 
     def __init__(self, task: ProgramTask, device: RuntimeDevice) -> None:
@@ -567,7 +544,7 @@ class LoadedTask:
         if not accessor.get_argument("profiling"):
             self._queue(accessor)
             return None
-        times = profiled(accessor.device, lambda: self._queue(accessor))
+        times = profile_operations(accessor.device, lambda: self._queue(accessor))
         return sum([time.seconds for time in times], 0.0)
 
     def _queue(self, accessor: TaskArgumentAccessor) -> None:

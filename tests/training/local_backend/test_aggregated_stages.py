@@ -140,7 +140,7 @@ def test_the_aggregated_tasks_are_the_programs_of_the_training(
     weights = {n: a for n, a in given.items() if n != "x"}
     with LocalTaskBackend(graph, optimizer=optimizer, loss="mse", weights=weights) as backend:
         backend.set_tensor("x", given["x"])
-        label = RNG.standard_normal(programs.prediction_type.shape).astype(np.float32)
+        label = RNG.standard_normal(programs.loss.input_desc(0).shape).astype(np.float32)
         backend.set_tensor("label", label)
         # A step before, so that the optimizer's state is not zero.
         instance = ModelTrainingInstance(graph, backend)

@@ -116,7 +116,7 @@ def test_a_task_that_has_run_and_written_nothing_is_not_asked_to_run(
     ModelTrainingInstance(backend.graph, backend).forward()
     with pytest.raises(
         UsageError,
-        match=r"'y' is not there yet: no task has written it, and nobody has set it\n.*\n"
+        match=r"'y' has no elements: no task or set_tensor call has written it\n.*\n"
         r".*set_tensor\('y', array\), or run a task that writes it$",
     ):
         backend.get_tensor("y")

@@ -326,7 +326,7 @@ class OptimizerLoop:
         if count is None or is_scaled or not all(map(self._is_ours, stepped)):
             self._torch_step()
         else:
-            self._follower.follow()
+            self._follower.update_settings()
             begun = [p for p, state in zip(stepped, states, strict=True) if not state]
             try:
                 with torch.no_grad():
