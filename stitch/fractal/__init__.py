@@ -1,4 +1,4 @@
-"""FractalTensor: nested lists of tensors, access to parts of them, and functions over them.
+"""FractalTensor: nested lists of tensors, access functions, and functions over them.
 
 >>> from stitch import fractal as ops
 >>> ops.slide(ops.FractalTensor([0, 1, 2, 3]), 2).tolist()

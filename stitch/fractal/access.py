@@ -1,7 +1,7 @@
-"""Access functions: parts of nests, windows, pairs. They make maps of maps, and copy no leaf, but
-where rows of several nests come into one (`join`, and padding).
+"""Access functions: elements, windows, pairs. They change index maps and copy no leaf, except where
+rows of several arrays are joined (`join`, padding).
 
-Of zipped nests each gives a tuple, one result for each part.
+For zipped nests they return a tuple with one result per part.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from stitch.fractal.rows import check_count
 from stitch.fractal.zipped import Nest, as_nest, each_part, zip
 from stitch.program import Array
 
-#: Windows, strides and counts are no larger.
+#: Limit of window sizes, strides and counts.
 MAX_SIZE = 1 << 40
 
 
 def head(xs: Nest) -> Element:
-    """The first element. Raises `IndexError` for an empty list."""
+    """Return the first element; raise `IndexError` for an empty list."""
     return as_nest("head", xs)[0]
 
 
 def last(xs: Nest) -> Element:
-    """The last element. Raises `IndexError` for an empty list."""
+    """Return the last element; raise `IndexError` for an empty list."""
     return as_nest("last", xs)[-1]
 
 
 def tail(xs: Nest) -> Element:
-    """The last element: `fold(f, xs)` is `tail(scan(f, xs))`. Raises `IndexError` where there is
-    none.
+    """Return the last element: `fold(f, xs)` is `tail(scan(f, xs))`. Raises `IndexError` if empty.
 
     >>> int(tail(FractalTensor([1, 2, 3])))
     3
@@ -42,7 +41,7 @@ def tail(xs: Nest) -> Element:
 
 
 def gather(xs: Nest, numbers: Any) -> Any:
-    """Elements by number, in this order, perhaps repeated.
+    """Return elements by number, in this order; numbers may repeat.
 
     >>> gather(FractalTensor([[0], [1, 2]]), [1, 0, 1]).tolist()
     [[1, 2], [0], [1, 2]]
@@ -50,18 +49,18 @@ def gather(xs: Nest, numbers: Any) -> Any:
     try:
         chosen = list(numbers)
     except TypeError:
-        raise UsageError("gather takes a list of whole numbers as numbers",
+        raise UsageError("numbers of gather must be a list of whole numbers",
                          got=" ".join(repr(numbers).split())[:60]) from None  # fmt: skip
     return each_part("gather", xs, lambda part: part[chosen])
 
 
 def unbind(xs: Nest) -> list[Element]:
-    """The elements of the outermost list."""
+    """Return the elements of the outermost list."""
     return list(as_nest("unbind", xs))
 
 
 def split(xs: Nest, count: int) -> Any:
-    """`count` lists of equally many elements one after the other; the last one has the rest.
+    """Split into `count` lists of equal length; the last one also has the remainder.
 
     >>> split(FractalTensor([0, 1, 2, 3, 4]), 2).tolist()
     [[0, 1], [2, 3, 4]]
@@ -78,7 +77,7 @@ def split(xs: Nest, count: int) -> Any:
 
 
 def join(xs: Nest, *others: Nest) -> Any:
-    """The elements of one list after those of the other; rows are copied where data differ.
+    """Concatenate lists; rows are copied if the nests have different data.
 
     >>> join(FractalTensor([1]), FractalTensor([2, 3])).tolist()
     [1, 2, 3]
@@ -90,12 +89,13 @@ def join(xs: Nest, *others: Nest) -> Any:
         return FractalTensor.of(listed.data, listed.index.flattened())
     zipped = [each.parts for each in nests if not isinstance(each, FractalTensor)]
     if len({len(parts) for parts in zipped}) != 1 or len(zipped) < len(nests):
-        raise UsageError("join takes nests of as many parts each")
+        raise UsageError("join needs zipped nests with the same number of parts",
+                         got=", ".join(str(len(parts)) for parts in zipped))  # fmt: skip
     return tuple([join(*parts) for parts in map(list, _transposed(zipped))])
 
 
 def repeat(xs: Nest, times: int) -> Any:
-    """The nest so many times, one list deeper.
+    """Return a list of `times` references to the nest: one level deeper.
 
     >>> repeat(FractalTensor([1, 2]), 2).tolist()
     [[1, 2], [1, 2]]
@@ -105,20 +105,20 @@ def repeat(xs: Nest, times: int) -> Any:
 
 
 def enumerate(*nests: Nest) -> Nest:  # as the field calls it
-    """The nests zipped, after the number of each element.
+    """Zip the nests with the number of each element.
 
     >>> enumerate(FractalTensor([7, 8])).tolist()
     [(0, 7), (1, 8)]
     """
     if not nests:
-        raise UsageError("enumerate takes at least one FractalTensor")
+        raise UsageError("enumerate needs at least one FractalTensor")
     first = as_nest("enumerate", nests[0])
     numbers = np.arange(check_count(first.length), dtype=np.int64)
     return zip(FractalTensor(numbers), *nests)
 
 
 def product(xs: FractalTensor, ys: FractalTensor) -> tuple[FractalTensor, FractalTensor]:
-    """All pairs, as two nests deeper by one: for each of ys, all of xs.
+    """Return all pairs as two nests, one level deeper: for each element of ys, all of xs.
 
     >>> [n.tolist() for n in product(FractalTensor([0, 1, 2]), FractalTensor([0, 1]))]
     [[[0, 1, 2], [0, 1, 2]], [[0, 0, 0], [1, 1, 1]]]
@@ -126,7 +126,7 @@ def product(xs: FractalTensor, ys: FractalTensor) -> tuple[FractalTensor, Fracta
     for each in (xs, ys):
         if not isinstance(each, FractalTensor):
             as_nest("product", each)
-            raise UsageError("product takes two FractalTensors", got="zipped nests")
+            raise UsageError("product needs two FractalTensors", got="zipped nests")
     across = FractalTensor.of(xs.data, xs.index.repeated(ys.length))
     return across, FractalTensor.of(ys.data, ys.index.spread(xs.length))
 
@@ -135,10 +135,10 @@ def slide(
     xs: Nest, window_size: int, stride: int = 1, dilation: int = 1, padding: int = 0,
     padding_value: Element | None = None,
 ) -> Any:  # fmt: skip
-    """Windows of `window_size` elements, `dilation` apart, that begin `stride` apart: one deeper.
+    """Return windows of `window_size` elements: one level deeper.
 
-    There are `(n + 2 * padding - dilation * (window_size - 1) - 1) // stride + 1`; none is shorter.
-    `padding_value`: the element put so many times before and after.
+    There are `(n + 2 * padding - dilation * (window_size - 1) - 1) // stride + 1` windows, `stride`
+    apart, with elements `dilation` apart. `padding_value` is repeated `padding` times at both ends.
 
     >>> slide(FractalTensor([0, 1, 2, 3, 4]), 3, stride=2).tolist()
     [[0, 1, 2], [2, 3, 4]]
@@ -157,7 +157,7 @@ def slide(
 def window(
     index: int, xs: Nest, window_size: int, dilation: int = 1, padding_value: Element | None = None
 ) -> Any:
-    """The window around element `index`; what lies outside is `padding_value`.
+    """Return the window around element `index`; elements outside of the list are `padding_value`.
 
     >>> window(0, FractalTensor([1, 2, 3]), 3, padding_value=0).tolist()
     [0, 1, 2]
@@ -178,7 +178,7 @@ def window(
 
 
 def shifted_slide(xs: Nest, window_size: int, dilation: int = 1) -> Any:
-    """The window around each element, which goes on at the other end of the list: one deeper.
+    """Return the cyclic window around each element: one level deeper.
 
     >>> shifted_slide(FractalTensor([0, 1, 2, 3]), 3).tolist()
     [[3, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 0]]
@@ -196,7 +196,7 @@ def shifted_slide(xs: Nest, window_size: int, dilation: int = 1) -> Any:
 
 
 def shifted_window(index: int, xs: Nest, window_size: int, dilation: int = 1) -> Any:
-    """The window around element `index`, which goes on at the other end of the list.
+    """Return the cyclic window around element `index`.
 
     >>> shifted_window(0, FractalTensor([1, 2, 3, 4]), 3).tolist()
     [4, 1, 2]
@@ -212,7 +212,7 @@ def shifted_window(index: int, xs: Nest, window_size: int, dilation: int = 1) ->
 
 
 def dilate(xs: Nest, dilation: int) -> Any:
-    """The elements `dilation` apart, as lists that begin with each of the first ones: one deeper.
+    """Return `dilation` lists of elements that are `dilation` apart: one level deeper.
 
     >>> dilate(FractalTensor([0, 1, 2, 3, 4]), 2).tolist()
     [[0, 2, 4], [1, 3]]
@@ -234,13 +234,13 @@ def dilate(xs: Nest, dilation: int) -> Any:
 
 
 def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -> FractalTensor:
-    """A nest with an element put so many times before and after it."""
+    """Return a nest with an element repeated before and after it."""
     if not before and not after:
         return xs
     if value is None:
         raise UsageError(
-            "elements outside of a list need a value",
-            remedy="give padding_value=, an element of the same form",
+            "a window reaches outside of the list, and there is no padding_value",
+            remedy="pass padding_value=, an element of the same depth, shape and type",
         )
     element = value if isinstance(value, FractalTensor) else _padding(xs, value)
     joined: FractalTensor = join(FractalTensor([element]), xs)
@@ -253,17 +253,17 @@ def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -
 
 
 def _padding(xs: FractalTensor, value: Element) -> Array:
-    """A leaf to pad with, in the type of the others."""
+    """Return a value to pad with, in the type of the leaves."""
     given = np.asarray(value)
     with np.errstate(all="ignore"):
         leaf = given.astype(xs.dtype) if given.dtype.kind in "biuf" else given
-    # Floats are rounded as any, whole numbers and truths are kept.
+    # Floats may be rounded; whole numbers and booleans must stay equal.
     is_held = given.dtype.kind not in "USOmM" and (
         xs.dtype.kind not in "biu" or np.array_equal(leaf, given)
     )
     if xs.depth > 1 or given.shape != xs.leaf_shape or not is_held:
         raise UsageError(
-            "padding_value is an element of the list",
+            "padding_value must have depth, shape and type of the list's elements",
             expected=f"a nest of depth {xs.depth - 1}" if xs.depth > 1
             else f"{xs.dtype}{list(xs.leaf_shape)}",
             got=f"{given.dtype}{list(given.shape)}: {' '.join(repr(value).split())[:40]}",
@@ -276,7 +276,7 @@ def _transposed(parts: Any) -> list[tuple[Any, ...]]:
 
 
 def _offsets(size: int, apart: int) -> Any:
-    """Of a window around an element, where its elements lie from there."""
+    """Return the offsets of a window's elements from its middle."""
     return (np.arange(check_count(size), dtype=np.int64) - size // 2) * apart
 
 
@@ -287,10 +287,10 @@ def _window(call: str, size: int, stride: int, dilation: int) -> tuple[int, int,
 
 
 def _odd_window(call: str, size: int, dilation: int) -> tuple[int, int, int]:
-    """A window around an element has one in its middle."""
+    """Check a window with a middle element."""
     sizes = _window(call, size, 1, dilation)
     if sizes[0] % 2 == 0:
-        raise UsageError(f"{call} takes an odd window_size, as one element is in the middle",
+        raise UsageError(f"window_size of {call} must be odd, with one element in the middle",
                          got=str(size))  # fmt: skip
     return sizes
 
@@ -301,14 +301,14 @@ def _at_least(call: str, name: str, value: int, least: int) -> int:
     except TypeError:
         number = least - 1
     if not least <= number <= MAX_SIZE or isinstance(value, bool):
-        raise UsageError(f"{call} takes a whole number of {least} or more as {name}",
+        raise UsageError(f"{name} of {call} must be a whole number of at least {least}",
                          expected=f"{least} to {MAX_SIZE}",
                          got=" ".join(repr(value).split())[:60])  # fmt: skip
     return number
 
 
 def _within(call: str, index: int, length: int) -> int:
-    """The number of an element that is there; negative ones count from the end."""
+    """Return a valid element number; negative ones count from the end."""
     number = _at_least(call, "index", index, -MAX_SIZE)
     if not -length <= number < length:
         raise IndexError(f"{call}: element {number} of a FractalTensor of length {length}")

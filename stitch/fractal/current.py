@@ -1,4 +1,4 @@
-"""Ways in which functions over nests run, and the one in use."""
+"""Execution modes of functions over nests, the current one, and reports of calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from stitch.fractal.zipped import Nest
 
 @dataclass(frozen=True, slots=True)
 class NestCall:
-    """A function as one over nests was given it: the name of that, the function, what it gets
-    beside elements."""
+    """A call of a function over nests: its name, the user's function, and its further arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -24,30 +23,33 @@ class NestCall:
 
 
 class ExecutionMode(Protocol):
-    """How calls are computed; `builder` applies operations to tensors that have none."""
+    """How calls are computed; `builder` applies operations to tensors without a builder.
+
+    All nests have at least one element.
+    """
 
     builder: Any
 
     def given(self, data: Any) -> Any:
-        """A leaf as functions are given it."""
+        """Return a leaf as user functions receive it."""
 
-    def mapped(self, call: NestCall, xs: Nest) -> Any:
-        """The results for all elements, of which there are some: a nest, or several."""
+    def map_elements(self, call: NestCall, xs: Nest) -> Any:
+        """Return the results for all elements: a nest, or a tuple of nests."""
 
-    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """All states, each at the place of its element, of which there are some."""
+    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+        """Return all states, each at the position of its element."""
 
-    def folded(
+    def fold_elements(
         self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
-        """The last state; there are some elements."""
+        """Return the last state."""
 
-    def kept(self, call: NestCall, xs: Nest) -> Any:
-        """The numbers of the elements for which a predicate is true, of which there are some."""
+    def select_elements(self, call: NestCall, xs: Nest) -> Any:
+        """Return the numbers of the elements for which a predicate is true."""
 
 
 class CallReport:
-    """How calls ran, the last ones; `with mode("parallel") as report:` gives one.
+    """How recent calls ran; `with mode("parallel") as report:` returns one.
 
     >>> report = CallReport()
     >>> report.add("map", "one program; loop of 3 rounds at net.py:1: batch")
@@ -61,24 +63,22 @@ class CallReport:
         self._lines: deque[str] = deque(maxlen=MAX_REPORTED)
 
     def add(self, call: str, how: str) -> None:
-        """One call, and how it ran."""
         self._lines.append(f"{call}: {how}")
 
     def explain(self) -> str:
-        """A line for each call: its loops and what was not taken, or why it went element by
-        element."""
+        """Return a line per call: its loop schedules, or why it ran element by element."""
         return "\n".join(self._lines) or "no calls in parallel"
 
 
-#: Calls that a report has, the last of them.
+#: Maximum number of calls in a report.
 MAX_REPORTED = 256
 _current: ContextVar[ExecutionMode | None] = ContextVar("fractal mode", default=None)
 _report: ContextVar[CallReport | None] = ContextVar("fractal report", default=None)
 
 
 @contextmanager
-def reporting(report: CallReport) -> Iterator[None]:
-    """Calls within are reported there."""
+def collect_reports(report: CallReport) -> Iterator[None]:
+    """Collect reports of the calls within the block."""
     token = _report.set(report)
     try:
         yield
@@ -94,15 +94,15 @@ def report_call(call: str, how: Callable[[], str]) -> None:
 
 
 @contextmanager
-def using(way: ExecutionMode) -> Iterator[None]:
-    """What runs within runs this way."""
-    token = _current.set(way)
+def use_mode(execution: ExecutionMode) -> Iterator[None]:
+    """Run calls within the block in this mode."""
+    token = _current.set(execution)
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def mode_set() -> ExecutionMode | None:
-    """The way that was chosen, if one was."""
+def selected_mode() -> ExecutionMode | None:
+    """Return the mode of the innermost `use_mode`, or None."""
     return _current.get()

@@ -1,8 +1,7 @@
-"""Eager tensors: each operation is computed as soon as it is written, on a device.
+"""Eager tensors: each operation runs on a device as soon as it is called.
 
-They are what symbolic tensors are while a graph is built, with data: the same methods, operators
-and NumPy functions, so a function that runs element by element can be traced as it stands, and a
-debugger sees numbers.
+They have the methods, operators and NumPy functions of symbolic tensors, and data. So the same
+function runs element by element or is traced, and a debugger shows numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from stitch.compiler import compile_graph
-from stitch.fractal.kept_programs import KeptPrograms
+from stitch.fractal.program_cache import ProgramCache
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -29,51 +28,48 @@ from stitch.program import Array, DataType, ValueType
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.ttb import Binary
 
-#: Programs of one operation that a builder keeps.
+#: Cached programs of one operation.
 MAX_PROGRAMS = 4096
-#: Programs of whole graphs.
+#: Cached programs of whole graphs.
 MAX_GRAPHS = 256
-#: Constants of so many bytes are part of a program, as shapes and axes have to be.
+#: Constants up to this size are part of a program, which shapes and axes require.
 SMALL_NBYTES = 4096
 
 
 class EagerTensor(SymbolicTensor):
-    """A tensor whose data is there; made by an `EagerBuilder` only."""
+    """A symbolic tensor with data; created by `EagerBuilder` only."""
 
     __slots__ = ("_data", "_type", "is_constant")
     __hash__ = SymbolicTensor.__hash__
 
     def __init__(self, builder: Any, data: Array, *, is_constant: bool = False) -> None:
-        """`is_constant`: it was written down by the function, not computed or given."""
+        """`is_constant`: the user function wrote it, as opposed to computed or passed in."""
         super().__init__(builder, 0)
         self._data, self.is_constant = data, is_constant
         self._type = ValueType(data.shape, DataType.from_dtype(data.dtype))
 
     @property
     def type(self) -> ValueType:
-        """Shape and data type."""
         return self._type
 
     @property
     def name(self) -> str:
-        """Its elements, for messages."""
+        """The elements as text, for messages."""
         return np.array2string(self._data, threshold=16)
 
     def numpy(self) -> Array:  # type: ignore[override]  # here there is data
-        """The elements, to read."""
         return self._data
 
     @property
     def written(self) -> Array | None:
-        """The data, which any graph may take."""
+        """The data, which every graph may use as a constant."""
         return self._data
 
     def tolist(self) -> Any:  # type: ignore[override]  # here there is data
-        """The elements as nested lists, or a number."""
         return self._data.tolist()
 
     def item(self, *index: Any) -> Any:
-        """The one element, or that at an index, as Python's number."""
+        """Return the only element, or the one at an index, as a Python number."""
         return self._data.item(*index)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # type: ignore[override]  # here there is data
@@ -95,7 +91,7 @@ class EagerTensor(SymbolicTensor):
     def __index__(self) -> int:  # type: ignore[override]  # here there is data
         return int(self._data.__index__())
 
-    def __format__(self, spec: str) -> str:
+    def __keyat__(self, spec: str) -> str:
         return format(self._data, spec) if spec else repr(self)
 
     def __repr__(self) -> str:
@@ -103,7 +99,7 @@ class EagerTensor(SymbolicTensor):
 
 
 class EagerBuilder(LayerMethods):
-    """Computes each operation on a device as it is applied; raises what compiling it raises."""
+    """Runs each operation on a device when it is applied; raises what compiling it raises."""
 
     __slots__ = ("_graphs", "_programs", "device")
 
@@ -111,13 +107,13 @@ class EagerBuilder(LayerMethods):
         super().__init__("sequential")
         self.device = device
         self._programs: dict[Any, LoadedProgram] = {}
-        #: Whole graphs by their identity, each with its program.
-        self._graphs: KeptPrograms[tuple[ComputationGraph, LoadedProgram]] = KeptPrograms(
+        #: Graphs by identity, with their programs.
+        self._graphs: ProgramCache[tuple[ComputationGraph, LoadedProgram]] = ProgramCache(
             MAX_GRAPHS
         )
 
     def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
-        """A tensor of this data, which is not written to."""
+        """Return a tensor with this data, which is read-only."""
         if isinstance(data, SymbolicTensor):
             return data
         array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
@@ -126,11 +122,11 @@ class EagerBuilder(LayerMethods):
         return EagerTensor(self, read_only)
 
     def constant(self, array: object) -> SymbolicTensor:
-        """A tensor of what a function wrote down."""
+        """Return a tensor of a value that a user function wrote."""
         return EagerTensor(self, array_of(array, self._where()), is_constant=True)
 
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
-        """A tensor as it is; tensors of devices, arrays and numbers as tensors of their data."""
+        """Return tensors unchanged; device tensors, arrays and numbers as tensors with data."""
         if isinstance(given, SymbolicTensor):
             return given
         if isinstance(given, Tensor):
@@ -139,7 +135,6 @@ class EagerBuilder(LayerMethods):
         return EagerTensor(self, array_of(given, self._where(), kind), is_constant=True)
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:
-        """The data of a tensor."""
         found = self.tensor(tensor)
         assert isinstance(found, EagerTensor)
         return found.numpy()
@@ -152,9 +147,9 @@ class EagerBuilder(LayerMethods):
         attributes: Mapping[str, Written],
         domain: str = "",
     ) -> tuple[SymbolicTensor, ...]:
-        """One operation, computed: its results."""
+        """Run one operation and return its results."""
         for operand in operands:
-            if type(operand) is SymbolicTensor:  # This is being traced.
+            if type(operand) is SymbolicTensor:  # Traced: apply it in that graph.
                 builder: Any = operand.builder
                 return cast(
                     "tuple[SymbolicTensor, ...]",
@@ -166,7 +161,7 @@ class EagerBuilder(LayerMethods):
             list(outputs))  # fmt: skip
         written = {name: value for name, value in attributes.items() if value is not None}
         shown = tuple(sorted((name, repr(value)) for name, value in written.items()))
-        key = op, domain, shown, tuple(names), tuple(map(_form, tensors))
+        key = op, domain, shown, tuple(names), tuple(map(_key, tensors))
         program = self._programs.get(key)
         if program is None:
             program = self._compiled(op, domain, tensors, names, written)
@@ -177,7 +172,7 @@ class EagerBuilder(LayerMethods):
         return self._results(program(*given))
 
     def run(self, graph: ComputationGraph, operands: Sequence[SymbolicTensor]) -> Sequence[Any]:
-        """What a whole graph gives for tensors with data; it is compiled the first time."""
+        """Run a whole graph on tensors with data; it is compiled on first use."""
         known = self._graphs.get(id(graph))
         if known is None:
             known = graph, self._loaded(graph)
@@ -194,7 +189,7 @@ class EagerBuilder(LayerMethods):
         self, op: str, domain: str, tensors: Sequence[Any], names: Sequence[str],
         attributes: Mapping[str, Written],
     ) -> LoadedProgram:  # fmt: skip
-        """A program of one operation."""
+        """Compile a program of one operation."""
         builder = ComputationGraphBuilder(op.lower())
         given = [
             None if t is None
@@ -215,12 +210,12 @@ class EagerBuilder(LayerMethods):
 
 
 def _is_part(tensor: Any) -> bool:
-    """Whether its elements are part of the program."""
+    """Return whether a tensor's elements are constants of the program."""
     return bool(tensor.is_constant and tensor.numpy().nbytes <= SMALL_NBYTES)
 
 
-def _form(tensor: Any) -> Any:
-    """What a program of one operation depends on."""
+def _key(tensor: Any) -> Any:
+    """Return what a program of one operation depends on."""
     if tensor is None:
         return None
     return (tensor.type, tensor.numpy().tobytes()) if _is_part(tensor) else tensor.type

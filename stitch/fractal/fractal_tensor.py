@@ -1,7 +1,7 @@
-"""`FractalTensor`: a nest of lists whose leaves are tensors of one shape and type, read-only.
+"""`FractalTensor`: a nest of lists whose leaves are read-only tensors of one shape and type.
 
-All leaves lie in one array or tensor, a row each; which row is which leaf is said beside it, on the
-host (`Indexed`). So elements, slices and windows are views, and no access copies a leaf.
+All leaves are rows of one array or tensor; an index on the host (`Indexed`) names the row of each
+leaf. So elements, slices and windows are views, and no access copies a leaf.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ import numpy as np
 from stitch.argument_kinds import WHOLE, optional, several, takes
 from stitch.errors import LayoutError, UsageError
 from stitch.fractal.nested_lists import Data, Nested, read_nested, type_of
-from stitch.fractal.rows import Affine, Indexed, IndexTree, looked_up, strides_of
+from stitch.fractal.rows import Affine, Indexed, IndexTree, look_up, strides_of
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 from stitch.runtime import Tensor
 
-#: An element: a nest that is less deep, or a leaf: a `Leaf`, or a value of a graph.
+#: An element: a nest, a `Leaf`, or a symbolic tensor.
 Element: TypeAlias = Any
-#: As many numbers as a text of a nest shows.
+#: Maximum number of elements in a `repr`.
 MAX_SHOWN = 64
 
 
 class Leaf(np.ndarray[Any, Any]):
-    """An element that is no nest: NumPy's array of it, read-only; of a number one without axes.
-
-    It is the same whether its nest was computed in sequence or in parallel.
+    """A read-only NumPy array: a leaf of a nest, without axes if it is a number.
 
     >>> leaf = FractalTensor([0.5, 2.0])[1]
     >>> f"{leaf:.2f}", (leaf + 1).tolist(), bool(leaf > 1), leaf.numpy().shape
@@ -38,12 +36,12 @@ class Leaf(np.ndarray[Any, Any]):
     """
 
     def numpy(self) -> Array:
-        """The elements as a plain array."""
+        """Return the elements as a plain array."""
         return self.view(np.ndarray)
 
 
 def as_leaves(value: Any) -> Any:
-    """A result, or several, with tensors that have data as leaves."""
+    """Return a result, or a tuple of them, with eager tensors as leaves."""
     if isinstance(value, tuple):
         return tuple([as_leaves(each) for each in value])
     written = value.written if isinstance(value, SymbolicTensor) else None
@@ -51,13 +49,13 @@ def as_leaves(value: Any) -> Any:
 
 
 class FractalTensor:
-    """A nest of lists of one depth, whose lengths may differ, over leaves of one shape and type.
+    """A nest of lists of one depth, of any lengths, over leaves of one shape and type.
 
-    `FractalTensor(nested)` takes nested lists of numbers, arrays, tensors of one device, or other
-    FractalTensors (one more list around them); an array or a tensor is a list along its first
-    axis. Python's whole numbers become int64, others float32. `leaf_shape` and `dtype` are needed
-    where there is no leaf to tell. A nest over a device's tensor shows what is written to that.
-    Raises `UsageError` for mixed depths, shapes or types, saying where.
+    `FractalTensor(nested)` accepts nested lists of numbers, arrays, tensors of one device, or
+    FractalTensors; an array or a tensor is a list along axis 0. Python integers become int64,
+    floats float32. `leaf_shape` and `dtype` are needed if there is no leaf. A nest over a device's
+    tensor shows later writes to it. Raises `UsageError` with the position of a mixed depth, shape
+    or type.
 
     >>> xss = FractalTensor([[0, 1, 2], [3, 4]])
     >>> xss.depth, len(xss), xss.numel, xss[-1].tolist(), xss[0][1:].tolist()
@@ -76,34 +74,35 @@ class FractalTensor:
 
     @classmethod
     def of(cls, data: Data, index: Indexed) -> FractalTensor:
-        """The nest of these rows of an array or tensor, which must not be written to any more."""
+        """Return the nest of rows of an array or tensor, which must not be written to
+        afterwards."""
         nest = cls.__new__(cls)
         nest._data, nest._index = data, index
         return nest
 
     @property
     def data(self) -> Data:
-        """What the leaves are rows of."""
+        """The array or tensor whose rows are the leaves."""
         return self._data
 
     @property
     def index(self) -> Indexed:
-        """Which row each leaf is, and how long the lists are."""
+        """The row of each leaf, and the lengths of the lists."""
         return self._index
 
     @property
     def depth(self) -> int:
-        """How many lists stand around a leaf."""
+        """The number of lists around a leaf."""
         return self._index.tree.depth
 
     @property
     def length(self) -> int:
-        """How many elements the outermost list has."""
+        """The length of the outermost list."""
         return self._index.tree.length
 
     @property
     def numel(self) -> int:
-        """How many leaves there are."""
+        """The number of leaves."""
         return self._index.tree.numel
 
     @property
@@ -113,11 +112,11 @@ class FractalTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the leaves' elements, as arrays have it."""
+        """The NumPy type of the leaves."""
         return type_of(self._data)
 
     def width_by_depth(self, depth: int) -> list[int]:
-        """The length of each list at a depth: 1 for the innermost, -1 for the outermost.
+        """Return the length of each list at a depth: 1 or -depth innermost, -1 outermost.
 
         >>> FractalTensor([[0, 1, 2], [3, 4], [5, 6, 7, 8]]).width_by_depth(-2)
         [3, 2, 4]
@@ -126,7 +125,7 @@ class FractalTensor:
         counted = self.depth + depth + 1 if depth < 0 else depth
         if not 1 <= counted <= self.depth:
             raise UsageError(
-                "there are no lists at that depth",
+                "the nest has no lists at this depth",
                 expected=f"1 (innermost) to {self.depth}, or -1 (outermost) to -{self.depth}",
                 got=str(depth),
             )
@@ -138,19 +137,18 @@ class FractalTensor:
     def __getitem__(
         self, chosen: int | slice | Sequence[int] | Array | FractalTensor | SymbolicTensor
     ) -> Element:
-        """An element, some at equal distances, or some by number; nothing is copied.
+        """Return an element by number, or a nest of several by slice or list; nothing is copied.
 
-        A number of a graph that is being written chooses while that runs. Raises `IndexError` for
-        an element that is not there.
+        A symbolic number is looked up when the graph runs. Raises `IndexError`.
         """
         if isinstance(chosen, SymbolicTensor) and chosen.written is None:
-            found, inside = looked_up(self._data, self._index, chosen)
+            found, inside = look_up(self._data, self._index, chosen)
             return found if inside is None else FractalTensor.of(found, Indexed.whole(inside))
         if isinstance(chosen, slice):
             try:
                 part = range(self.length)[chosen]
             except ValueError:
-                raise UsageError("the step of a slice of a FractalTensor is not 0") from None
+                raise UsageError("the step of a slice of a FractalTensor is 0") from None
             return FractalTensor.of(self._data, self._index.sliced(part))
         if is_several(chosen):
             return FractalTensor.of(self._data, self._index.taken(self._numbers(chosen)))
@@ -161,13 +159,12 @@ class FractalTensor:
         return self._data[row] if isinstance(self._data, SymbolicTensor) else self._leaf(row)
 
     def _leaf(self, row: int) -> Leaf:
-        """The leaf in a row of an array or a tensor."""
         data = self._data
         if isinstance(data, Tensor):
             data.settle()
             try:
                 array = data[row].numpy()
-            except LayoutError:  # Rows of tiles and of shards are no views.
+            except LayoutError:  # Rows of tiled or sharded tensors are no views.
                 array = data.numpy()[row, ...]
             array.flags.writeable = False
             return array.view(Leaf)
@@ -180,9 +177,9 @@ class FractalTensor:
         return (self[number] for number in range(self.length))
 
     def numpy(self) -> Array:
-        """The leaves in one array of the nest's lengths and the leaf's shape, to read.
+        """Return the leaves as one read-only array of the nest's lengths and the leaf's shape.
 
-        Raises `UsageError` where lists of one depth differ in length, saying which.
+        Raises `UsageError` for a ragged nest, with the list that differs.
 
         >>> FractalTensor([[1, 2], [3, 4]]).numpy().tolist()
         [[1, 2], [3, 4]]
@@ -190,30 +187,29 @@ class FractalTensor:
         lengths = self._index.tree.uniform
         if lengths is None:
             raise UsageError(
-                "a ragged FractalTensor is no array",
+                "a ragged FractalTensor cannot become one array",
                 where=_raggedness(self._index.tree),
-                remedy="take .tolist(), or .leaves() for the leaves one after the other",
+                remedy="use .tolist(), or .leaves() for all leaves in order",
             )
         return self.leaves().reshape(*lengths, *self.leaf_shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """As `numpy`."""
         array = self.numpy()
         array = array if dtype is None else array.astype(dtype, copy=False)
         return array.copy() if copy else array
 
     def leaves(self) -> Array:
-        """The leaves one after the other, as an array `[numel, *leaf_shape]`, to read."""
+        """Return the leaves in order as a read-only array `[numel, *leaf_shape]`."""
         data = self._data if isinstance(self._data, np.ndarray) else self._data.numpy()
         where, lengths = self._index.map, self._index.tree.uniform
         if isinstance(where, Affine) and where.strides == strides_of(lengths or ()):
-            return data[where.base : where.base + self.numel]  # They are so already.
+            return data[where.base : where.base + self.numel]  # Already in order.
         copied = data[self._index.rows()]
         copied.flags.writeable = False
         return copied
 
     def tolist(self) -> list[Any]:
-        """Nested lists of numbers.
+        """Return nested lists of numbers.
 
         >>> FractalTensor([[0, 1], [], [2]]).tolist()
         [[0, 1], [], [2]]
@@ -238,8 +234,7 @@ class FractalTensor:
             is_index = not chosen.shape and chosen.dtype.kind in "iu"
         if not is_index:
             raise UsageError(
-                "an element of a FractalTensor is chosen by a whole number, some by a slice or a "
-                "list of numbers",
+                "a FractalTensor is indexed by a whole number, a slice, or a list of numbers",
                 got=f"{type(chosen).__name__}: {' '.join(repr(chosen).split())[:60]}",
             )
         number = as_index(chosen)
@@ -253,19 +248,19 @@ class FractalTensor:
 
 
 def is_several(chosen: object) -> TypeGuard[Sequence[int] | Array | FractalTensor]:
-    """Whether an index names some elements by number, not one."""
+    """Return whether an index selects several elements by number."""
     return isinstance(chosen, list | FractalTensor) or (
         isinstance(chosen, np.ndarray) and chosen.ndim > 0
     )
 
 
 def _parts(element: object) -> tuple[Data, Indexed] | None:
-    """The data and index of an element that is a nest itself."""
+    """Return data and index of an element that is a nest, else None."""
     return (element._data, element._index) if type(element) is FractalTensor else None
 
 
 def _raggedness(tree: IndexTree) -> str:
-    """Which list has another length than the first one of its depth."""
+    """Return which list differs in length from the first one of its depth."""
     for depth in range(1, tree.depth):
         widths = tree.widths(depth)
         other = next((i for i, width in enumerate(widths) if width != widths[0]), None)

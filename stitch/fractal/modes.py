@@ -1,4 +1,4 @@
-"""How functions over nests run, and on which device."""
+"""The execution modes `sequential` and `parallel` of functions over nests, and their devices."""
 
 from __future__ import annotations
 
@@ -18,55 +18,50 @@ from stitch.fractal.current import (
     CallReport,
     ExecutionMode,
     NestCall,
-    mode_set,
+    collect_reports,
     report_call,
-    reporting,
-    using,
+    selected_mode,
+    use_mode,
 )
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.kept_programs import Kept, KeptPrograms
+from stitch.fractal.program_cache import LruCache, ProgramCache
+from stitch.fractal.structures import Structure
 from stitch.fractal.tracing import (
     CallInputs,
-    GraphMeaning,
+    GraphKey,
     GraphTracing,
     LengthsOfDataError,
-    NestWork,
+    PendingCall,
     Traced,
 )
 from stitch.fractal.user_function import Sequential, check_bool
-from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import ComputationGraph, NoDataError, SymbolicTensor
 from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
 
-# --------------------------------------------------------------------------------------------------
-# In parallel: a call is traced into a graph, its loops are scheduled, and it runs as one program.
-
 #: Size of a device's cache of programs by graph.
 MAX_PROGRAMS = 256
-#: Calls of which a device knows what they were traced into, and bytes of what tells them apart.
+#: Size of a device's cache of traced calls, in entries and in bytes of their keys.
 MAX_CALLS, MAX_CALL_NBYTES = 1024, 1 << 26
 
 
 class Parallel:
-    """Runs calls as programs of a device; `sequential` runs what cannot be traced."""
+    """Runs each call as one program; a call that cannot be traced runs in `sequential`."""
 
     def __init__(
         self, device: RuntimeDevice, sequential: Sequential, schedule: str | None = None
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs: KeptPrograms[tuple[GraphMeaning, LoadedProgram]] = KeptPrograms(
-            MAX_PROGRAMS
-        )
-        self._calls: Kept[_KeptCall] = Kept(MAX_CALLS, lambda: MAX_CALL_NBYTES)
+        self._programs: ProgramCache[tuple[GraphKey, LoadedProgram]] = ProgramCache(MAX_PROGRAMS)
+        self._calls: LruCache[_CachedCall] = LruCache(MAX_CALLS, lambda: MAX_CALL_NBYTES)
         self._scheduled: dict[str, Parallel] = {}
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
     def scheduled(self, schedule: str) -> Parallel:
-        """The same with loops that run so wherever they can; one for each schedule, as it keeps
+        """Return this mode with a preferred loop schedule; one per schedule, as it caches
         programs."""
         found = self._scheduled.get(schedule)
         if found is None:
@@ -75,42 +70,38 @@ class Parallel:
         return found
 
     def given(self, data: Any) -> Any:
-        """A leaf, with data."""
         return self.sequential.given(data)
 
-    def mapped(self, call: NestCall, xs: Nest) -> Any:
-        """All elements, cells of one form at the same time."""
-        return self._run(NestWork(call, xs, None, "mapped"))
+    def map_elements(self, call: NestCall, xs: Nest) -> Any:
+        return self._run(PendingCall(call, xs, None, "map_elements"))
 
-    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """All states."""
-        return self._run(NestWork(call, xs, initializer, "scanned", {"from_right": from_right}))
+    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+        return self._run(
+            PendingCall(call, xs, initializer, "scan_elements", {"from_right": from_right})
+        )
 
-    def folded(
+    def fold_elements(
         self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
-        """The last state."""
         words = {"from_right": from_right, "is_associative": is_associative}
-        return self._run(NestWork(call, xs, initializer, "folded", words))
+        return self._run(PendingCall(call, xs, initializer, "fold_elements", words))
 
-    def kept(self, call: NestCall, xs: Nest) -> Any:
-        """The numbers of the elements for which a predicate is true, all asked at the same time."""
-        said = self.mapped(call, xs)
+    def select_elements(self, call: NestCall, xs: Nest) -> Any:
+        said = self.map_elements(call, xs)
         is_one = isinstance(said, FractalTensor) and said.depth == 1
         check_bool(call, said.leaves()[0] if is_one else said, "element 0")
         return np.flatnonzero(said.numpy())
 
-    def _run(self, work: NestWork) -> Any:
-        """The value of a call: of a program, or computed element by element where lengths depend
-        on data."""
+    def _run(self, work: PendingCall) -> Any:
+        """Run a call as a program, or element by element if lengths depend on data."""
         name = work.call.name
         try:
             known, arguments, why = self._known(work)
         except (LengthsOfDataError, NoDataError) as error:
             because = error.what
             report_call(name, lambda: f"element by element, as {because}")
-            with using(self):
-                return work.written(self.sequential)
+            with use_mode(self):
+                return work.run(self.sequential)
         program = known.program
 
         def how() -> str:
@@ -122,9 +113,8 @@ class Parallel:
         results = iter(found if isinstance(found, tuple) else (found,))
         return self._shown(known.form.value(results))
 
-    def _known(self, work: NestWork) -> tuple[_Known, Sequence[Any], str]:
-        """The program of a call, what is given for its inputs, and why it was traced though it may
-        come again."""
+    def _known(self, work: PendingCall) -> tuple[_CachedProgram, Sequence[Any], str]:
+        """Return the program of a call, its inputs, and why it was traced again, or ""."""
         readings = [work.read(keeps_numbers=False)]
         if readings[0].inputs.has_numbers:
             readings.append(work.read(keeps_numbers=True))
@@ -133,17 +123,17 @@ class Parallel:
             key = None if kept is None else kept.key()
             found = None if key is None else self._programs.get(key)
             if kept is not None and found is not None:
-                return _Known(found[1], kept.form), reading.inputs.arguments, ""
+                return _CachedProgram(found[1], kept.form), reading.inputs.arguments, ""
         tracing, form = _traced(work)
         key, program = self._program(tracing.graph())
         reading = readings[-1 if tracing.given.keeps_numbers else 0]
         if reading.key is not None:
-            self._calls.put(reading.key, _KeptCall(ref(key), form), reading.inputs.nbytes)
-        return _Known(program, form), tracing.given.arguments, reading.why
+            self._calls.put(reading.key, _CachedCall(ref(key), form), reading.inputs.nbytes)
+        return _CachedProgram(program, form), tracing.given.arguments, reading.why
 
-    def _program(self, graph: ComputationGraph) -> tuple[GraphMeaning, LoadedProgram]:
-        """A program for a graph, and the key that it is kept by; it is compiled the first time."""
-        key = GraphMeaning(graph)
+    def _program(self, graph: ComputationGraph) -> tuple[GraphKey, LoadedProgram]:
+        """Return the program of a graph with its cache key; compile it on first use."""
+        key = GraphKey(graph)
         found = self._programs.get(key)
         if found is None:
             program, loops = self._compiled(graph)
@@ -153,7 +143,7 @@ class Parallel:
         return found
 
     def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
-        """A program for a graph, and how its loops run."""
+        """Compile a graph; return its program and the schedules of its loops."""
         machine = self.device.machine
         executor = rated_executor(self.device.executor)
         options = CompileOptions(schedule=self.schedule, executor=executor)
@@ -162,48 +152,53 @@ class Parallel:
         return loaded, tuple([note.text() for note in compiled.loops])
 
     def _shown(self, value: Any) -> Any:
-        """Results as others give them: leaves as tensors with data."""
+        """Return results as the other modes do: leaves as eager tensors."""
         if isinstance(value, tuple):
             return tuple([self._shown(each) for each in value])
         return value if isinstance(value, FractalTensor) else self.given(value)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A program, and the form of what it gives."""
+class _CachedProgram:
+    """A program and the structure of its result."""
 
     program: LoadedProgram
-    form: ValueForm
+    form: Structure
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptCall:
-    """What a call was traced into: the key of its program, which goes with that, as it holds
-    constants; the form of its value."""
+class _CachedCall:
+    """The program key of a call and the structure of its result.
 
-    key: ReferenceType[GraphMeaning]
-    form: ValueForm
+    The key is referenced weakly: it holds constants, and goes with its program.
+    """
+
+    key: ReferenceType[GraphKey]
+    form: Structure
 
 
-def _traced(work: NestWork) -> tuple[GraphTracing, ValueForm]:
-    """A call as a graph. Whole numbers are data as others are, so that one program does for all of
-    them; a function that asks for them is traced again, with them part of the graph."""
+def _traced(work: PendingCall) -> tuple[GraphTracing, Structure]:
+    """Trace a call into a graph.
+
+    Whole numbers are inputs, so that one program serves all of them; if the function needs their
+    values, trace it again with the numbers as constants.
+    """
     tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=False))
     try:
-        return tracing, tracing.traced(work)
+        return tracing, tracing.trace_call(work)
     except LengthsOfDataError:
         raise
     except Exception:
         if not tracing.given.has_numbers:
             raise
     tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=True))
-    return tracing, tracing.traced(work)
+    return tracing, tracing.trace_call(work)
 
 
 MODES = ("sequential", "parallel")
-#: Under which name a device keeps its ways, with the programs that they have compiled.
+#: Name of the mode objects in a device's `kept`.
 _KEPT = "functions over nests"
-#: The device that is used where none is told, once it is needed.
+#: The default device, opened on first use.
 _devices: list[RuntimeDevice] = []
 _lock = Lock()
 
@@ -213,61 +208,66 @@ _lock = Lock()
 def mode(
     name: str, device: RuntimeDevice | None = None, *, schedule: str | None = None
 ) -> Iterator[CallReport]:
-    """Functions over nests run in this mode within, on this device (default: one of the machine
-    `host`).
+    """Run functions over nests in this mode within the block.
 
-    `sequential`: element by element, each operation computed as it is written, so that a debugger
-    sees numbers and errors name the line. `parallel`: traced and run as one program, cells that do
-    not wait for one another at the same time; the same results, to rounding where products change
-    their shape. There a function runs once for all elements of one form, and what it does beside
-    its result, as drawing numbers of `np.random`, it does as often. `schedule`: how loops run in
-    parallel wherever they can, in place of what costs least. What `with` gives explains how the
-    calls within ran. Raises `UsageError` for another mode or schedule, or one where nothing is
-    scheduled.
+    `sequential` runs element by element, one operation at a time: a debugger shows numbers and
+    errors name the line. `parallel` traces each call into one program and runs independent elements
+    together; results agree up to rounding. It calls the function once per element structure, so
+    side effects, such as drawing random numbers, happen once per structure.
+
+    Args:
+        device: Where they run (default: a device of the machine `host`).
+        schedule: A loop schedule to prefer over the cheapest one, in parallel mode.
+
+    Returns:
+        A context manager that returns a report of the calls within the block.
+
+    Raises:
+        UsageError: Mode or schedule is unknown, or `sequential` has a schedule.
     """
     if name not in MODES:
         raise UsageError(
-            f"there is no mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
+            f"unknown mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
         )
     check_schedule(schedule)
     if schedule is not None and name != "parallel":
-        raise UsageError(f"mode {name} has no schedules", got=f"schedule={schedule!r}",
-                         remedy='leave it out, or take the mode "parallel"')  # fmt: skip
-    way = _way_on(device or _default_device(), name)
-    if isinstance(way, Parallel) and schedule is not None:
-        way = way.scheduled(schedule)
+        raise UsageError(f"mode {name} has no loop schedules", got=f"schedule={schedule!r}",
+                         remedy='omit schedule=, or use the mode "parallel"')  # fmt: skip
+    execution = _mode_on(device or _default_device(), name)
+    if isinstance(execution, Parallel) and schedule is not None:
+        execution = execution.scheduled(schedule)
     report = CallReport()
-    with using(way), reporting(report):
+    with use_mode(execution), collect_reports(report):
         yield report
 
 
-def mode_in_use(*values: Any) -> ExecutionMode:
-    """How functions run now: in the mode chosen, else one after the other; on values of a graph
-    that is being written, in that graph."""
-    way = mode_set()
-    if not isinstance(way, Traced):
-        traced = list(traced_in(values))
+def current_mode(*values: Any) -> ExecutionMode:
+    """Return the mode of the current block (default: sequential); symbolic values select their
+    graph."""
+    execution = selected_mode()
+    if not isinstance(execution, Traced):
+        traced = list(symbolic_values(values))
         if traced:
             builder: Any = traced[0].builder
             return Traced(builder.innermost(traced))
-    return way or _way_on(_default_device(), "sequential")
+    return execution or _mode_on(_default_device(), "sequential")
 
 
-def traced_in(value: Any) -> Iterator[SymbolicTensor]:
-    """The values of a graph in a nest, or in several."""
+def symbolic_values(value: Any) -> Iterator[SymbolicTensor]:
+    """Yield the symbolic tensors in a nest, or in several."""
     if isinstance(value, tuple | list):
         for each in value:
-            yield from traced_in(each)
+            yield from symbolic_values(each)
     elif isinstance(value, Zipped):
-        yield from traced_in(value.parts)
+        yield from symbolic_values(value.parts)
     elif isinstance(value, FractalTensor):
-        yield from traced_in(value.data)
+        yield from symbolic_values(value.data)
     elif isinstance(value, SymbolicTensor) and value.written is None:
         yield value
 
 
-def _way_on(device: RuntimeDevice, name: str) -> ExecutionMode:
-    """The way of a mode on a device: the same one each time, as it keeps programs."""
+def _mode_on(device: RuntimeDevice, name: str) -> ExecutionMode:
+    """Return the mode object of a device; it is cached because it caches programs."""
     with _lock:
         found = device.kept.get(_KEPT)
         if not isinstance(found, Parallel):
@@ -278,7 +278,7 @@ def _way_on(device: RuntimeDevice, name: str) -> ExecutionMode:
 
 
 def _default_device() -> RuntimeDevice:
-    """One of the machine `host`; another one in a process forked off, where the first is closed."""
+    """Return a device of the machine `host`; a forked process opens another one."""
     with _lock:
         if not _devices or _devices[0].is_closed:
             _devices[:] = [RuntimeDevice("host")]

@@ -1,7 +1,4 @@
-"""Nested Python lists become data and an index.
-
-Lists are walked depth by depth, however deep or long they are.
-"""
+"""Convert nested Python lists to data and an index, depth by depth without recursion."""
 
 from __future__ import annotations
 
@@ -12,28 +9,32 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stitch.errors import LayoutError, UsageError
-from stitch.fractal.rows import Indexed, IndexTree, Listed
+from stitch.fractal.rows import Indexed, IndexTree, RowList
 from stitch.graph import SymbolicTensor
 from stitch.program import Array, DataType
 from stitch.runtime import Tensor
 
 #: Lists of lists of leaves, an array or a tensor (a list along its first axis), or a nest.
 Nested: TypeAlias = Any
-#: What leaves are rows of: an array, a device's tensor, or a value of a graph under construction.
+#: The array, device tensor or symbolic tensor whose rows are leaves.
 Data: TypeAlias = "Array | Tensor | SymbolicTensor"
-#: The data and index of what is a nest itself, None of what is none.
 PartsOf: TypeAlias = "Callable[[object], tuple[Data, Indexed] | None]"
-#: Lists are no deeper, and have no more elements.
+#: Limits of depth and number of elements.
 MAX_DEPTH, MAX_ELEMENTS = 32, 1 << 24
 
 
 def read_nested(
     nested: Nested, leaf_shape: Sequence[int] | None, dtype: Any, parts_of: PartsOf
 ) -> tuple[Data, Indexed]:
-    """One array or tensor with a row for each leaf, and the index that says which is which.
+    """Return an array or tensor with a row per leaf, and the index of the leaves.
 
-    `leaf_shape`, `dtype`: of the leaves, if they are to be checked, or if there are none. Raises
-    `UsageError`.
+    Args:
+        leaf_shape: Expected shape of the leaves; required only if there are none.
+        dtype: Expected type of the leaves; required only if there are none.
+        parts_of: Returns data and index of a FractalTensor, None for other objects.
+
+    Raises:
+        UsageError: Depths, shapes or types differ.
     """
     known = parts_of(nested)
     if known is not None:
@@ -41,7 +42,7 @@ def read_nested(
     if isinstance(nested, np.ndarray | Tensor | SymbolicTensor):
         if not nested.shape:
             raise UsageError(
-                "a FractalTensor is a list of leaves", got="one number", remedy="give a list of it"
+                "a FractalTensor needs at least one axis", got="one number", remedy="pass a list"
             )
         data: Data = _kept(nested, dtype) if isinstance(nested, np.ndarray) else known_data(nested)
         return _checked(data, Indexed.whole(IndexTree.of([len(nested)])), leaf_shape, dtype)
@@ -62,7 +63,7 @@ def read_nested(
 
 
 def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], list[Any]]:
-    """The lengths of all lists by depth, and what lies in the innermost ones, in order."""
+    """Return the lengths of all lists by depth, and the innermost elements in order."""
     level = _elements(nested)
     lengths, seen = [[len(level)]], {id(nested)}
     while any(isinstance(element, list | tuple) for element in level):
@@ -71,30 +72,30 @@ def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], 
             listed = next(i for i, e in enumerate(level) if isinstance(e, list | tuple))
             tree, depth = IndexTree.of(lengths), len(lengths)
             raise UsageError(
-                "a FractalTensor has one depth",
+                "the nested lists have different depths",
                 where=f"{tree.path(other, depth)} is a leaf, {tree.path(listed, depth)} a list",
                 remedy="put the leaf into lists of its own",
             )
         if len(lengths) == MAX_DEPTH:
-            raise UsageError("lists are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
-        # One that is empty may stand at several depths.
+            raise UsageError("lists are nested too deeply", expected=f"depth {MAX_DEPTH} or less")
+        # The same empty list may occur at several depths.
         full = {id(element) for element in level if _length(element)}
         if not seen.isdisjoint(full):
-            raise UsageError("a list stands in itself, or at two depths",
+            raise UsageError("a list contains itself, or occurs at two depths",
                              where=f"depth {len(lengths)}")  # fmt: skip
         seen |= full
         lengths.append([_length(element) for element in level])
         if sum(lengths[-1]) > MAX_ELEMENTS:
             raise UsageError(
                 "nested lists have too many elements", expected=f"at most {MAX_ELEMENTS}",
-                got=str(sum(lengths[-1])), remedy="give arrays as leaves, or one array",
+                got=str(sum(lengths[-1])), remedy="use arrays as leaves, or one array",
             )  # fmt: skip
         level = list(chain.from_iterable(map(_elements, level)))
     return lengths, list(level)
 
 
 def _length(nested: Sequence[Any]) -> int:
-    """How many elements a list has, whatever a class of its own says of it."""
+    """Return a list's length, ignoring overridden methods of subclasses."""
     if isinstance(nested, list):
         return list.__len__(nested)
     assert isinstance(nested, tuple)
@@ -102,7 +103,7 @@ def _length(nested: Sequence[Any]) -> int:
 
 
 def _elements(nested: Sequence[Any]) -> Sequence[Any]:
-    """What a list holds, whatever a class of its own says of it."""
+    """Return a list's elements, ignoring overridden methods of subclasses."""
     if isinstance(nested, list):
         return list.__getitem__(nested, slice(None))
     assert isinstance(nested, tuple)
@@ -110,7 +111,7 @@ def _elements(nested: Sequence[Any]) -> Sequence[Any]:
 
 
 def known_data(data: Tensor | SymbolicTensor) -> Data:
-    """The data of a tensor that is of no graph; a tensor of a graph, or of a device, itself."""
+    """Return the data of an eager tensor; symbolic and device tensors unchanged."""
     written = data.written if isinstance(data, SymbolicTensor) else None
     return data if written is None else written
 
@@ -118,7 +119,7 @@ def known_data(data: Tensor | SymbolicTensor) -> Data:
 def _rows(
     tree: IndexTree, leaves: Sequence[Any], leaf_shape: Sequence[int] | None, dtype: Any
 ) -> Data:
-    """Leaves one after the other in one array, or in one tensor of a graph."""
+    """Stack leaves into one array, or into one symbolic tensor."""
     traced = [e for e in leaves if isinstance(e, SymbolicTensor) and e.written is None]
     if traced:
         return stacked(tree, leaves, traced[0])
@@ -127,38 +128,38 @@ def _rows(
         try:
             return np.empty((0, *shape), kind)
         except ValueError as error:
-            raise UsageError("leaf_shape is no shape", got=str(list(shape))) from error
+            raise UsageError("leaf_shape is not a valid shape", got=str(list(shape))) from error
     try:
         arrays = [_array(leaf, is_rounded=dtype is None) for leaf in leaves]
-    except Exception as error:  # Whatever an object's own conversion raises.
-        raise UsageError("a leaf of a FractalTensor is a number, an array or a tensor",
+    except Exception as error:  # An object's `__array__` may raise anything.
+        raise UsageError("a leaf is not a number, an array or a tensor",
                          got=str(error)) from error  # fmt: skip
     if dtype is None and all(isinstance(leaf, bool | int | float) for leaf in leaves):
-        # Numbers of Python have the type that holds them all.
+        # Python numbers get one common type.
         kinds = {array.dtype.kind for array in arrays}
         dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
     for number, array in enumerate(arrays):
         is_alike = dtype is not None or array.dtype == arrays[0].dtype
         if array.shape != arrays[0].shape or not is_alike:
             raise UsageError(
-                "the leaves of a FractalTensor have one shape and one type",
+                "the leaves have different shapes or types",
                 where=f"leaf {tree.path(number, tree.depth)}",
                 expected=f"{arrays[0].dtype}{list(arrays[0].shape)}, as the first one",
                 got=f"{array.dtype}{list(array.shape)}",
-                remedy="give all leaves one shape, and one type or dtype=",
+                remedy="convert the leaves to one shape and type, or pass dtype=",
             )
     return _kept(np.stack(arrays), dtype)
 
 
 def stacked(tree: IndexTree, leaves: Sequence[Any], first: SymbolicTensor) -> SymbolicTensor:
-    """Leaves of a graph, of which this is one, one after the other; others become part of it."""
+    """Stack leaves into a symbolic tensor of the graph of `first`."""
     builder: Any = first.builder
     inside = builder.innermost(leaves)
     tensors = [inside.tensor(_host(leaf), first) for leaf in leaves]
     for number, tensor in enumerate(tensors):
         if tensor.type != tensors[0].type:
             raise UsageError(
-                "the leaves of a FractalTensor have one shape and one type",
+                "the leaves have different shapes or types",
                 where=f"leaf {tree.path(number, tree.depth)}",
                 expected=f"{tensors[0].dtype}{list(tensors[0].shape)}, as the first one",
                 got=f"{tensor.dtype}{list(tensor.shape)}",
@@ -172,7 +173,7 @@ def _host(data: Any) -> Any:
 
 
 def _array(leaf: Any, *, is_rounded: bool) -> Array:
-    """A leaf as an array; Python's whole numbers are int64, others float32 (`is_rounded`)."""
+    """Return a leaf as an array; Python integers are int64, floats float32 if `is_rounded`."""
     if isinstance(leaf, Tensor):
         return leaf.numpy()
     array = np.asarray(leaf)
@@ -185,12 +186,12 @@ def _array(leaf: Any, *, is_rounded: bool) -> Array:
 
 
 def _joined(tree: IndexTree, parts: Sequence[tuple[Data, Indexed] | None]) -> tuple[Data, Indexed]:
-    """Nests in lists: deeper nests, over the data of all, which is copied unless it is the same."""
+    """Return lists of nests as one deeper nest; data is copied unless it is the same."""
     first = parts[0]
     for number, part in enumerate(parts):
         if part is None or first is None:
             raise UsageError(
-                "a FractalTensor has one depth",
+                "the nested lists have different depths",
                 where=f"{tree.path(number if first else 0, tree.depth)} is a leaf, others are "
                 "FractalTensors",
                 remedy="put the leaf into a FractalTensor of its own",
@@ -198,7 +199,7 @@ def _joined(tree: IndexTree, parts: Sequence[tuple[Data, Indexed] | None]) -> tu
         (data, index), (data0, index0) = part, first
         if index.tree.depth != index0.tree.depth or data.shape[1:] != data0.shape[1:]:
             raise UsageError(
-                "FractalTensors in one list have one depth and one shape of leaves",
+                "FractalTensors in one list have different depths or leaf shapes",
                 where=f"element {tree.path(number, tree.depth)}",
                 expected=f"depth {index0.tree.depth}, leaves {list(data0.shape[1:])}",
                 got=f"depth {index.tree.depth}, leaves {list(data.shape[1:])}",
@@ -209,13 +210,13 @@ def _joined(tree: IndexTree, parts: Sequence[tuple[Data, Indexed] | None]) -> tu
 
 
 def joined_data(datas: Sequence[Data]) -> Data:
-    """The rows of these, one after the other; of one: itself."""
+    """Concatenate the rows of several arrays or tensors; a single one is returned itself."""
     if len(datas) == 1:
         return datas[0]
     kinds = {type_of(data) for data in datas}
     if len(kinds) > 1:
         raise UsageError(
-            "FractalTensors in one list have leaves of one type",
+            "FractalTensors in one list have leaves of different types",
             got=", ".join(sorted(map(str, kinds))),
             remedy="convert them first",
         )
@@ -233,7 +234,7 @@ def joined_data(datas: Sequence[Data]) -> Data:
 def _index_of(
     tree: IndexTree, parts: Sequence[tuple[Data, Indexed]], datas: Sequence[Data]
 ) -> Indexed:
-    """Which row of the joined data each leaf is."""
+    """Return the row of each leaf in the concatenated data."""
     begins, begin = {}, 0
     for data in datas:
         begins[id(data)] = begin
@@ -245,7 +246,7 @@ def _index_of(
     ]
     rows = np.concatenate([begins[id(data)] + index.rows() for data, index in parts])
     whole = IndexTree.of([*tree.lengths, *inner])
-    return Indexed(whole, Listed(rows)).narrowed()
+    return Indexed(whole, RowList(rows)).simplified()
 
 
 def _checked(
@@ -258,24 +259,23 @@ def _checked(
     if dtype is not None and kind != _type(dtype):
         raise UsageError(
             "leaves have another type", expected=str(_type(dtype)), got=str(kind),
-            remedy="convert them first: what is a nest or a tensor already is not converted",
+            remedy="convert them first: dtype= does not convert nests and tensors",
         )  # fmt: skip
     return data, index
 
 
 def type_of(data: Data) -> np.dtype[Any]:
-    """The type of the leaves' elements, as arrays have it."""
     return data.data_type.in_arrays.dtype if isinstance(data, Tensor) else data.dtype
 
 
 def _kept(array: Array, dtype: Any) -> Array:
-    """Return an array without other writers."""
+    """Return a read-only copy of an array."""
     DataType.from_dtype(array.dtype)
     kind = array.dtype if dtype is None else _type(dtype)
     with np.errstate(all="ignore"):
         kept = np.array(array, kind, order="C")
     if kind.kind in "iub" and not np.array_equal(kept, array):
-        raise UsageError(f"some leaves are no numbers of {kind}", remedy="give a wider dtype=")
+        raise UsageError(f"some leaves do not fit into {kind}", remedy="pass a wider dtype=")
     kept.flags.writeable = False
     return kept
 
@@ -288,7 +288,7 @@ def _type(dtype: Any) -> np.dtype[Any]:
         return DataType.from_dtype(kind).dtype
     except (LayoutError, TypeError, ValueError) as error:
         raise UsageError(
-            "the dtype of a FractalTensor is a type of numbers that is stored",
+            "dtype of a FractalTensor must be a storable number type",
             expected=", ".join([each.value for each in DataType if not each.is_block]),
             got=" ".join(repr(dtype).split())[:60],
         ) from error

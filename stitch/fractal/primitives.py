@@ -1,7 +1,6 @@
-"""Primitives for the functions that run over nests: what NumPy has no name for, or another one.
+"""Tensor functions for use inside functions over nests, where NumPy has none or another name.
 
-They take tensors with methods, whose builder applies them, and arrays, as elements of rows are; so
-they run in every mode.
+They accept tensors and arrays, and run in every mode.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from stitch.errors import UsageError
 from stitch.fractal.access import join
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.modes import mode_in_use
-from stitch.fractal.value_forms import rows_of
+from stitch.fractal.modes import current_mode
+from stitch.fractal.structures import rows_of
 from stitch.fractal.zipped import Zipped
 from stitch.graph import LayerMethods, SymbolicTensor
 from stitch.runtime import Tensor
 
 
 def cat(*parts: Any, axis: int = 0) -> Any:
-    """Tensors one after the other along an axis, `[..., a, ...], [..., b, ...] -> [..., a + b,
-    ...]`; nests as `join` gives them. One list or tuple holds the parts.
+    """Concatenate tensors along an axis: `[..., a, ...], [..., b, ...] -> [..., a + b, ...]`; nests
+    as `join` does. One list or tuple may hold all parts.
 
-    Raises `UsageError` for nests beside tensors, or along another axis than 0.
+    Raises `UsageError` for nests mixed with tensors, or along another axis than 0.
 
     >>> cat(np.zeros((1, 2)), np.ones((1, 3)), axis=1).tolist()
     [[0.0, 0.0, 1.0, 1.0, 1.0]]
@@ -40,7 +39,7 @@ def cat(*parts: Any, axis: int = 0) -> Any:
         return builder.concat(tensors, axis)
     if not all(nests) or axis != 0:
         raise UsageError(
-            "cat takes tensors, or nests along axis 0",
+            "cat needs tensors only, or nests only with axis 0",
             got=f"{', '.join([type(part).__name__ for part in given])}; axis {axis}",
             remedy="flatten or stack the nests into tensors",
         )
@@ -48,20 +47,21 @@ def cat(*parts: Any, axis: int = 0) -> Any:
 
 
 def stack(xs: Any, axis: int = 0) -> Any:
-    """The leaves of a nest of depth 1, or several tensors, as one along a new axis: n times
-    `[...]` become `[n, ...]`. Raises `UsageError` for deeper nests, for none, and for an axis
-    that there is not.
+    """Stack the leaves of a nest of depth 1, or several tensors, along a new axis: n times `[...]`
+    become `[n, ...]`. Raises `UsageError` for deeper nests, no leaves, and an invalid axis.
 
     >>> stack(FractalTensor([[1, 2, 3]])[0]).tolist()
     [1, 2, 3]
     """
     if isinstance(xs, FractalTensor) and xs.depth > 1:
-        raise UsageError("stack takes a nest of depth 1", got=f"depth {xs.depth}",
+        raise UsageError("stack needs a nest of depth 1", got=f"depth {xs.depth}",
                          remedy="flatten it, or map stack over it")  # fmt: skip
     if isinstance(xs, FractalTensor) and xs.numel:
         rows, rank = _rows(xs), len(xs.leaf_shape) + 1
         if not -rank <= axis < rank:
-            raise UsageError(f"stack has no axis {axis}", expected=f"{-rank} to {rank - 1}")
+            raise UsageError(
+                f"axis {axis} of stack is out of range", expected=f"{-rank} to {rank - 1}"
+            )
         order = list(range(1, rank))
         order.insert(range(rank)[axis], 0)
         return rows if order[0] == 0 else rows.transpose(order)
@@ -70,32 +70,32 @@ def stack(xs: Any, axis: int = 0) -> Any:
 
 
 def flatten(xs: FractalTensor) -> Any:
-    """All leaves of a nest one after the other along their first axis, `[n, ...]` each, as one
-    tensor `[numel * n, ...]`; numbers as a vector. Raises `UsageError` where there is no leaf.
+    """Concatenate all leaves `[n, ...]` of a nest along their first axis to `[numel * n, ...]`;
+    numbers become a vector. Raises `UsageError` if there is no leaf.
 
     >>> flatten(FractalTensor([[1, 2], [3]])).tolist()
     [1, 2, 3]
     """
     if not isinstance(xs, FractalTensor):
-        raise UsageError("flatten takes a FractalTensor", got=type(xs).__name__)
+        raise UsageError("flatten needs a FractalTensor", got=type(xs).__name__)
     if not xs.numel:
-        raise UsageError("flatten takes at least one tensor")
+        raise UsageError("flatten needs at least one leaf")
     rows = _rows(xs)
     return rows.reshape(-1, *xs.leaf_shape[1:]) if xs.leaf_shape else rows
 
 
 def exp(x: Any) -> Any:
-    """e to the power of each element, in the shape of x."""
+    """Return e to the power of each element."""
     return _of_one("exp", x, lambda builder, tensor: builder.exp(tensor))
 
 
 def relu(x: Any) -> Any:
-    """Each element where it is positive, 0 elsewhere."""
+    """Return the maximum of each element and 0."""
     return _of_one("relu", x, lambda builder, tensor: builder.relu(tensor))
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), in the shape of x.
+    """Return 1 / (1 + exp(-x)) of each element.
 
     >>> sigmoid(np.float32(0)).tolist()
     0.5
@@ -104,12 +104,12 @@ def sigmoid(x: Any) -> Any:
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
-    """exp(x) over its sum along an axis, in the shape of x."""
+    """Return exp(x) divided by its sum along an axis."""
     return _of_one("softmax", x, lambda builder, tensor: builder.softmax(tensor, axis))
 
 
 def tanh(x: Any) -> Any:
-    """The hyperbolic tangent of each element, in the shape of x."""
+    """Return the hyperbolic tangent of each element."""
     return _of_one("tanh", x, lambda builder, tensor: builder.tanh(tensor))
 
 
@@ -119,27 +119,28 @@ def _of_one(call: str, x: Any, apply: Callable[[LayerMethods, Any], Any]) -> Any
 
 
 def _tensors(call: str, values: Sequence[Any]) -> tuple[LayerMethods, list[Any]]:
-    """The builder of the first tensor that has one, and the values as it takes them."""
+    """Return the builder of the first tensor that has one, and the values as it accepts them."""
     if not values:
-        raise UsageError(f"{call} takes at least one tensor")
+        raise UsageError(f"{call} needs at least one tensor")
     for value in values:
         if _is_nest(value) or not isinstance(
             value, SymbolicTensor | Tensor | np.ndarray | np.generic | bool | int | float
         ):
-            raise UsageError(f"{call} takes tensors", got=type(value).__name__,
+            raise UsageError(f"{call} needs tensors", got=type(value).__name__,
                              remedy=f"map it: ops.map(ops.{call}, xs)"
                              if _is_nest(value) else None)  # fmt: skip
     traced = [v for v in values if isinstance(v, SymbolicTensor) and v.written is None]
     first: Any = traced[0].builder.innermost(traced) if traced else None  # type: ignore[attr-defined]
     found = first or next(
-        (v.builder for v in values if isinstance(v, SymbolicTensor)), mode_in_use().builder
+        (v.builder for v in values if isinstance(v, SymbolicTensor)), current_mode().builder
     )
     assert isinstance(found, LayerMethods)
     return found, [_given(found, value) for value in values]
 
 
 def _given(builder: LayerMethods, value: Any) -> Any:
-    """An element of a row is data, not a constant that each program would hold another one of."""
+    """Pass an array to an eager builder as data, not as a constant, which each program would
+    hold."""
     if not isinstance(builder, EagerBuilder) or isinstance(value, SymbolicTensor):
         return value
     if isinstance(value, Tensor):
@@ -154,7 +155,7 @@ def _is_nest(value: Any) -> bool:
 
 
 def _rows(xs: FractalTensor) -> Any:
-    """The leaves one after the other, as one tensor `[numel, *leaf]`."""
+    """Return the leaves in order as one tensor `[numel, *leaf]`."""
     if isinstance(xs.data, SymbolicTensor):
         return rows_of(xs, xs.data)
-    return mode_in_use().given(xs.leaves())
+    return current_mode().given(xs.leaves())

@@ -1,18 +1,8 @@
-"""What a torch module computes with, to see whether it is still what it was.
+"""Programs and torch modules as user functions over nests.
 
-An object of another kind is itself, and changes inside it are not seen, nor is what `forward` reads
-from outside the module. Nothing large is kept alive.
-
-Programs whose compiler knew nothing of the graph that is being written become part of it.
-
-Only values count: where a tensor lies is the new graph's own affair. But what is stored in another
-floating type than it is computed in is rounded there, as a run rounds it.
-
-Programs and torch modules as functions over nests: on tensors with data they are run, on values
-of a graph under construction their operations are written in.
-
-A module is captured once for the types of what it is given, and anew once its weights, parts, hooks
-or attributes have changed.
+Called with data they run; called with symbolic tensors their operations are written into that
+graph, with the casts that storing in narrower types implies. A module is captured once per argument
+types, and again after its weights, submodules, hooks or attributes have changed.
 """
 
 from __future__ import annotations
@@ -53,25 +43,20 @@ from stitch.program import (
 from stitch.runtime import LoadedProgram, Tensor
 
 # --------------------------------------------------------------------------------------------------
-# The state of a torch module, to detect changes.
-
-#: What Python has in each class, or fills at its first use.
-_OF_PYTHON = frozenset({
-    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__dict__",
-    "__doc__", "__module__", "__weakref__",
-})  # fmt: skip
+# The state of a torch module, to detect changes
 
 
 def state_of(module: Any) -> tuple[Hashable, list[Any]]:
-    """What a module computes with, and its tensors. An exported program does not change."""
+    """Return a key of what a module computes with, and its tensors. Exported programs never
+    change."""
     if not hasattr(module, "modules"):
         return None, []
-    seen = _Seeing()
+    seen = _StateReader()
     return seen.state(module), seen.tensors
 
 
 class SameObject:
-    """Equal to what stands for the same living object, which is not kept alive.
+    """A key that is equal for the same living object, which is not kept alive.
 
     >>> def f(): pass
     >>> SameObject(f) == SameObject(f), SameObject(f) == SameObject(print)
@@ -85,8 +70,8 @@ class SameObject:
         self._ref: Any = None
         try:
             self._ref = ref(held)
-        except TypeError:  # Small ones, such as torch's types; no other may come to lie there.
-            self._ref = _Held(held)
+        except TypeError:  # No weak references: keep it, so that its id is not reused.
+            self._ref = _StrongReference(held)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SameObject) or self._at != other._at:
@@ -98,8 +83,8 @@ class SameObject:
         return hash(self._at)
 
 
-class _Held:
-    """Gives what it holds, as a weak reference does."""
+class _StrongReference:
+    """A strong reference with the call interface of a weak one."""
 
     __slots__ = ("_what",)
 
@@ -110,18 +95,17 @@ class _Held:
         return self._what
 
 
-class _Seeing:
-    """One walk through a module; what is met again is called by its number."""
+class _StateReader:
+    """Reads a module's state; objects that occur again are replaced by their number."""
 
     def __init__(self) -> None:
         self.tensors: list[Any] = []
         self._met: dict[int, int] = {}
 
     def state(self, value: Any) -> Hashable:
-        """What a value is."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return type(value).__name__, repr(value)
-        if isinstance(value, MethodType):  # It is made anew whenever it is asked for.
+        if isinstance(value, MethodType):  # A new object at each attribute access.
             return "method", SameObject(value.__func__), self.state(value.__self__)
         if id(value) in self._met:
             return "again", self._met[id(value)]
@@ -137,31 +121,19 @@ class _Seeing:
             return SameObject(type(value)), *map(self.state, value)
         if hasattr(value, "modules") and hasattr(value, "parameters"):
             kind = type(value)
-            classes = tuple([self._class(each) for each in kind.__mro__])
-            return SameObject(kind), SameObject(kind.forward), classes, self.state(vars(value))
+            return SameObject(kind), SameObject(kind.forward), self.state(vars(value))
         return (SameObject(value),)
-
-    def _class(self, kind: type) -> Hashable:
-        """What a class of modules has; those of libraries stay."""
-        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
-            return SameObject(kind)
-        if id(kind) in self._met:
-            return "again", self._met[id(kind)]
-        self._met[id(kind)] = len(self._met)
-        own = [(name, each) for name, each in vars(kind).items() if name not in _OF_PYTHON]
-        return SameObject(kind), *[(name, self.state(each)) for name, each in own]
 
 
 def same_bits(before: Any, now: Any) -> bool:
-    """Whether two tensors of torch are alike to the sign of a zero; never, where there is what is
-    no number."""
+    """Return whether two torch tensors are equal, including signs of zeros; False with NaN."""
     if before.shape != now.shape or before.dtype != now.dtype or not now.equal(before):
         return False
     return not now.is_floating_point() or bool(now.signbit().equal(before.signbit()))
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor, without loading torch to ask."""
+    """Return whether a value is a torch tensor, without importing torch."""
     return any((k.__module__, k.__name__) == ("torch", "Tensor") for k in type(value).__mro__)
 
 
@@ -172,10 +144,10 @@ Source = Program | ComputationGraph
 
 
 @dataclass(slots=True)
-class _Plain:
-    """A program without places: the casts written out that its storage makes.
+class _InlineProgram:
+    """A program without layouts, with the casts of its storage as operations.
 
-    Its constants come after its inputs, so that the large ones lie where the graph wants them.
+    Constants follow the inputs, so that the target graph decides where large ones are stored.
     """
 
     inputs: list[int] = field(default_factory=list)
@@ -185,7 +157,7 @@ class _Plain:
     constants: tuple[Constant, ...] = ()
 
     def cast(self, value: int, data_type: DataType) -> int:
-        """The value in a floating type; itself if it is in that."""
+        """Return the value in a floating type, by a Cast if needed."""
         before = self.values[value]
         if before.type.data_type is data_type:
             return value
@@ -196,12 +168,17 @@ class _Plain:
         return made
 
 
-def written_in(source: Source, given: Sequence[Any], builder: Any) -> tuple[SymbolicTensor, ...]:
-    """What a program gives for values of a graph, its operations written there.
+def inline_program(
+    source: Source, given: Sequence[Any], builder: Any
+) -> tuple[SymbolicTensor, ...]:
+    """Write a program's operations into the graph of `builder`; return its outputs.
 
-    `given`: a value, array or number for each input; floats are converted. Raises `LinkError` for
-    other shapes and types, `NoDataError` for a program that stores in blocks, which only a run
-    rounds.
+    Args:
+        given: A tensor, array or number for each input; floats are converted.
+
+    Raises:
+        LinkError: A shape or type differs.
+        NoDataError: The program stores values in block formats, which only a run rounds correctly.
 
     >>> from stitch.graph import ComputationGraphBuilder
     >>> inner, outer = ComputationGraphBuilder("double"), ComputationGraphBuilder("outer")
@@ -212,7 +189,7 @@ def written_in(source: Source, given: Sequence[Any], builder: Any) -> tuple[Symb
     (True, (2,))
     """
     builder = builder.innermost(given)
-    plain = _plain(source)
+    plain = _without_storage(source)
     operands = [
         _fitting(source, slot.name, source.values[slot.value].type, value, builder)
         for slot, value in zip(source.inputs, given, strict=True)
@@ -225,8 +202,7 @@ def written_in(source: Source, given: Sequence[Any], builder: Any) -> tuple[Symb
 def write_operations(
     holder: Operations, bodies: Sequence[Body], operands: Sequence[Any], builder: Any
 ) -> tuple[SymbolicTensor, ...]:
-    """What the operations of a graph or body give for values of a graph, written there; `bodies`
-    are those that they carry."""
+    """Write operations into a graph; `bodies` are those that they refer to."""
 
     def writer(numbers: Mapping[int, int]) -> WriteUnbatched:
         """Writes operations that carry a body; `numbers`: of their bodies, in this graph."""
@@ -249,7 +225,7 @@ def write_operations(
 
 
 def _fitting(source: Source, slot: str, kind: ValueType, given: Any, builder: Any) -> Any:
-    """A value as an input takes it, converted as an array is where a program is called."""
+    """Return an operand in an input's type, with the conversions of a program call."""
     tensor = builder.tensor(given)
     have, want = tensor.type.data_type, kind.data_type
     if tensor.shape != kind.shape:
@@ -268,9 +244,9 @@ def _fitting(source: Source, slot: str, kind: ValueType, given: Any, builder: An
     return tensor.cast(want)
 
 
-def _plain(source: Source) -> _Plain:
-    plain = _Plain(values=[replace(value, layout=None) for value in source.values])
-    #: What readers of a value read, once its storage has rounded it.
+def _without_storage(source: Source) -> _InlineProgram:
+    plain = _InlineProgram(values=[replace(value, layout=None) for value in source.values])
+    #: For each value, the one that its readers read: rounded by its storage.
     read: dict[int, int] = {ABSENT: ABSENT}
     slots = {slot.value for slot in source.outputs}
     stored = {number: _stored(source, number) for number in range(len(source.values))}
@@ -298,7 +274,7 @@ def _plain(source: Source) -> _Plain:
 
 
 def _stored(source: Source, number: int) -> DataType | None:
-    """The type that a value is stored in, if it is another one than it is computed in."""
+    """Return the type in which a value is stored, None if it is the type it is computed in."""
     value = source.values[number]
     if value.layout is None or value.layout.data_type is value.type.data_type:
         return None
@@ -308,10 +284,10 @@ def _stored(source: Source, number: int) -> DataType | None:
         slots |= {slot.value: slot.name for slot in source.outputs}
         name = slots.get(number, value.name)
         raise NoDataError(
-            f"program {source.name!r} stores {name!r} in {kind.value}, which only a run "
-            "rounds as it does: it cannot become part of another program",
-            remedy="call it outside of the function that is traced, or compile it with that slot "
-            "in another type",
+            f"program {source.name!r} cannot be inlined: it stores {name!r} in the block format "
+            f"{kind.value}, whose rounding no operator has",
+            remedy="call it outside of the traced function, or compile it with this slot in "
+            "another type",
         )
     return kind
 
@@ -319,23 +295,22 @@ def _stored(source: Source, number: int) -> DataType | None:
 # --------------------------------------------------------------------------------------------------
 # Programs and torch modules as functions over nests.
 
-#: Captures that are kept of one module.
+#: Cached captures per module.
 MAX_CAPTURED = 64
 
 
 def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """A user function as one that can be called with the tensors of a builder: programs and torch
-    modules on values of a graph too; others as they are."""
+    """Return programs and torch modules as functions of a builder's tensors; others unchanged."""
     if isinstance(function, LoadedProgram):
         return ProgramFunction(function, builder)
     return ModuleFunction(function, builder) if is_torch(function) else function
 
 
-def called(program: LoadedProgram, given: Sequence[Any], builder: Any) -> Any:
-    """What a program gives: by a run, or written into the graph that one of the values is of."""
+def call_program(program: LoadedProgram, given: Sequence[Any], builder: Any) -> Any:
+    """Run a program, or write it into the graph of a symbolic argument."""
     if not any(map(_is_traced, given)):
         return program(*given)
-    found = written_in(program.program, given, builder)
+    found = inline_program(program.program, given, builder)
     return found[0] if len(found) == 1 else found
 
 
@@ -346,29 +321,26 @@ class ProgramFunction:
         self._program, self._builder = program, builder
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Its results; raises what calling the program raises, `LinkError`."""
         program = self._program
         types = [(port.name, port.type.text()) for port in program.ports]
         given = arranged(f"program {program.name!r}", types, arguments, named)
-        return called(program, given, self._builder)
+        return call_program(program, given, self._builder)
 
 
 class ModuleFunction:
-    """A torch module as a function: what `forward` takes and gives are tensors, nested in tuples.
+    """A torch module as a function of tensors and nested tuples of them.
 
-    Raises `CompileError` for what cannot be captured, `UsageError` for other arguments.
+    Raises `CompileError` if it cannot be captured, `UsageError` for other arguments.
     """
 
     def __init__(self, module: Any, builder: Any) -> None:
         self._module, self._builder = module, builder
         forward = getattr(module, "forward", None)
         self.__signature__ = None if forward is None else inspect.signature(forward)
-        #: What was captured in this call, by the types of what was given: no training runs during
-        #: the call.
+        #: Captures of this call by argument types: the module does not change during the call.
         self._known: dict[Hashable, _Captured] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The module's results for tensors."""
         if named:
             arguments = self._by_position(arguments, named)
         given = tuple([self._tensors(argument) for argument in arguments])
@@ -380,25 +352,25 @@ class ModuleFunction:
         if isinstance(self._builder, EagerBuilder) and not any(map(_is_traced, flat)):
             found = self._builder.run(captured.graph, flat)
         else:
-            found = written_in(captured.graph, flat, self._builder)
+            found = inline_program(captured.graph, flat, self._builder)
         return captured.shaped(found)
 
     def _by_position(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         name = type(self._module).__name__
         if self.__signature__ is None:
-            raise UsageError(f"{name} takes what it is given by position", got=", ".join(named))
+            raise UsageError(f"{name} accepts positional arguments only", got=", ".join(named))
         try:
             bound = self.__signature__.bind(*arguments, **named)
         except TypeError as error:
             raise UsageError(f"{name}.forward: {error}", got=", ".join(named)) from error
         if bound.kwargs:
             raise UsageError(
-                f"{name}.forward takes tensors by position", got=", ".join(bound.kwargs)
+                f"{name}.forward accepts positional tensors only", got=", ".join(bound.kwargs)
             )
         return bound.args
 
     def _tensors(self, value: Any) -> Any:
-        """What stands for a module's argument: tensors of the builder."""
+        """Return an argument as tensors of the builder."""
         if isinstance(value, tuple | list):
             return tuple([self._tensors(each) for each in value])
         if isinstance(value, float):
@@ -407,20 +379,20 @@ class ModuleFunction:
             array = value.numpy() if isinstance(value, Tensor) else value
             return self._builder.tensor(array)
         raise UsageError(
-            f"{type(self._module).__name__} takes tensors, or tuples of such, as torch modules do",
+            f"{type(self._module).__name__} accepts tensors and tuples of tensors only",
             got=type(value).__name__, remedy="flatten the nest first: ops.flatten(nest)",
         )  # fmt: skip
 
 
 class _Captured:
-    """A module's graph for some types."""
+    """A module's graph for some argument types, and the module's state at the capture."""
 
     def __init__(self, graph: ComputationGraph, state: Hashable, tensors: Sequence[Any]) -> None:
         self.graph, self._state, self._tensors = graph, state, tensors
         self._paths = [_path(graph, slot.name) for slot in graph.outputs]
 
     def is_of(self, state: Hashable, tensors: Sequence[Any]) -> bool:
-        """Whether the module is still what was captured."""
+        """Return whether the module's state is unchanged."""
         pairs = zip(tensors, self._tensors, strict=False)
         return (
             state == self._state
@@ -429,18 +401,18 @@ class _Captured:
         )
 
     def shaped(self, found: Sequence[Any]) -> Any:
-        """Results as the module gives them: one, or a tuple, nested."""
+        """Return results nested as the module returns them."""
         if self._paths == [()]:
             return found[0]
         return _tuples(dict(zip(self._paths, found, strict=True)))
 
 
-#: What was captured of modules that are alive, by the types of what they were given.
+#: Captures of living modules by argument types.
 _modules: WeakKeyDictionary[Any, dict[Hashable, _Captured]] = WeakKeyDictionary()
 
 
 def _captured(module: Any, kinds: Any) -> _Captured:
-    """The module's graph for these types, as the module is now."""
+    """Return the module's graph for these types; capture it again if its state has changed."""
     known = _modules.setdefault(module, {})
     state, tensors = state_of(module)
     if len(known) >= MAX_CAPTURED:
@@ -454,7 +426,6 @@ def _captured(module: Any, kinds: Any) -> _Captured:
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether it is a value of a graph under construction."""
     return isinstance(value, SymbolicTensor) and value.written is None
 
 
@@ -471,18 +442,18 @@ def _nested(value: Any, of: Callable[[Any], Any]) -> Any:
 
 
 def _path(graph: ComputationGraph, name: str) -> tuple[int, ...]:
-    """Where a result stands in what the module returns, by the name that the front end gave it."""
+    """Return the position of a result in the module's return value, from the front end's name."""
     first, *numbers = name.split("_")
     if first != "output" or not all(number.isdecimal() for number in numbers):
         raise UsageError(
-            f"{graph.name} returns a dictionary, and functions over nests give tensors or tuples",
+            f"{graph.name} returns a dictionary; functions over nests return tensors or tuples",
             got=name,
         )
     return tuple(map(int, numbers))
 
 
 def _tuples(found: dict[tuple[int, ...], Any]) -> tuple[Any, ...]:
-    """Results by their paths as nested tuples, in order."""
+    """Return results by their paths as nested tuples."""
     groups: dict[int, dict[tuple[int, ...], Any]] = {}
     for path, value in found.items():
         groups.setdefault(path[0], {})[path[1:]] = value

@@ -1,14 +1,8 @@
-"""The index tree: how long every list of a nest is, and which lists a choice of elements keeps.
+"""The lengths of a nest's lists, and the data row of each leaf.
 
-A nest's depth is the same everywhere, its lengths may differ ("ragged").
-
-Index maps: which row of its data each leaf of a nest is.
-
-There are three forms, the narrowest that says it is used: *affine* (a first row and a stride for
-each depth: nests whose lists are equally long), *rows* (each innermost list is a run of rows), and
-a *list*. Access functions only make maps of maps.
-
-Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph.
+`IndexTree` has the lengths by depth; they may differ ("ragged"). An index map is the narrowest of
+three: `Affine` (base and strides: lists of equal length), `RowRuns` (each innermost list is a run
+of rows), or `RowList`. Access functions only transform maps.
 """
 
 from __future__ import annotations
@@ -29,35 +23,34 @@ from stitch.runtime import Tensor
 # The index tree: lengths of the lists of a nest.
 
 Numbers: TypeAlias = NDArray[np.int64]
-#: Of all lists at one depth: their one length, or each its own.
+#: The lengths of all lists at one depth: one number if they are equal.
 Lengths: TypeAlias = "int | Numbers"
-#: So many numbers of lists or leaves are written down at most.
+#: Limit of index entries.
 MAX_NUMBERS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexTree:
-    """The lengths of a nest by depth, the outermost first: `[[a, b], [c]]` has 2, and (2, 1).
+    """The lengths of a nest by depth, outermost first: `[[a, b], [c]]` has 2, and (2, 1).
 
     >>> tree = IndexTree.of([[2], [2, 1]])
     >>> tree.depth, tree.numel, tree.uniform, tree.counts
     (2, 3, None, (1, 2, 3))
     """
 
-    #: By depth. Equal lengths are one number, so equal trees look alike.
     lengths: tuple[Lengths, ...]
-    #: Counted once: `counts`, and `offsets` by depth.
+    #: Caches of `counts`, and of `offsets` by depth.
     _counted: list[tuple[int, ...]] = field(default_factory=list, repr=False)
     _offsets: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(lengths: Sequence[Lengths | Sequence[int]]) -> IndexTree:
-        """The tree of these lengths by depth; lists of equal length are told by one number."""
+        """Return the tree of these lengths; equal lengths of one depth become one number."""
         return IndexTree(tuple([_alike(each) for each in lengths]))
 
     @property
     def depth(self) -> int:
-        """How many lists stand around a leaf."""
+        """The number of lists around a leaf."""
         return len(self.lengths)
 
     @property
@@ -68,7 +61,7 @@ class IndexTree:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many lists there are by depth, the one outermost first; at the end: leaves."""
+        """The number of lists by depth, outermost first, and of leaves at the end."""
         if self._counted:
             return self._counted[0]
         counts = [1]
@@ -82,17 +75,17 @@ class IndexTree:
 
     @property
     def numel(self) -> int:
-        """How many leaves there are."""
+        """The number of leaves."""
         return self.counts[-1]
 
     @property
     def uniform(self) -> tuple[int, ...] | None:
-        """The lengths by depth, where all lists of one depth are equally long; else None."""
+        """The lengths by depth if all lists of one depth are equally long, else None."""
         lengths = [each for each in self.lengths if isinstance(each, int)]
         return tuple(lengths) if len(lengths) == self.depth else None
 
     def offsets(self, depth: int) -> Numbers:
-        """Where the elements of each list at a depth begin among all of that depth, and their end.
+        """Return the position of each list's first element among all of its depth, and the end.
 
         >>> IndexTree.of([[2], [2, 1]]).offsets(1).tolist()
         [0, 2, 3]
@@ -108,7 +101,7 @@ class IndexTree:
         return known
 
     def widths(self, depth: int) -> list[int]:
-        """The length of each list at a depth; negative depths count from the leaves (0 outermost).
+        """Return the length of each list at a depth; negative depths count from the leaves.
 
         >>> IndexTree.of([[3], [3, 2, 4]]).widths(1)
         [3, 2, 4]
@@ -116,14 +109,14 @@ class IndexTree:
         return [int(n) for n in np.diff(self.offsets(depth % self.depth))]
 
     def elements(self, chosen: Numbers, depth: int = 0) -> Numbers:
-        """The numbers, among all of the next depth, of the elements of these lists of a depth."""
+        """Return the numbers, at the next depth, of the elements of some lists."""
         lengths = self.lengths[depth]
         if isinstance(lengths, int):
             return spread(chosen * lengths, lengths, 1)
         return runs(self.offsets(depth)[chosen], lengths[chosen])
 
     def inside(self) -> IndexTree:
-        """The lists of the outermost one, one after the other, as if they were one.
+        """Return the tree without its outermost list: its lists concatenated.
 
         >>> IndexTree.of([[2], [2, 1]]).inside().lengths
         (3,)
@@ -131,8 +124,10 @@ class IndexTree:
         return IndexTree.of([self.counts[2], *self.lengths[2:]])
 
     def taken(self, chosen: Numbers) -> tuple[IndexTree, tuple[Numbers, ...]]:
-        """The tree of some elements of the outermost list, in this order, perhaps repeated; and
-        which lists of each deeper depth these are, at the end: which leaves."""
+        """Return the tree of some elements of the outermost list, and their lists by depth.
+
+        The last array has the numbers of the leaves.
+        """
         kept, below = [chosen], chosen
         lengths: list[Lengths] = [len(chosen)]
         for depth in range(1, self.depth):
@@ -143,11 +138,11 @@ class IndexTree:
         return IndexTree.of(lengths), tuple(kept)
 
     def grouped(self, sizes: Lengths | Sequence[int], count: int) -> IndexTree:
-        """The outermost list cut into `count` lists of these sizes: a nest deeper by one."""
+        """Return the outermost list cut into `count` lists of these sizes: one level deeper."""
         return IndexTree.of([count, sizes, *self.lengths[1:]])
 
     def path(self, number: int, depth: int) -> str:
-        """How an element of a depth is reached: the third of `[[a], [b, c]]` by `[1][1]`.
+        """Return the indices of an element: `[1][1]` for the third of `[[a], [b, c]]`.
 
         >>> IndexTree.of([[2], [1, 2]]).path(2, 2)
         '[1][1]'
@@ -172,7 +167,7 @@ class IndexTree:
 
 
 def runs(starts: Numbers, lengths: Numbers) -> Numbers:
-    """From each start so many numbers, one after the other.
+    """Return, for each start, `length` consecutive numbers.
 
     >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -183,7 +178,7 @@ def runs(starts: Numbers, lengths: Numbers) -> Numbers:
 
 
 def spread(starts: Numbers, length: int, stride: int) -> Numbers:
-    """From each start so many numbers, `stride` apart, one after the other.
+    """Return, for each start, `length` numbers that are `stride` apart.
 
     >>> spread(np.array([5, 0]), 2, 3).tolist()
     [5, 8, 0, 3]
@@ -196,17 +191,17 @@ def spread(starts: Numbers, length: int, stride: int) -> Numbers:
 
 
 def check_count(count: int) -> int:
-    """So many numbers may be written down; raises `UsageError` for more."""
+    """Return a count of index entries; raise `UsageError` above `MAX_NUMBERS`."""
     if count > MAX_NUMBERS:
         raise UsageError(
-            "a nest has too many lists or leaves to be numbered one by one",
+            "the nest has too many lists or leaves for an explicit index",
             expected=f"at most {MAX_NUMBERS}", got=str(count),
         )  # fmt: skip
     return count
 
 
 def strides_of(lengths: Sequence[int]) -> tuple[int, ...]:
-    """By how much the number of a leaf grows with each index, where lists are equally long.
+    """Return the row-major strides of uniform lists.
 
     >>> strides_of((2, 3, 4))
     (12, 4, 1)
@@ -228,13 +223,13 @@ def _alike(lengths: Lengths | Sequence[int]) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Leaf (i, j, …) is row `base + i * strides[0] + j * strides[1] + …`."""
+    """Leaf (i, j, ...) is row `base + i * strides[0] + j * strides[1] + ...`."""
 
     base: int
     strides: tuple[int, ...]
 
     def reached(self, lengths: Sequence[int]) -> tuple[int, int]:
-        """The least and the greatest row of a nest that has leaves.
+        """Return the first and last row of a nest that has leaves.
 
         >>> Affine(3, (2, -1)).reached((4, 3))
         (1, 9)
@@ -243,11 +238,11 @@ class Affine:
         return self.base + sum(min(s, 0) for s in spans), self.base + sum(max(s, 0) for s in spans)
 
     def rows(self, tree: IndexTree) -> Numbers:
-        """The row of each leaf, in order."""
+        """Return the row of each leaf, in order."""
         return self.rows_of(tree, np.arange(check_count(tree.numel), dtype=np.int64))
 
     def rows_of(self, tree: IndexTree, leaves: Numbers) -> Numbers:
-        """The rows of some leaves by number."""
+        """Return the rows of some leaves by number."""
         lengths = tree.uniform
         assert lengths is not None, "lists are equally long"
         rows = np.full(len(leaves), self.base, np.int64)
@@ -258,50 +253,48 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The leaves of each innermost list lie in rows one after the other, from its start on."""
+class RowRuns:
+    """The leaves of each innermost list are consecutive rows."""
 
     starts: Numbers
 
     def rows(self, tree: IndexTree) -> Numbers:
-        """The row of each leaf, in order."""
         return runs(self.starts, np.diff(tree.offsets(tree.depth - 1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Listed:
-    """Each leaf has a row of its own choice."""
+class RowList:
+    """A row for each leaf."""
 
     numbers: Numbers
 
     def rows(self, tree: IndexTree) -> Numbers:
-        """The row of each leaf, in order."""
         return self.numbers
 
 
-IndexMap: TypeAlias = Affine | Rows | Listed
+IndexMap: TypeAlias = Affine | RowRuns | RowList
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indexed:
-    """A nest of rows: its lengths, and which row each leaf is."""
+    """The lengths of a nest, and the row of each leaf."""
 
     tree: IndexTree
     map: IndexMap
 
     @staticmethod
     def whole(tree: IndexTree) -> Indexed:
-        """Rows in their order, one for each leaf."""
+        """Return the index of rows in order."""
         if tree.uniform is not None:
             return Indexed(tree, Affine(0, strides_of(tree.uniform)))
-        return Indexed(tree, Rows(tree.offsets(tree.depth - 1)[:-1]))
+        return Indexed(tree, RowRuns(tree.offsets(tree.depth - 1)[:-1]))
 
     def rows(self) -> Numbers:
-        """The row of each leaf, in order."""
+        """Return the row of each leaf, in order."""
         return self.map.rows(self.tree)
 
-    def narrowed(self) -> Indexed:
-        """The same in the narrowest form: affine, else rows, else a list."""
+    def simplified(self) -> Indexed:
+        """Return the same index with the narrowest map: affine, runs, or a list."""
         tree, rows = self.tree, self.rows()
         if tree.uniform is not None and len(rows):
             shaped = rows.reshape(tree.uniform)
@@ -315,12 +308,12 @@ class Indexed:
         offsets = tree.offsets(tree.depth - 1)
         if len(rows) and np.all(np.diff(offsets)):
             starts = rows[offsets[:-1]]
-            if np.array_equal(Rows(starts).rows(tree), rows):
-                return Indexed(tree, Rows(starts))
-        return Indexed(tree, Listed(rows))
+            if np.array_equal(RowRuns(starts).rows(tree), rows):
+                return Indexed(tree, RowRuns(starts))
+        return Indexed(tree, RowList(rows))
 
     def element(self, index: int) -> Indexed:
-        """One element of the outermost list of a nest of lists; 0 ≤ index < length."""
+        """Return one element of the outermost list of a nest of lists; 0 ≤ index < length."""
         if isinstance(self.map, Affine):
             base = self.map.base + index * self.map.strides[0]
             return Indexed(IndexTree.of(self.tree.lengths[1:]), Affine(base, self.map.strides[1:]))
@@ -328,18 +321,18 @@ class Indexed:
         return Indexed(one.tree.inside(), one.map)
 
     def row(self, index: int) -> int:
-        """The row of one element of a nest of depth 1; 0 ≤ index < length."""
+        """Return the row of one element of a nest of depth 1; 0 ≤ index < length."""
         match self.map:
             case Affine(base, (stride,)):
                 return base + index * stride
-            case Rows(starts):
+            case RowRuns(starts):
                 return int(starts[0]) + index
-            case Listed(numbers):
+            case RowList(numbers):
                 return int(numbers[index])
         raise AssertionError("depth 1")
 
     def sliced(self, chosen: range) -> Indexed:
-        """Elements of the outermost list at equal distances: what is affine stays so."""
+        """Return equidistant elements of the outermost list; an affine map stays affine."""
         if len(chosen) < 2:
             chosen = range(chosen.start, chosen.start + len(chosen)) if chosen else range(0)
         if isinstance(self.map, Affine):
@@ -347,27 +340,26 @@ class Indexed:
             base = self.map.base + chosen.start * first if chosen else self.map.base
             lengths = [len(chosen), *self.tree.lengths[1:]]
             return Indexed(IndexTree.of(lengths), Affine(base, (first * chosen.step, *rest)))
-        if self.tree.depth == 1 and isinstance(self.map, Rows) and chosen.step == 1:
-            return Indexed(IndexTree.of([len(chosen)]), Rows(self.map.starts + chosen.start))
+        if self.tree.depth == 1 and isinstance(self.map, RowRuns) and chosen.step == 1:
+            return Indexed(IndexTree.of([len(chosen)]), RowRuns(self.map.starts + chosen.start))
         check_count(len(chosen))
         return self.taken(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
 
     def taken(self, chosen: Numbers) -> Indexed:
-        """Elements of the outermost list in this order, perhaps repeated."""
+        """Return elements of the outermost list in this order; they may repeat."""
         tree, kept = self.tree.taken(chosen)
         match self.map:
-            case Rows(starts) if self.tree.depth > 1:
-                return Indexed(tree, Rows(starts[kept[-2]]))
+            case RowRuns(starts) if self.tree.depth > 1:
+                return Indexed(tree, RowRuns(starts[kept[-2]]))
             case Affine(base, (*outer, 1)) if outer:
                 lists = IndexTree.of(self.tree.lengths[:-1])
-                return Indexed(tree, Rows(Affine(base, tuple(outer)).rows_of(lists, kept[-2])))
+                return Indexed(tree, RowRuns(Affine(base, tuple(outer)).rows_of(lists, kept[-2])))
             case Affine():
-                return Indexed(tree, Listed(self.map.rows_of(self.tree, kept[-1])))
-        return Indexed(tree, Listed(self.rows()[kept[-1]]))
+                return Indexed(tree, RowList(self.map.rows_of(self.tree, kept[-1])))
+        return Indexed(tree, RowList(self.rows()[kept[-1]]))
 
     def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
-        """`count` windows of `size` elements of the outermost list, `dilation` apart, that begin
-        `stride` apart: a nest deeper by one."""
+        """Return `count` windows of `size` elements, `dilation` apart, `stride` between windows."""
         if isinstance(self.map, Affine):
             first, *rest = self.map.strides
             lengths = [count, size, *self.tree.lengths[1:]]
@@ -377,7 +369,7 @@ class Indexed:
         return self.grouped(spread(begins, size, dilation), size, count)
 
     def repeated(self, times: int) -> Indexed:
-        """The nest so many times: a nest deeper by one."""
+        """Return the nest `times` times: one level deeper."""
         if isinstance(self.map, Affine):
             return Indexed(
                 IndexTree.of([times, *self.tree.lengths]),
@@ -388,7 +380,7 @@ class Indexed:
         return self.grouped(chosen, self.tree.length, times)
 
     def spread(self, times: int) -> Indexed:
-        """Each element of the outermost list so many times: a nest deeper by one.
+        """Repeat each element of the outermost list: one level deeper.
 
         >>> Indexed.whole(IndexTree.of([2])).spread(3).rows().tolist()
         [0, 0, 0, 1, 1, 1]
@@ -402,23 +394,23 @@ class Indexed:
         return self.grouped(chosen, times, self.tree.length)
 
     def flattened(self) -> Indexed:
-        """The elements of the lists in the outermost one, one after the other: less deep by one."""
-        return Indexed(self.tree.inside(), Listed(self.rows())).narrowed()
+        """Concatenate the lists of the outermost list: one level less."""
+        return Indexed(self.tree.inside(), RowList(self.rows())).simplified()
 
     def grouped(self, chosen: Numbers, sizes: int | Sequence[int], count: int) -> Indexed:
-        """Elements of the outermost list in `count` lists of these sizes: a nest deeper by one."""
+        """Return elements of the outermost list in `count` lists of these sizes."""
         taken = self.taken(chosen)
         return Indexed(taken.tree.grouped(sizes, count), taken.map)
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of a graph value.
+# Rows of symbolic tensors
 
 
 def leaf_rows(data: SymbolicTensor, index: Indexed) -> SymbolicTensor:
-    """The leaves that an index names, one after the other: `[numel, *leaf]`."""
+    """Return the leaves of an index in order: `[numel, *leaf]`."""
     builder: Any = data.builder
-    index = index if isinstance(index.map, Affine) else index.narrowed()
+    index = index if isinstance(index.map, Affine) else index.simplified()
     where, lengths, numel = index.map, index.tree.uniform, index.tree.numel
     if not isinstance(where, Affine) or lengths is None:
         rows = index.rows()
@@ -434,27 +426,30 @@ def leaf_rows(data: SymbolicTensor, index: Indexed) -> SymbolicTensor:
     return leaves
 
 
-def looked_up(
+def look_up(
     data: Any, index: Indexed, number: SymbolicTensor
 ) -> tuple[SymbolicTensor, IndexTree | None]:
-    """The element that a number of a graph names: all its leaves, and their lengths where it is a
-    nest. Raises `UsageError` for what is no whole number, and lists that differ in length."""
+    """Return the element that a symbolic number selects: its leaves, and their lengths if it is a
+    nest.
+
+    Raises `UsageError` for anything but a whole number, and for a ragged nest.
+    """
     if number.shape or number.dtype.kind not in "iu":
         raise UsageError(
-            "an element of a FractalTensor is chosen by one whole number",
+            "a FractalTensor is indexed by one whole number",
             got=f"{number.dtype}{list(number.shape)}",
             remedy="map over several numbers: ops.map(lambda i: xs[i], numbers)",
         )
     lengths = index.tree.uniform
     if lengths is None:
         raise UsageError(
-            "of lists that differ in length none is chosen by a number that is not known yet",
-            remedy="choose by a number of Python's, or give the lists one length",
+            "a ragged FractalTensor cannot be indexed by a number that is computed at run time",
+            remedy="index it by a Python number, or make its lists equally long",
         )
     builder: Any = number.builder
     builder = builder.innermost([number, data])
     if number.dtype.name not in ("int32", "int64"):
-        number = number.cast("int64")  # Bytes and the like are no indices of `Gather`.
+        number = number.cast("int64")  # `Gather` accepts int32 and int64.
     rows = leaf_rows(builder.tensor(data.numpy() if isinstance(data, Tensor) else data), index)
     if index.tree.depth == 1:
         return builder.gather(rows, number, 0), None
@@ -464,7 +459,7 @@ def looked_up(
 
 
 def _axes(lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Lengths and strides of a nest, as few as say the same.
+    """Merge the lengths and strides of a nest into as few axes as possible.
 
     >>> _axes((2, 1, 3, 4), (12, 99, 4, 1)), _axes((2, 3), (1, 2))
     ([(24, 1)], [(2, 1), (3, 2)])

@@ -1,4 +1,4 @@
-"""Calls of user functions: what elements become for them, and what becomes of their results."""
+"""Call user functions on elements, check their results, and run them element by element."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from stitch.runtime import LoadedProgram, Tensor
 
 
 class UserFunction:
-    """A function with what it is given beside elements; its tensors are those of a way.
+    """A user function with its further arguments, called with tensors of an execution mode.
 
-    A zipped element is given as one tuple, or part by part where the function has a parameter for
-    each.
+    A zipped element is passed as one tuple, or part by part if the function has enough parameters.
     """
 
-    __slots__ = ("_arguments", "_function", "_is_spread", "_named", "_way", "call")
+    __slots__ = ("_arguments", "_execution", "_function", "_is_spread", "_named", "call")
 
-    def __init__(self, call: NestCall, way: ExecutionMode, itr: Nest, *, states: int) -> None:
-        """`states`: how many arguments stand before an element. Raises `UsageError` for what cannot
-        be called."""
+    def __init__(self, call: NestCall, execution: ExecutionMode, itr: Nest, *, states: int) -> None:
+        """`states`: the number of arguments before the element. Raises `UsageError` if not
+        callable."""
         function, arguments, named = call.function, call.arguments, call.named
         if not callable(function):
             raise UsageError(
-                f"{call.name} takes a function first",
+                f"the first argument of {call.name} must be a function",
                 got=f"{type(function).__name__}: {function!r:.60}",
             )
-        self.call, self._way = call.name, way
-        self._function = as_function(function, way.builder)
+        self.call, self._execution = call.name, execution
+        self._function = as_function(function, execution.builder)
         self._arguments, self._named = arguments, named
         parts = len(itr.parts) if isinstance(itr, Zipped) else 1
         self._is_spread = parts > 1 and _takes_parts(
@@ -46,21 +45,21 @@ class UserFunction:
         )  # fmt: skip
 
     def __call__(self, *given: Any) -> Any:
-        """The result for an element, after the state if there is one."""
+        """Call the function with an element, after the state if there is one."""
         *states, element = map(self.given, given)
         elements = element if self._is_spread else (element,)
         return self.result(self._function(*states, *elements, *self._arguments, **self._named))
 
     def given(self, value: Any) -> Any:
-        """What the function is given for a value: leaves as tensors with data."""
+        """Convert leaves to tensors of the mode."""
         if isinstance(value, tuple):
             return tuple([self.given(each) for each in value])
         if isinstance(value, FractalTensor | Zipped):
             return value
-        return self._way.given(value)
+        return self._execution.given(value)
 
     def result(self, value: Any) -> Any:
-        """A result: a leaf as a tensor with data, several as a tuple. Raises `UsageError`."""
+        """Convert a result: leaves to tensors, lists to tuples. Raises `UsageError`."""
         if isinstance(value, tuple | list):
             return tuple([self.result(each) for each in value])
         if isinstance(value, Zipped):
@@ -68,31 +67,33 @@ class UserFunction:
         if isinstance(value, FractalTensor):
             return value
         if isinstance(value, SymbolicTensor):
-            return self._way.given(value)
+            return self._execution.given(value)
         if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
             array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
             if type(value) is float:
                 array = array.astype(np.float32)
-            # A function may write into its own array again.
-            return self._way.given(array.copy() if can_change(array) else array)
+            # Copy: the function may overwrite its array later.
+            return self._execution.given(array.copy() if can_change(array) else array)
         raise UsageError(
-            f"the function of {self.call} gives tensors, numbers or FractalTensors",
+            f"the function of {self.call} must return tensors, numbers or FractalTensors",
             got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
-            remedy="end it with `return` and its result" if value is None else None,
+            remedy="add a `return` statement" if value is None else None,
         )
 
 
 def nest_of(call: str, results: Sequence[Any]) -> Any:
-    """The results of one call after the other as one nest, deeper than each by one; where each is
-    several, a nest for each of these. Raises `UsageError` for results that are not alike."""
+    """Return the results of all calls as one nest, or a tuple of nests.
+
+    Raises `UsageError` for results of different structure.
+    """
     first = results[0]
     for number, result in enumerate(results):
-        if form_of(result) != form_of(first):
+        if type_structure(result) != type_structure(first):
             raise UsageError(
-                f"the results of the function of {call} are not alike",
+                f"the results of the function of {call} have different structures",
                 where=f"element {number}",
-                expected=f"{text_of(first)}, as for element 0",
-                got=text_of(result),
+                expected=f"{structure_text(first)}, as for element 0",
+                got=structure_text(result),
             )
     if isinstance(first, tuple):
         parts = [[result[k] for result in results] for k in range(len(first))]
@@ -100,20 +101,20 @@ def nest_of(call: str, results: Sequence[Any]) -> Any:
     return FractalTensor(list(results))
 
 
-def form_of(value: Any) -> Any:
-    """What does not change from round to round: depth, and shape and type of leaves."""
+def type_structure(value: Any) -> Any:
+    """Return depth, leaf shape and leaf type, which must not change between rounds."""
     if isinstance(value, tuple):
-        return tuple([form_of(each) for each in value])
+        return tuple([type_structure(each) for each in value])
     if isinstance(value, FractalTensor):
         return value.depth, value.leaf_shape, value.dtype
     return 0, value.shape, value.dtype
 
 
-def text_of(value: Any) -> str:
-    """The same in words."""
+def structure_text(value: Any) -> str:
+    """Return `type_structure` in words."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(text_of, value))})"
-    depth, shape, dtype = form_of(value)
+        return f"({', '.join(map(structure_text, value))})"
+    depth, shape, dtype = type_structure(value)
     leaf = f"{dtype}{list(shape)}"
     return leaf if not depth else f"a FractalTensor of depth {depth} over {leaf}"
 
@@ -121,7 +122,7 @@ def text_of(value: Any) -> str:
 def _takes_parts(
     function: Callable[..., Any], states: int, parts: int, more: int, named: dict[str, Any]
 ) -> bool:
-    """Whether a function has a parameter for each part of an element."""
+    """Return whether a function has a parameter for each part of an element."""
     if isinstance(function, LoadedProgram):
         return function.takes > states + 1 + more + len(named)
     try:
@@ -133,7 +134,7 @@ def _takes_parts(
         return True
     places = [p for p in parameters if p.kind in kinds and p.name not in named]
     needed = [p for p in places if p.default is inspect.Parameter.empty]
-    # What is enough for one tuple takes one: parameters with a default are no parts.
+    # A function with one required parameter takes the tuple: defaults are not parts.
     return states + 1 + more < len(needed) <= states + parts + more <= len(places)
 
 
@@ -142,31 +143,26 @@ def _takes_parts(
 
 
 class Sequential:
-    """Runs functions element by element; `builder` makes and computes the tensors that they are
-    given."""
+    """Runs functions element by element; `builder` creates and computes their tensors."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
     def given(self, data: Any) -> Any:
-        """A leaf, with data."""
         return self.builder.given(data)
 
-    def mapped(self, call: NestCall, xs: Nest) -> Any:
-        """The results one after the other."""
+    def map_elements(self, call: NestCall, xs: Nest) -> Any:
         function = UserFunction(call, self, xs, states=0)
         return nest_of(call.name, [function(x) for x in xs])
 
-    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """The states one after the other."""
+    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         states = [*self._states(call, xs, initializer, from_right)]
         after = states if initializer is None else states[1:]
         return nest_of(call.name, after[::-1] if from_right else after)
 
-    def folded(
+    def fold_elements(
         self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
-        """The last state; no other is kept."""
         last = None
         for state in self._states(call, xs, initializer, from_right):
             last = state
@@ -175,7 +171,7 @@ class Sequential:
     def _states(
         self, call: NestCall, xs: Nest, initializer: Any, from_right: bool
     ) -> Iterator[Any]:
-        """The initializer, if there is one, and the states after each element as they come."""
+        """Yield the initializer, if there is one, and the state after each element."""
         function = UserFunction(call, self, xs, states=1)
         numbers = range(len(xs))[::-1] if from_right else range(len(xs))
         state = None if initializer is None else function.result(initializer)
@@ -188,8 +184,7 @@ class Sequential:
                 check_state(call, before, state, f"round {round_}, element {number}")
             yield state
 
-    def kept(self, call: NestCall, xs: Nest) -> Any:
-        """The numbers of the elements for which a predicate is true."""
+    def select_elements(self, call: NestCall, xs: Nest) -> Any:
         function, kept = UserFunction(call, self, xs, states=0), []
         for number, x in enumerate(xs):
             said = function(x)
@@ -200,20 +195,20 @@ class Sequential:
 
 
 def check_state(call: NestCall, before: Any, after: Any, where: str) -> None:
-    """Raises `UsageError` for a state that changes its depth, shape or type."""
-    if form_of(after) != form_of(before):
+    """Raise `UsageError` for a state that changes its depth, shape or type."""
+    if type_structure(after) != type_structure(before):
         raise UsageError(
-            f"the function of {call.name} changes the form of its state", where=where,
-            expected=text_of(before), got=text_of(after),
-            remedy="give a state of the initializer's depth, shape and type",
+            f"the function of {call.name} changes depth, shape or type of its state", where=where,
+            expected=structure_text(before), got=structure_text(after),
+            remedy="return a state of the initializer's depth, shape and type",
         )  # fmt: skip
 
 
 def check_bool(call: NestCall, said: Any, where: str) -> None:
-    """Raises `UsageError` for what a predicate must not give."""
-    is_one = not isinstance(said, tuple) and form_of(said)[0] == 0 and said.size == 1
+    """Raise `UsageError` for a predicate's result that is not one bool."""
+    is_one = not isinstance(said, tuple) and type_structure(said)[0] == 0 and said.size == 1
     if not is_one or said.dtype != np.bool_:
         raise UsageError(
-            f"the predicate of {call.name} gives one bool", where=where, got=text_of(said),
-            remedy="compare: x > 0",
+            f"the predicate of {call.name} must return one bool", where=where,
+            got=structure_text(said), remedy="return a comparison, such as x > 0",
         )  # fmt: skip

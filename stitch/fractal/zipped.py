@@ -1,7 +1,4 @@
-"""`Zipped`: nests of one length, whose elements belong together.
-
-What accesses it accesses all parts alike.
-"""
+"""`Zipped`: several nests of one length, accessed together."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import Element, FractalTensor, is_several
 from stitch.program import Array
 
-#: What parallel functions and access functions take: a nest, or several of one length.
+#: A nest, or several of one length.
 Nest: TypeAlias = "FractalTensor | Zipped"
 
 
@@ -31,14 +28,13 @@ class Zipped:
 
     @property
     def length(self) -> int:
-        """How many elements each part has."""
         return self.parts[0].length
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Any:
-        """A tuple of elements, or some elements of all parts."""
+        """Return a tuple of elements, or several elements as `Zipped`."""
         found = [part[chosen] for part in self.parts]
         is_some = isinstance(chosen, slice) or is_several(chosen)
         return Zipped(found) if is_some else tuple(found)
@@ -47,7 +43,7 @@ class Zipped:
         return (self[number] for number in range(self.length))
 
     def tolist(self) -> list[Any]:
-        """Tuples of the parts' elements, as nested lists and numbers."""
+        """Return tuples of the parts' elements as nested lists."""
         parts = [part.tolist() for part in self.parts]
         return [tuple([part[number] for part in parts]) for number in range(self.length)]
 
@@ -56,36 +52,38 @@ class Zipped:
 
 
 def zip(*nests: Nest | tuple[Any, ...]) -> Nest:  # as the field calls it
-    """Nests of one length as one whose elements are tuples; of one nest: itself.
+    """Zip nests of one length without copying; a single nest is returned itself.
 
-    Raises `UsageError` for lengths that differ, saying which. Nothing is copied.
+    Raises `UsageError` for lengths that differ.
 
     >>> len(zip(FractalTensor([1, 2]), FractalTensor([3, 4])))
     2
     """
     parts = [as_nest("zip", each) for each in nests]
     if not parts:
-        raise UsageError("zip takes at least one FractalTensor")
+        raise UsageError("zip needs at least one FractalTensor")
     for number, part in enumerate(parts):
         if part.length != parts[0].length:
             raise UsageError(
-                "zip takes FractalTensors of one length",
+                "zip was called with nests of different lengths",
                 expected=f"{parts[0].length}, as the first one",
                 got=f"{part.length}, argument {number}",
-                remedy="cut the longer one: xs[:n]",
+                remedy="slice the longer one: xs[:n]",
             )
     return parts[0] if len(parts) == 1 else Zipped(parts)
 
 
 def as_nest(call: str, value: object) -> Nest:
-    """A nest, or the nests of a tuple zipped, as functions with several results give them. Raises
-    `TypeError` for anything else."""
+    """Return a nest; a tuple of nests, as functions with several results return, is zipped.
+
+    Raises `TypeError` for anything else.
+    """
     if isinstance(value, FractalTensor | Zipped):
         return value
     if type(value) is tuple and value:
         return zip(*value)
     shown = " ".join(repr(value).split())
-    remedy = "FractalTensor(...) makes one of lists, arrays and tensors"
+    remedy = "convert lists, arrays and tensors by FractalTensor(...)"
     if callable(value):
         remedy = f"the function comes first: {call}(function, nest)"
     raise TypeError(
@@ -95,7 +93,7 @@ def as_nest(call: str, value: object) -> Nest:
 
 
 def each_part(call: str, nest: object, access: Callable[[FractalTensor], FractalTensor]) -> Any:
-    """What an access function gives for a nest; for several a tuple, one for each."""
+    """Apply an access function to a nest; for zipped nests return a tuple."""
     whole = as_nest(call, nest)
     if isinstance(whole, FractalTensor):
         return access(whole)

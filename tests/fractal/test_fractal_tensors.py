@@ -16,7 +16,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
-from stitch.fractal.rows import Affine, Listed, Rows
+from stitch.fractal.rows import Affine, RowList, RowRuns
 from stitch.program import Array
 
 XSS = [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
@@ -130,7 +130,7 @@ def test_nests_come_back_as_they_were_given(seed: int, depth: int, shape: tuple[
 
 def test_forms_of_maps_are_the_narrowest() -> None:
     grid, ragged = FractalTensor(np.arange(24).reshape(4, 6).tolist()), FractalTensor(XSS)
-    assert isinstance(grid.index.map, Affine) and isinstance(ragged.index.map, Rows)
+    assert isinstance(grid.index.map, Affine) and isinstance(ragged.index.map, RowRuns)
     for affine in (
         grid[::-2], grid[1], ops.slide(grid, 2, dilation=2), ops.repeat(grid, 3),
         ops.dilate(grid, 2), *ops.product(grid, grid), FractalTensor([grid[0], grid[2]]),
@@ -138,9 +138,9 @@ def test_forms_of_maps_are_the_narrowest() -> None:
     ):  # fmt: skip
         assert isinstance(affine.index.map, Affine), affine
     for rows in (ragged[1:], ragged[::-1], ops.slide(ragged, 2), grid[[0, 3, 0]], ragged[1]):
-        assert isinstance(rows.index.map, Rows), rows
+        assert isinstance(rows.index.map, RowRuns), rows
     for chosen in (grid[0][[0, 2, 1]], ragged[0][::2], ops.shifted_slide(grid[0], 3)):
-        assert isinstance(chosen.index.map, Listed), chosen
+        assert isinstance(chosen.index.map, RowList), chosen
 
 
 def test_the_values_of_the_document() -> None:

@@ -18,8 +18,8 @@ import torch
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import compile_graph
-from stitch.fractal import FractalTensor, kept_programs, modes
-from stitch.fractal.tracing import GraphMeaning
+from stitch.fractal import FractalTensor, modes, program_cache
+from stitch.fractal.tracing import GraphKey
 from tests.support.garbage import only_of_here
 
 FACTOR = 2.0
@@ -283,11 +283,11 @@ def test_functions_at_the_address_of_one_that_went_are_others(within: stitch.Dev
 def test_a_call_keeps_no_constants_of_a_program_that_was_dropped(
     within: stitch.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_programs, "MAX_CONSTANT_NBYTES", 1_000_000)
+    monkeypatch.setattr(program_cache, "MAX_CONSTANT_NBYTES", 1_000_000)
 
     def graphs() -> int:
         gc.collect()
-        return sum(type(each) is GraphMeaning for each in gc.get_objects())
+        return sum(type(each) is GraphKey for each in gc.get_objects())
 
     before = graphs()
     for number in range(8):

@@ -15,7 +15,7 @@ import stitch
 import stitch.compiler
 from stitch import fractal as ops
 from stitch.errors import CompileError, StitchError, TaskError, UsageError
-from stitch.fractal import FractalTensor, kept_programs, modes
+from stitch.fractal import FractalTensor, modes, program_cache
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_weights_that_are_replaced_do_not_pile_up(
     within: stitch.Device, monkeypatch: pytest.MonkeyPatch, compiled: list[Any]
 ) -> None:
     nbytes = 64 * 1024 * 4
-    monkeypatch.setattr(kept_programs, "MAX_CONSTANT_NBYTES", 3 * nbytes)
+    monkeypatch.setattr(program_cache, "MAX_CONSTANT_NBYTES", 3 * nbytes)
     xs, used = FractalTensor(np.ones((2, 64), np.float32)), []
     for k in range(12):
         weights = np.full((64, 1024), k, np.float32)

@@ -12,7 +12,7 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
-from stitch.fractal.modes import Parallel, mode_in_use
+from stitch.fractal.modes import Parallel, current_mode
 
 DATA = np.arange(48, dtype=np.float32).reshape(24, 2)
 ACCESSES: dict[str, tuple[Callable[[Any], Any], str | None]] = {
@@ -70,7 +70,7 @@ def test_a_compiled_function_takes_nests_and_tensors_in_any_order() -> None:
 def programs() -> Any:
     """How many programs a device has for what ran in parallel."""
     with stitch.open_device("host", executor="numpy") as device, ops.mode("parallel", device):
-        way = mode_in_use()
+        way = current_mode()
         assert isinstance(way, Parallel)
         yield lambda: len(way._programs)
 

@@ -184,7 +184,7 @@ def test_an_optimizer_trains_one_model_at_a_time() -> None:
     data = batches(4)
     assert train(first, data[:2]) == train(alone, data[:2])
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"already trains another model(.|\n)*per model") as refused:
+        with pytest.raises(UsageError, match=r"trains another model(.|\n)*per model") as refused:
             second(data[0][0])
     assert train(first, data[2:]) == train(alone, data[2:])
     first.instance.close()

@@ -11,8 +11,8 @@ import pytest
 
 import stitch
 from stitch import fractal as ops
-from stitch.fractal import FractalTensor, kept_programs
-from stitch.fractal.kept_programs import KeptPrograms
+from stitch.fractal import FractalTensor, program_cache
+from stitch.fractal.program_cache import ProgramCache
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.runtime import LoadedProgram
 
@@ -26,12 +26,12 @@ def graph_of(nbytes: int) -> ComputationGraph:
 
 
 def test_so_many_bytes_are_kept_and_the_last_one() -> None:
-    kept: KeptPrograms[int] = KeptPrograms(most=100)
-    third = graph_of(kept_programs.MAX_CONSTANT_NBYTES // 3)
+    kept: ProgramCache[int] = ProgramCache(most=100)
+    third = graph_of(program_cache.MAX_CONSTANT_NBYTES // 3)
     for number in range(5):
         kept.keep(number, number, third)
     assert [kept.get(number) for number in range(5)] == [None, None, 2, 3, 4]
-    kept.keep("large", 7, graph_of(kept_programs.MAX_CONSTANT_NBYTES + 1))
+    kept.keep("large", 7, graph_of(program_cache.MAX_CONSTANT_NBYTES + 1))
     assert (len(kept), kept.get("large")) == (1, 7)
     kept.keep("small", 8, graph_of(1))
     kept.keep("small", 9, graph_of(1))
@@ -40,7 +40,7 @@ def test_so_many_bytes_are_kept_and_the_last_one() -> None:
 
 def test_weights_that_change_do_not_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a constant of another program."""
-    monkeypatch.setattr(kept_programs, "MAX_CONSTANT_NBYTES", 4 * MIB)
+    monkeypatch.setattr(program_cache, "MAX_CONSTANT_NBYTES", 4 * MIB)
     xs = FractalTensor(np.ones((2, 1, 512), np.float32))
     with stitch.open_device("host") as device, ops.mode("parallel", device=device):
         for number in range(10):
@@ -53,7 +53,7 @@ def test_weights_that_change_do_not_gather(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_threads_share_what_is_kept() -> None:
-    kept: KeptPrograms[int] = KeptPrograms(most=1)
+    kept: ProgramCache[int] = ProgramCache(most=1)
     empty, wrong = graph_of(1), []
 
     def work(own: int) -> None:

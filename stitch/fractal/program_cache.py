@@ -1,7 +1,4 @@
-"""What was made of functions and graphs that come again, as much as is worth its memory.
-
-Threads may share them.
-"""
+"""Least recently used caches of programs, bounded in entries and bytes; thread-safe."""
 
 from __future__ import annotations
 
@@ -12,25 +9,26 @@ from typing import Generic, TypeVar
 
 from stitch.graph import ComputationGraph
 
-#: Bytes of constants that kept programs have, beside those of the last one.
+#: Limit of constants in cached programs, in bytes, beside those of the newest entry.
 MAX_CONSTANT_NBYTES = 1 << 28
 
-_Held = TypeVar("_Held")
+_StrongReference = TypeVar("_StrongReference")
 
 
-class Kept(Generic[_Held]):
-    """At most so many, and so many bytes; the least recently used entries are evicted first."""
+class LruCache(Generic[_StrongReference]):
+    """At most `most` entries and `most_nbytes()` bytes; the least recently used are evicted
+    first."""
 
     def __init__(self, most: int, most_nbytes: Callable[[], int]) -> None:
         self.most, self.most_nbytes, self.nbytes = most, most_nbytes, 0
-        self._held: OrderedDict[Hashable, tuple[_Held, int]] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[_StrongReference, int]] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, key: Hashable) -> _Held | None:
-        """What is kept under a key, from now on the last one asked for."""
+    def get(self, key: Hashable) -> _StrongReference | None:
+        """Return an entry and mark it as most recently used."""
         with self._lock:
             found = self._held.get(key)
             if found is None:
@@ -38,9 +36,9 @@ class Kept(Generic[_Held]):
             self._held.move_to_end(key)
             return found[0]
 
-    def put(self, key: Hashable, held: _Held, nbytes: int) -> None:
+    def put(self, key: Hashable, held: _StrongReference, nbytes: int) -> None:
         """Add an entry; evict the least recently used ones."""
-        dropped = []  # They go once the lock is free.
+        dropped = []  # Destroy entries after the lock is released.
         with self._lock:
             if key in self._held:
                 dropped.append(self._taken(key))
@@ -51,23 +49,17 @@ class Kept(Generic[_Held]):
             self._held[key] = held, nbytes
             self.nbytes += nbytes
 
-    def clear(self) -> None:
-        """Nothing is kept any more."""
-        with self._lock:
-            dropped, self._held, self.nbytes = self._held, OrderedDict(), 0
-        del dropped
-
-    def _taken(self, key: Hashable) -> _Held:
+    def _taken(self, key: Hashable) -> _StrongReference:
         held, nbytes = self._held.pop(key)
         self.nbytes -= nbytes
         return held
 
 
-class KeptPrograms(Kept[_Held]):
-    """Programs, and the bytes of their constants: weights that change are new ones each time.
+class ProgramCache(LruCache[_StrongReference]):
+    """Programs with the bytes of their constants: changed weights make another program.
 
     >>> from stitch.graph import ComputationGraphBuilder
-    >>> graph, kept = ComputationGraphBuilder("none").build(), KeptPrograms(most=2)
+    >>> graph, kept = ComputationGraphBuilder("none").build(), ProgramCache(most=2)
     >>> for key in "abc":
     ...     kept.keep(key, key.upper(), graph)
     >>> kept.get("a"), kept.get("b"), kept.get("c")
@@ -77,7 +69,7 @@ class KeptPrograms(Kept[_Held]):
     def __init__(self, most: int) -> None:
         super().__init__(most, lambda: MAX_CONSTANT_NBYTES)
 
-    def keep(self, key: Hashable, program: _Held, graph: ComputationGraph) -> None:
-        """Keep a program of a graph."""
+    def keep(self, key: Hashable, program: _StrongReference, graph: ComputationGraph) -> None:
+        """Add the program of a graph."""
         constants = [*graph.constants, *[c for body in graph.bodies for c in body.constants]]
         self.put(key, program, sum(constant.data.nbytes for constant in constants))

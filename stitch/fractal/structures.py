@@ -1,6 +1,4 @@
-"""Forms: what values of functions over nests are, apart from numbers: tensors, nests of such with
-their lengths, several of either.
-"""
+"""The structure of values of functions over nests: tensors, nests with their lengths, tuples."""
 
 from __future__ import annotations
 
@@ -17,23 +15,22 @@ from stitch.graph import SymbolicTensor
 
 
 @dataclass(frozen=True, slots=True)
-class ValueForm:
-    """A tensor (neither), a nest with these lengths (`tree`), or several values (`parts`)."""
+class Structure:
+    """A tensor (neither), a nest with these lengths (`tree`), or a tuple (`parts`)."""
 
     tree: IndexTree | None = None
-    parts: tuple[ValueForm, ...] | None = None
+    parts: tuple[Structure, ...] | None = None
 
     @staticmethod
-    def of(value: Any) -> ValueForm:
-        """The form of a value."""
+    def of(value: Any) -> Structure:
         if isinstance(value, tuple):
-            return ValueForm(parts=tuple([ValueForm.of(each) for each in value]))
+            return Structure(parts=tuple([Structure.of(each) for each in value]))
         if isinstance(value, FractalTensor):
-            return ValueForm(value.index.tree)
-        return ValueForm()
+            return Structure(value.index.tree)
+        return Structure()
 
-    def leaves(self) -> Iterator[ValueForm]:
-        """The forms of tensors and nests, in order."""
+    def leaves(self) -> Iterator[Structure]:
+        """Yield the structures of tensors and nests, in order."""
         if self.parts is None:
             yield self
         else:
@@ -41,15 +38,16 @@ class ValueForm:
                 yield from part.leaves()
 
     def value(self, tensors: Iterator[Any]) -> Any:
-        """The value of this form that is made of the next tensors: of a nest, all its leaves."""
+        """Build a value of this structure from the next tensors; a nest takes one with all its
+        leaves."""
         if self.parts is not None:
             return tuple([part.value(tensors) for part in self.parts])
         tensor = next(tensors)
         return tensor if self.tree is None else FractalTensor.of(tensor, Indexed.whole(self.tree))
 
     def nest(self, tensors: Iterator[Any], count: int) -> Any:
-        """So many values of this form as a nest of them, or several; a tensor has all of one kind
-        along its first axis."""
+        """Build a nest of `count` values of this structure; tensors have all of them along
+        axis 0."""
         if self.parts is not None:
             return tuple([part.nest(tensors, count) for part in self.parts])
         tensor = next(tensors)
@@ -60,25 +58,25 @@ class ValueForm:
         return FractalTensor.of(rows, Indexed.whole(IndexTree.of([count, *repeated])))
 
 
-def element_form(xs: Nest, number: int) -> ValueForm:
-    """The form of one element."""
+def element_structure(xs: Nest, number: int) -> Structure:
+    """Return the structure of one element."""
     if isinstance(xs, Zipped):
-        return ValueForm(parts=tuple([element_form(part, number) for part in xs.parts]))
+        return Structure(parts=tuple([element_structure(part, number) for part in xs.parts]))
     if xs.depth == 1:
-        return ValueForm()
+        return Structure()
     uniform = xs.index.tree.uniform
     if uniform is not None:
-        return ValueForm(IndexTree.of(uniform[1:]))
-    return ValueForm(xs.index.element(number).tree)
+        return Structure(IndexTree.of(uniform[1:]))
+    return Structure(xs.index.element(number).tree)
 
 
 def is_uniform(xs: Nest) -> bool:
-    """Whether all elements have one form for sure."""
+    """Return whether all elements have the same structure, as far as the index tells."""
     if isinstance(xs, Zipped):
         return all(map(is_uniform, xs.parts))
     return xs.depth == 1 or xs.index.tree.uniform is not None
 
 
 def rows_of(xs: FractalTensor, data: SymbolicTensor) -> SymbolicTensor:
-    """The leaves of a nest over these rows, one after the other: `[numel, *leaf]`."""
+    """Return the leaves of a nest over these rows in order: `[numel, *leaf]`."""
     return leaf_rows(data, xs.index)
