@@ -1,7 +1,7 @@
-"""The public face: compile, load, submit, wait, to_layout, pipelines.
+"""The public API: compile, load, open devices, submit, wait, convert layouts, chain programs.
 
-`stitch/__init__.py` re-exports it; nothing but the commands imports it. Training, pipeline files
-and front ends load when they are asked for: most processes run what was compiled before.
+Training, pipeline files and front ends are imported on first use: most processes only run compiled
+programs.
 """
 
 from __future__ import annotations
@@ -96,41 +96,52 @@ def compile(
     cache: str | Path | CompileCache | None = None,
     **training: Any,
 ) -> CompiledModel:
-    """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
-    `ModelProto`, a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`, or the path of a
-    `.pt2` archive), or a Python function.
+    """Compile a module for a machine.
 
-    A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
-    theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
-    `input_shapes` by name, bind its symbolic dimensions, and loops of at most `unroll` rounds (4)
-    are written out. `placement` are spelled as for `stitch-compile --set`, as in
-    `"input.x.space=l1"`. `schedule` says how loops run, wherever they can; else what costs least by
-    the rates of `executor` is taken (default: `numpy`), on which calls of the model then run; any
-    other runs the program too. `math_fidelity` (`lofi`, `hifi2`, `hifi3`, `hifi4`; else by the
-    operands' type) is that of its sums of products on a device: it decides their simulated time,
-    and no result. `cache`: a folder, or a `CompileCache`, from which the program is read where it
-    would come out the same, else in which it is kept. The module is traced or captured all the
-    same.
+    Args:
+        module: A computation graph, the path of a YAML, ONNX or `.pt2` file, an ONNX `ModelProto`,
+            a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`), or a Python function,
+            which is traced.
+        example_inputs: Arrays, tensors or descriptors, by position or name. They set the shapes of
+            functions and torch modules, and the symbolic dimensions of ONNX models.
+        target: A machine's name (`wormhole_n150`, `tiny`, `host`), a machine file, or a `Machine`.
+        placement: Placement options of inputs and outputs, as for `stitch-compile --set`:
+            `"input.x.space=l1"`.
+        input_shapes: Shapes of an ONNX model's inputs, by name.
+        optimizer: With `loss`, compile for training: an optimizer of Stitch or `torch.optim`, or
+            its name.
+        loss: A loss of `stitch.losses` or `torch.nn`, its name, or a function that calls one.
+        weights: Initial values for training, by name.
+        trainable: Names of constants to train (default: floating constants with a name and an
+            axis).
+        algorithm: How spaces of inputs and outputs are chosen: `none` (compiler rules), `greedy` or
+            `search` (L1 for the tensors that save most); for training also what is recomputed.
+        schedule: A loop schedule to prefer over the cheapest one.
+        executor: The executor whose rates decide schedules, and that runs calls (default: `numpy`).
+        unroll: ONNX loops with up to this many rounds are unrolled (default: 4).
+        math_fidelity: `lofi`, `hifi2`, `hifi3` or `hifi4` for matrix products (default: by data
+            type). It decides simulated time, not results.
+        cache: A folder or `CompileCache` for compiled programs.
+        training: Further options of `stitch.training.TrainingOptions`.
 
-    `algorithm` decides where inputs and outputs lie: `greedy` and `search` put into L1 what saves
-    most, `none` goes by the compiler's rules (`stitch/compiler/placement.py`).
+    Returns:
+        A `CompiledModel`: call it, save it, or load it on a device.
 
-    With `optimizer` and `loss` it is compiled for training: those of Stitch, their names, or of
-    `torch.optim` and `torch.nn` as they are. `weights` gives initial values by name,
-    `trainable` names the constants to train (by default those with a name and an axis);
-    `algorithm` decides where all tensors lie and what is recomputed; the
-    rest is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
-    `LayoutError`, `OutOfMemoryError`, `UsageError`.
+    Raises:
+        CompileError: The module has an unsupported operator, or its shapes do not match.
+        UsageError: An argument is unknown or has a wrong type.
+        FormatError: A file is invalid.
+        LayoutError: A placement option is illegal on the machine.
+        OutOfMemoryError: The program does not fit.
     """
     module = opened(module)
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError(
                 "training needs both an optimizer and a loss",
-                got="a loss alone" if optimizer is None else "an optimizer alone",
-                remedy="compile(module, examples, optimizer='adam', loss='mse'), or neither of "
-                "them; a stitch.torch.nn.Module takes its loss at the first step: "
-                "module.compile(optimizer=...)",
+                got="a loss only" if optimizer is None else "an optimizer only",
+                remedy="compile(module, examples, optimizer='adam', loss='mse'), or neither; a "
+                "stitch.torch.nn.Module needs no loss: module.compile(optimizer=...)",
             )
         if schedule is not None:
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
@@ -138,9 +149,9 @@ def compile(
             raise UsageError("compile takes math_fidelity= only without optimizer= and loss=")
         if cache is not None:
             raise UsageError(
-                "compile takes cache= only without optimizer= and loss=, for it keeps no trainings",
-                remedy="model.dump(file) writes one, and CompiledModel.load(file) reads it without "
-                "compiling",
+                "compile takes cache= only without optimizer= and loss=: trainings are not cached",
+                remedy="store the model with model.dump(file), and read it with "
+                "CompiledModel.load(file)",
             )
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
@@ -154,7 +165,7 @@ def compile(
                          got=", ".join(given))  # fmt: skip
     graph, structure = read_module(module, example_inputs, input_shapes, unroll)
     machine, asked = load_machine(target), _placement(placement)
-    found, chosen = _placed(graph.with_placement(*asked), machine, algorithm)
+    found, chosen = _algorithm_placement(graph.with_placement(*asked), machine, algorithm)
     options = CompileOptions(
         placement=(*chosen, *asked), name=name, role=Role(role), schedule=schedule,
         executor=executor, math_fidelity=MathFidelity(math_fidelity),
@@ -220,11 +231,10 @@ def split(
     return tuple([compile(part, **options) for part in made])
 
 
-def _placed(
+def _algorithm_placement(
     graph: ComputationGraph, machine: Machine, algorithm: str
 ) -> tuple[SearchResult[InferenceGraphs] | None, tuple[PlacementOption, ...]]:
-    """Where an algorithm puts the inputs and outputs for which nothing is asked; `none` leaves it
-    to the compiler's rules, without loading what searches."""
+    """Return placement options for the slots that have none, as an algorithm chooses them."""
     if algorithm == "none":
         return None, ()
     from stitch.training import SimulatedTime, place_inference
@@ -276,7 +286,7 @@ def _compiled_for_training(
     if is_torch_optimizer(optimizer):
         have = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
         theirs = TorchOptimizer(optimizer, parameter_names(source[0], have))
-        # As in torch, what no group holds is not stepped.
+        # As in torch, parameters without a group are not trained.
         stepped = theirs.parameters
         trainable = stepped if trainable is None else {*stepped}.intersection(trainable)
         optimizer, state = theirs.native, theirs.initial_state()
@@ -305,7 +315,7 @@ def check_options(
     target: str | Path | Machine = "wormhole_n150", optimizer: Any = None, loss: Any = None,
     executor: str | None = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Raise what `compile` raises of options that are wrong whatever the module is."""
+    """Raise the errors of `compile` for options that are wrong for every module."""
     from stitch.training import is_torch_optimizer as is_theirs
     from stitch.training import loss_of, optimizer_from_config
 
@@ -344,7 +354,11 @@ def _spelled(target: str | Path | Machine) -> str:
 
 
 class Pipeline(RuntimePipeline):
-    """Loaded programs in a chain, called in one go; `from_yaml` reads a whole pipeline file."""
+    """A chain of loaded programs that one call runs: `Pipeline([a, b])(x)`.
+
+    After the first calls it replays the recorded plan, which is the fastest way to run several
+    programs. `from_yaml` reads a pipeline file with arbitrary connections.
+    """
 
     device: Device
 
@@ -353,11 +367,18 @@ class Pipeline(RuntimePipeline):
     def from_yaml(
         path: str | Path, *, device: Device | None = None, **options: Any
     ) -> YamlPipeline:
-        """A pipeline file (form: `stitch.documents.pipeline_form`), ready to be called.
+        """Read a pipeline file and prepare it on a device.
 
-        Without a device one is opened, with `options` as for `open_device`: on the machine that the
-        file names, else the one its first module was compiled for. Raises `FormatError` with every
-        defect and its line, `IncompatibleError`, `OutOfMemoryError`.
+        Args:
+            path: A YAML file; the reference describes its keys.
+            device: Where it runs. By default a device is opened, with `options` as for
+                `open_device`, on the machine that the file names, or else the machine of its first
+                module.
+
+        Raises:
+            FormatError: The file is invalid; the text lists every defect with its line.
+            IncompatibleError: A module was compiled for another machine.
+            OutOfMemoryError: The pipeline does not fit.
         """
         from stitch.documents import YamlPipeline, read_pipeline
 
@@ -366,7 +387,7 @@ class Pipeline(RuntimePipeline):
         if device is None:
             device = open_device(checked.machine, **options)
         elif options:
-            raise UsageError("a device that is open already takes no options",
+            raise UsageError("options for a new device were passed with an open device",
                              got=", ".join(options))  # fmt: skip
         return YamlPipeline(checked, device)
 
@@ -380,16 +401,19 @@ def load(source: str | Path | bytes | ModelOfBinary, *, verify: str = "metadata"
     if isinstance(source, ModelOfBinary):
         return source.binary
     if verify not in ("metadata", "full"):
-        raise UsageError("verify is 'metadata' or 'full'", got=repr(verify))
+        raise UsageError("verify must be 'metadata' or 'full'", got=repr(verify))
     return load_binary(source, verify="full" if verify == "full" else "metadata")
 
 
 def submit(
     device: Device, binary: Any, program: int | str, inputs: Sequence[Any]
 ) -> tuple[Tensor, ...]:
-    """Run a program of a binary; inputs that are not retained are freed afterwards.
+    """Run a program of a binary; return its pending outputs.
 
-    `binary` is what `device.load` takes, or a loaded program. Gives the outputs, pending.
+    Args:
+        binary: What `device.load` accepts, or a loaded program.
+        program: Index or name of the program.
+        inputs: Arrays and tensors; tensors are freed afterwards unless they are retained.
     """
     _DEVICE.check("submit", "device", device)
     if not isinstance(binary, LoadedProgram):
@@ -406,8 +430,10 @@ def submit(
 
 
 def wait(tensors: Any) -> None:
-    """Run the queues that these are in: tensors, predictions and losses of a training, one or
-    several; raises what a failed task raised."""
+    """Run the queues of tensors, predictions or losses (one or several) until they are computed.
+
+    Raises the error of a failed task.
+    """
     is_several = isinstance(tensors, Iterable) and not hasattr(tensors, "wait")
     for each in tensors if is_several else (tensors,):
         if isinstance(each, Tensor):
@@ -422,40 +448,44 @@ def wait(tensors: Any) -> None:
 def to_layout(
     tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None, copy: bool = False
 ) -> Tensor:
-    """The same elements in another layout (any legal one), queued; carries `retain` over.
+    """Return a tensor's elements in another legal layout, pending.
 
-    In the layout that it has, a tensor is given back as it is, unless `copy`: a buffer of its own.
-    `retain=False` frees the source afterwards unless it is itself retained. Raises `LayoutError`
-    where the shape differs or the machine cannot hold the layout.
+    A tensor that has the layout is returned itself, unless `copy` is set. The result inherits
+    `retain`; `retain=False` frees the source afterwards, unless it is retained itself. Raises
+    `LayoutError` for another shape, or a layout that the machine does not support.
     """
     return tensor.to_layout(layout, retain=retain, copy=copy)
 
 
 @takes(tensor=TENSOR)
 def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
-    """Whether a tensor lies as described; an address counts only where one is given."""
+    """Return whether a tensor has a layout; an address is compared only if `layout` has one."""
     return tensor.has_layout(layout)
 
 
 @takes(binary=SOURCE, program=INDEX_OR_NAME, input=INDEX_OR_NAME)
 def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Layout:
-    """The layout that a program wants an input in; raises `UsageError` for an unknown slot."""
+    """Return the layout that a program requires for an input; raise `UsageError` for unknown
+    slots."""
     source = getattr(binary, "binary", binary)
     opened = source if isinstance(source, Binary) else load(source)
     body = opened.program(program)
     names = [slot.name for slot in body.inputs]
     if isinstance(input, str):
         if input not in names:
-            raise UsageError(f"{body.name!r} has no input {input!r}", expected=", ".join(names))
+            raise UsageError(
+                f"program {body.name!r} has no input {input!r}", expected=", ".join(names)
+            )
         input = names.index(input)
     if not 0 <= input < len(names):
-        raise UsageError(f"{body.name!r} has {len(names)} inputs, not {input + 1}")
+        raise UsageError(f"program {body.name!r} has no input {input}",
+                         expected=f"0 to {len(names) - 1}")  # fmt: skip
     return body.input_desc(input).layout
 
 
 @contextmanager
 def forbid_copies(device: Device) -> Iterator[None]:
-    """Within the block, work that would need a copy raises `TaskError` instead of making one."""
+    """Within the block, raise `TaskError` for work that needs a copy."""
     _DEVICE.check("forbid_copies", "device", device)
     with device.without_copies():
         yield
@@ -470,9 +500,9 @@ __all__ = [
 
 @takes(options=optional(MAPPING))
 def device_of(options: Mapping[str, Any] | None = None) -> Device:
-    """The device on which `torch.compile(..., backend="stitch", options=options)` computes: its
-    reports, such as `device_of(options).explain()`, are those of any device.
+    """Return the device of `torch.compile(..., backend="stitch", options=options)`, for its
+    reports.
 
-    Raises `UsageError` for unknown options, `CompileError` where torch is missing.
+    Raises `UsageError` for unknown options, `CompileError` if torch is not installed.
     """
     return torch_device(options)

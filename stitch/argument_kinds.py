@@ -1,7 +1,6 @@
-"""Argument checks of public functions: a wrong type raises an error that names the parameter.
+"""Check arguments of public functions: a wrong type raises an error that names the parameter.
 
-Used by set-up calls (compile, load, open, save); calls made in every pass check their arguments
-themselves.
+Used by set-up calls (compile, load, open, save), not by calls of each pass.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ArgumentKind:
-    """What a parameter takes: in words, and how an argument is known to be that."""
+    """A kind of argument: its description, and a predicate."""
 
     text: str
     accepts: Callable[[Any], bool]
@@ -38,12 +37,11 @@ class ArgumentKind:
 
 
 def instance_of(text: str, *types: type) -> ArgumentKind:
-    """An instance of one of some types."""
     return ArgumentKind(text, lambda value: isinstance(value, types))
 
 
 def member_of(kind: type[Enum], text: str) -> ArgumentKind:
-    """A member of an enumeration, or its word."""
+    """Return the kind of an enumeration's members and their values."""
     words = [member.value for member in kind]
     return ArgumentKind(
         f"{text} ({', '.join(words)})",
@@ -52,17 +50,14 @@ def member_of(kind: type[Enum], text: str) -> ArgumentKind:
 
 
 def with_method(text: str, name: str) -> ArgumentKind:
-    """Anything that has a method."""
     return ArgumentKind(text, lambda value: callable(getattr(value, name, None)))
 
 
 def optional(kind: ArgumentKind) -> ArgumentKind:
-    """The same, or None."""
     return ArgumentKind(f"{kind.text}, or None", lambda value: value is None or kind.accepts(value))
 
 
 def either(*kinds: ArgumentKind) -> ArgumentKind:
-    """One of several kinds."""
     return ArgumentKind(
         " or ".join(kind.text for kind in kinds),
         lambda value: any(kind.accepts(value) for kind in kinds),
@@ -70,7 +65,7 @@ def either(*kinds: ArgumentKind) -> ArgumentKind:
 
 
 def several(text: str, element: ArgumentKind) -> ArgumentKind:
-    """A sequence, or another collection that can be walked twice, of one kind."""
+    """Return the kind of collections with elements of one kind; iterators are not checked."""
 
     def accepts(value: Any) -> bool:
         whole = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
@@ -81,7 +76,7 @@ def several(text: str, element: ArgumentKind) -> ArgumentKind:
 
 TEXT = instance_of("a text", str)
 BOOL = instance_of("True or False", bool)
-#: An empty text is none: it would be the folder where one is.
+#: Not the empty text, which would be the current folder.
 PATH = ArgumentKind("a path", lambda value: isinstance(value, str | os.PathLike) and value != "")
 NUMBER = ArgumentKind(
     "a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)
@@ -104,7 +99,7 @@ READABLE = with_method("an open text file", "read")
 
 
 def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A function whose arguments are checked before it begins.
+    """Decorate a function whose arguments are checked by kind.
 
     >>> @takes(name=TEXT)
     ... def greet(name: str) -> str:
@@ -118,7 +113,7 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         code = function.__code__
-        # Those that are given by position: what `*rest` takes has no names.
+        # Positional parameters; arguments of `*rest` have no names.
         names = code.co_varnames[: code.co_argcount]
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         assert kinds.keys() <= set(known), f"{function.__qualname__} has no such parameters"
@@ -138,7 +133,7 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
 
 
 def check_fields(checked: object, **kinds: ArgumentKind) -> None:
-    """Raise `UsageError` for fields of a dataclass that are of another kind."""
+    """Raise `UsageError` for fields of a dataclass that have another kind."""
     for name, kind in kinds.items():
         kind.check(type(checked).__name__, name, getattr(checked, name))
 
@@ -151,10 +146,15 @@ def arranged(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     states: Sequence[str] = (),
 ) -> tuple[Any, ...]:
-    """The inputs of `what`, given by position and by name, in the order of `types` (name, type).
+    """Return the inputs of `what`, passed by position and name, in the order of `types`.
 
-    Raises `UsageError` naming what is missing, surplus or given twice, and where those among them
-    that are `states` come from.
+    Args:
+        types: Name and type of each input.
+        defaults: Values of inputs that may be omitted.
+        states: Inputs for which the error names `initial_state()`.
+
+    Raises:
+        UsageError: Inputs are missing, unknown, or passed twice.
     """
     names = [name for name, _ in types]
     by_position = dict(zip(names, arguments, strict=False))

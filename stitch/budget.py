@@ -1,6 +1,6 @@
-"""The limit of host memory of this process, and how much of it is reserved.
+"""The host memory limit of this process, and the memory that is reserved against it.
 
-One limit serves all devices and readers of files of the process; repeated calls do not touch it.
+All devices and file readers share it; calls in the steady state do not use it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import numpy as np
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.program import Array
 
-#: The part of the machine's memory, or of its control group's, that is used unless said otherwise.
+#: The default limit as a fraction of the memory of the machine or its control group.
 DEFAULT_PART = 0.8
-#: Who asks again and again (arguments, results of calls) does so from this size on.
+#: Arguments and results of calls are reserved from this size on.
 LARGE_NBYTES = 32 << 20
-#: What is smaller than this is not worth a claim by itself.
+#: Smaller arrays are not reserved.
 SMALL_NBYTES = 1 << 16
 #: Claims that an error lists.
 _LISTED = 5
@@ -40,7 +40,7 @@ _allowed: ContextVar[int | None] = ContextVar("allowed bytes of host memory", de
 
 
 def parse_nbytes(given: int | str) -> int:
-    """A number of bytes from an integer or a text such as `512MiB` or `2GB`; raises `UsageError`.
+    """Return a number of bytes from an integer or a text such as `512MiB`; raise `UsageError`.
 
     >>> parse_nbytes("2GiB"), parse_nbytes("1.5 kB"), parse_nbytes(4096)
     (2147483648, 1500, 4096)
@@ -52,7 +52,7 @@ def parse_nbytes(given: int | str) -> int:
     nbytes = int(amount) if math.isfinite(amount) else 0
     if nbytes < 1:
         raise UsageError(
-            "this is no amount of memory",
+            "not an amount of memory",
             expected='a positive number of bytes, or a text such as "512MiB" or "2GB"',
             got=repr(given),
         )
@@ -65,14 +65,14 @@ def asked_nbytes() -> int | None:
 
 
 def allowed_nbytes() -> int:
-    """Return the default limit: that of `allowing`, else 80 % of the machine's memory."""
+    """Return the current limit: that of `allowing`, else 80 % of the machine's memory."""
     limit = _allowed.get()
     return int(DEFAULT_PART * machine_nbytes()) if limit is None else limit
 
 
 @contextmanager
 def allowing(nbytes: int | str | None) -> Iterator[None]:
-    """Set the default limit within the block; None leaves it as it is."""
+    """Set the limit within the block; None leaves it unchanged."""
     token = _allowed.set(_allowed.get() if nbytes is None else parse_nbytes(nbytes))
     try:
         yield
@@ -81,7 +81,7 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 
 
 class Claim:
-    """Reserved bytes; they count until `dispose`, or until this object is collected."""
+    """Reserved bytes, until `dispose` or until this object is collected."""
 
     #: The finalizer may run in this thread while the budget counts, so it only appends to a queue.
     #: In C: a Python method could be interrupted before its first line, which would leak the bytes.
@@ -98,10 +98,10 @@ class Claim:
 
 
 class Budget:
-    """The reservations of a process. Thread-safe; after a fork the child has its own copy."""
+    """The reservations of a process. Thread-safe; a forked child has its own copy."""
 
     def __init__(self) -> None:
-        #: Re-entrant: a finalizer that runs while this counts may close a device.
+        #: Re-entrant: a finalizer that runs under the lock may close a device.
         self._lock = threading.RLock()
         self._claims: dict[int, tuple[int, str]] = {}
         self._numbers = itertools.count()
@@ -113,7 +113,7 @@ class Budget:
         self.released: deque[int] = deque()
 
     def after_fork(self) -> None:
-        """Reset the lock in the child: a thread of the parent may have held it."""
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
         self._lock = threading.RLock()
         self._is_sum = False
 
@@ -124,7 +124,7 @@ class Budget:
             return self._settled()
 
     def live(self) -> tuple[tuple[int, str], ...]:
-        """Return bytes and names of the live reservations, the largest first."""
+        """Return bytes and names of live reservations, largest first."""
         with self._lock:
             self._settled()
             return tuple(sorted(self._claims.values(), reverse=True))
@@ -137,9 +137,9 @@ class Budget:
         allowed: int | None = None,
         make_room: Callable[[], object] = gc.collect,
     ) -> Claim:
-        """Reserve bytes for `what`; raises `OutOfMemoryError` if too few are left.
+        """Reserve bytes for `what`; raise `OutOfMemoryError` above the limit.
 
-        Before it fails, it calls `make_room` once, by default a garbage collection.
+        If the bytes do not fit, it calls `make_room` (default: garbage collection) and tries again.
         """
         allowed = allowed_nbytes() if allowed is None else allowed
         parts = ((nbytes, what),)
@@ -153,7 +153,7 @@ class Budget:
         allowed: int,
         make_room: Callable[[], object],
     ) -> list[Claim]:
-        """Reserve several amounts under their own names, all or none; see `claim`.
+        """Reserve several named amounts, all or none; see `claim`.
 
         `parts` is called again after `make_room`; the error names `what`.
         """
@@ -200,8 +200,8 @@ class Budget:
         if len(live) > _LISTED:
             others += f"; and {len(live) - _LISTED} more"
         return OutOfMemoryError(
-            f"{what} needs {nbytes} bytes of the host's memory, and {max(0, allowed - taken)} of "
-            f"{allowed} allowed are left",
+            f"{what} needs {nbytes} bytes of host memory, {max(0, allowed - taken)} of "
+            f"{allowed} are free",
             expected=f"at most {max(0, allowed - taken)} bytes",
             got=f"{nbytes} bytes" + (f", beside {others}" if others else ", beside nothing else"),
             remedy="drop unused tensors, use smaller shapes, or allow more: "
@@ -217,14 +217,14 @@ claim = BUDGET.claim
 
 
 def claim_for(owner: Any, nbytes: int, what: str) -> None:
-    """Take bytes for as long as `owner`, an array or another object, is alive."""
+    """Reserve bytes for the lifetime of `owner`."""
     keep(owner, claim(nbytes, what))
 
 
 def claimed_array(
     shape: tuple[int, ...], dtype: Any, what: str, allowed: int | None = None
 ) -> Array:
-    """An uninitialized array; a large one is claimed for as long as it lives, or refused."""
+    """Return an uninitialized array; a large one is reserved for its lifetime."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     taken = None if nbytes < SMALL_NBYTES else claim(nbytes, what, allowed=allowed)
     array: Array = np.empty(shape, dtype)
@@ -234,7 +234,7 @@ def claimed_array(
 
 
 def copied(array: Array, what: str, allowed: int | None = None) -> Array:
-    """A dense copy; a large one is claimed for as long as it lives, or refused beforehand."""
+    """Return a dense copy; a large one is reserved for its lifetime."""
     if array.nbytes < LARGE_NBYTES:
         return array.copy()
     taken = claim(array.nbytes, what, allowed=allowed)
@@ -244,35 +244,36 @@ def copied(array: Array, what: str, allowed: int | None = None) -> Array:
 
 
 def keep(owner: Any, taken: Claim) -> None:
-    """A claim counts for as long as its owner is alive, and what is viewed by it."""
+    """Keep a claim for the lifetime of an array's base object, or of `owner`."""
     base = owner
     while getattr(base, "base", None) is not None:
         base = base.base
     try:
         weakref.finalize(base, taken.dispose).atexit = False
     except TypeError:
-        # Bytes and mappings take no finalizers: the array over them stands for them.
+        # Bytes and mappings have no weak references: use the array's own lifetime.
         weakref.finalize(owner, taken.dispose).atexit = False
 
 
-#: Where control groups are told of, and where they are mounted.
+#: The control groups of this process, and their mount point.
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-#: A limit from here on means none (cgroup v1 writes the largest multiple of a page).
+#: Larger values mean no limit (cgroup v1 writes the largest multiple of a page).
 _UNLIMITED = 1 << 60
 
 
 @cache
 def machine_nbytes() -> int:
-    """The machine's memory, or what a control group around this process allows if that is less."""
+    """Return the machine's memory, or the limit of this process's control groups if that is
+    less."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(installed, group_limit(_MEMBERSHIP, _MOUNT) or installed)
 
 
 def group_limit(membership: Path, mount: Path) -> int | None:
-    """The least limit of a process's control groups and of those around them; None without one.
+    """Return the smallest limit of a process's control groups and their parents, None if unlimited.
 
-    Version 2 has one tree (`0::/path`, `memory.max`), version 1 a tree of its own for memory.
+    Version 2 has one tree (`0::/path`, `memory.max`), version 1 a separate one for memory.
     """
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
@@ -289,7 +290,7 @@ def group_limit(membership: Path, mount: Path) -> int | None:
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """The limits of a group and of all groups around it; inside a container only its own shows."""
+    """Return the limits of a group and its parents; a container shows its own group only."""
     inside = [part for part in path.split("/") if part not in ("", "..", ".")]
     limits = []
     for depth in range(len(inside) + 1):

@@ -1,16 +1,12 @@
 """The compile cache: a bounded folder of compiled programs, found by a digest of their inputs.
 
-A key is a digest of all that decides the result of a compilation, in parts with a digest each:
-`graph` (its JSON and the contents of its constants; names of values and source lines are part of
-it, as they are of the file), `machine` (all figures), `options` (all fields of `CompileOptions`),
-`versions` (Stitch and the text of its modules, the format, NumPy and ml_dtypes, which fold
-constants, and the processor's kind) and `memory` (an explicit memory limit, which limits folding).
+A key has a digest for each part that decides the result: `graph` (its JSON with names and source
+lines, and its constants), `machine`, `options`, `versions` (Stitch and its source, the format,
+NumPy, ml_dtypes, processor) and `memory` (an explicit limit, which bounds constant folding).
 
-An entry is two files: `KEY.ttb`, the binary, and `KEY.json`, the compiler's messages, the length
-and CRC-32 of the binary's metadata, and a CRC-32 of the JSON file itself.
-
-A damaged or unwritable folder never fails a compilation: the module is compiled, and the
-compiler's warnings say what is wrong with the folder.
+An entry is `KEY.ttb`, the binary, and `KEY.json`: compiler messages, length and CRC-32 of the
+binary's metadata, and a CRC-32 of itself. A damaged or read-only folder never fails a compilation;
+it adds a compiler warning.
 """
 
 from __future__ import annotations
@@ -56,28 +52,27 @@ from stitch.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class EntryKey:
-    """What an entry is found by: 64 hexadecimal digits, and the digests that they are made of."""
+    """The key of an entry: 64 hexadecimal digits, and the digests of its parts."""
 
     text: str
     parts: tuple[tuple[str, str], ...]
 
 
 def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> EntryKey:
-    """The key of what compiling a graph for a machine gives."""
+    """Return the key of compiling a graph for a machine."""
     parts = (
         ("graph", _of_graph(graph)),
-        ("machine", _of_text(_told(machine))),
-        ("options", _of_text(_told(options))),
-        ("versions", _of_text(_told(versions()))),
-        ("memory", _of_text(_told(asked_nbytes()))),
+        ("machine", _of_text(_canonical_text(machine))),
+        ("options", _of_text(_canonical_text(options))),
+        ("versions", _of_text(_canonical_text(versions()))),
+        ("memory", _of_text(_canonical_text(asked_nbytes()))),
     )
-    return EntryKey(_of_text(_told(parts)), parts)
+    return EntryKey(_of_text(_canonical_text(parts)), parts)
 
 
 def digest_of(value: Any, packages: tuple[str, ...] = ()) -> str:
-    """The digest of a value, of all versions, and of the text of packages above the compiler that
-    decide, too."""
-    return _of_text(_told((value, versions(), _text_digest(packages))))
+    """Return a digest of a value, all versions, and the source of packages outside the compiler."""
+    return _of_text(_canonical_text((value, versions(), _text_digest(packages))))
 
 
 @cache
@@ -87,7 +82,7 @@ def _text_digest(packages: tuple[str, ...]) -> str:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """What computes and writes here, by name."""
+    """Return the versions that decide a result, by name."""
     return (
         ("stitch", __version__), ("modules", _modules_digest()), ("format", str(CURRENT)),
         ("opset", str(OPSET)), ("numpy", np.__version__), ("ml_dtypes", ml_dtypes.__version__),
@@ -96,7 +91,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def _of_graph(graph: ComputationGraph) -> str:
-    import hashlib  # It loads OpenSSL, for processes that use a cache.
+    import hashlib  # Imported here: it loads OpenSSL.
 
     digest = hashlib.sha256(json.dumps(as_data(graph, with_data=False)).encode())
     for constant in graph.constants:
@@ -104,20 +99,20 @@ def _of_graph(graph: ComputationGraph) -> str:
     return digest.hexdigest()
 
 
-#: Rooms above the compiler, which it cannot know: what they decide is in the graph and the options.
+#: Packages that do not affect compilation beyond the graph and the options.
 _ABOVE = frozenset({"__pycache__", "api.py", "cli", "documents", "fractal", "frontend",
                     "linking.py", "report", "runtime", "training"})  # fmt: skip
 _ROOT = str(Path(__file__).parent)
 
 
 def modules() -> list[str]:
-    """The modules and machines of Stitch that may decide what compiling gives."""
+    """Return the modules and machine files of Stitch that may decide a compilation's result."""
     inner = _files_below(_ROOT, without=_ABOVE)
     return [path for path in inner if path.endswith((".py", ".yaml"))]
 
 
 def _files_below(folder: str, without: Collection[str] = ("__pycache__",)) -> Iterator[str]:
-    """The files of a folder, in one order. Their paths are texts, for there are hundreds."""
+    """Yield the files below a folder in a fixed order, as strings because there are hundreds."""
     with os.scandir(folder) as entries:
         found = sorted(entries, key=attrgetter("name"))
     for entry in found:
@@ -131,7 +126,7 @@ def _files_below(folder: str, without: Collection[str] = ("__pycache__",)) -> It
 
 @cache
 def _modules_digest() -> str:
-    """Of the text of Stitch's own modules: a version's number stays while it is worked on."""
+    """Return a digest of Stitch's source, which may change without its version."""
     return _digest_of_files(modules())
 
 
@@ -152,19 +147,24 @@ def _of_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _told(value: Any) -> str:
-    """A value as text, the same for equal ones only: all fields, whatever its `repr` leaves out."""
+def _canonical_text(value: Any) -> str:
+    """Return a value as text that is equal only for equal values; includes fields without
+    `repr`."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if is_dataclass(value) and not isinstance(value, type):
-        held = ", ".join(f"{f.name}={_told(getattr(value, f.name))}" for f in fields(value))
+        held = ", ".join(
+            f"{f.name}={_canonical_text(getattr(value, f.name))}" for f in fields(value)
+        )
         return f"{type(value).__name__}({held})"
     if isinstance(value, tuple | list):
-        return f"({', '.join(map(_told, value))},)"
+        return f"({', '.join(map(_canonical_text, value))},)"
     if isinstance(value, Mapping):
-        return _told(sorted((_told(key), _told(held)) for key, held in value.items()))
+        return _canonical_text(
+            sorted((_canonical_text(key), _canonical_text(held)) for key, held in value.items())
+        )
     if isinstance(value, frozenset | set):
-        return _told(sorted(map(_told, value)))
+        return _canonical_text(sorted(map(_canonical_text, value)))
     assert value is None or isinstance(value, str | bytes | int | float), type(value)
     return repr(value)
 
@@ -173,14 +173,14 @@ def _told(value: Any) -> str:
 
 _KIND = "entry of a compile cache"
 _VERSION = 1
-#: Names of both files, and of what a killed process left of them; the first group is the key.
+#: Names of both files and their temporary files; the first group is the key.
 NAMES = re.compile(r"\.?([0-9a-f]{64})\.(?:ttb|json)(?:\.\d+\.[0-9a-f]+\.part)?")
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCompilation:
-    """A compilation as it is kept: the binary, what the compiler warned of, how its loops run."""
+class CachedCompilation:
+    """The contents of an entry: the binary, the compiler's warnings, and its loop schedules."""
 
     binary: Binary
     warnings: tuple[CompileWarning, ...] = ()
@@ -188,29 +188,28 @@ class KeptCompilation:
 
 
 def binary_path(folder: Path, key: EntryKey) -> Path:
-    """The path of an entry's binary."""
     return folder / f"{key.text}.ttb"
 
 
 def notes_path(folder: Path, key: EntryKey) -> Path:
-    """The path of an entry's JSON file; its modification time is the time of the last use."""
+    """Return the path of an entry's JSON file, whose modification time is its last use."""
     return folder / f"{key.text}.json"
 
 
-def write_entry(folder: Path, key: EntryKey, kept: KeptCompilation) -> None:
-    """Write an entry; raises `StitchError` where the folder takes none."""
+def write_entry(folder: Path, key: EntryKey, kept: CachedCompilation) -> None:
+    """Write an entry; raise `StitchError` if the folder is not writable."""
     make_folder(folder)
-    write, written = content_of(kept.binary), _Measured()
+    write, written = content_of(kept.binary), _Recorder()
     batch = OutputFiles()
-    # In this order: the notes tell of what was written. Others may write into a folder that several
-    # share: a link at the name of an entry leads nowhere.
+    # The binary first: the JSON file has its length and CRC. `add_own` replaces a symbolic link
+    # instead of following it, because other users may write to a shared folder.
     batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))
     batch.add_own(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
     batch.commit()
 
 
-class _Measured:
-    """A sink that passes on what it takes, and knows how long it was and how it began."""
+class _Recorder:
+    """A sink that forwards its data and records its length and first part."""
 
     def __init__(self) -> None:
         self.head, self.nbytes = b"", 0
@@ -226,7 +225,7 @@ class _Measured:
         return self._sink.write(data)
 
 
-def _notes(key: EntryKey, kept: KeptCompilation, written: _Measured) -> bytes:
+def _notes(key: EntryKey, kept: CachedCompilation, written: _Recorder) -> bytes:
     body = {
         "stitch": _KIND, "version": _VERSION, "key": key.text, "made_of": dict(key.parts),
         "programs": [program.name for program in kept.binary.programs],
@@ -242,16 +241,18 @@ def _text_of(body: dict[str, Any]) -> bytes:
     return (json.dumps(body, indent=1) + "\n").encode()
 
 
-def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
-    """What an entry holds; None where there is none. Raises `FormatError` for one that is damaged,
-    or is another's."""
+def read_entry(folder: Path, key: EntryKey) -> CachedCompilation | None:
+    """Read an entry; return None if it does not exist.
+
+    Raises `FormatError` if it is damaged or belongs to another key.
+    """
     notes, path = notes_path(folder, key), binary_path(folder, key)
     try:
         text = read_text(notes)
         head = head_of(path, metadata_nbytes(head_of(path, 4)))
         nbytes = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        return None  # Never written, or on its way in or out.
+        return None  # Not written, or being written or removed.
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(notes, error) from error
     try:
@@ -266,33 +267,32 @@ def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError("the JSON file of the entry is damaged", where=str(notes)) from error
     if promised != (nbytes, metadata_crc32(head)):
-        raise FormatError("the binary is not the one that the JSON file describes", where=str(path))
+        raise FormatError("the binary does not match the JSON file", where=str(path))
     try:
-        return KeptCompilation(load(path, verify="full"), warnings, loops)
+        return CachedCompilation(load(path, verify="full"), warnings, loops)
     except FormatError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return None  # Another process has removed it just now.
+            return None  # Another process has removed it.
         raise
 
 
 def _all(kind: type[_T], rows: Any) -> tuple[_T, ...]:
-    """Dataclasses as `asdict` and JSON left them; raises `TypeError` for what is none, or has other
-    fields than there are now."""
+    """Return dataclasses from JSON; raise `TypeError` for other fields or types."""
     hints = get_type_hints(kind)
     if type(rows) is not list or any(type(row) is not dict or row.keys() != hints.keys()
                                      for row in rows):  # fmt: skip
-        raise TypeError(f"no list of {kind.__name__}")
+        raise TypeError(f"not a list of {kind.__name__}")
     return tuple([kind(**{name: _read(hints[name], row[name]) for name in row}) for row in rows])
 
 
 def _read(kind: Any, value: Any) -> Any:
     if get_origin(kind) is not tuple:
         if type(value) is not kind:
-            raise TypeError(f"{value!r:.40} is no {kind}")
+            raise TypeError(f"{value!r:.40} is not {kind}")
         return value
     kinds = get_args(kind)
     if type(value) is not list:
-        raise TypeError(f"{value!r:.40} is no list")
+        raise TypeError(f"{value!r:.40} is not a list")
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     return tuple([_read(inner, held) for inner, held in zip(kinds, value, strict=True)])
@@ -308,10 +308,10 @@ def mark_used(path: Path) -> None:
 
 
 def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
-    """Remove the least recently used files of a folder beyond `most_nbytes`.
+    """Remove the least recently used files of a folder until `most_nbytes` remain.
 
-    Counts and removes only files whose whole name matches `names`; those with the same first group
-    are removed together. Files that cannot be removed stay. Returns the bytes of the removed files.
+    Only files whose whole name matches `names` count; those with the same first group are removed
+    together. Files that cannot be removed are skipped. Returns the number of bytes removed.
     """
     sizes: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -343,19 +343,22 @@ DEFAULT_MAX_NBYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class FromCache:
-    """A compilation, and whether it was read (a hit) or made."""
+    """A compilation, and whether it was a cache hit."""
 
-    kept: KeptCompilation
+    kept: CachedCompilation
     is_hit: bool
 
 
 @final
 class CompileCache:
-    """Compilations in a folder, found by what decides them: graph, machine, options, versions.
+    """A cache of compiled programs in a folder, which several processes may share.
 
-    `max_nbytes` (or a text: `2GiB`): what all entries may take; the least recently used go. Several
-    processes may use a folder at once. `hits` and `misses` count the compilations of this object.
-    Raises `UsageError` for a size that is none.
+    Args:
+        folder: The folder; it is created on first use.
+        max_nbytes: Limit of all entries, in bytes or as a text (`2GiB`); the least recently used
+            entries are removed first.
+
+    `hits` and `misses` count the compilations through this object.
     """
 
     @takes(folder=PATH, max_nbytes=either(WHOLE, TEXT))
@@ -371,9 +374,9 @@ class CompileCache:
 
     def compilation(
         self, graph: ComputationGraph, machine: Machine, options: CompileOptions,
-        compile: Callable[[], KeptCompilation],
+        compile: Callable[[], CachedCompilation],
     ) -> FromCache:  # fmt: skip
-        """Return the cached model, or compile it; raises what `compile` raises."""
+        """Return the cached compilation, or compile; raise the errors of `compile`."""
         key = entry_key(graph, machine, options)
         notices: list[CompileWarning] = []
         kept = self._read(key, notices)
@@ -388,25 +391,25 @@ class CompileCache:
         return FromCache(replace(kept, warnings=(*kept.warnings, *notices)), is_hit)
 
     def clear(self) -> None:
-        """Remove all entries; loaded programs stay usable."""
+        """Remove all entries."""
         keep_below(self.folder, NAMES, 0)
 
-    def _read(self, key: EntryKey, notices: list[CompileWarning]) -> KeptCompilation | None:
+    def _read(self, key: EntryKey, notices: list[CompileWarning]) -> CachedCompilation | None:
         try:
             return read_entry(self.folder, key)
         except StitchError as error:
             self._say(notices, "cache_entry", error.where or str(binary_path(self.folder, key)),
-                      f"this entry is not used, and the module compiled anew: {error.sentence()}",
-                      "nothing where this was an accident: the entry is replaced")  # fmt: skip
+                      f"the entry is ignored and replaced: {error.sentence()}",
+                      "no action is needed")  # fmt: skip
             return None
 
-    def _keep(self, key: EntryKey, kept: KeptCompilation, notices: list[CompileWarning]) -> None:
+    def _keep(self, key: EntryKey, kept: CachedCompilation, notices: list[CompileWarning]) -> None:
         try:
             nbytes = inspect_sizes(kept.binary).total
             if nbytes > self.max_nbytes:
                 self._say(notices, "cache_size", str(self.folder),
-                          f"a binary of {nbytes} bytes is not kept, the folder takes "
-                          f"{self.max_nbytes} in all", "a larger bound")  # fmt: skip
+                          f"a binary of {nbytes} bytes is not cached: the limit is "
+                          f"{self.max_nbytes} bytes", "a larger max_nbytes")  # fmt: skip
                 return
             write_entry(self.folder, key, kept)
             keep_below(self.folder, NAMES, self.max_nbytes)
@@ -418,7 +421,7 @@ class CompileCache:
     def _say(
         self, notices: list[CompileWarning], kind: str, where: str, detail: str, remedy: str
     ) -> None:
-        """Once of each entry, and once that the folder takes none."""
+        """Add a warning, once per damaged entry and once per kind for the folder."""
         about = where if kind == "cache_entry" else kind
         if about not in self._said:
             self._said.add(about)

@@ -1,4 +1,4 @@
-"""The exception classes of Stitch, and how their messages are put together."""
+"""The exception classes of Stitch, and the format of their messages."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ class InternalError(StitchError):
 
 
 def closest(word: str, known: Iterable[str], before: str = "") -> str:
-    """What to do about an unknown word: the nearest known one as a question, or nothing.
+    """Return "did you mean ...?" with the nearest known word, or nothing.
 
-    `before` goes before the question.
+    `before` is a prefix of the question.
 
     >>> closest("alignmnet", ("alignment", "base")), closest("x", ())
     ("did you mean 'alignment'?", '')
@@ -159,12 +159,12 @@ def closest(word: str, known: Iterable[str], before: str = "") -> str:
 def nearest(
     word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
 ) -> tuple[str, ...]:
-    """The known words that are near to one, nearest first; `cutoff`: from 0 (any) to 1 (equal).
+    """Return the known words near to a word, nearest first.
 
-    Words may come from hostile files: only the first of very many, and none that are very long,
-    are looked at.
+    `cutoff` is the similarity from 0 to 1. Words may come from hostile files: work is bounded, and
+    long words are skipped.
     """
-    import difflib  # Few processes meet an unknown word.
+    import difflib  # Imported here: rarely needed.
 
     word = str(word)
     if len(word) > MAX_NEAR_CHARACTERS:

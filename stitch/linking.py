@@ -1,7 +1,4 @@
-"""`link`: programs of several binaries become one program in a binary of its own.
-
-How programs are joined is the linker's business; here they are found, checked, and given a machine.
-"""
+"""`link`: join programs of several binaries into one program in a new binary."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from stitch.runtime import LoadedProgram
 from stitch.ttb import SOURCE, Binary
 from stitch.ttb import load as load_binary
 
-#: A name that is made of more than this says how many programs there are instead of all names.
+#: A longer name of joined program names is replaced by the first name and a count.
 _LONGEST_NAME = 64
 _ANY_SOURCE: Final = either(
     SOURCE, ArgumentKind("a program", lambda value: isinstance(value, Program | LoadedProgram))
@@ -51,10 +48,13 @@ _WORDS = several("a list", ArgumentKind("anything", lambda _: True))
 
 @dataclass(frozen=True, slots=True)
 class LinkPart:
-    """A program to be linked, and what it comes from.
+    """A program to link, with its origin.
 
-    `machine`: what it was compiled for, None for a program alone; `label`: what its file is called
-    without folder and suffix; `source`: what errors call it; `target`: how its machine is spelled.
+    Attributes:
+        machine: The machine it was compiled for, None for a program without a binary.
+        label: Its file's name without folder and suffix.
+        source: Its name in errors.
+        target: How its machine was specified.
     """
 
     program: Program
@@ -66,8 +66,7 @@ class LinkPart:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinkedModel(ModelOfBinary):
-    """Programs that were linked into one: saved, loaded on devices, or called, which runs it on
-    the device of its inputs, or on the one that models of its target share."""
+    """Programs that were linked into one: save it, load it on a device, or call it."""
 
     binary: Binary
     target: str
@@ -75,13 +74,15 @@ class LinkedModel(ModelOfBinary):
     session: ModelSession = field(default_factory=ModelSession, repr=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run on the device of the inputs, or on the one that models of its target share; gives one
-        tensor, or a tuple of them."""
+        """Run on the device of the inputs, else on the shared device of the target.
+
+        Returns one tensor, or a tuple of them.
+        """
         return self.session.call(self, arguments, named)
 
     @property
     def program(self) -> Program:
-        """The program that they have become."""
+        """The linked program."""
         return self.binary.programs[0]
 
 
@@ -98,19 +99,23 @@ def link(
     strict_types: bool = False,
     target: Any = None,
 ) -> LinkedModel:
-    """Link programs, in the order in which they run, into one that gives the same bits.
+    """Link programs, in the order in which they run, into one program with bit-identical results.
 
-    `programs`: of each binary (a path, bytes, what `compile` or `load` gave) its first program; or
-    programs, also those of a device. `wiring`: None for a chain, by position or by name; texts such
-    as `"a.y=b.x"`; or a mapping from inputs to the outputs that feed them, as in
-    `{("b", "x"): ("a", "y")}`. A program is called by its name, its file's name, or its index, a
-    slot by its name or index. What is not wired stays an input or an output; `keep` names outputs
-    that stay although they feed an input. Constants of equal bytes become one. `target`: the
-    machine, by default the one that the first of them was compiled for.
+    Args:
+        programs: Paths, bytes, binaries or models, of which the first program is used, or programs
+            themselves, also loaded ones.
+        wiring: None for a chain; texts such as `"a.y=b.x"`; or a mapping from inputs to outputs:
+            `{("b", "x"): ("a", "y")}`. A program is given by its name, file name or index, a slot
+            by name or index. Slots that are not wired stay inputs and outputs.
+        keep: Wired outputs that also stay outputs of the linked program.
+        strict_types: Require equal data types of wired slots.
+        target: The machine (default: that of the first binary).
 
-    Raises `LinkError` with both descriptors for slots that do not fit, `UsageError` for words that
-    name nothing and for circles, `IncompatibleError` for programs of different machines,
-    `OutOfMemoryError` where the whole does not fit.
+    Raises:
+        LinkError: Wired slots do not match; the text has both descriptors.
+        UsageError: A name is unknown, or the wiring has a cycle.
+        IncompatibleError: The programs were compiled for different machines.
+        OutOfMemoryError: The linked program does not fit.
 
     >>> from stitch import compile, trace
     >>> import numpy as np
@@ -141,16 +146,16 @@ def link_parts(
     keep: Collection[Port] = (), strict_types: bool = False, machine: MachineShape | None = None,
     target: str = "",
 ) -> LinkedModel:  # fmt: skip
-    """As `link`, of parts and wires by index."""
+    """As `link`, for parts and wires by index."""
     if not parts:
-        raise UsageError("there is nothing to link", expected="at least one program")
+        raise UsageError("link() was called without programs", expected="at least one program")
     first = next((part for part in parts if part.machine is not None), None)
     whose = "the target is"
     if machine is None:
         if first is None or first.machine is None:
             raise UsageError(
-                "programs alone do not say for which machine they were compiled",
-                remedy="link(..., target=NAME), or link the binaries that hold them",
+                "the machine is unknown: programs without a binary do not name it",
+                remedy="link(..., target=NAME), or link binaries",
             )
         machine, target, whose = first.machine, first.target, f"{first.source} for"
     _check_machines(parts, machine, whose)
@@ -169,9 +174,10 @@ def link_parts(
 
 
 def _part(source: Any) -> LinkPart:
-    """A program and its machine; its constants are checked, for the linked file vouches for them.
+    """Return a program with its machine; check its constants' checksums, which the linked file
+    replaces.
 
-    Raises `FormatError` where they are damaged.
+    Raises `FormatError` if they are damaged.
     """
     if isinstance(source, Program):
         return LinkPart(source, source=f"program {source.name!r}")
@@ -194,14 +200,14 @@ def _part(source: Any) -> LinkPart:
 
 
 def _check_machines(parts: Sequence[LinkPart], machine: MachineShape, whose: str) -> None:
-    """Raise `IncompatibleError` for a part of a machine that this one is not like."""
+    """Raise `IncompatibleError` for a part whose machine `machine` cannot replace."""
     for part in parts:
         missing = () if part.machine is None else machine.shortcomings(part.machine)
         if part.machine is not None and missing:
             raise IncompatibleError(
                 f"{part.source} was compiled for {part.machine.name!r}, {whose} "
                 f"{machine.name!r}: " + "; ".join(missing),
-                remedy="compile them for the same machine",
+                remedy="compile both for the same machine",
             )
 
 

@@ -1,7 +1,7 @@
-"""The objects of a kind that are alive, without keeping them alive.
+"""A set of living objects that does not keep them alive.
 
-`weakref.WeakSet` forgets an object in a function of Python, and an interrupt that comes there is
-printed and swallowed. Here C forgets it, so an interrupt waits for the code that comes after.
+`weakref.WeakSet` removes an object in Python code, where an interrupt would be swallowed. Here the
+removal runs in C, so the interrupt is raised later, in ordinary code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LiveObjects(Generic[T]):
-    """A set of objects that are compared by identity; one that dies leaves it.
+    """A set of weakly referenced objects, compared by identity.
 
     >>> class Session: pass
     >>> first, second, live = Session(), Session(), LiveObjects()
@@ -31,10 +31,8 @@ class LiveObjects(Generic[T]):
         self._references: set[weakref.ref[T]] = set()
 
     def add(self, thing: T) -> None:
-        """Hold it from now on, for as long as it lives."""
         self._references.add(weakref.ref(thing, self._references.discard))
 
     def __iter__(self) -> Iterator[T]:
-        """Those that are alive now."""
         things = [reference() for reference in tuple(self._references)]
         return iter([thing for thing in things if thing is not None])

@@ -1,4 +1,5 @@
-"""A compiled model: programs, their graph, their form as JSON."""
+"""`CompiledModel`: compiled programs with their graph, called, saved, trained, or stored as
+JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
-from stitch.compile_cache import CompileCache, KeptCompilation
+from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import FormatError, LinkError, Problem, TaskError, UsageError, closest
 from stitch.files import OutputFiles, atomic_write, make_folder, text_of
@@ -69,14 +70,14 @@ if TYPE_CHECKING:
 
 #: Programs that a model's `repr` names.
 MAX_SHOWN = 3
-#: The executor of a model that names none, as of a device that is opened without.
+#: The default executor, as for `open_device`.
 DEFAULT_EXECUTOR = "numpy"
 
 
 class SharedDevice:
-    """An open device of the models of one target and executor; each of them refers to this.
+    """An open device that models of one target and executor share.
 
-    With the last of them the device is closed, unless tensors of it are still referred to.
+    When the last model is gone, the device is closed, unless tensors of it are still referenced.
     """
 
     __slots__ = ("__weakref__", "device")
@@ -92,7 +93,7 @@ _sessions: LiveObjects[ModelSession] = LiveObjects()
 
 
 def _reset_locks_in_child() -> None:
-    """Replace the locks, which another thread of the parent may have held at the fork."""
+    """Replace the locks after a fork: another thread of the parent may have held them."""
     global _opening
     _opening = threading.Lock()
     for session in _sessions:
@@ -103,9 +104,9 @@ os.register_at_fork(after_in_child=_reset_locks_in_child)
 
 
 def shared_device(target: str, executor: str | None) -> SharedDevice:
-    """Return the shared device of a target and an executor; open it if there is none.
+    """Return the shared device of a target and an executor; open it if needed.
 
-    A device that was closed, or that a fork has left in the parent process, is replaced.
+    A closed device, or one that belongs to the parent of a forked process, is replaced.
     """
     machine, executor = load_machine(target), executor or DEFAULT_EXECUTOR
     with _opening:
@@ -118,38 +119,38 @@ def shared_device(target: str, executor: str | None) -> SharedDevice:
 
 
 def _sharer_of(device: Device) -> SharedDevice | None:
-    """Return what models refer to that share a device; None where it is no shared device."""
+    """Return the `SharedDevice` of a device, None if it is not shared."""
     with _opening:
         sharers = [reference() for reference in _shared_devices.values()]
     return next((one for one in sharers if one is not None and one.device is device), None)
 
 
 class ModelSession:
-    """The calls of one model: its program, loaded on the devices that the calls run on."""
+    """The calls of one model: its program on the devices that it was called on, and its state."""
 
-    # They end in the order of their names: the shared device, last, finds no state that is held.
+    # Slots are cleared in the order of their names: states before the shared device.
     __slots__ = ("__weakref__", "_before", "_current", "_loaded", "_lock", "_shared")
 
     def __init__(self) -> None:
-        #: Held by a call of a model that has a state, from its reading to its writing.
+        #: Held while a call reads and writes the model's state.
         self._lock = threading.RLock()
         _sessions.add(self)
-        #: What the next call reads of the model's state, None: its initial values; and what the
-        #: last call read, for where that call fails.
+        #: The state for the next call, None for its initial values; and the state before the last
+        #: call, in case that fails.
         self._current: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
-        #: The last one called comes first, each with what keeps its device open if that is shared.
+        #: The last one called first, each with a reference that keeps a shared device open.
         self._loaded: tuple[tuple[LoadedProgram, SharedDevice | None], ...] = ()
         self._shared: SharedDevice | None = None
 
     @property
     def programs(self) -> tuple[LoadedProgram, ...]:
-        """The model's program on each device that a call has run on, the last one first."""
+        """The model's program on each device that it was called on, the last one first."""
         return tuple([loaded for loaded, _ in self._loaded])
 
     def call(self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run the first program on the device of the first tensor among the arguments, else on the
-        shared device of the model's target."""
+        """Run the first program on the device of the first tensor argument, else on the shared
+        device."""
         loaded = self._loaded_for(model, arguments, named)
         if not loaded.state_names:
             return loaded(*arguments, **named)
@@ -168,7 +169,7 @@ class ModelSession:
         return others[0] if len(others) == 1 else others
 
     def state(self, model: ModelOfBinary) -> dict[str, Tensor]:
-        """The model's state as it is, as tensors."""
+        """Return the model's current state as tensors."""
         last = next((one for one, _ in self._loaded if not one.device.is_closed), None)
         loaded = self._load(model, None) if last is None else last
         if not loaded.state_names:
@@ -182,7 +183,7 @@ class ModelSession:
         return dict(state)
 
     def reset_state(self, model: ModelOfBinary, values: Mapping[str, Any]) -> None:
-        """The next call begins with these values, and with the initial ones of the other states."""
+        """Set states for the next call; other states get their initial values."""
         program = model.binary.programs[0]
         types = {s.name: program.values[s.value].type for s in program.inputs}
         known = state_names(model.binary, program)
@@ -190,15 +191,15 @@ class ModelSession:
         for name, value in values.items():
             if name not in known:
                 raise UsageError(
-                    f"{program.name!r} has no state {name!r}",
-                    expected=", ".join(known) or "no state: the module writes no buffers",
+                    f"model {program.name!r} has no state {name!r}",
+                    expected=", ".join(known) or "no states: the module writes no buffers",
                     remedy=closest(name, known) or None,
                 )
             what = f"state {name!r} of {program.name!r}"
             wanted = types[name]
             if isinstance(value, Tensor):
                 if _has_failed(value):
-                    value.settle()  # Raises TaskError, which says why it is gone.
+                    value.settle()  # Raises the error of its task.
                 given = ValueType(value.shape, value.layout.data_type)
                 if given != wanted:
                     raise LinkError(f"{what} has another type",
@@ -210,17 +211,16 @@ class ModelSession:
             self._before = self._current = taken
 
     def _state_on(self, loaded: LoadedProgram) -> dict[str, Any]:
-        """The state that a call reads, on the device of its program."""
+        """Return the state that a call reads, on the device of its program."""
         current = self._current
         if current is not None and any(_has_failed(value) for value in current.values()):
-            # A call that fails leaves what there was before it.
+            # Roll back to the state before the failed call.
             current = self._before
             if current is not None and any(_has_failed(value) for value in current.values()):
                 raise UsageError(
-                    f"the state of {loaded.name!r} is lost: calls that were queued one on another "
-                    "have failed",
-                    remedy="begin anew with reset_state(); a result that is read before the next "
-                    "call tells that it failed",
+                    f"the state of {loaded.name!r} is lost: several queued calls have failed",
+                    remedy="call reset_state(); to recover from a failed call, read its result "
+                    "before the next call",
                 )
         if current is None or current.keys() != {*loaded.state_names}:
             current = {**loaded.initial_state(), **(current or {})}
@@ -233,8 +233,8 @@ class ModelSession:
     def _loaded_for(
         self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> LoadedProgram:
-        """Return the program on the device of the first tensor among the arguments, else on the
-        shared one."""
+        """Return the program on the device of the first tensor argument, else on the shared
+        device."""
         device = None
         for argument in (*arguments, *named.values()) if named else arguments:
             if type(argument) is Tensor:
@@ -248,8 +248,8 @@ class ModelSession:
         return self._load(model, device)
 
     def _load(self, model: ModelOfBinary, device: Device | None) -> LoadedProgram:
-        """Return the program on a device, or on the shared one where there is no other, or where
-        the model was compiled for another executor than that of the device."""
+        """Load the program on a device, or on the shared device if `device` is None or has another
+        executor than the model was compiled for."""
         if device is not None:
             device.check_open()
         if device is None or device.executor != (model.executor or device.executor):
@@ -265,20 +265,19 @@ class ModelSession:
 
 
 def _has_failed(value: Any) -> bool:
-    """Whether a value is a tensor that will never be there."""
+    """Return whether a value is a tensor whose task failed."""
     return isinstance(value, Tensor) and not value.is_allocated
 
 
 class ModelOfBinary:
-    """A model that has a file's form: it is saved, loaded on devices, and called."""
+    """Base of compiled and linked models: saved as a binary, loaded on devices, and called."""
 
     __slots__ = ()
 
     binary: Binary
-    #: How the machine is spelled that a call opens.
+    #: The machine that a call opens.
     target: str
-    #: The executor of the device that a call opens, and for which loops were scheduled; None: the
-    #: default one.
+    #: The executor of the device that a call opens, None for the default.
     executor: str | None
     session: ModelSession
 
@@ -291,7 +290,7 @@ class ModelOfBinary:
 
     @property
     def program(self) -> Program:
-        """The one program, beside that of its initial state; raises `UsageError` for a training,
+        """The only program, except that of its initial state; raises `UsageError` for a training,
         which has several."""
         first, *others = self.binary.programs
         if [p.name for p in others] not in ([], [f"{first.name}{INITIAL_STATE}"]):
@@ -303,33 +302,30 @@ class ModelOfBinary:
 
     @takes(path=PATH)
     def save(self, path: str | Path) -> None:
-        """Write the `.ttb` file, whole or not at all."""
+        """Write the `.ttb` file atomically."""
         save(self.binary, path)
 
     def encode(self) -> bytes:
-        """The bytes that `save` would write."""
+        """Return the bytes that `save` writes."""
         return encode(self.binary)
 
     def text(self) -> str:
-        """The programs as readable text."""
+        """Return the programs as readable text."""
         return "".join(program.text() for program in self.binary.programs)
 
 
 # --------------------------------------------------------------------------------------------------
-# Compiled models
-
-# --------------------------------------------------------------------------------------------------
-# The JSON of a compiled model, read back: every field checked before anything is made of it.
+# Reading the JSON of a compiled model
 
 VERSION = 1
-#: The fields of a model's JSON that are always there, beside its graph; and those that may be.
+#: The required keys of a model's JSON, beside its graph; and the optional ones.
 _FIELDS = ("stitch", "target", "name", "role", "placement")
 _MORE = ("version", "math_fidelity", "programs", "training", "search")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a model is made of; one for inference has neither binary nor training."""
+    """The parts of a model in JSON; without training there is no binary."""
 
     graph: ComputationGraph
     target: str
@@ -340,7 +336,7 @@ class ModelParts:
 
 
 def read_model(text: str) -> ModelParts:
-    """The parts of a model that was dumped; raises `FormatError` for any other text."""
+    """Return the parts of a dumped model; raise `FormatError` for any other text."""
     try:
         body = json.loads(text, object_pairs_hook=objects_without_duplicates)
         graph_text = json.dumps(body.get("graph") if isinstance(body, dict) else None)
@@ -357,7 +353,7 @@ def read_model(text: str) -> ModelParts:
     if root.get("math_fidelity") is not None:
         fidelity = root.choice("math_fidelity", {f.value: f for f in MathFidelity}, fidelity)
     if root.text("stitch") != "model" or problems:
-        raise _no_model("its fields are not those that dump writes", tuple(problems))
+        raise _no_model("a field is missing or invalid", tuple(problems))
     graph = from_json(graph_text)
     try:
         options = CompileOptions(
@@ -370,14 +366,14 @@ def read_model(text: str) -> ModelParts:
     except (RecursionError, UsageError) as error:
         raise _no_model(str(error)) from error
     if problems or parts is None:
-        raise _no_model("its fields are not those that dump writes", tuple(problems))
+        raise _no_model("a field is missing or invalid", tuple(problems))
     return parts
 
 
 def _parts(
     graph: ComputationGraph, target: str, options: CompileOptions, root: JsonObject
 ) -> ModelParts | None:
-    """The parts; None where a defect was noted."""
+    """Return the parts; None if a defect was noted."""
     has_training, has_search = "training" in root, "search" in root
     if not has_training and not has_search:
         return ModelParts(graph, target, options)
@@ -400,21 +396,21 @@ def _parts(
 def _check_version(version: object) -> None:
     if version != VERSION or isinstance(version, bool):
         raise FormatError(
-            "this JSON of a compiled model is of a version that is not read here",
+            "the JSON of a compiled model has an unsupported version",
             expected=f"version {VERSION}", got=f"version {version!r}"[:100],
-            remedy="read it with the Stitch that wrote it, and dump it there for this one",
+            remedy="compile the module again with this version of Stitch",
         )  # fmt: skip
 
 
 def _not_json(text: str, error: Exception) -> str:
     end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) > 0
     if end or "Unterminated" in str(error):
-        return f"it ends in the middle, after {len(text)} characters"
-    return f"it is no JSON, or nested too deeply ({error})"
+        return f"it is truncated after {len(text)} characters"
+    return f"it is not JSON, or nested too deeply ({error})"
 
 
 def _no_model(why: str, problems: tuple[Problem, ...] = ()) -> FormatError:
-    return FormatError(f"this is no JSON of a compiled model: {why}", problems=problems,
+    return FormatError(f"not the JSON of a compiled model: {why}", problems=problems,
                        remedy="write it with CompiledModel.dump")  # fmt: skip
 
 
@@ -423,10 +419,28 @@ PRODUCER = f"stitch {__version__}"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompiledModel(ModelOfBinary):
-    """A compiled module: its graph, its binary, what the compiler warned of, how its loops run.
+    """A compiled module, like a compiled `torch.nn.Module`: call it, save it, load it on a device.
 
-    Callable: runs on the device of its inputs, or on the one that models of its target share. One
-    compiled with an optimizer holds four programs and a `training`; its first call starts training.
+    `model(x)` runs the program on the device of its inputs, or on a device that models of the same
+    target share, and returns tensors that are computed when they are read. Arguments and results
+    have the structure of the torch module's. Buffers that the module writes are the model's `state`.
+
+    A model that was compiled with `optimizer=` and `loss=` has the programs of a training step:
+    `model(x)` returns the prediction, `loss_fn(pred, y).backward()` and `optimizer.step()` work as
+    in PyTorch. The first call starts the training; `start` does so on a given device.
+
+    Attributes:
+        graph: The computation graph that was compiled.
+        binary: The programs and constants, as `save` writes them.
+        target: The machine that a call opens.
+        placement: The requested placement options.
+        warnings: Messages of the compiler.
+        training: The programs and initial values of a training, or None.
+        loops: The schedule of each loop.
+        executor: The executor of calls, None for the default.
+        is_from_cache: Whether the program was read from a compile cache.
+        search_result: The result of `algorithm=`.
+        structure: How calls of a torch module map to the program's slots, if they differ.
     """
 
     graph: ComputationGraph
@@ -438,16 +452,13 @@ class CompiledModel(ModelOfBinary):
     loops: tuple[LoopNote, ...] = ()
     executor: str | None = None
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE
-    #: Whether it was read from a compile cache.
     is_from_cache: bool = False
-    #: What `algorithm=` found.
     search_result: SearchResult[Any] | None = None
-    #: How a torch module's calls are calls of the program, where that is not the same.
     structure: CallStructure | None = None
     session: ModelSession = field(default_factory=ModelSession, repr=False)
 
     def __copy__(self) -> CompiledModel:
-        """The same programs, with calls and a training of its own; all else never changes."""
+        """Return a model with the same programs, and calls, state and training of its own."""
         training = None if self.training is None else replace(self.training, _started=[])
         return replace(self, training=training, session=ModelSession())
 
@@ -455,9 +466,10 @@ class CompiledModel(ModelOfBinary):
         return self.__copy__()
 
     def as_json(self, *, weights: bool = True) -> str:
-        """The model as JSON for `CompiledModel.load`: graph, target, placement options, math
-        fidelity, what `algorithm=` found; of a training also its programs, how it is done, and,
-        with `weights`, parameters and state as they are now.
+        """Return the model as JSON for `CompiledModel.load`.
+
+        For a training this includes its programs, loss, optimizer and options, and with `weights`
+        the current parameters and states.
         """
         program = self.binary.programs[0]
         body: dict[str, Any] = {
@@ -475,8 +487,7 @@ class CompiledModel(ModelOfBinary):
 
     @takes(file=either(PATH, WRITABLE))
     def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:
-        """Write `as_json` to a path (the old file or the new one, whole), or into an open text
-        file."""
+        """Write `as_json` to a path, atomically, or to an open text file."""
         text = self.as_json(weights=weights)
         if isinstance(file, str | os.PathLike):
             atomic_write(Path(file), text.encode())
@@ -486,8 +497,7 @@ class CompiledModel(ModelOfBinary):
     @staticmethod
     @takes(file=either(PATH, READABLE))
     def load(file: str | Path | IO[str]) -> CompiledModel:
-        """Read what `dump` wrote, from a path or an open text file; raises `FormatError` for
-        anything else."""
+        """Read what `dump` wrote, from a path or an open text file; raise `FormatError`."""
         parts = read_model(text_of(file))
         machine = load_machine(parts.target)
         if parts.training is None:
@@ -500,10 +510,10 @@ class CompiledModel(ModelOfBinary):
         )  # fmt: skip
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
-        """The elements of a tensor of the training, or a part of them; before the first call those
-        that it begins with. Of a model for inference: a constant.
+        """Return the elements of a training's tensor, or of a constant of a model for inference.
 
-        Raises `UsageError` for an unknown name and an index that is out of range.
+        Before the training starts these are the initial values. `index` selects a part. Raises
+        `UsageError` for an unknown name or an invalid index.
         """
         if self.training is not None:
             return self.training.get_tensor(name, index)
@@ -516,29 +526,33 @@ class CompiledModel(ModelOfBinary):
         return part_of(name, constants[name], index).copy()
 
     def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
-        """Overwrite a tensor of the training, or a part of it; before the first call what it begins
-        with. Raises `UsageError`, `LinkError`."""
+        """Overwrite a training's tensor or its initial value, or the part at an index.
+
+        Raises `UsageError` for an unknown name, `LinkError` for another shape.
+        """
         if self.training is None:
             raise UsageError(
-                "the weights of a model for inference are constants of its program",
+                "the weights of a model compiled for inference cannot be changed",
                 remedy="compile it with optimizer= and loss=, or again with other weights",
             )
         self.training.set_tensor(name, array, index)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the first program (one tensor, or a tuple of them), on the device of the inputs if
-        these are tensors, else on the device that models of this target and executor share; or a
-        training's forward (a future). Raises `TaskError` once a training was closed.
+        """Run the model on arrays or tensors.
 
-        With arguments like those that a torch module was compiled with it gives what the module
-        gives, with tensors of Stitch in the place of torch's; with inputs by slot, outputs by slot.
+        A torch module is called as in PyTorch and returns tensors in the module's structure; any
+        model can be called with its inputs by name. A training runs its forward pass and returns a
+        pending prediction.
+
+        Raises:
+            TaskError: The training was closed.
         """
         if self.training is not None:
             if self.training.is_over:
                 raise TaskError(
-                    "the training of this model was closed, and what it learned went with it",
-                    remedy="begin another with model.start(), from weights=instance.state_dict() "
-                    "of before if it is to go on",
+                    "this model's training session is closed; its weights were discarded",
+                    remedy="start another with model.start(weights=...); save "
+                    "instance.state_dict() before closing to continue",
                 )
             return (self.training.instance or self.start())(*arguments, **named)
         slots = None if self.structure is None else self.structure.inputs_of(arguments, named)
@@ -558,10 +572,17 @@ class CompiledModel(ModelOfBinary):
         seed: int = 0,
         **options: Any,
     ) -> TrainingInstance:
-        """Start training, on a device or on one of its own (`options` as for `open_device`).
+        """Start training on a device, or on a new one with `options` as for `open_device`.
 
-        `weights` replaces initial values by name; `seed` decides what random operators draw. The
-        model's next call goes to this instance. Raises `UsageError` for a model without training.
+        Args:
+            weights: Replace initial values, by name.
+            seed: Seed of random operators.
+
+        Returns:
+            The training instance, which the model's calls use from now on.
+
+        Raises:
+            UsageError: The model was compiled for inference.
         """
         if self.training is None:
             raise UsageError(
@@ -569,7 +590,7 @@ class CompiledModel(ModelOfBinary):
                 remedy="compile it with optimizer= and loss=",
             )
         if device is not None and options:
-            raise UsageError("a device that is open already takes no options",
+            raise UsageError("options for a new device were passed with an open device",
                              got=", ".join(options))  # fmt: skip
         owned = device is None
         if self.executor is not None:
@@ -581,45 +602,44 @@ class CompiledModel(ModelOfBinary):
 
     @property
     def instance(self) -> TrainingInstance:
-        """The training that the first call started; raises `UsageError` before."""
+        """The running training; raises `UsageError` before the first call."""
         instance = None if self.training is None else self.training.instance
         if instance is None:
-            raise UsageError("training has not started", remedy="call the model, or start()")
+            raise UsageError("the training has not started", remedy="call the model, or start()")
         return instance
 
     def state(self) -> dict[str, Tensor]:
-        """The buffers that the module writes, by name, as the calls so far have left them: tensors
-        on the device, which stay as they are when the model is called again.
+        """Return the buffers that the module writes, by name, as tensors of the device.
 
-        Empty for a module that writes none; of a training they are among `get_tensor`'s.
+        Later calls do not change these tensors. Empty for a module without such buffers; for a
+        training use `get_tensor`.
         """
         return self.session.state(self)
 
     @takes(values=optional(MAPPING))
     def reset_state(self, values: Mapping[str, Any] | None = None) -> None:
-        """The next call begins with these buffers (tensors, as `state` of a model gives them, or
-        arrays, by name), and otherwise with those that the module had when it was compiled.
+        """Set buffers (arrays or tensors, by name) for the next call; others get their initial
+        values.
 
-        Raises `UsageError` for names that are none of its states, `LinkError` for other shapes and
-        types.
+        Raises `UsageError` for unknown names, `LinkError` for another shape or type.
         """
         self.session.reset_state(self, values or {})
 
     @takes(folder=PATH)
     def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
-        """Write each program into a `.ttb` file of its own, named after its role.
+        """Write each program into its own `.ttb` file, named after its role; return the paths.
 
-        Of a training: `forward`, `loss`, `backward`, `update`, and `evaluation`.
+        A training has `forward`, `loss`, `backward`, `update` and `evaluation`.
         """
-        place = Path(folder)
-        make_folder(place)
+        folder = Path(folder)
+        make_folder(folder)
         batch, paths = OutputFiles(), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             name = "evaluation" if twin else program.role.value
             if program.name.endswith(INITIAL_STATE) and program is not self.binary.programs[0]:
                 name = INITIAL_STATE.removeprefix(".")
-            path = place / f"{name}.ttb"
+            path = folder / f"{name}.ttb"
             batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
             paths.append(path)
         batch.commit()
@@ -630,17 +650,16 @@ def compiled(
     graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions,
     cache: CompileCache | None = None,
 ) -> CompiledModel:  # fmt: skip
-    """The model of a graph on a machine, perhaps from a cache; `target` is how the machine is
-    spelled."""
+    """Compile a graph, or read it from a cache; `target` is how the machine was specified."""
 
     asked = options.placement
     if graph.initial_state:
         options = replace(options, placement=(*_state_placement(graph, machine, asked), *asked))
 
-    def compile() -> KeptCompilation:
+    def compile() -> CachedCompilation:
         compilation = compile_graph(graph, machine, options)
         binary = Binary((compilation.program,), machine.shape, PRODUCER)
-        return KeptCompilation(binary, compilation.warnings, compilation.loops)
+        return CachedCompilation(binary, compilation.warnings, compilation.loops)
 
     made = None if cache is None else cache.compilation(graph, machine, options, compile)
     kept = compile() if made is None else made.kept
@@ -658,11 +677,9 @@ def compiled(
 def _state_layout(
     placement: Sequence[PlacementOption], machine: Machine
 ) -> dict[str, PlacementValue]:
-    """What a state's input is requested to be laid out as: in DRAM unless a placement option says
-    otherwise.
-    """
+    """Return the layout options of a state's input: in DRAM unless an option says otherwise."""
     layout = {option.field: option.value for option in placement if option.field in LAYOUT_FIELDS}
-    # The state that a call reads and the one that it makes are there at the same time.
+    # No fixed address: the old and the new state exist at the same time.
     layout.pop("address", None)
     if machine.shape.dram is not None and not {"memory_layout", "shard_spec"} & layout.keys():
         layout.setdefault("space", Space.DRAM)
@@ -672,9 +689,8 @@ def _state_layout(
 def _state_placement(
     graph: ComputationGraph, machine: Machine, asked: Sequence[PlacementOption]
 ) -> tuple[PlacementOption, ...]:
-    """Placement options that lay an output that is a state out as the input of its name, so that
-    the next call reads it where it is.
-    """
+    """Return options that give a state's output the layout of its input, so that the next call can
+    read it without a copy."""
     requested = graph.with_placement(*asked)
     slots = zip(graph.inputs, requested.placement_by_slot("input"), strict=True)
     layouts = {slot.name: _state_layout(placement, machine) for slot, placement in slots}
@@ -692,8 +708,7 @@ def _state_placement(
 def _initial_state_program(
     graph: ComputationGraph, name: str, machine: Machine, options: CompileOptions
 ) -> Program:
-    """The program without inputs that gives what the states of another one begin with, laid out as
-    its inputs are."""
+    """Compile the program without inputs that returns initial states, laid out as the inputs."""
     requested = graph.with_placement(*options.placement)
     builder = ComputationGraphBuilder(f"{name}{INITIAL_STATE}")
     for slot, placement in zip(graph.inputs, requested.placement_by_slot("input"), strict=True):

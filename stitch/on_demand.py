@@ -1,14 +1,13 @@
-"""Faces whose names are loaded when they are asked for.
+"""Public APIs whose names are imported on first use.
 
-Type checkers read imports instead, which stand beside it for them:
+Type checkers read ordinary imports in the other branch:
 
-    if TYPE_CHECKING:
-        from stitch.api import load
-    else:
-        __getattr__, __dir__ = names_on_demand(__name__, {"api": "load"})
+   if TYPE_CHECKING:
+       from stitch.api import load
+   else:
+       __getattr__, __dir__ = names_on_demand(__name__, {"api": "load"})
 
-They are the two branches of one choice, because type checkers would take any name from a module
-that has a `__getattr__`.
+One of the two branches is needed: type checkers accept any name of a module with `__getattr__`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import Any
 
 @contextmanager
 def late_import() -> Iterator[None]:
-    """Surround an import that runs when its module is first needed.
+    """Wrap an import that runs on first use.
 
     Raises:
-        StitchError: the system cannot open the module's file, for instance because the process has
-            no file descriptors left. A later call tries again.
-        CompileError: the module needs the package torch, which is not installed.
+        StitchError: The system cannot open the module's file, for example because the process has
+            too many open files. A later call tries again.
+        CompileError: The module needs torch, which is not installed.
     """
     try:
         yield
@@ -53,13 +52,15 @@ def late_import() -> Iterator[None]:
 
 
 def names_on_demand(
-    face: str, homes: Mapping[str, str], modules: str = "", others: str = ""
+    package: str, homes: Mapping[str, str], modules: str = "", others: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a face.
+    """Return `__getattr__` and `__dir__` for a package.
 
-    `homes` says of each file or folder beside the face which names it defines, `modules` which
-    files and folders are names of the face themselves, as in `import stitch; stitch.graph.trace`.
-    Several names are divided by spaces. `others` tells where a name that is none of these may be.
+    Args:
+        package: The package's name.
+        homes: For each of its modules, the names that it defines, separated by spaces.
+        modules: Modules that are attributes themselves, as in `import stitch; stitch.graph.trace`.
+        others: Text for the error of an unknown name.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
     own = frozenset(modules.split())
@@ -67,17 +68,17 @@ def names_on_demand(
     def load(name: str) -> Any:
         if name in home_of:
             with late_import():
-                value = getattr(import_module(f"{face}.{home_of[name]}"), name)
+                value = getattr(import_module(f"{package}.{home_of[name]}"), name)
         elif name in own:
             with late_import():
-                value = import_module(f"{face}.{name}")
+                value = import_module(f"{package}.{name}")
         else:
-            raise AttributeError(f"module {face!r} has no attribute {name!r}{others}")
-        # From now on it is an ordinary name of the face.
-        setattr(sys.modules[face], name, value)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{others}")
+        # Later accesses do not call `__getattr__`.
+        setattr(sys.modules[package], name, value)
         return value
 
     def listed() -> list[str]:
-        return sorted({*vars(sys.modules[face]), *home_of, *own})
+        return sorted({*vars(sys.modules[package]), *home_of, *own})
 
     return load, listed

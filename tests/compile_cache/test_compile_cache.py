@@ -21,7 +21,7 @@ import pytest
 
 import stitch
 from stitch import compile_cache
-from stitch.compile_cache import CompileCache, KeptCompilation, entry_key, read_entry, write_entry
+from stitch.compile_cache import CompileCache, CachedCompilation, entry_key, read_entry, write_entry
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import UsageError
 from stitch.files import folder_lock
@@ -540,5 +540,5 @@ def test_every_field_of_a_note_comes_back(tmp_path: Path) -> None:
         entry_key(layer(), load_machine("tiny"), CompileOptions()),
         load(stitch.compile(layer()).encode()),
     )
-    write_entry(tmp_path, key, KeptCompilation(binary, (warning,), (note,)))
-    assert read_entry(tmp_path, key) == KeptCompilation(binary, (warning,), (note,))
+    write_entry(tmp_path, key, CachedCompilation(binary, (warning,), (note,)))
+    assert read_entry(tmp_path, key) == CachedCompilation(binary, (warning,), (note,))

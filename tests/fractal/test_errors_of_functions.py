@@ -20,52 +20,52 @@ RAGGED = FractalTensor([[1.0], [2.0, 3.0]])
 WRONG: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "shape": (
         lambda: ops.scan(lambda s, x: ops.stack(FractalTensor([s, x])), XS),
-        ("form of its state", "round 1, element 1", "float32[]", "float32[2]"),
+        ("shape or type of its state", "round 1, element 1", "float32[]", "float32[2]"),
     ),
     "shape from the right": (
         lambda: ops.scanr(lambda s, x: np.reshape(s, (1,)), XS, 0.0),
-        ("form of its state", "round 0, element 2", "float32[]", "float32[1]"),
+        ("shape or type of its state", "round 0, element 2", "float32[]", "float32[1]"),
     ),
     "type": (
         lambda: ops.fold(lambda s, x: s.astype(np.float64), XS, 0.0),
-        ("form of its state", "round 0, element 0", "float32[]", "float64[]"),
+        ("shape or type of its state", "round 0, element 0", "float32[]", "float64[]"),
     ),
     "depth": (
         lambda: ops.fold(lambda s, x: FractalTensor([x]), XS, 0.0),
-        ("form of its state", "round 0, element 0", "depth 1 over float32[]"),
+        ("shape or type of its state", "round 0, element 0", "depth 1 over float32[]"),
     ),
     "states": (
         lambda: ops.scan(lambda s, x: s[0], XS, (0.0, 1.0)),
-        ("form of its state", "round 0, element 0", "(float32[], float32[])"),
+        ("shape or type of its state", "round 0, element 0", "(float32[], float32[])"),
     ),
     "a later round": (
         lambda: ops.scan(lambda s, r: s if len(r) == 1 else r, RAGGED, 0.0),
-        ("form of its state", "round 1, element 1", "depth 1"),
+        ("shape or type of its state", "round 1, element 1", "depth 1"),
     ),
     "depths": (
         lambda: ops.map(lambda r: r[0] if len(r) == 1 else r, RAGGED),
-        ("not alike", "element 1", "float32[], as for element 0", "depth 1 over float32[]"),
+        ("different", "element 1", "float32[], as for element 0", "depth 1 over float32[]"),
     ),
     "shapes": (
         lambda: ops.map(ops.stack, RAGGED),
-        ("not alike", "element 1", "float32[1], as for element 0", "float32[2]"),
+        ("different", "element 1", "float32[1], as for element 0", "float32[2]"),
     ),
     "as many results": (
         lambda: ops.map(lambda r: (r[0],) * len(r), RAGGED),
-        ("not alike", "element 1", "(float32[]), as for", "(float32[], float32[])"),
+        ("different", "element 1", "(float32[]), as for", "(float32[], float32[])"),
     ),
     "nothing": (
         lambda: ops.map(lambda x: None, XS), ("function of map", "NoneType", "return"),
     ),
     "text": (lambda: ops.scan(lambda s, x: "a", XS), ("function of scanl", "str: 'a'")),
     "a number as predicate": (
-        lambda: ops.filter(lambda x: x, XS), ("gives one bool", "element 0", "float32[]", "x > 0"),
+        lambda: ops.filter(lambda x: x, XS), ("one bool", "element 0", "float32[]", "x > 0"),
     ),
     "several bools": (
         lambda: ops.filter(lambda x: np.reshape(x > 0, (1,)) & np.ones(2, bool), XS),
-        ("gives one bool", "element 0", "bool[2]"),
+        ("one bool", "element 0", "bool[2]"),
     ),
-    "no function": (lambda: ops.map(3, XS), ("takes a function first", "int: 3")),  # type: ignore[arg-type]
+    "no function": (lambda: ops.map(3, XS), ("must be a function", "int: 3")),  # type: ignore[arg-type]
 }  # fmt: skip
 
 

@@ -53,5 +53,5 @@ def test_what_is_no_number_and_lists_of_other_lengths_are_refused() -> None:
         with pytest.raises(UsageError, match=words):
             ops.compile(lambda xs: ops.map(f, xs), xs)
 
-    refused(lambda i: ragged[i], FractalTensor([0]), "lists that differ in length")
+    refused(lambda i: ragged[i], FractalTensor([0]), "ragged FractalTensor cannot be indexed")
     refused(lambda x: TABLE[x], FractalTensor([0.5]), "one whole number")

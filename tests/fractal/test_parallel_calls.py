@@ -167,7 +167,7 @@ def test_an_error_of_a_function_leaves_nothing_behind() -> None:
         with pytest.raises(ArithmeticError, match="mine"):
             ops.map(lambda row: ops.scan(broken, row), xs)
         assert double(xs).tolist() == [[2.0, 4.0], [6.0, 8.0]]
-        with pytest.raises(UsageError, match="gives tensors, numbers"):
+        with pytest.raises(UsageError, match="must return tensors, numbers"):
             ops.map(lambda row: ops.map(lambda x: None, row), xs)
         assert double(xs).tolist() == [[2.0, 4.0], [6.0, 8.0]]
 

@@ -102,17 +102,17 @@ def test_primitives_are_traced() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda xs: ops.tanh(xs), r"tanh takes tensors[\s\S]*ops.map\(ops.tanh, xs\)"),
-        (lambda xs: ops.softmax("text"), "softmax takes tensors"),
-        (lambda xs: ops.cat(), "cat takes at least one tensor"),
-        (lambda xs: ops.cat([]), "cat takes at least one tensor"),
-        (lambda xs: ops.cat(xs, X), r"cat takes tensors, or nests[\s\S]*ndarray"),
+        (lambda xs: ops.tanh(xs), r"tanh needs tensors[\s\S]*ops.map\(ops.tanh, xs\)"),
+        (lambda xs: ops.softmax("text"), "softmax needs tensors"),
+        (lambda xs: ops.cat(), "cat needs at least one tensor"),
+        (lambda xs: ops.cat([]), "cat needs at least one tensor"),
+        (lambda xs: ops.cat(xs, X), r"cat needs tensors only[\s\S]*ndarray"),
         (lambda xs: ops.cat(xs, xs, axis=1), r"along axis 0[\s\S]*axis 1"),
         (lambda xs: ops.stack(xs), r"nest of depth 1[\s\S]*depth 2"),
-        (lambda xs: ops.stack(xs[0][:0]), "stack takes at least one tensor"),
-        (lambda xs: ops.stack(xs[0], axis=2), r"stack has no axis 2[\s\S]*-1 to 0"),
-        (lambda xs: ops.flatten(xs[:0]), "flatten takes at least one tensor"),
-        (lambda xs: ops.flatten(X), "flatten takes a FractalTensor"),  # type: ignore[arg-type]
+        (lambda xs: ops.stack(xs[0][:0]), "stack needs at least one tensor"),
+        (lambda xs: ops.stack(xs[0], axis=2), r"axis 2 of stack[\s\S]*-1 to 0"),
+        (lambda xs: ops.flatten(xs[:0]), "flatten needs at least one leaf"),
+        (lambda xs: ops.flatten(X), "flatten needs a FractalTensor"),  # type: ignore[arg-type]
     ],
 )
 def test_what_primitives_do_not_take_is_one_clear_error(call: Any, words: str) -> None:

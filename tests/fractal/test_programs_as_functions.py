@@ -264,7 +264,7 @@ def test_what_stores_in_blocks_is_run_element_by_element() -> None:
             with ops.mode(mode, device=device):
                 found = ops.scan(one, FractalTensor(xs), first)
             np.testing.assert_array_equal(found.numpy(), wanted)
-        with pytest.raises(CompileError, match=r"'cell' stores 'y' in bfp8"):
+        with pytest.raises(CompileError, match=r"stores 'y' in the block format bfp8"):
             ops.compile(lambda xs: ops.scan(one, xs, first), FractalTensor(xs))
 
 
@@ -554,7 +554,7 @@ def test_what_no_module_takes_or_gives_is_said() -> None:
     xs, rows = FractalTensor(real(3, 4)), FractalTensor([[1.0, 2.0], [3.0]])
     with pytest.raises(UsageError, match="returns a dictionary"):
         ops.map(Named(), xs)
-    with pytest.raises(UsageError, match=r"Named takes tensors.*\n.*got: FractalTensor"):
+    with pytest.raises(UsageError, match=r"Named accepts tensors.*\n.*got: FractalTensor"):
         ops.map(Named(), rows)
     with pytest.raises(UsageError, match=r"Named\.forward: got an unexpected"):
         ops.map(Named(), xs, z=1)

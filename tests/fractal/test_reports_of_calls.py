@@ -25,7 +25,7 @@ def test_a_report_names_schedules_their_costs_and_what_went_element_by_element()
     assert first.startswith("map: one program; loop of ")
     assert "loop of 2 rounds at test_reports_of_calls.py:" in first
     assert "batch (" in first and "not rounds (" in first and "loop of 3 rounds" in first
-    assert second.startswith("map: element by element, as how many elements filter keeps depends")
+    assert second.startswith("map: element by element, as the length of the result of filter")
     assert [line.partition(";")[0] for line in filters] == ["filter: one program"] * 2
 
 

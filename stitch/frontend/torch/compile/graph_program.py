@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-from stitch.compile_cache import CompileCache, KeptCompilation
+from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
@@ -299,9 +299,9 @@ def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) ->
         optimize=settings.optimize, reassociate=True, executor=rated_executor(device.executor)
     )
 
-    def compile() -> KeptCompilation:
+    def compile() -> CachedCompilation:
         made = compile_graph(graph, machine, options)
-        return KeptCompilation(Binary((made.program,), machine.shape, PRODUCER), made.warnings)
+        return CachedCompilation(Binary((made.program,), machine.shape, PRODUCER), made.warnings)
 
     if settings.programs is None:
         return compile().binary
