@@ -353,7 +353,7 @@ def test_a_linked_module_can_go_to_standard_output(here: Path) -> None:
         (("a.ttb", "types.ttb"), 6, "does not fit"),
         (("a.ttb", "b.ttb", "--keep=a.z"), 2, "has no output 'z'"),
         (("a.ttb", "b.ttb", "--wire=b.y=a.x"), 2, "backwards"),
-        (("a.ttb", "small.ttb"), 4, "compile them for the same machine"),
+        (("a.ttb", "small.ttb"), 4, "compile both for the same machine"),
     ],
 )
 def test_what_cannot_be_linked_is_said_and_nothing_is_written(

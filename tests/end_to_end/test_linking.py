@@ -139,7 +139,7 @@ def test_a_wiring_that_cannot_be_is_said(wiring: Any, said: str) -> None:
 
 def test_what_cannot_be_linked_is_said(tmp_path: Path) -> None:
     a, alone = scaled("a", 2.0), scaled("a", 2.0).binary.programs[0]
-    with pytest.raises(UsageError, match="nothing to link"):
+    with pytest.raises(UsageError, match="without programs"):
         stitch.link([])
     wrong: Any
     for wrong in (a, "a.ttb", 5, [a, 5]):

@@ -228,7 +228,7 @@ def test_the_json_of_a_module_that_torch_runs_comes_back(tmp_path: Path) -> None
     text = (tmp_path / "module.json").read_text()
     with pytest.raises(FormatError, match="version 7"):
         stitch.torch.load(io.StringIO(text.replace('"version": 1', '"version": 7')), other)
-    with pytest.raises(FormatError, match="no JSON of a compiled model"):
+    with pytest.raises(FormatError, match="not the JSON of a compiled model"):
         stitch.torch.load(io.StringIO(text[:100]), other)
 
 

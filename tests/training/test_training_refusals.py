@@ -243,7 +243,7 @@ def test_a_training_that_was_closed_is_not_begun_anew_without_a_word(device_too:
         model.instance.device.close()
     else:
         model.instance.close()
-    with pytest.raises(TaskError, match=r"(?s)was closed.*model\.start"):
+    with pytest.raises(TaskError, match=r"(?s)session is closed.*model\.start"):
         model(x)
     model.start(weights=state)
     for name, value in model.instance.state_dict().items():
