@@ -423,7 +423,7 @@ class CompiledModel(ModelOfBinary):
 
     `model(x)` runs the program on the device of its inputs, or on a device that models of the same
     target share, and returns tensors that are computed when they are read. Arguments and results
-    have the structure of the torch module's. Buffers that the module writes are the model's `state`.
+    have the structure of the torch module's. Buffers that it writes are the `state`.
 
     A model that was compiled with `optimizer=` and `loss=` has the programs of a training step:
     `model(x)` returns the prediction, `loss_fn(pred, y).backward()` and `optimizer.step()` work as

@@ -21,7 +21,7 @@ import pytest
 
 import stitch
 from stitch import compile_cache
-from stitch.compile_cache import CompileCache, CachedCompilation, entry_key, read_entry, write_entry
+from stitch.compile_cache import CachedCompilation, CompileCache, entry_key, read_entry, write_entry
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import UsageError
 from stitch.files import folder_lock

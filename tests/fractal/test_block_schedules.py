@@ -254,8 +254,8 @@ def test_gradients_through_blocks_are_those_through_rounds(count: int) -> None:
     """Of attention: the queries' own, and the keys', which all queries have a part in."""
     tracing = GraphTracing("attention")
     given = [queries(count), KEYS, VALUES]
-    nests = [tracing.rearranged(FractalTensor(each)) for each in given]
-    tracing.written(lambda _: attention(ops, *nests))
+    nests = [tracing.as_leaf_inputs(FractalTensor(each)) for each in given]
+    tracing.trace(lambda _: attention(ops, *nests))
     graph = tracing.graph()
     feeds = {slot.name: each for slot, each in zip(graph.inputs, given, strict=True)}
     both = differentiate(graph, [*feeds])

@@ -244,7 +244,7 @@ def test_what_cannot_be_accessed_is_one_clear_error() -> None:
     for bad in ("a", 1.5, None):
         with pytest.raises(UsageError, match="indexed by a whole number"):
             xs[bad]  # type: ignore[index]
-    with pytest.raises(UsageError, match="is not 0"):
+    with pytest.raises(UsageError, match="FractalTensor is 0"):
         xs[::0]
     with pytest.raises(UsageError, match=r"one length[\s\S]*expected: 3[\s\S]*got: 1, argument 1"):
         ops.zip(xs, FractalTensor([1]))
@@ -392,7 +392,7 @@ def test_huge_sizes_cost_nothing_or_are_one_clear_error() -> None:
         lambda: ops.window("0", u, 3),  # type: ignore[arg-type]
         lambda: u.width_by_depth("x"),  # type: ignore[arg-type]
     ):  # fmt: skip
-        with pytest.raises(UsageError, match="must be a whole number"):
+        with pytest.raises(UsageError, match="a whole number"):
             call()
 
 

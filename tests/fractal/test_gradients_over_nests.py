@@ -69,8 +69,8 @@ def test_gradients_of_an_example_are_those_of_pytorch(name: str) -> None:
     example = importlib.import_module(f"examples.fractal.{name}")
     given = example.inputs()
     tracing = GraphTracing(name)
-    brought = {key: tracing.rearranged(value) for key, value in given.items()}
-    tracing.written(lambda _: example.network(**brought))
+    brought = {key: tracing.as_leaf_inputs(value) for key, value in given.items()}
+    tracing.trace(lambda _: example.network(**brought))
     graph = tracing.graph()
     arrays = [array for value in given.values() for _, array in flat(value)]
     feeds = {slot.name: a for slot, a in zip(graph.inputs, arrays, strict=True)}

@@ -107,7 +107,7 @@ def test_primitives_are_traced() -> None:
         (lambda xs: ops.cat(), "cat needs at least one tensor"),
         (lambda xs: ops.cat([]), "cat needs at least one tensor"),
         (lambda xs: ops.cat(xs, X), r"cat needs tensors only[\s\S]*ndarray"),
-        (lambda xs: ops.cat(xs, xs, axis=1), r"along axis 0[\s\S]*axis 1"),
+        (lambda xs: ops.cat(xs, xs, axis=1), r"with axis 0[\s\S]*axis 1"),
         (lambda xs: ops.stack(xs), r"nest of depth 1[\s\S]*depth 2"),
         (lambda xs: ops.stack(xs[0][:0]), "stack needs at least one tensor"),
         (lambda xs: ops.stack(xs[0], axis=2), r"axis 2 of stack[\s\S]*-1 to 0"),

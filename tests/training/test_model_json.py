@@ -125,8 +125,8 @@ _STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
     [
         ("values fc1.bias type", "int32", ".values.fc1.bias: int32[64], expected"),
         ("values fc1.bias type", "float23", ".values.fc1.bias.type: "),
-        ("values fc1.bias base64", "AAAA", ".values.fc1.bias.base64: [64] of float32 is 256 bytes"),
-        ("values fc1.bias shape", [-64], ".values.fc1.bias.base64: [-64] of float32 is -256 bytes"),
+        ("values fc1.bias base64", "AAAA", ".values.fc1.bias.base64: [64] of float32 takes 256"),
+        ("values fc1.bias shape", [-64], ".values.fc1.bias.base64: [-64] of float32 takes -256"),
         ("values training.steps", _STEPS, ".values.training.steps: int64[1], expected"),
         ("loss", 7, ".loss: training takes a loss of stitch.losses, its name, or a mapping"),
         ("loss loss", "mes", ".loss: unknown loss"),

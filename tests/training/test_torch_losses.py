@@ -121,7 +121,7 @@ def test_bent_losses_are_torchs_around_every_bend(loss_fn: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_bend_that_torch_refuses_is_refused(kind: Any, word: str, bend: float) -> None:
-    with pytest.raises(UsageError, match=f"{word} of {kind.__name__} is"):
+    with pytest.raises(UsageError, match=f"{word} of {kind.__name__} must be"):
         kind(**{word: bend})
 
 

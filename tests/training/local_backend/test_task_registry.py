@@ -153,7 +153,7 @@ def test_a_tensor_that_is_there_is_taken_as_it_is() -> None:
         assert backend.store.tensor("x").address == given.address
         with pytest.raises(UsageError, match="'x' has another shape"):
             backend.set_tensor("x", backend.device.tensor(x[:3]))
-        with pytest.raises(UsageError, match="another tensor 'x'"):
+        with pytest.raises(UsageError, match="'x' is declared with another description"):
             backend.store.add_tensor("x", backend.store.desc("fc1.bias"))
 
 

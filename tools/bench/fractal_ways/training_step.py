@@ -95,7 +95,7 @@ def _our_step(
     """Forward, loss, backward, update; raises `StitchError` where something has no gradient."""
     compiled = stitch.compile(
         _graph(xs.shape, weights), target=MACHINE, optimizer=training.SGD(lr=RATE),
-        loss=training.MSELoss(), executor=executor,
+        loss=training.losses.MSELoss(), executor=executor,
     )  # fmt: skip
     assert compiled.training is not None
     device = stack.enter_context(stitch.open_device(MACHINE, executor=executor))

@@ -64,7 +64,7 @@ def our_step(
             [subject.batch],
             target=machine,
             optimizer=OPTIMIZERS[optimizer][1](),
-            loss=training.CrossEntropyLoss(),
+            loss=training.losses.CrossEntropyLoss(),
         )
     assert compiled.training is not None
     device = stack.enter_context(stitch.open_device(machine, executor=executor))
