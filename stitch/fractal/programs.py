@@ -184,7 +184,7 @@ def inline_program(
     >>> inner, outer = ComputationGraphBuilder("double"), ComputationGraphBuilder("outer")
     >>> x = inner.input("x", (2,), "float32")
     >>> inner.output("y", x + x)
-    >>> (y,) = written_in(inner.build(), [outer.input("z", (2,), "float32")], outer)
+    >>> (y,) = inline_program(inner.build(), [outer.input("z", (2,), "float32")], outer)
     >>> y.builder is outer, y.shape
     (True, (2,))
     """

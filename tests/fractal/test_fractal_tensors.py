@@ -207,7 +207,7 @@ def test_nests_over_a_tensor_are_views_of_it_and_its_leaves_are_read() -> None:
 @pytest.mark.parametrize(
     ("nested", "words"),
     [
-        ([[1, 2], 3], r"one depth[\s\S]*\[1\] is a leaf, \[0\] a list"),
+        ([[1, 2], 3], r"different depths[\s\S]*\[1\] is a leaf, \[0\] a list"),
         ([[[1], 2], [[3], [4]]], r"\[0\]\[1\] is a leaf, \[0\]\[0\] a list"),
         ([[np.zeros(2)], [np.zeros(3)]], r"leaf \[1\]\[0\][\s\S]*float64\[2\][\s\S]*float64\[3\]"),
         (
@@ -246,7 +246,7 @@ def test_what_cannot_be_accessed_is_one_clear_error() -> None:
             xs[bad]  # type: ignore[index]
     with pytest.raises(UsageError, match="FractalTensor is 0"):
         xs[::0]
-    with pytest.raises(UsageError, match=r"one length[\s\S]*expected: 3[\s\S]*got: 1, argument 1"):
+    with pytest.raises(UsageError, match=r"different lengths[\s\S]*expected: 3[\s\S]*got: 1, argument 1"):
         ops.zip(xs, FractalTensor([1]))
     with pytest.raises(TypeError, match="slide takes a FractalTensor"):
         ops.slide([1, 2, 3], 2)  # type: ignore[arg-type]

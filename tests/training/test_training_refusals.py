@@ -102,14 +102,14 @@ def test_the_loop_out_of_order_is_refused_with_what_to_do() -> None:
         loss_fn(pred, y)
     with pytest.raises(UsageError, match="another loss"):
         stitch.losses.MSELoss("sum")(model(x), y)
-    with pytest.raises(UsageError, match="prediction of a model"):
+    with pytest.raises(UsageError, match="prediction of a compiled model"):
         loss_fn(np.zeros((16, 1)), y)
 
 
 def test_an_optimizer_or_a_loss_alone_is_told_with_what_it_needs() -> None:
     for half in ("optimizer", "loss"):
         given: dict[str, Any] = {half: "sgd" if half == "optimizer" else "mse"}
-        with pytest.raises(UsageError, match=rf"got: an? {half} alone\n  try: .*optimizer='adam'"):
+        with pytest.raises(UsageError, match=rf"got: an? {half} only\n  try: .*optimizer='adam'"):
             stitch.compile(mlp(), **given)
 
 
