@@ -246,7 +246,7 @@ def test_what_cannot_be_accessed_is_one_clear_error() -> None:
             xs[bad]  # type: ignore[index]
     with pytest.raises(UsageError, match="FractalTensor is 0"):
         xs[::0]
-    with pytest.raises(UsageError, match=r"different lengths[\s\S]*expected: 3[\s\S]*got: 1, argument 1"):
+    with pytest.raises(UsageError, match=r"lengths[\s\S]*expected: 3[\s\S]*got: 1, argument 1"):
         ops.zip(xs, FractalTensor([1]))
     with pytest.raises(TypeError, match="slide takes a FractalTensor"):
         ops.slide([1, 2, 3], 2)  # type: ignore[arg-type]
