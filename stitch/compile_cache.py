@@ -341,14 +341,6 @@ def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
 DEFAULT_MAX_NBYTES = 4 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class FromCache:
-    """A compilation, and whether it was a cache hit."""
-
-    kept: CachedCompilation
-    is_hit: bool
-
-
 @final
 class CompileCache:
     """A cache of compiled programs in a folder, which several processes may share.
@@ -375,8 +367,11 @@ class CompileCache:
     def compilation(
         self, graph: ComputationGraph, machine: Machine, options: CompileOptions,
         compile: Callable[[], CachedCompilation],
-    ) -> FromCache:  # fmt: skip
-        """Return the cached compilation, or compile; raise the errors of `compile`."""
+    ) -> tuple[CachedCompilation, bool]:  # fmt: skip
+        """Return the cached or a new compilation, and whether it was a hit.
+
+        Raises the errors of `compile`.
+        """
         key = entry_key(graph, machine, options)
         notices: list[CompileWarning] = []
         kept = self._read(key, notices)
@@ -388,7 +383,7 @@ class CompileCache:
         else:
             self.hits += 1
             mark_used(notes_path(self.folder, key))
-        return FromCache(replace(kept, warnings=(*kept.warnings, *notices)), is_hit)
+        return replace(kept, warnings=(*kept.warnings, *notices)), is_hit
 
     def clear(self) -> None:
         """Remove all entries."""

@@ -661,8 +661,10 @@ def compiled(
         binary = Binary((compilation.program,), machine.shape, PRODUCER)
         return CachedCompilation(binary, compilation.warnings, compilation.loops)
 
-    made = None if cache is None else cache.compilation(graph, machine, options, compile)
-    kept = compile() if made is None else made.kept
+    if cache is None:
+        kept, is_hit = compile(), False
+    else:
+        kept, is_hit = cache.compilation(graph, machine, options, compile)
     binary = kept.binary
     if graph.initial_state:
         start = _initial_state_program(graph, binary.programs[0].name, machine, options)
@@ -670,7 +672,7 @@ def compiled(
     return CompiledModel(
         graph, binary, target, asked, kept.warnings, loops=kept.loops,
         executor=options.executor, math_fidelity=options.math_fidelity,
-        is_from_cache=made is not None and made.is_hit,
+        is_from_cache=is_hit,
     )  # fmt: skip
 
 

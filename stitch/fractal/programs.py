@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -302,7 +303,7 @@ MAX_CAPTURED = 64
 def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any]:
     """Return programs and torch modules as functions of a builder's tensors; others unchanged."""
     if isinstance(function, LoadedProgram):
-        return ProgramFunction(function, builder)
+        return partial(_call_loaded, function, builder)
     return ModuleFunction(function, builder) if is_torch(function) else function
 
 
@@ -314,17 +315,10 @@ def call_program(program: LoadedProgram, given: Sequence[Any], builder: Any) -> 
     return found[0] if len(found) == 1 else found
 
 
-class ProgramFunction:
-    """A loaded program as a function."""
-
-    def __init__(self, program: LoadedProgram, builder: Any) -> None:
-        self._program, self._builder = program, builder
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        program = self._program
-        types = [(port.name, port.type.text()) for port in program.ports]
-        given = arranged(f"program {program.name!r}", types, arguments, named)
-        return call_program(program, given, self._builder)
+def _call_loaded(program: LoadedProgram, builder: Any, /, *arguments: Any, **named: Any) -> Any:
+    types = [(port.name, port.type.text()) for port in program.ports]
+    given = arranged(f"program {program.name!r}", types, arguments, named)
+    return call_program(program, given, builder)
 
 
 class ModuleFunction:

@@ -282,15 +282,13 @@ def function_body(
 # Pieces: the elements of one loop, and the order of their results
 
 
+@dataclass(frozen=True, slots=True)
 class LoopPiece:
     """The results of some elements, by number: tensors with all of them along axis 0."""
 
-    __slots__ = ("form", "numbers", "tensors")
-
-    def __init__(
-        self, numbers: Sequence[int], form: Structure, tensors: Sequence[SymbolicTensor]
-    ) -> None:
-        self.numbers, self.form, self.tensors = numbers, form, tensors
+    numbers: Sequence[int]
+    form: Structure
+    tensors: Sequence[SymbolicTensor]
 
 
 def group_by_structure(xs: Nest) -> list[Sequence[int]]:

@@ -201,7 +201,7 @@ class TrainingInstance(TrainingTensors):
                 raise UsageError("a model loaded from a file cannot be compiled for other shapes")
             if [*map(len, shapes)] != [len(port.shape) for port in ports]:
                 raise UsageError("another number of axes")
-            with nullcontext() if self._sharer is None else self._sharer.without_gradients():
+            with nullcontext() if self.sharer is None else self.sharer.without_gradients():
                 return compile(dict(zip(self.inputs, shapes, strict=True)))
         except (CompileError, UsageError) as error:
             given = zip(ports, shapes, strict=True)
@@ -356,8 +356,8 @@ class TrainingInstance(TrainingTensors):
                 "requires_grad_(False) before compile",
             )
         self._take_writes()
-        if self._sharer is not None:
-            self._sharer.check_step()
+        if self.sharer is not None:
+            self.sharer.check_step()
         self.device.flush()
         # The null executor has no numbers to check.
         for loss in self._losses if self.device.computes else ():
@@ -448,8 +448,8 @@ class TrainingInstance(TrainingTensors):
             return
         # Check first: a failure later would leave the instance half closed.
         self.device.check_outside()
-        if self._sharer is not None:
-            self._sharer.end()
+        if self.sharer is not None:
+            self.sharer.end()
         self._closed = True
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)

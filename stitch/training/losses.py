@@ -137,7 +137,9 @@ class _ClassIndexLoss(Loss):
     `weight` scales each class; labels equal to `ignore_index` do not contribute.
     """
 
-    def __init__(self, reduction: str, weight: Any, ignore_index: int | None) -> None:
+    def __init__(
+        self, reduction: str = "mean", weight: Any = None, ignore_index: int | None = None
+    ) -> None:
         super().__init__(reduction)
         self.weight = self._weights("weight", weight)
         if ignore_index is not None:
@@ -238,11 +240,6 @@ class NLLLoss(_ClassIndexLoss):
     """`torch.nn.NLLLoss` on logarithms of probabilities [N, C, ...] and class indices [N, ...]."""
 
     name = "nll"
-
-    def __init__(
-        self, reduction: str = "mean", weight: Any = None, ignore_index: int | None = None
-    ) -> None:
-        super().__init__(reduction, weight, ignore_index)
 
     def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
         return self._of_logarithms(b, pred, label)

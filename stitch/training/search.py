@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
+from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError, closest
 from stitch.graph import ComputationGraph, JsonObject
@@ -369,9 +370,6 @@ class Case(Generic[G]):
             sum(self.size(n, s) * banks for n, s in spaces.items() if s is self.home),
         )
 
-    def fits(self, costs: CostValues) -> bool:
-        return costs.home_nbytes <= self.capacity()
-
     def capacity(self) -> int:
         """Return the size of the default memory space in bytes."""
         home = self.machine.shape.space(self.home)
@@ -450,6 +448,12 @@ def check_algorithm(word: object) -> None:
         )  # fmt: skip
 
 
+@takes(
+    graph=instance_of("a ComputationGraph or a Trainable", ComputationGraph, Trainable),
+    machine=instance_of("a Machine (see stitch.machine.load_machine)", Machine),
+    cost_estimator=with_method("an object with program(machine, program)", "program"),
+    config=instance_of("an AlgorithmConfig", AlgorithmConfig),
+)
 def optimize(
     graph: Trainable | ComputationGraph, machine: Machine, cost_estimator: CostEstimator,
     config: AlgorithmConfig,
@@ -465,16 +469,6 @@ def optimize(
     """
     if isinstance(graph, ComputationGraph):
         graph = as_trainable(graph)
-    for name, kind, value in (
-        ("graph", "a ComputationGraph or a Trainable", isinstance(graph, Trainable)),
-        ("machine", "a Machine (stitch.machine.load_machine gives one)",
-         isinstance(machine, Machine)),
-        ("cost_estimator", "an object with program(machine, program), as SimulatedTime()",
-         callable(getattr(cost_estimator, "program", None))),
-        ("config", "an AlgorithmConfig", isinstance(config, AlgorithmConfig)),
-    ):  # fmt: skip
-        if not value:
-            raise UsageError(f"{name}= of optimize must be {kind}")
     asked = config.options.recompute
     kinds: tuple[str, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
@@ -487,7 +481,7 @@ def optimize(
         case = Case(graphs, machine, cost_estimator, options.spaces)
         known |= case.types.keys()
         result = case.result(config.algorithm, recompute)
-        if case.fits(result.cost_values):
+        if result.cost_values.home_nbytes <= case.capacity():
             results.append(result)
             if config.algorithm != "search":
                 break

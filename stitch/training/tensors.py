@@ -264,7 +264,7 @@ class TrainingTensors:
         constants: Mapping[str, Array],
     ) -> None:  # fmt: skip
         """`constants`: frozen values, which are constants of the programs, by the model's names."""
-        self.programs, self._constants = programs, constants
+        self.programs, self.constants = programs, constants
         self.device = cells.device
         self.seed = seed
         self.steps = self.forwards = 0
@@ -283,7 +283,7 @@ class TrainingTensors:
         self._gradient_cells: tuple[int, ...] = ()
         self._shared = SharedTensors(cells, self._changed_buffers)
         #: The object that shares tensors; parameters whose gradients it has dropped.
-        self._sharer: Sharer | None = None
+        self.sharer: Sharer | None = None
         self._dropped: set[str] = set()
 
     def _check_open(self) -> None:
@@ -322,18 +322,8 @@ class TrainingTensors:
         if wrong:
             raise UsageError("the tensors do not match the model: " + "; ".join(wrong[:8]))
         given = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
-        self._sharer = sharer
+        self.sharer = sharer
         return given
-
-    @property
-    def sharer(self) -> Sharer | None:
-        """The object that shares the tensors."""
-        return self._sharer
-
-    @property
-    def constants(self) -> Mapping[str, Array]:
-        """Frozen values, which are constants of the programs, by the model's names."""
-        return self._constants
 
     @exclusive
     def gradient(self, name: str, dtype: np.dtype[Any]) -> Array | None:
@@ -365,22 +355,22 @@ class TrainingTensors:
     def _drop_gradients(self) -> None:
         self._cells.drop(self._gradient_cells)
         self._dropped.clear()
-        if self._sharer is not None:
+        if self.sharer is not None:
             self._shared.gradients_dropped()
-            self._sharer.gradients_dropped()
+            self.sharer.gradients_dropped()
 
     def _take_writes(self, *, runs: bool = False) -> None:
         """Apply writes from outside, before programs run or tensors are read."""
-        if self._sharer is not None:
+        if self.sharer is not None:
             if runs:
-                self._sharer.check_constants()
-            self._sharer.take_writes()
+                self.sharer.check_constants()
+            self.sharer.take_writes()
             self._shared.take_writes()
 
     def _show(self, names: Iterable[str] | None = None) -> None:
         """Update shared tensors after a call; run the queue first, so that later writes do not race
         it."""
-        if self._sharer is not None:
+        if self.sharer is not None:
             self.device.flush()
             self._shared.show(names)
 
@@ -388,8 +378,8 @@ class TrainingTensors:
         tensor = self._cells.get(name)
         if tensor is not None:
             return tensor.numpy()
-        if name in self._constants:
-            return self._constants[name].copy()
+        if name in self.constants:
+            return self.constants[name].copy()
         inside = {v.name for v in self._step.forward.agent.program.values}
         if name in inside and self._has_forward:
             return self._recompute(name)
@@ -401,7 +391,7 @@ class TrainingTensors:
                 remedy="read activations between forward and backward, gradients between backward "
                 "and zero_grad",
             )
-        known = (*self._cells.numbers, *self._constants, *inside)
+        known = (*self._cells.numbers, *self.constants, *inside)
         raise UsageError(f"training has no tensor {name!r}", remedy=closest(name, known) or None)
 
     def _recompute(self, name: str) -> Array:
@@ -424,7 +414,7 @@ class TrainingTensors:
         """
         self._check_open()
         self._take_writes()
-        if name in self._constants:
+        if name in self.constants:
             raise UsageError(
                 f"{name} is frozen: it is a constant of the training's programs",
                 remedy="compile the model again with another value",

@@ -253,7 +253,7 @@ def test_what_cannot_be_accessed_is_one_clear_error() -> None:
     for size in (0, -1, 1.5, True, "2"):
         with pytest.raises(UsageError, match="must be a whole number of at least 1"):
             ops.slide(xs, size)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="odd window_size"):
+    with pytest.raises(UsageError, match="must be odd"):
         ops.shifted_slide(xs, 2)
     for depth in (0, 3, -3):
         with pytest.raises(UsageError, match="no lists at this depth"):

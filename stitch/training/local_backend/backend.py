@@ -68,7 +68,7 @@ _TARGET = "wormhole_n150"
 # --------------------------------------------------------------------------------------------------
 # The tasks of a model's layers
 
-#: What every program's task is told, beside what belongs to it.
+#: Arguments of every program task.
 _PROFILING = MappingProxyType({"profiling": RuntimeArgument.PROFILING})
 _SECONDS = float | None
 

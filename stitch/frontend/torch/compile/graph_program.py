@@ -307,13 +307,13 @@ def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) ->
         return compile().binary
     # Graphs are counted, and what another process has read is not: no key has the number.
     graph = replace(graph, name=settings.role)
-    found = settings.programs.compilation(graph, machine, options, compile)
-    for warning in found.kept.warnings:
+    found, is_hit = settings.programs.compilation(graph, machine, options, compile)
+    for warning in found.warnings:
         if warning.kind.startswith("cache_"):
             _log.warning("graph %s: %s: %s", settings.name, warning.where, warning.detail)
-    if found.is_hit:
+    if is_hit:
         _log.info("graph %s: its program is read from the cache", settings.name)
-    (program,) = found.kept.binary.programs
+    (program,) = found.binary.programs
     return Binary((replace(program, name=settings.name),), machine.shape, PRODUCER)
 
 
