@@ -1,3 +1,3 @@
-"""Which Stitch this is. `pyproject.toml` says the same, and a test compares them."""
+"""The version of Stitch, equal to that in `pyproject.toml`."""
 
 __version__ = "0.1.0"

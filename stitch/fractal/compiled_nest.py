@@ -78,8 +78,8 @@ class CompiledNest:
                 expected=str(len(self._takes)), got=str(len(arguments)),
             )  # fmt: skip
         given: list[Any] = []
-        for number, (argument, form) in enumerate(zip(arguments, self._takes, strict=True)):
-            given += _data(argument, form, f"argument {number}")
+        for number, (argument, structure) in enumerate(zip(arguments, self._takes, strict=True)):
+            given += _data(argument, structure, f"argument {number}")
         traced = next((g for g in given if isinstance(g, SymbolicTensor)), None)
         found = call_program(self._loaded[0], given, getattr(traced, "builder", None))
         return self._gives.value(iter(found if isinstance(found, tuple) else (found,)))
@@ -117,7 +117,7 @@ def compile(
     options = CompileOptions(schedule=schedule, executor=executor)
     title = name or getattr(f, "__name__", "nest").strip("<>")
     tracing = GraphTracing(title)
-    forms = tuple([Structure.of(as_tuples(each)) for each in example])
+    structures = tuple([Structure.of(as_tuples(each)) for each in example])
     as_inputs = [tracing.as_leaf_inputs(each) for each in example]
     function = as_function(f, tracing.builder)
     gives = tracing.trace(lambda _: function(*as_inputs))
@@ -125,32 +125,32 @@ def compile(
     machine = load_machine(target)
     compiled = compile_graph(graph, machine, options)
     binary = Binary((compiled.program,), machine.shape, "fractal")
-    return CompiledNest(graph, binary, compiled.loops, forms, gives, machine, executor)
+    return CompiledNest(graph, binary, compiled.loops, structures, gives, machine, executor)
 
 
-def _data(value: Any, form: Structure, where: str) -> Iterator[Any]:
+def _data(value: Any, structure: Structure, where: str) -> Iterator[Any]:
     """Yield the program inputs for an argument: all leaves of a nest, in order."""
     value = as_tuples(value)
-    if form.parts is not None:
-        if not isinstance(value, tuple) or len(value) != len(form.parts):
+    if structure.parts is not None:
+        if not isinstance(value, tuple) or len(value) != len(structure.parts):
             raise UsageError(
                 "the function was compiled for a tuple here", where=where,
-                expected=f"{len(form.parts)} values", got=type(value).__name__,
+                expected=f"{len(structure.parts)} values", got=type(value).__name__,
             )  # fmt: skip
-        for number, (part, inside) in enumerate(zip(value, form.parts, strict=True)):
+        for number, (part, inside) in enumerate(zip(value, structure.parts, strict=True)):
             yield from _data(part, inside, f"{where}[{number}]")
         return
-    if form.tree is not None and not isinstance(value, FractalTensor):
+    if structure.tree is not None and not isinstance(value, FractalTensor):
         raise UsageError(
             "the function was compiled for a FractalTensor here", where=where,
-            expected=lengths_text(form), got=type(value).__name__,
+            expected=lengths_text(structure), got=type(value).__name__,
             remedy="pass FractalTensor(x)",
         )  # fmt: skip
     tree = value.index.tree if isinstance(value, FractalTensor) else None
-    if tree != form.tree:
+    if tree != structure.tree:
         raise UsageError(
             "the function was compiled for other lengths", where=where,
-            expected="a tensor" if form.tree is None else lengths_text(form),
+            expected="a tensor" if structure.tree is None else lengths_text(structure),
             got="a tensor" if tree is None else lengths_text(Structure(tree)),
             remedy="compile it for an example of these lengths, or call the function itself",
         )  # fmt: skip
@@ -170,7 +170,7 @@ def leaves_in_order(nest: FractalTensor) -> Any:
     return data if is_whole else nest.leaves()
 
 
-def lengths_text(form: Structure) -> str:
-    assert form.tree is not None
-    shown = [str(n) if isinstance(n, int) else str(n.tolist())[:40] for n in form.tree.lengths]
-    return f"a nest of depth {form.tree.depth}, lengths {'; '.join(shown)}"
+def lengths_text(structure: Structure) -> str:
+    assert structure.tree is not None
+    shown = [str(n) if isinstance(n, int) else str(n.tolist())[:40] for n in structure.tree.lengths]
+    return f"a nest of depth {structure.tree.depth}, lengths {'; '.join(shown)}"

@@ -154,10 +154,10 @@ def _scanned(
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
     xs, execution = as_nest(call, itr), current_mode(itr, initializer, args, [*named.values()])
-    told = NestCall(call, f, args, named)
+    nest_call = NestCall(call, f, args, named)
     if len(xs):
-        return execution.scan_elements(told, xs, initializer, from_right=from_right)
-    first = _initial(told, execution, xs, initializer)
+        return execution.scan_elements(nest_call, xs, initializer, from_right=from_right)
+    first = _initial(nest_call, execution, xs, initializer)
     return each_part(call, nest_of(call, [first]), lambda part: part[:0])
 
 
@@ -166,11 +166,11 @@ def _folded(
     named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
 ) -> Any:  # fmt: skip
     xs, execution = as_nest(call, itr), current_mode(itr, initializer, args, [*named.values()])
-    told = NestCall(call, f, args, named)
+    nest_call = NestCall(call, f, args, named)
     if not len(xs):
-        return as_leaves(_initial(told, execution, xs, initializer))
+        return as_leaves(_initial(nest_call, execution, xs, initializer))
     last = execution.fold_elements(
-        told, xs, initializer, from_right=from_right, is_associative=is_associative
+        nest_call, xs, initializer, from_right=from_right, is_associative=is_associative
     )
     return as_leaves(last)
 

@@ -87,10 +87,10 @@ class Parallel:
         return self._run(PendingCall(call, xs, initializer, "fold_elements", words))
 
     def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        said = self.map_elements(call, xs)
-        is_one = isinstance(said, FractalTensor) and said.depth == 1
-        check_bool(call, said.leaves()[0] if is_one else said, "element 0")
-        return np.flatnonzero(said.numpy())
+        result = self.map_elements(call, xs)
+        is_one = isinstance(result, FractalTensor) and result.depth == 1
+        check_bool(call, result.leaves()[0] if is_one else result, "element 0")
+        return np.flatnonzero(result.numpy())
 
     def _run(self, work: PendingCall) -> Any:
         """Run a call as a program, or element by element if lengths depend on data."""
@@ -105,13 +105,13 @@ class Parallel:
         program = known.program
 
         def how() -> str:
-            anew = [f"traced at each call, as {why}"] if why else []
-            return "; ".join(["one program", *self._loops.get(program, ()), *anew])
+            retraced = [f"traced at each call, as {why}"] if why else []
+            return "; ".join(["one program", *self._loops.get(program, ()), *retraced])
 
         report_call(name, how)
         found = program(*arguments)
         results = iter(found if isinstance(found, tuple) else (found,))
-        return self._shown(known.form.value(results))
+        return self._shown(known.structure.value(results))
 
     def _known(self, work: PendingCall) -> tuple[_CachedProgram, Sequence[Any], str]:
         """Return the program of a call, its inputs, and why it was traced again, or ""."""
@@ -123,13 +123,13 @@ class Parallel:
             key = None if kept is None else kept.key()
             found = None if key is None else self._programs.get(key)
             if kept is not None and found is not None:
-                return _CachedProgram(found[1], kept.form), reading.inputs.arguments, ""
-        tracing, form = _traced(work)
+                return _CachedProgram(found[1], kept.structure), reading.inputs.arguments, ""
+        tracing, structure = _traced(work)
         key, program = self._program(tracing.graph())
         reading = readings[-1 if tracing.given.keeps_numbers else 0]
         if reading.key is not None:
-            self._calls.put(reading.key, _CachedCall(ref(key), form), reading.inputs.nbytes)
-        return _CachedProgram(program, form), tracing.given.arguments, reading.why
+            self._calls.put(reading.key, _CachedCall(ref(key), structure), reading.inputs.nbytes)
+        return _CachedProgram(program, structure), tracing.given.arguments, reading.why
 
     def _program(self, graph: ComputationGraph) -> tuple[GraphKey, LoadedProgram]:
         """Return the program of a graph with its cache key; compile it on first use."""
@@ -163,7 +163,7 @@ class _CachedProgram:
     """A program and the structure of its result."""
 
     program: LoadedProgram
-    form: Structure
+    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class _CachedCall:
     """
 
     key: ReferenceType[GraphKey]
-    form: Structure
+    structure: Structure
 
 
 def _traced(work: PendingCall) -> tuple[GraphTracing, Structure]:

@@ -84,7 +84,7 @@ class CallInputs:
         #: Approximate size of the keys.
         self.nbytes = 0
 
-    def form(self, value: Any) -> Hashable:
+    def key_of(self, value: Any) -> Hashable:
         """Return the key of a value without its data; raise `NoKeyError` if it has none."""
         self.nbytes += 256
         if isinstance(value, FractalTensor):
@@ -92,20 +92,20 @@ class CallInputs:
                 return "numbers", self._bytes(value.data), self._index(value.index)
             part = self.part(value)
             if part is None:
-                return "nest", self._input_form(value.data), self._index(value.index)
+                return "nest", self._input_key(value.data), self._index(value.index)
             where = value.index.map
             assert isinstance(where, Affine)
             rows = where.base - part.first, where.strides
             return (
-                "part", self._input_form(value.data), part.begin, part.count,
+                "part", self._input_key(value.data), part.begin, part.count,
                 value.index.tree.lengths, rows,
             )  # fmt: skip
         if isinstance(value, Zipped):
-            return "zip", *map(self.form, value.parts)
+            return "zip", *map(self.key_of, value.parts)
         if isinstance(value, tuple | list):
-            return SameObject(type(value)), *map(self.form, value)
+            return SameObject(type(value)), *map(self.key_of, value)
         data = self.data_of(value)
-        return self._other(value) if data is None else ("input", self._input_form(data))
+        return self._other(value) if data is None else ("input", self._input_key(data))
 
     def _other(self, value: Any) -> Hashable:
         """Return the key of a value that is not data."""
@@ -182,7 +182,7 @@ class CallInputs:
             self._parts[key] = RowsPart(rows, begin, count, first)
         return self._parts[key]
 
-    def _input_form(self, data: Any) -> Hashable:
+    def _input_key(self, data: Any) -> Hashable:
         return self.place(data), data.shape, type_of_input(data)
 
 
@@ -230,11 +230,11 @@ class PendingCall:
         try:
             key = (
                 self.method, *self.words.values(),
-                inputs.form(call.function),
-                inputs.form(call.arguments),
-                tuple([(name, inputs.form(each)) for name, each in call.named.items()]),
-                inputs.form(self.xs),
-                None if self.initializer is None else inputs.form(self.initializer),
+                inputs.key_of(call.function),
+                inputs.key_of(call.arguments),
+                tuple([(name, inputs.key_of(each)) for name, each in call.named.items()]),
+                inputs.key_of(self.xs),
+                None if self.initializer is None else inputs.key_of(self.initializer),
             )  # fmt: skip
         except NoKeyError as error:
             return CallKey(inputs, why=error.why)
@@ -255,7 +255,7 @@ class FunctionBody:
 
     body: Body
     captured: tuple[SymbolicTensor, ...]
-    form: Structure
+    structure: Structure
 
 
 def function_body(
@@ -267,15 +267,15 @@ def function_body(
         kinds: Names and types of the inputs.
         copies: How often the tensors of the result are repeated as outputs.
     """
-    forms: list[Structure] = []
+    structures: list[Structure] = []
 
     def whole(builder: Any, inputs: Tensors) -> Tensors:
-        form, tensors = function(builder, inputs)
-        forms.append(form)
+        structure, tensors = function(builder, inputs)
+        structures.append(structure)
         return [*tensors] * copies
 
     body, captured = trace_body(owner, kinds, whole)
-    return FunctionBody(body, captured, forms[0])
+    return FunctionBody(body, captured, structures[0])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class LoopPiece:
     """The results of some elements, by number: tensors with all of them along axis 0."""
 
     numbers: Sequence[int]
-    form: Structure
+    structure: Structure
     tensors: Sequence[SymbolicTensor]
 
 
@@ -311,7 +311,7 @@ def first_segment(xs: Nest, order: Sequence[int]) -> Sequence[int]:
 
 def join_pieces(call: NestCall, pieces: Sequence[LoopPiece]) -> Any:
     """Return the results of all elements in order: a nest, or a tuple of nests."""
-    nests = [p.form.nest(iter(p.tensors), len(p.numbers)) for p in pieces]
+    nests = [p.structure.nest(iter(p.tensors), len(p.numbers)) for p in pieces]
     for piece, nest in zip(pieces, nests, strict=True):
         if type_structure(nest) != type_structure(nests[0]):
             raise UsageError(
@@ -351,10 +351,10 @@ def sequences_of(
     first, end = numbers[0], numbers[-1] + 1
     part = xs[first:end] if len(numbers) == end - first else xs[list(numbers)]
     rows = rows_of(part, tensor(part.data))
-    form = element_structure(xs, numbers[0])
-    if form.tree is None:
+    structure = element_structure(xs, numbers[0])
+    if structure.tree is None:
         return [rows]
-    return [rows.reshape(len(numbers), form.tree.numel, *rows.shape[1:])]
+    return [rows.reshape(len(numbers), structure.tree.numel, *rows.shape[1:])]
 
 
 def has_numbers(xs: Nest) -> bool:
@@ -458,23 +458,23 @@ class Traced:
         owner = self.builder.innermost(sequences)
         body = self._body(call, xs, owner, [element_structure(xs, numbers[0])], [], sequences)
         _, results = scan_of(owner, body.body, body.captured, [], sequences)
-        return LoopPiece(numbers, body.form, list(results))
+        return LoopPiece(numbers, body.structure, list(results))
 
     def _body(
-        self, call: NestCall, xs: Nest, owner: Any, forms: Sequence[Structure],
+        self, call: NestCall, xs: Nest, owner: Any, structures: Sequence[Structure],
         states: Sequence[SymbolicTensor], sequences: Sequence[SymbolicTensor], where: str = "",
         copies: int = 1,
     ) -> FunctionBody:  # fmt: skip
         """Trace a loop body: the function of values of these structures, the state first."""
         elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
         kinds = named_inputs([t.type for t in states], elements)
-        return function_body(owner, kinds, _function_of(call, xs, forms, where), copies=copies)
+        return function_body(owner, kinds, _function_of(call, xs, structures, where), copies=copies)
 
     def _cell(self, call: NestCall, xs: Nest, number: int) -> LoopPiece:
         """Write the function of one element outside of a loop."""
         value = UserFunction(call, self, xs, states=0)(xs[number])
-        form, tensors = self.flat(value)
-        return LoopPiece([number], form, [self.builder.unsqueeze(t, 0) for t in tensors])
+        structure, tensors = self.flat(value)
+        return LoopPiece([number], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
 
     def flat(self, value: Any) -> tuple[Structure, list[SymbolicTensor]]:
         """Return a value's structure, and the tensors that it consists of."""
@@ -504,8 +504,10 @@ class Traced:
         if initializer is None:
             first, order = order[0], order[1:]
             state = function.given(xs[first])
-            form, tensors = self.flat(state)
-            pieces.append(LoopPiece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
+            structure, tensors = self.flat(state)
+            pieces.append(
+                LoopPiece([first], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
+            )
         else:
             state = function.result(initializer)
         asks = False
@@ -526,9 +528,9 @@ class Traced:
                 where = f"round {round_}, element {segment[0]}"
                 state = self._round(call, xs, before, segment[0], asks)
                 check_state(call, before, state, where)
-                form, tensors = self.flat(state)
+                structure, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
-                piece = LoopPiece(segment, form, tensors)
+                piece = LoopPiece(segment, structure, tensors)
             if keeps:
                 pieces.append(piece)
             order = order[len(segment) :]
@@ -559,26 +561,26 @@ class Traced:
         """Write a loop over elements of one structure; None if a round changes the state's
         lengths."""
         numbers = sorted(order)
-        form, element = Structure.of(state), element_structure(xs, numbers[0])
+        structure, element = Structure.of(state), element_structure(xs, numbers[0])
         _, first = self.flat(state)
         sequences = sequences_of(xs, numbers, self.tensor)
         owner = self.builder.innermost([*first, *sequences])
         where = f"round {first_round}, element {order[0]}"
         body = self._body(
-            call, xs, owner, [form, element], first, sequences, where, copies=2 if keeps else 1
+            call, xs, owner, [structure, element], first, sequences, where, copies=2 if keeps else 1
         )
-        if body.form != form:
+        if body.structure != structure:
             return None
         last, states = scan_of(
             owner, body.body, body.captured, first, sequences,
             taken_backward=[from_right] * len(sequences),
             given_backward=[from_right] * len(first) if keeps else (),
         )  # fmt: skip
-        return form.value(iter(last)), LoopPiece(numbers, form, list(states))
+        return structure.value(iter(last)), LoopPiece(numbers, structure, list(states))
 
     def _reduced(self, call: NestCall, xs: Nest, initializer: Any) -> Any:
         """Combine neighbours until one is left; None if a pair has other lengths than its parts."""
-        form = element_structure(xs, 0)
+        structure = element_structure(xs, 0)
         tensors = sequences_of(xs, range(len(xs)), self.tensor)
 
         while tensors[0].shape[0] > 1:
@@ -586,15 +588,17 @@ class Traced:
             even = count - count % 2
             sides = [t[0:even:2] for t in tensors] + [t[1:even:2] for t in tensors]
             owner = self.builder.innermost(sides)
-            body = self._body(call, xs, owner, [form, form], [], sides, "elements 0 and 1")
-            if body.form != form:
+            body = self._body(
+                call, xs, owner, [structure, structure], [], sides, "elements 0 and 1"
+            )
+            if body.structure != structure:
                 return None
             _, pairs = scan_of(owner, body.body, body.captured, [], sides)
             if even < count:
                 rest = zip(pairs, tensors, strict=True)
                 pairs = tuple([self.builder.concat([a, b[even:]], 0) for a, b in rest])
             tensors = list(pairs)
-        last = form.value(iter([t.reshape(*t.shape[1:]) for t in tensors]))
+        last = structure.value(iter([t.reshape(*t.shape[1:]) for t in tensors]))
         if initializer is None:
             return last
         function = UserFunction(call, self, xs, states=1)
@@ -604,15 +608,15 @@ class Traced:
         return after
 
 
-def _function_of(call: NestCall, xs: Nest, forms: Sequence[Structure], where: str) -> Function:
+def _function_of(call: NestCall, xs: Nest, structures: Sequence[Structure], where: str) -> Function:
     """Return a call's function on the tensors of a loop body."""
 
     def function(builder: Any, inputs: Sequence[SymbolicTensor]) -> Any:
         inside, tensors = Traced(builder), iter(inputs)
         with use_mode(inside):
-            given = [form.value(tensors) for form in forms]
-            after = UserFunction(call, inside, xs, states=len(forms) - 1)(*given)
-            if len(forms) > 1:
+            given = [structure.value(tensors) for structure in structures]
+            after = UserFunction(call, inside, xs, states=len(structures) - 1)(*given)
+            if len(structures) > 1:
                 check_state(call, given[0], after, where)
             return inside.flat(after)
 
@@ -649,10 +653,10 @@ class GraphTracing:
         execution = Traced(self.builder)
         with use_mode(execution):
             value = as_tuples(write(execution))
-            form, tensors = execution.flat(value)
+            structure, tensors = execution.flat(value)
         for number, tensor in enumerate(tensors):
             self.builder.output(f"output_{number}", tensor)
-        return form
+        return structure
 
     def graph(self) -> ComputationGraph:
         return self.builder.build()

@@ -187,9 +187,9 @@ class Sequential:
     def select_elements(self, call: NestCall, xs: Nest) -> Any:
         function, kept = UserFunction(call, self, xs, states=0), []
         for number, x in enumerate(xs):
-            said = function(x)
-            check_bool(call, said, f"element {number}")
-            if said.item():
+            result = function(x)
+            check_bool(call, result, f"element {number}")
+            if result.item():
                 kept.append(number)
         return np.array(kept, np.int64)
 
@@ -204,11 +204,11 @@ def check_state(call: NestCall, before: Any, after: Any, where: str) -> None:
         )  # fmt: skip
 
 
-def check_bool(call: NestCall, said: Any, where: str) -> None:
+def check_bool(call: NestCall, result: Any, where: str) -> None:
     """Raise `UsageError` for a predicate's result that is not one bool."""
-    is_one = not isinstance(said, tuple) and type_structure(said)[0] == 0 and said.size == 1
-    if not is_one or said.dtype != np.bool_:
+    is_one = not isinstance(result, tuple) and type_structure(result)[0] == 0 and result.size == 1
+    if not is_one or result.dtype != np.bool_:
         raise UsageError(
             f"the predicate of {call.name} must return one bool", where=where,
-            got=structure_text(said), remedy="return a comparison, such as x > 0",
+            got=structure_text(result), remedy="return a comparison, such as x > 0",
         )  # fmt: skip
