@@ -138,21 +138,20 @@ class CompiledTraining:
             )
         if self.instance is not None:
             self.instance.close()
-        reader = self.reader
+        reader, programs, machine = self.reader, self.programs, device.machine
+        loss, optimizer, options, executor = self.loss, self.optimizer, self.options, self.executor
+        # The functions below must not refer to `self`: it refers to the instance, which would only
+        # be released by the garbage collector.
         instance = TrainingInstance(
-            self.programs, device, values,
-            loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
+            programs, device, values,
+            loss=loss, optimizer=optimizer, seed=seed, owns_device=owns_device,
             capture_call=capture_call, constants=self.constants,
-            compile_update=partial(
-                compile_update, options=self.options, machine=device.machine
-            ),
+            compile_update=partial(compile_update, options=options, machine=machine),
             compile_step=None if reader is None else lambda shapes: compile_step(
-                reader.model(shapes), self.programs, self.loss, self.optimizer, self.options,
-                device.machine, self.executor,
+                reader.model(shapes), programs, loss, optimizer, options, machine, executor
             ),
             compile_evaluation=None if reader is None else lambda shapes: compile_evaluation(
-                reader.evaluation(shapes), self.programs, self.options, device.machine,
-                self.executor,
+                reader.evaluation(shapes), programs, options, machine, executor
             ),
         )  # fmt: skip
         counts = [name for name in values if name.startswith("training.")]
