@@ -39,8 +39,8 @@ from stitch.graph import (
     PlacementValue,
     as_data,
     from_json,
-    objects_without_duplicates,
     parse_placement,
+    reject_duplicate_keys,
 )
 from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, load_machine
@@ -338,7 +338,7 @@ class ModelParts:
 def read_model(text: str) -> ModelParts:
     """Return the parts of a dumped model; raise `FormatError` for any other text."""
     try:
-        body = json.loads(text, object_pairs_hook=objects_without_duplicates)
+        body = json.loads(text, object_pairs_hook=reject_duplicate_keys)
         graph_text = json.dumps(body.get("graph") if isinstance(body, dict) else None)
     except (RecursionError, ValueError) as error:
         raise _no_model(_not_json(text, error)) from error

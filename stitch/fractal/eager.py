@@ -14,12 +14,12 @@ import numpy as np
 from stitch.compiler import compile_graph
 from stitch.fractal.program_cache import ProgramCache
 from stitch.graph import (
+    AttributeLike,
     ComputationGraph,
     ComputationGraphBuilder,
-    Given,
     LayerMethods,
+    OperandLike,
     SymbolicTensor,
-    Written,
     array_of,
     call_function,
     call_ufunc,
@@ -125,7 +125,7 @@ class EagerBuilder(LayerMethods):
         """Return a tensor of a value that a user function wrote."""
         return EagerTensor(self, array_of(array, self._where()), is_constant=True)
 
-    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
+    def tensor(self, given: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """Return tensors unchanged; device tensors, arrays and numbers as tensors with data."""
         if isinstance(given, SymbolicTensor):
             return given
@@ -142,9 +142,9 @@ class EagerBuilder(LayerMethods):
     def apply(
         self,
         op: str,
-        operands: Sequence[Given],
+        operands: Sequence[OperandLike],
         outputs: int | Sequence[str],
-        attributes: Mapping[str, Written],
+        attributes: Mapping[str, AttributeLike],
         domain: str = "",
     ) -> tuple[SymbolicTensor, ...]:
         """Run one operation and return its results."""
@@ -187,7 +187,7 @@ class EagerBuilder(LayerMethods):
 
     def _compiled(
         self, op: str, domain: str, tensors: Sequence[Any], names: Sequence[str],
-        attributes: Mapping[str, Written],
+        attributes: Mapping[str, AttributeLike],
     ) -> LoadedProgram:  # fmt: skip
         """Compile a program of one operation."""
         builder = ComputationGraphBuilder(op.lower())

@@ -80,13 +80,13 @@ from stitch.forms import (
 )
 from stitch.graph import (
     PLACEMENT_FIELDS,
+    AttributeLike,
     ComputationGraph,
     ComputationGraphBuilder,
-    Given,
+    OperandLike,
     PlacementOption,
     Side,
     SymbolicTensor,
-    Written,
 )
 from stitch.program import Array, DataType, InputKind, Ownership
 
@@ -516,7 +516,7 @@ class OperationReader:
         names = ["unused" if name == "_" else name for name in statement.outputs]
         try:
             with self.builder.at(f"{self.log.file}:{node.line}"):
-                given: list[Given] = [o for o in operands if not isinstance(o, _Missing)]
+                given: list[OperandLike] = [o for o in operands if not isinstance(o, _Missing)]
                 results = self.builder.apply(
                     statement.op, given, names, attributes, statement.domain
                 )
@@ -581,7 +581,7 @@ class OperationReader:
             self.log.note("bad_value", item.line, f"{what}: {error}")
             return None
 
-    def _operand(self, operand: Operand, line: int) -> Given | _Missing:
+    def _operand(self, operand: Operand, line: int) -> OperandLike | _Missing:
         if isinstance(operand, ValueName):
             tensor = self.value(operand.text, line)
             return _MISSING if tensor is None else tensor
@@ -589,7 +589,7 @@ class OperationReader:
             return self._list(operand, line)
         return operand
 
-    def _list(self, operand: list[Literal], line: int) -> Given | _Missing:
+    def _list(self, operand: list[Literal], line: int) -> OperandLike | _Missing:
         try:
             array = np.asarray(operand)
         except ValueError:
@@ -599,16 +599,16 @@ class OperationReader:
             return _MISSING
         return operand  # type: ignore[return-value]  # a rectangular list of numbers
 
-    def _attributes(self, statement: Statement, line: int) -> dict[str, Written] | None:
+    def _attributes(self, statement: Statement, line: int) -> dict[str, AttributeLike] | None:
         """Attributes with data types by name where the operator wants ONNX's number."""
-        attributes: dict[str, Written] = {}
+        attributes: dict[str, AttributeLike] = {}
         try:
             declared = ops.lookup(statement.op, statement.domain).attributes
         except CompileError as error:
             self.log.note_error("unknown_operator", line, error)
             return None
         for name, value in statement.attributes:
-            written: Written = value  # type: ignore[assignment]  # nested lists fail in `apply`
+            written: AttributeLike = value  # type: ignore[assignment]  # nested lists fail in `apply`
             if isinstance(value, str) and name in declared and declared[name].kind == "int":
                 try:
                     written = DataType.parse(value)

@@ -12,14 +12,14 @@ from stitch.graph.control_flow import (
     scan_of,
     trace_body,
 )
-from stitch.graph.emitter import Given, Written
+from stitch.graph.emitter import AttributeLike, OperandLike
 from stitch.graph.graph_json import (
     JsonObject,
     as_data,
     as_json,
     from_json,
-    objects_without_duplicates,
-    shortened,
+    reject_duplicate_keys,
+    shorten,
 )
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.layer_methods import LayerMethods
@@ -41,14 +41,12 @@ from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import ComputationGraphBuilder, trace
 
 __all__ = [
-    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "PLACEMENT_FIELDS", "BodyBuilder", "ComputationGraph",
-    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "VmapResult",
-    "BatchedValue", "NoDataError", "Operations", "Side", "PlacementError", "PlacementOption",
-    "SymbolicTensor", "WriteUnbatched",
-    "PlacementValue", "Written", "array_of", "as_data", "as_json", "call_function",
-    "call_ufunc", "check_types", "choose",
-    "from_json", "vmap", "objects_without_duplicates", "parse_placement", "repeat_while", "scan",
-    "scan_in_body",
-    "scan_of", "shortened", "trace", "trace_body", "user_location", "requested_layout",
-    "placement_between", "placement_of",
+    "array_of", "as_data", "as_json", "AttributeLike", "BatchedValue", "BodyBuilder",
+    "call_function", "call_ufunc", "check_types", "choose", "ComputationGraph",
+    "ComputationGraphBuilder", "from_json", "JsonObject", "KnownValues", "LayerMethods",
+    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "NoDataError", "OperandLike", "Operations",
+    "parse_placement", "placement_between", "PLACEMENT_FIELDS", "placement_of", "PlacementError",
+    "PlacementOption", "PlacementValue", "reject_duplicate_keys", "repeat_while",
+    "requested_layout", "scan", "scan_in_body", "scan_of", "shorten", "Side", "SymbolicTensor",
+    "trace", "trace_body", "user_location", "vmap", "VmapResult", "WriteUnbatched",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Batching: the operations of a body, or of a graph, for a whole batch at once.
+"""`vmap`: write the operations of a body or graph for a whole batch at once.
 
-What differs between no two batch elements is computed once. How an operator is applied to all batch
-elements its batching rule says.
+Values that are equal for all batch elements are computed once. Each operator's batching rule says
+how it is applied to a batch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.graph.emitter import Emitter, Given
+from stitch.graph.emitter import Emitter, OperandLike
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import ABSENT, Constant, InputSlot, Operation, OutputSlot, Value, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching: the operations of a body, or of a graph, for a whole batch at once.
-
 
 class Operations(Protocol):
-    """What bodies and graphs have in common: operations in run order, and what they are about."""
+    """Common interface of bodies and graphs."""
 
     @property
     def inputs(self) -> Sequence[int] | Sequence[InputSlot]: ...
@@ -41,17 +38,15 @@ class Operations(Protocol):
     def constants(self) -> Sequence[Constant]: ...
 
 
-#: Writes an operation that has no rule, or carries a body, for the whole batch; gives its results
-#: as a batching rule does, the batch axis in front, None for those that are absent. Of an operation
-#: with a body no operand may differ within the batch: it is then wanted once, without that axis.
+#: Writes an operation without a batching rule, or with a body, for the whole batch. Returns results
+#: like a batching rule: batch axis first, None if absent. An operation with a body none of whose
+#: operands is batched is written once, without a batch axis.
 WriteUnbatched = Callable[[Operation, ops.BatchingContext], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedValue:
-    """A value, and whether it has a batch axis in front; if not, it is the same for the whole
-    batch.
-    """
+    """A value, and whether its first axis is the batch axis (else all elements share it)."""
 
     tensor: SymbolicTensor
     is_batched: bool
@@ -59,7 +54,7 @@ class BatchedValue:
 
 @dataclass(frozen=True, slots=True)
 class VmapResult:
-    """What became of the outputs, and the operations that were written without a rule."""
+    """The batched outputs, and the operations for which there was no batching rule."""
 
     results: tuple[BatchedValue, ...]
     without_rule: tuple[Operation, ...]
@@ -67,16 +62,24 @@ class VmapResult:
 
 def vmap(
     holder: Operations,
-    operands: Sequence[Given],
+    operands: Sequence[OperandLike],
     batched: Sequence[bool],
     batch_size: int,
     builder: Emitter,
     write_unbatched: WriteUnbatched,
 ) -> VmapResult:
-    """Writes every operation of a body or graph to `builder`, for `batch_size` batch elements.
+    """Write every operation of `holder` to `builder`, for `batch_size` batch elements.
 
-    `operands[i]` stands for input i, None where it is absent: [batch elements, *shape] if
-    `batched[i]`, else of the input's shape. Raises `CompileError` for operands of other types.
+    Args:
+        holder: A body or a graph.
+        operands: One per input, None if absent; `[batch_size, *shape]` if batched, else `shape`.
+        batched: For each operand, whether its first axis is the batch axis.
+        batch_size: Number of batch elements.
+        builder: Receives the operations.
+        write_unbatched: Called for operations without a batching rule or with a body.
+
+    Raises:
+        CompileError: The type of an operand differs from that of its input.
     """
     return _Vmap(holder, batch_size, builder, write_unbatched).run(operands, batched)
 
@@ -93,13 +96,13 @@ class _Vmap:
         self._values: dict[int, BatchedValue] = {}
         self._without_rule: list[Operation] = []
 
-    def run(self, operands: Sequence[Given], batched: Sequence[bool]) -> VmapResult:
+    def run(self, operands: Sequence[OperandLike], batched: Sequence[bool]) -> VmapResult:
         places = [_place(slot) for slot in self._holder.inputs]
         for place, operand, varies in zip(places, operands, batched, strict=True):
             if place != ABSENT:
                 self._keep(place, self._builder.tensor(operand), varies)
         for operation in self._holder.operations:
-            # Lines of the user's stay with what becomes of them.
+            # Keep the user's source location.
             with self._builder.at(operation.location):
                 self._write(operation)
         results = tuple(self._vmapped(_place(slot)) for slot in self._holder.outputs)
@@ -107,7 +110,7 @@ class _Vmap:
 
     def _vmapped(self, value: int) -> BatchedValue:
         if value not in self._values:
-            # Constants are written where they are first wanted: rules want some of them changed.
+            # Write constants on first use: batching rules replace some of them.
             tensor = self._builder.constant(self._constants[value])
             self._values[value] = BatchedValue(tensor, False)
         return self._values[value]
@@ -135,7 +138,7 @@ class _Vmap:
         else:
             known = ops.known_by_type(operation, self._type(operation.inputs[0]))
             if known is not None:
-                # A shape is the same in the whole batch, and what comes of it too.
+                # Shapes are equal for the whole batch, and so is everything computed from them.
                 results, varies = (self._builder.constant(known),), False
             else:
                 results = self._by_rule(operation, self._context(operation, given))
@@ -145,9 +148,7 @@ class _Vmap:
                 self._keep(value, result, varies)
 
     def _of_empty_batch(self, operation: Operation) -> Sequence[SymbolicTensor | None]:
-        """Nothing, in the results' types; a rule could not tell batch elements from what it puts
-        beside.
-        """
+        """Return empty results: with batch size 0, rules cannot infer element shapes."""
         kinds = map(self._type, operation.outputs)
         return [
             None

@@ -29,16 +29,17 @@ from stitch.program import (
 
 @dataclass(frozen=True, slots=True)
 class ComputationGraph(OperationList):
-    """An unplaced entry point: slots, typed values, operations in run order, constants, placement
-    options.
+    """An unplaced entry point: slots, typed values, operations in run order, constants and
+    placement options.
 
-    Raises `CompileError` listing every way in which the parts do not fit together.
+    Raises:
+        CompileError: The parts are inconsistent; the message lists up to eight problems.
     """
 
     constants: tuple[Constant, ...] = ()
     placement: tuple[PlacementOption, ...] = ()
-    #: What inputs of kind `state` begin with, by name; outputs of the same names are what they
-    #: become. Passes that make a graph anew need not hand it on.
+    #: Initial values of inputs of kind `state`, by name; the output of the same name is the next
+    #: state. A pass may drop them: the compiler takes them from the original graph.
     initial_state: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -59,8 +60,10 @@ class ComputationGraph(OperationList):
         return self.values[self.outputs[index].value].type
 
     def slot_index(self, option: PlacementOption) -> int:
-        """The index of the slot that a placement option is about; raises `PlacementError` if there
-        is none.
+        """Return the index of the slot that `option` names.
+
+        Raises:
+            PlacementError: There is no such slot.
         """
         return self._index(option, self._places(option.side))
 
@@ -88,11 +91,12 @@ class ComputationGraph(OperationList):
         return option.slot if isinstance(option.slot, int) else places[option.slot]
 
     def with_placement(self, *placement: PlacementOption) -> ComputationGraph:
-        """The same graph with more placement options; a later placement option replaces an earlier
-        one on its field, and for `interleaved` takes the shard spec away.
+        """Return the graph with more placement options; a later one replaces an earlier one.
 
-        Raises `PlacementError` for a placement option about a slot, or an alias of an input, that
-        there is not.
+        `memory_layout=interleaved` also removes the shard spec of its slot.
+
+        Raises:
+            PlacementError: An option names a slot that does not exist, or aliases such an input.
         """
         kept: dict[tuple[str, int, str], PlacementOption] = {}
         places = {"input": self._places("input"), "output": self._places("output")}
@@ -105,32 +109,32 @@ class ComputationGraph(OperationList):
                 problem = _slot_problem("input", option.value, places["input"])
                 if problem is not None:
                     where = f"graph {self.name!r}, placement option {option.text()}"
-                    raise PlacementError(f"an output takes the buffer of an input: {problem}",
-                                    where=where)  # fmt: skip
+                    raise PlacementError(
+                        f"an output cannot take the buffer of that input: {problem}", where=where
+                    )
             kept[option.side, self._index(option, places[option.side]), option.field] = option
         return replace(self, placement=tuple(kept.values()))
 
     def text(self) -> str:
-        """The graph as stable, readable text (the form that golden files hold)."""
+        """Return the graph as stable, readable text, the format of the golden files."""
         lines = body_lines(self, lambda i: self.values[i].type.text(), _shown)
         placement = [f"  placement {option.text()}" for option in self.placement]
         return "\n".join([f"graph @{self.name} {{", *lines, *placement, "}\n"])
 
 
 def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
-    """Every defect of a graph: structure, values that are placed already, placement options about
-    no slot.
-    """
+    """Return every defect: of structure, of values with a layout, of options without a slot."""
     problems = list(structure_problems(graph))
     for i, value in enumerate(graph.values):
         if value.layout is not None:
             where = f"value {i} ({value.name})"
-            problems.append(Problem("placed", where, "a graph's values have no layout"))
+            problems.append(Problem("placed", where, "a value of a graph must not have a layout"))
     for slot in graph.outputs:
         source = slot.aliases_input
         if source is not None and not 0 <= source < len(graph.inputs):
             where = f"output {slot.name!r}"
-            problems.append(Problem("unknown_slot", where, f"it aliases input {source}: none"))
+            detail = f"aliases input {source}, but the graph has {len(graph.inputs)} inputs"
+            problems.append(Problem("unknown_slot", where, detail))
     sides = {"input": _places(graph.inputs), "output": _places(graph.outputs)}
     problems += _state_problems(graph, sides)
     for option in graph.placement:
@@ -145,13 +149,13 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
 def _state_problems(
     graph: ComputationGraph, sides: Mapping[str, Mapping[str, int]]
 ) -> Iterator[Problem]:
-    """Yield every initial value of no state, and of another type than its input or output has."""
+    """Yield initial values without a state slot, and those whose type differs from the slot's."""
     for name, array in graph.initial_state.items():
         index, becomes = sides["input"].get(name), sides["output"].get(name)
         kind = None if index is None else graph.inputs[index].kind
         where = f"the initial value of {name!r}"
         if index is None or becomes is None or kind is not InputKind.STATE:
-            detail = "a state is an input of kind `state` and an output of the same name"
+            detail = "a state needs an input of kind `state` and an output of the same name"
             yield Problem("unknown_slot", where, detail)
             continue
         given = ValueType(array.shape, DataType.from_dtype(array.dtype))
@@ -159,12 +163,12 @@ def _state_problems(
             ("input", graph.input_type(index)), ("output", graph.output_type(becomes))
         ):  # fmt: skip
             if given != wanted:
-                detail = f"it is {given.text()}, the {side} is {wanted.text()}"
+                detail = f"the initial value is {given.text()}, the {side} is {wanted.text()}"
                 yield Problem("type_mismatch", where, detail)
 
 
 def check_types(graph: ComputationGraph) -> tuple[Problem, ...]:
-    """Runs inference over the whole graph again; returns every mismatch and every failure."""
+    """Infer all types again; return every mismatch and every failure."""
     return tuple(_type_problems(graph))
 
 
@@ -175,7 +179,7 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
         known = KnownValues({constant.value: constant.data for constant in part.constants})
         for i, operation in enumerate(part.operations):
             if operation.is_foreign:
-                continue  # Its types are what the graph says.
+                continue  # The types of its results are declared by the graph.
             where = f"{prefix}operation {i} ({operation.op})"
             where += f" at {operation.location}" if operation.location else ""
             operands = [None if j == ABSENT else part.values[j].type for j in operation.inputs]
@@ -188,13 +192,13 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
             for index, kind in zip(operation.outputs, inferred, strict=True):
                 if index != ABSENT and part.values[index].type != kind:
                     named = f"{part.values[index].name} is {part.values[index].type.text()}"
-                    detail = f"{named}, the operator gives {kind.text()}"
+                    detail = f"{named}, inferred {kind.text()}"
                     yield Problem("type_mismatch", where, detail)
             known.add_operation(operation, operands)
 
 
 def _places(slots: Iterable[InputSlot | OutputSlot]) -> dict[str, int]:
-    """Indices by name."""
+    """Return slot indices by name."""
     return {slot.name: index for index, slot in enumerate(slots)}
 
 

@@ -1,6 +1,6 @@
-"""The constants of a graph under construction: each array once, none that can change later.
+"""Constants of a graph under construction, deduplicated and immutable.
 
-Small equal arrays are shared by content, large ones by identity.
+Small equal arrays share one value by content, large ones by identity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Key = tuple[str, tuple[int, ...], bytes]
 
 
 class ConstantPool:
-    """Constants by value index, with sharing."""
+    """Constants by value index, deduplicated."""
 
     __slots__ = ("_by_content", "_by_identity", "_constants")
 
@@ -30,7 +30,7 @@ class ConstantPool:
         self._by_identity: dict[int, tuple[Array, Array, int]] = {}
 
     def find(self, data: Array) -> int | None:
-        """The value that already holds this data, if that is cheap to know."""
+        """Return the value that holds this data, or None; large data is compared by identity."""
         if data.nbytes <= SMALL_NBYTES:
             return self._by_content.get(_key(data))
         held = self._by_identity.get(id(data))
@@ -39,7 +39,7 @@ class ConstantPool:
         return None
 
     def add(self, index: int, data: Array) -> Array:
-        """Holds data for a value; a writable array is copied. Returns what is held, read-only."""
+        """Store the data of value `index` and return the read-only array; copies if writable."""
         kept = np.array(data, order="C") if can_change(data) else np.ascontiguousarray(data)
         kept = kept.reshape(data.shape)
         constant = Constant(index, kept)
@@ -51,15 +51,20 @@ class ConstantPool:
         return constant.data
 
     def constants(self) -> tuple[Constant, ...]:
-        """All of them, in order of their making."""
+        """Return all constants in the order they were added."""
         return tuple(self._constants)
 
 
 def array_of(given: object, where: str, data_type: DataType | None = None) -> Array:
-    """An array as it is; numbers and lists of numbers as arrays, and what gives NumPy an array.
+    """Convert a NumPy array, a number, a list of numbers or an object with `__array__`.
 
-    Python and NumPy numbers take `data_type` where they fit it (or float32, int64, bool); a list
-    of ints is an int64 vector. Raises `CompileError` for anything else.
+    Args:
+        given: What to convert. A list of ints becomes an int64 vector.
+        where: Location for messages.
+        data_type: Type of Python and NumPy numbers; default float32, int64 or bool.
+
+    Raises:
+        CompileError: `given` is none of these, or does not fit `data_type`.
     """
     if isinstance(given, np.ndarray):
         return _storable(given, where)
@@ -70,7 +75,7 @@ def array_of(given: object, where: str, data_type: DataType | None = None) -> Ar
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         return _listed(given, where, data_type)
     raise CompileError(
-        f"{type(given).__name__} is neither a tensor nor an array nor a number",
+        f"expected a tensor, an array or a number, got {type(given).__name__}",
         where=where,
         got=repr(given)[:80],
         remedy="pass a symbolic tensor, a NumPy array or a number",
@@ -78,13 +83,13 @@ def array_of(given: object, where: str, data_type: DataType | None = None) -> Ar
 
 
 def _handed_over(given: object, where: str) -> Array:
-    """The array of a tensor of a device, or of another library; what has data only later says
-    so."""
+    """Call `__array__`; tensors that have no data yet raise here."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CompileError(
-            f"{type(given).__name__} gives no array: {str(error)[:200]}", where=where,
+            f"{type(given).__name__} cannot be converted to an array: {str(error)[:200]}",
+            where=where,
             remedy="pass a symbolic tensor, a NumPy array or a number",
         ) from error  # fmt: skip
 
@@ -103,14 +108,14 @@ def _storable(array: Array, where: str) -> Array:
 def _scalar(given: bool | int | float | np.generic, where: str, wanted: DataType | None) -> Array:
     number = given.item() if isinstance(given, np.generic) else given
     if not isinstance(number, bool | int | float):
-        raise CompileError(f"{number!r} is not a real number", where=where)
+        raise CompileError(f"expected a real number, got {number!r}", where=where)
     if wanted is None:
         if isinstance(given, np.generic):
             return _storable(np.asarray(given), where)
         wanted = _natural(number)
     if not _fits(number, wanted):
         raise _too_large(number, where, wanted)
-    # What is no number has bits of its own in each type, and NumPy warns of them.
+    # NumPy warns when it converts NaN and infinities to narrow types; these conversions are valid.
     with np.errstate(all="ignore"):
         return np.asarray(number, wanted.dtype)
 
@@ -119,7 +124,7 @@ def _too_large(number: bool | int | float, where: str, wanted: DataType) -> Comp
     return CompileError(
         f"the number {number!r} does not fit a tensor of {wanted.value}",
         where=where,
-        expected=f"a number that {wanted.value} can hold",
+        expected=f"a number in the range of {wanted.value}",
         remedy="cast the tensor first",
     )
 
@@ -150,15 +155,18 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
     try:
         array: Array = np.asarray(given)
     except ValueError as error:
-        raise CompileError("a list of unequal lists is no array", where=where) from error
+        raise CompileError(
+            "the rows of a nested list must have equal lengths", where=where, got=repr(given)[:80]
+        ) from error
     if array.size == 0 or array.dtype.kind == "i":
         return array.astype(np.int64)
     if array.dtype.kind == "b":
         return array
     if array.dtype.kind != "f":
         raise CompileError(
-            "a list of numbers (whole ones of 64 bits) is needed", where=where, got=repr(given)[:80]
-        )
+            "expected a list of numbers (integers of at most 64 bits)", where=where,
+            got=repr(given)[:80],
+        )  # fmt: skip
     floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
     with np.errstate(all="ignore"):
         narrowed = array.astype(floating.dtype)

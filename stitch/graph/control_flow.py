@@ -1,12 +1,8 @@
-"""Loops: a Python function on the tensors of one round becomes the body of a scan.
+"""Loops and branches: a Python function of one round becomes the body of a Scan.
 
-The function runs once. Tensors of the graph around that it reads become operands that all rounds
-share; small constants are copied.
-
-What data decide while a program runs: one of two sides, and how often a loop goes round.
-
-Both are scans with a condition: a side is a loop of at most one round, so the side that is not
-taken is not computed.
+The function is traced once. Tensors of the surrounding graph that it reads become operands shared
+by all rounds; small constants are copied. A data-dependent branch is a scan of at most one round
+whose condition is the branch's, so the branch that is not taken is not computed.
 """
 
 from __future__ import annotations
@@ -19,26 +15,24 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.graph import numpy_functions
 from stitch.graph.constant_pool import SMALL_NBYTES
-from stitch.graph.emitter import Emitter, Given
+from stitch.graph.emitter import Emitter, OperandLike
 from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import CONDITION, MAX_ROUNDS, SCAN, Array, Body, ScanForm, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Loops: trace a Python function of one round into the body of a scan.
-
 Tensors = Sequence[SymbolicTensor]
-#: From states and the elements of a round: the states after it, and what it gives.
-Round = Callable[[Tensors, Tensors], tuple[Sequence[Given], Sequence[Given]]]
+Operands = Sequence[OperandLike]
+#: Maps the states and elements of a round to the next states and the results of the round.
+Round = Callable[[Tensors, Tensors], tuple[Operands, Operands]]
 
 
 @final
 class BodyBuilder(LayerMethods):
-    """Builds a body within a graph; `build` ends it.
+    """Builds a body within another graph; `build` ends it.
 
-    `captured` are the tensors of the builder around it that it reads, in the order of the inputs
-    that stand for them.
+    `captured` lists the tensors of the surrounding builder that the body reads, in the order of
+    the inputs they become.
     """
 
     __slots__ = ("_at", "_inputs", "_is_done", "around", "captured")
@@ -52,26 +46,26 @@ class BodyBuilder(LayerMethods):
         self._is_done = False
 
     def input(self, name: str, kind: ValueType) -> SymbolicTensor:
-        """The next input of the body."""
+        """Add the next input of the body."""
         tensor = self._value(name, kind)
         self._inputs.append(tensor.index)
         return tensor
 
     def is_inside(self, other: Emitter) -> bool:
-        """Whether this builds a body within what the other builds; no body is, that is finished."""
-        around = self.around
-        return not self._is_done and (around is other or around.is_inside(other))
+        return not self._is_done and (self.around is other or self.around.is_inside(other))
 
-    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
-        """As of every builder; a tensor from around becomes an input, a small constant without a
-        name its copy."""
+    def tensor(self, given: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
+        """Convert an operand, as in every builder.
+
+        A tensor of the surrounding graph becomes an input; an unnamed small constant is copied.
+        """
         builder: Any = given.builder if isinstance(given, SymbolicTensor) else None
         if builder is None and isinstance(given, np.ndarray) and given.nbytes > SMALL_NBYTES:
             return self.tensor(self.around.tensor(given))  # Defined in the surrounding graph.
         if builder is None or builder is self or builder.is_inside(self):
             return super().tensor(given, like)
         if not self.is_inside(builder):
-            return super().tensor(given, like)  # It says so.
+            return super().tensor(given, like)  # Raises: it belongs to another graph.
         outer = self.around.tensor(given)
         found = self._at.get(outer.index)
         if found is None:
@@ -88,10 +82,10 @@ class BodyBuilder(LayerMethods):
         return self._location or self.around._where()
 
     def _copied(self, outer: SymbolicTensor) -> Array | None:
-        """The data of a tensor from around that the body has for itself."""
+        """Return the data of an outer tensor to copy into the body; None to capture it instead."""
         if outer.type.nbytes > SMALL_NBYTES:
             return None
-        # What has a name may be trained, and so may be what is computed from it.
+        # A named constant may be a trained parameter, and so may be what is computed from it.
         if outer.data_type.is_floating and not self.around.is_unnamed_constant(outer):
             return None
         return self.around.known_data(outer)
@@ -103,22 +97,22 @@ class BodyBuilder(LayerMethods):
     def _check_unfinished(self) -> None:
         if self._is_done:
             raise CompileError(
-                "a tensor escaped from the loop that it belongs to",
+                "a tensor was used outside of the loop that computes it",
                 where=self.around._where(),
-                remedy="use what a function is given only inside it; what is wanted later it gives "
-                "as a result",
+                remedy="use the arguments of a loop function only inside it; return what is "
+                "needed after the loop",
             )
 
     def close(self) -> None:
-        """No tensor of the graph around becomes part of it any more."""
+        """Accept no more tensors or operations."""
         self._is_done = True
 
-    def build(self, outputs: Sequence[Given]) -> Body:
-        """The body that makes these; the builder takes no more operations after it."""
+    def build(self, outputs: Operands) -> Body:
+        """Return the body with these outputs and close the builder."""
         values = []
         for output in outputs:
             tensor = self.tensor(output)
-            # An output is made here, and is one only once.
+            # An output must be computed in the body, and must not be an output already.
             if tensor.index not in self._made:
                 tensor = self.identity(tensor)
             self._made.discard(tensor.index)
@@ -133,26 +127,36 @@ class BodyBuilder(LayerMethods):
     numpy_function = numpy_functions.call_function
 
 
-#: The same, from the builder of the body as well.
-RoundInBody = Callable[[BodyBuilder, Tensors, Tensors], tuple[Sequence[Given], Sequence[Given]]]
+#: Like `Round`; the builder of the body comes first.
+RoundInBody = Callable[[BodyBuilder, Tensors, Tensors], tuple[Operands, Operands]]
 
 
 def scan(
     builder: Emitter,
     f: Round,
-    states: Sequence[Given],
+    states: Operands,
     sequences: Tensors,
     *,
     count: int | None = None,
     taken_backward: Sequence[bool] = (),
     given_backward: Sequence[bool] = (),
 ) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
-    """The last states, and what rounds give, collected along a new axis 0.
+    """Apply a function round by round; return the last states and the stacked results.
 
-    `f(states, elements)` gives the states after a round and what it gives; element i of a round is
-    one of axis 0 of sequence i, from the last to the first where `taken_backward`. `count` is told
-    where there are no sequences. Raises `CompileError` for sequences that differ in length, and
-    states that change their type.
+    Args:
+        builder: The builder to write to.
+        f: Maps states and elements of a round to the next states and the results of the round.
+        states: The states before the first round.
+        sequences: Tensors of equal length; a round takes one element of axis 0 of each.
+        count: The number of rounds; required if there are no sequences.
+        taken_backward: For each sequence, whether rounds take its elements last to first.
+        given_backward: For each result, whether the first round's is stacked last.
+
+    Returns:
+        The states after the last round, and the results stacked along a new axis 0.
+
+    Raises:
+        CompileError: Sequences differ in length, or a state changes its type.
 
     >>> import numpy as np
     >>> from stitch.graph import ComputationGraphBuilder
@@ -172,7 +176,7 @@ def scan(
 def scan_in_body(
     builder: Emitter,
     f: RoundInBody,
-    states: Sequence[Given],
+    states: Operands,
     sequences: Tensors,
     *,
     count: int | None = None,
@@ -180,9 +184,10 @@ def scan_in_body(
     given_backward: Sequence[bool] = (),
     has_condition: bool = False,
 ) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
-    """As `scan`, whose function is given the builder of the body first. Of rounds that have neither
-    states nor elements, nothing else says where they are written. `has_condition`: a round runs
-    only while the first state is true, and `count` is the most."""
+    """Like `scan`; the function gets the builder of the body as its first argument.
+
+    With `has_condition`, a round runs only while the first state is true; `count` is the maximum.
+    """
     owner = builder.innermost([*states, *sequences])
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
@@ -197,7 +202,8 @@ def scan_in_body(
         after, made = f(body, before, elements)
         if len(after) != len(before):
             raise CompileError(
-                "a round gives another number of states than it takes", where=owner._where(),
+                "the function of a round returns another number of states than it takes",
+                where=owner._where(),
                 expected=str(len(before)), got=str(len(after)),
             )  # fmt: skip
         states = [body.tensor(s, like) for s, like in zip(after, before, strict=True)]
@@ -213,10 +219,12 @@ def scan_in_body(
 def trace_body(
     owner: Emitter,
     kinds: Sequence[tuple[str, ValueType]],
-    f: Callable[[BodyBuilder, Tensors], Sequence[Given]],
+    f: Callable[[BodyBuilder, Tensors], Operands],
 ) -> tuple[Body, tuple[SymbolicTensor, ...]]:
-    """What a function does with tensors of these names and types as a body, and the tensors of
-    `owner` that it reads: they stand for its further inputs."""
+    """Trace a function of tensors of these names and types as a body.
+
+    Returns the body and the tensors of `owner` that it captures: its further inputs.
+    """
     builder = BodyBuilder(f"{owner.name}_round", owner)
     inputs = [builder.input(name, kind) for name, kind in kinds]
     try:
@@ -230,7 +238,7 @@ def scan_of(
     owner: Emitter,
     body: Body,
     captured: Tensors,
-    states: Sequence[Given],
+    states: Operands,
     sequences: Tensors,
     *,
     count: int | None = None,
@@ -238,7 +246,7 @@ def scan_of(
     given_backward: Sequence[bool] = (),
     has_condition: bool = False,
 ) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
-    """As `scan_in_body`, of a body: its inputs are states, elements, what is captured."""
+    """Like `scan_in_body`, for a body: its inputs are states, elements and captured tensors."""
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
     collected = len(body.outputs) - len(first)
@@ -255,11 +263,11 @@ def scan_of(
 
 
 def _rounds(lists: Tensors, count: int | None) -> int:
-    """How many rounds there are."""
+    """Return the number of rounds; raise `CompileError` if it is ambiguous."""
     lengths = {t.shape[:1] for t in lists} | ({(count,)} if count is not None else set())
     if len(lengths) != 1 or () in lengths:
         raise mistake(
-            "a scan goes over sequences of one length",
+            "the sequences of a scan must have one length",
             got=", ".join(t.type.text() for t in lists) or "no sequences, and no count",
         )
     ((rounds,),) = lengths
@@ -271,64 +279,73 @@ def _element(sequence: SymbolicTensor) -> ValueType:
 
 
 def made_at(body: Body) -> str:
-    """The line that made the last operation of a body."""
+    """Return the source location of the last operation of a body."""
     return body.operations[-1].location if body.operations else ""
 
 
 # --------------------------------------------------------------------------------------------------
 # Data-dependent control flow: branches, and loops with a condition.
 
-#: From the operands, as the body of a side has them, to its results.
-Side = Callable[[Tensors], Sequence[Given]]
-#: From states and operands to whether a further round runs, and to the states after it.
-Asked = Callable[[Tensors], Given]
-Following = Callable[[Tensors], Sequence[Given]]
+#: Maps the operands, as tensors of the body, to the results of the branch.
+Branch = Callable[[Tensors], Operands]
+#: Maps states and operands to the condition for a further round, and to the next states.
+LoopCondition = Callable[[Tensors], OperandLike]
+LoopUpdate = Callable[[Tensors], Operands]
 
 
 def choose(
     builder: Emitter,
     condition: SymbolicTensor,
-    sides: tuple[Side, Side],
+    branches: tuple[Branch, Branch],
     operands: Tensors,
     kinds: Sequence[ValueType] | None = None,
 ) -> tuple[SymbolicTensor, ...]:
-    """The results of the first side where the condition, one truth value, is true, else of the
-    second. Both make values of these types; raises `CompileError` where one does not. Types that
-    are not told are found by writing the first side once more.
+    """Return the results of the first branch if the condition is true, else of the second.
+
+    Args:
+        builder: The builder to write to.
+        condition: One boolean.
+        branches: The two branches; both must return values of the types `kinds`.
+        operands: Tensors passed to the branch.
+        kinds: Result types; by default found by tracing the first branch once more.
+
+    Raises:
+        CompileError: A branch returns other types, or `condition` is not one boolean.
 
     >>> from stitch.graph import ComputationGraphBuilder
     >>> b = ComputationGraphBuilder("size")
     >>> x = b.input("x", (2,), "float32")
-    >>> sides = (lambda given: [b.sqrt(given[0])], lambda given: [b.neg(given[0])])
-    >>> (chosen,) = choose(b, b.greater(b.reduce_sum(x), 0), sides, [x], [x.type])
+    >>> branches = (lambda given: [b.sqrt(given[0])], lambda given: [b.neg(given[0])])
+    >>> (chosen,) = choose(b, b.greater(b.reduce_sum(x), 0), branches, [x], [x.type])
     >>> chosen.shape
     (2,)
     """
     owner: Any = builder.innermost([condition, *operands])
-    asked = _truth(owner, condition)
+    taken = _truth(owner, condition)
     if kinds is None:
-        trial, _ = trace_body(owner, [], lambda body, _: sides[0](list(map(body.tensor, operands))))
+        trial, _ = trace_body(
+            owner, [], lambda body, _: branches[0](list(map(body.tensor, operands)))
+        )
         kinds = trial.output_types
     states: Sequence[SymbolicTensor] = [
         owner.broadcast(np.zeros((), kind.data_type.dtype), kind.shape) for kind in kinds
     ]
-    for is_taken, side in zip((asked, owner.logical_not(asked)), sides, strict=True):
-        states = _once(owner, is_taken, states, side, operands)
+    for is_taken, branch in zip((taken, owner.logical_not(taken)), branches, strict=True):
+        states = _once(owner, is_taken, states, branch, operands)
     return tuple(states)
 
 
 def repeat_while(
-    builder: Emitter,
-    asked: Asked,
-    f: Following,
-    states: Sequence[Given],
+    builder: Emitter, condition: LoopCondition, f: LoopUpdate, states: Operands,
     operands: Tensors = (),
-) -> tuple[SymbolicTensor, ...]:
-    """The states when `asked` of them is false; until then `f` of them is what they are next.
+) -> tuple[SymbolicTensor, ...]:  # fmt: skip
+    """Apply `f` to the states while `condition` of them is true; return the last states.
 
-    Both are given the operands behind the states: what is computed of them alone is part of the
-    round too, which may never run. At most `MAX_ROUNDS` rounds are run. Raises `CompileError` for
-    states that change their type.
+    Both functions get the states, then the operands. What they compute from operands alone is part
+    of the round. At most `MAX_ROUNDS` rounds run.
+
+    Raises:
+        CompileError: A state changes its type.
 
     >>> from stitch.graph import ComputationGraphBuilder
     >>> b = ComputationGraphBuilder("doubled")
@@ -345,9 +362,9 @@ def repeat_while(
         read = [body.tensor(operand) for operand in operands]
         made = f([*before[1:], *read])
         after = [body.tensor(s, like) for s, like in zip(made, before[1:], strict=True)]
-        return [_truth(body, body.tensor(asked([*after, *read]))), *after], []
+        return [_truth(body, body.tensor(condition([*after, *read]))), *after], []
 
-    goes_on = _truth(owner, owner.tensor(asked([*first, *operands])))
+    goes_on = _truth(owner, owner.tensor(condition([*first, *operands])))
     last, _ = scan_in_body(
         owner, round_, [goes_on, *first], [], count=MAX_ROUNDS, has_condition=True
     )
@@ -355,22 +372,22 @@ def repeat_while(
 
 
 def _once(
-    owner: Emitter, is_taken: SymbolicTensor, states: Tensors, side: Side, operands: Tensors
+    owner: Emitter, is_taken: SymbolicTensor, states: Tensors, branch: Branch, operands: Tensors
 ) -> tuple[SymbolicTensor, ...]:
-    """What a side makes where it is taken, else the states."""
+    """Return the results of a branch if it is taken, else `states`."""
 
-    def round_(body: BodyBuilder, *_: Tensors) -> tuple[Sequence[Given], Tensors]:
-        return [np.asarray(False), *side([body.tensor(operand) for operand in operands])], []
+    def round_(body: BodyBuilder, *_: Tensors) -> tuple[Operands, Tensors]:
+        return [np.asarray(False), *branch([body.tensor(operand) for operand in operands])], []
 
     last, _ = scan_in_body(owner, round_, [is_taken, *states], [], count=1, has_condition=True)
     return last[1:]
 
 
 def _truth(builder: Any, condition: SymbolicTensor) -> SymbolicTensor:
-    """A condition without axes."""
+    """Return a condition as a tensor of shape ()."""
     if condition.data_type is not CONDITION.data_type or condition.size != 1:
         raise CompileError(
-            "a condition is one truth value", expected=CONDITION.text(), got=condition.type.text()
+            "a condition must be one boolean", expected=CONDITION.text(), got=condition.type.text()
         )
     if not condition.shape:
         return condition

@@ -1,6 +1,6 @@
-"""`Emitter`: writes values, constants and operations down, each typed as it is added.
+"""`Emitter`: records values, constants and operations; infers types as operations are added.
 
-The method families (`*_methods.py`) are written against this class alone; the builder adds slots.
+The method families (`*_methods.py`) build on this class alone; the graph builder adds slots.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.constant_pool import ConstantPool, array_of
 from stitch.graph.known_values import KnownValues
 from stitch.graph.source_location import mistake, user_location
-from stitch.graph.symbolic import Operand, SymbolicTensor
-from stitch.graph.tensor_operations import Axes
+from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
 from stitch.program import (
     ABSENT,
     Array,
@@ -33,12 +32,14 @@ from stitch.program import (
     ValueType,
 )
 
-#: An attribute as people write it: lists for tuples, booleans for ints, None for absent.
-Written = AttributeValue | bool | DataType | Sequence[int] | Sequence[float] | Sequence[str] | None
-#: An operand as people write it: a list of ints is an int64 vector, None is absent.
-Given = Operand | Sequence[int] | Sequence[float] | None
-#: A data type as people write it.
-TypeName = DataType | str | np.dtype[Any] | type
+#: An attribute value as callers write it: also lists, booleans, data types, None for absent.
+AttributeLike = (
+    AttributeValue | bool | DataType | Sequence[int] | Sequence[float] | Sequence[str] | None
+)
+#: An operand as callers write it: also a list of ints (an int64 vector), None for absent.
+OperandLike = Operand | Sequence[int] | Sequence[float] | None
+#: A data type as callers write it.
+DataTypeLike = DataType | str | np.dtype[Any] | type
 
 TYPE_NAME = ArgumentKind(
     "the name of a data type, a DataType or a NumPy type",
@@ -47,10 +48,7 @@ TYPE_NAME = ArgumentKind(
 
 
 class Emitter:
-    """A graph that is being written: its values, constants and operations so far.
-
-    Operands may be arrays or numbers throughout.
-    """
+    """A graph under construction. Every operand may also be an array or a number."""
 
     __slots__ = (
         "_bodies", "_constants", "_graph", "_known", "_location", "_made", "_names", "_operations",
@@ -58,7 +56,7 @@ class Emitter:
     )  # fmt: skip
 
     def __init__(self, name: str, bodies: BodyPool | None = None) -> None:
-        """`bodies`: those of the graph that this is part of."""
+        """`bodies`: the pool of the graph that this builder is part of; a new one by default."""
         self.name = name
         self._bodies = BodyPool() if bodies is None else bodies
         self._values: list[Value] = []
@@ -66,19 +64,19 @@ class Emitter:
         self._constants = ConstantPool()
         self._known = KnownValues()
         self._names: dict[str, int] = {}
-        #: Constants that were given no name.
+        #: Constants without a name.
         self._unnamed: set[int] = set()
-        #: Values that operations made and that are no outputs yet.
+        #: Results of operations that are no outputs yet.
         self._made: set[int] = set()
         self._location = ""
         self._graph: ComputationGraph | None = None
 
     def parameter(self, name: str, array: object) -> SymbolicTensor:
-        """A named constant; a writable array is copied, a read-only one is kept as it is."""
+        """Add a named constant; a writable array is copied, a read-only one is shared."""
         return self._constant(name, array_of(array, self._where()))
 
     def constant(self, array: object) -> SymbolicTensor:
-        """An unnamed constant; equal small arrays share one value."""
+        """Add an unnamed constant; equal small arrays share one value."""
         data = array_of(array, self._where())
         known = self._constants.find(data)
         if known is not None:
@@ -98,15 +96,17 @@ class Emitter:
     def apply(
         self,
         op: str,
-        operands: Sequence[Given],
+        operands: Sequence[OperandLike],
         outputs: int | Sequence[str],
-        attributes: Mapping[str, Written],
+        attributes: Mapping[str, AttributeLike],
         domain: str = "",
     ) -> tuple[SymbolicTensor, ...]:
-        """Adds one operation and returns its results; raises `CompileError` if it does not fit.
+        """Add one operation and return its results.
 
-        Operands and `outputs` are those of `op`. An operation on what a body under construction
-        makes becomes part of that body.
+        An operation on a tensor of a body under construction is added to that body.
+
+        Raises:
+            CompileError: The operator does not exist, or operands or attributes do not fit it.
         """
         inside = self.innermost(operands)
         if inside is not self:
@@ -124,14 +124,9 @@ class Emitter:
         types = [None if t is None else t.type for t in tensors]
         draft = Operation(op, indices, (), written, domain, self._where())
         inferred = ops.infer_types(
-            op,
-            types,
-            domain=domain,
-            constants=self._known.operands(draft),
-            attributes=written,
-            outputs=len(names),
-            location=draft.location,
-        )
+            op, types, domain=domain, constants=self._known.operands(draft), attributes=written,
+            outputs=len(names), location=draft.location,
+        )  # fmt: skip
         results = tuple(self._value(n, kind) for n, kind in zip(names, inferred, strict=True))
         numbers = tuple(t.index for t in results)
         operation = Operation(op, indices, numbers, written, domain, draft.location)
@@ -148,11 +143,11 @@ class Emitter:
 
         Args:
             operation: Gives operator, domain, version and attributes.
-            operands: Its operands, None for one that is absent.
+            operands: Its operands, None for an absent one.
             names: The names of its results.
-            types: The types of its results; None for one that is not wanted.
+            types: The types of its results; None for an unused one.
 
-        Returns: The results, None for one that is not wanted.
+        Returns: The results, None for an unused one.
         """
         inside = self.innermost(operands)
         if inside is not self:
@@ -175,9 +170,9 @@ class Emitter:
         self, operation: Operation, operands: Sequence[Any], names: Sequence[str],
         types: Sequence[ValueType | None],
     ) -> Sequence[Any]:  # fmt: skip
-        """Add an operation of another graph, which carries no body, on other operands.
+        """Add an operation of another graph, without a body, with other operands.
 
-        `types`: what its results are there; results of a foreign operator are that here too.
+        `types` are its result types there; a foreign operator keeps them.
         """
         if operation.is_foreign:
             return self.apply_foreign(operation, operands, names, types)
@@ -187,8 +182,11 @@ class Emitter:
         self, op: str, domain: str, body: Body, operands: Sequence[SymbolicTensor],
         attributes: Mapping[str, AttributeValue],
     ) -> tuple[SymbolicTensor, ...]:  # fmt: skip
-        """Adds an operation that carries a body, whose bodies are those of this graph, and gives
-        its results; raises `CompileError` for attributes of a scan that do not fit."""
+        """Add an operation that carries a body; bodies inside it belong to this graph's pool.
+
+        Raises:
+            CompileError: The attributes of a scan do not fit the body.
+        """
         self._check_open()
         tensors = [self.tensor(operand) for operand in operands]
         indices = tuple([t.index for t in tensors])
@@ -205,7 +203,7 @@ class Emitter:
         return results
 
     def innermost(self, operands: Sequence[object]) -> Emitter:
-        """The builder of the body that an operation on these belongs to, or this one."""
+        """Return the innermost builder among those of the operands, or this one."""
         inside: Emitter = self
         for operand in operands:
             if type(operand) is SymbolicTensor:
@@ -215,18 +213,21 @@ class Emitter:
         return inside
 
     def is_inside(self, other: Emitter) -> bool:
-        """Whether this builds a body within what the other builds; no body is, that is finished."""
+        """Whether this builder builds a body inside `other`; false once the body is finished."""
         return False
 
     @property
     def bodies(self) -> BodyPool:
-        """The bodies of the graph so far."""
+        """The bodies of the graph."""
         return self._bodies
 
-    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
-        """A tensor as it is; arrays and numbers as constants, numbers of `like`'s data type.
+    def tensor(self, given: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
+        """Convert an operand to a tensor: arrays and numbers become constants.
 
-        Raises `CompileError` for the tensor of another graph.
+        Numbers take the data type of `like`.
+
+        Raises:
+            CompileError: `given` is a tensor of another graph, or was overwritten in place.
         """
         if isinstance(given, SymbolicTensor):
             builder: Any = given.builder
@@ -234,9 +235,9 @@ class Emitter:
                 return self.constant(given.written)
             if given.overwritten:
                 raise mistake(
-                    f"{given!r} is read after its bytes were written to under another name "
-                    f"({given.overwritten}): NumPy would give what was written there",
-                    remedy="make a new tensor there, as in y = y + 1 in place of y += 1, or copy "
+                    f"{given!r} is read after its memory was overwritten under another name "
+                    f"({given.overwritten}): NumPy would return the new contents",
+                    remedy="make a new tensor there, as in y = y + 1 instead of y += 1, or copy "
                     "first, as in y = x.copy()",
                 )
             if builder is not self and not builder.is_inside(self):
@@ -252,7 +253,7 @@ class Emitter:
 
     @contextmanager
     def at(self, location: str) -> Iterator[None]:
-        """Records this location for the operations made within: a line of a foreign module."""
+        """Record `location` as the source location of operations added in this context."""
         before, self._location = self._location, location
         try:
             yield
@@ -261,7 +262,7 @@ class Emitter:
 
     @property
     def operations(self) -> Sequence[Operation]:
-        """The operations so far, in run order: to look at, not to change."""
+        """The operations so far, in run order (do not modify)."""
         return self._operations
 
     def type_of(self, index: int) -> ValueType:
@@ -274,16 +275,16 @@ class Emitter:
 
     @property
     def constants(self) -> ConstantPool:
-        """The constants so far: to look at, not to change."""
+        """The constants so far (do not modify)."""
         return self._constants
 
     def is_unnamed_constant(self, tensor: SymbolicTensor) -> bool:
-        """Whether a tensor is a constant that was given no name, and no parameter."""
+        """Whether a tensor is an unnamed constant (not a parameter) of this builder."""
         builder: Any = tensor.builder
         return builder is self and tensor.index in self._unnamed
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:
-        """The data of a tensor where it is small and known already (read-only), else None."""
+        """Return the data of a small tensor if it is known already (read-only), else None."""
         found = self.tensor(tensor)
         builder: Any = found.builder
         known: Array | None = (
@@ -291,11 +292,11 @@ class Emitter:
         )
         return known
 
-    def _one(self, op: str, *operands: Given, **attributes: Written) -> SymbolicTensor:
+    def _one(self, op: str, *operands: OperandLike, **attributes: AttributeLike) -> SymbolicTensor:
         return self.apply(op, operands, 1, attributes)[0]
 
     def _pair(self, name: str, a: Operand, b: Operand) -> tuple[SymbolicTensor, SymbolicTensor]:
-        """Two operands as tensors of one data type."""
+        """Return two operands as tensors of one data type."""
         like = next((t for t in (a, b) if isinstance(t, SymbolicTensor)), None)
         if like is None:
             like = next((self.tensor(t) for t in (a, b) if isinstance(t, np.ndarray)), None)
@@ -307,7 +308,7 @@ class Emitter:
         kinds = [t.data_type for t in tensors]
         if len(set(kinds)) > 1:
             raise mistake(
-                f"{name} takes tensors of one data type: ONNX has no promotion",
+                f"the operands of {name} have different data types; ONNX does not promote types",
                 expected="one data type",
                 got=", ".join(t.type.text() for t in tensors),
                 remedy=f"cast the others, for instance with .cast({kinds[0].value!r})",
@@ -326,11 +327,11 @@ class Emitter:
         return self._tensor(len(self._values) - 1)
 
     def _tensor(self: Any, index: int) -> SymbolicTensor:
-        # What a tensor asks for, the families on top of this class have.
+        # `Any`: the subclasses add the methods that `SymbolicTensor` calls.
         return SymbolicTensor(self, index)
 
     def _attributes(
-        self, op: str, domain: str, attributes: Mapping[str, Written]
+        self, op: str, domain: str, attributes: Mapping[str, AttributeLike]
     ) -> dict[str, AttributeValue]:
         declared = ops.lookup(op, domain).attributes
         written: dict[str, AttributeValue] = {}
@@ -345,19 +346,19 @@ class Emitter:
         return self._location or user_location()
 
     def _check_unfinished(self) -> None:
-        """Raises `CompileError` where this builds a body that is finished."""
+        """Raise `CompileError` if this builds a body that is finished."""
 
     def _check_open(self) -> None:
         if self._graph is not None:
             raise CompileError(
-                f"the graph {self.name!r} is built already: a tensor escaped from it",
+                f"the graph {self.name!r} is already built; no operation can be added",
                 where=self._where(),
                 remedy="use its tensors only inside the traced function, before build()",
             )
 
 
 def axis_of(axis: int, rank: int, what: str) -> int:
-    """An axis counted from the front; raises `CompileError` if there is no such axis."""
+    """Return an axis counted from the front; raise `CompileError` if it does not exist."""
     if not -rank <= axis < rank:
         raise mistake(
             f"{what} has no axis {axis}",
@@ -367,18 +368,18 @@ def axis_of(axis: int, rank: int, what: str) -> int:
 
 
 def axes_of(axes: Axes, rank: int, what: str) -> tuple[int, ...]:
-    """Distinct axes counted from the front; None stands for all of them."""
+    """Return distinct axes counted from the front; None means all axes."""
     if axes is None:
         return tuple(range(rank))
     given = [axes] if isinstance(axes, int | np.integer) else list(axes)
     counted = tuple(axis_of(int(a), rank, what) for a in given)
     if len(set(counted)) != len(counted):
-        raise mistake(f"{what}: an axis is named twice", got=str(axes))
+        raise mistake(f"{what}: an axis is repeated", got=str(axes))
     return counted
 
 
-def data_type_of(given: TypeName) -> DataType:
-    """The data type that a name, a NumPy type or a `DataType` stands for."""
+def data_type_of(given: DataTypeLike) -> DataType:
+    """Convert a name, a NumPy type or a `DataType`."""
     if isinstance(given, DataType):
         return given
     if isinstance(given, str):
@@ -386,8 +387,8 @@ def data_type_of(given: TypeName) -> DataType:
     return DataType.from_dtype(given)
 
 
-def attribute_of(value: Written, kind: str = "") -> AttributeValue:
-    """An attribute as graphs hold it: tuples for lists, ints for booleans and data types."""
+def attribute_of(value: AttributeLike, kind: str = "") -> AttributeValue:
+    """Convert an attribute to the representation in graphs: tuples, ints for data types."""
     if isinstance(value, DataType):
         return ops.onnx_code(value)
     if isinstance(value, str):
@@ -406,7 +407,7 @@ def attribute_of(value: Written, kind: str = "") -> AttributeValue:
         return tuple(items)
     if not all(isinstance(item, bool | int | float | np.number) for item in items):
         raise mistake(
-            "an attribute is a number, a string, or a list of either", got=repr(value)[:80]
+            "an attribute must be a number, a string, or a list of either", got=repr(value)[:80]
         )
     if kind == "floats" or any(isinstance(item, float | np.floating) for item in items):
         return tuple(float(item) for item in items)

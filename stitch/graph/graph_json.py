@@ -1,19 +1,15 @@
-"""Reading JSON that may be wrong: every field checked, every defect noted, none fatal at once.
+"""Computation graphs as JSON, and a checked reader for JSON of any kind.
 
-The JSON form of a computation graph: text that other tools can read, and that reads back.
+Reading untrusted text gives a graph, or one `FormatError` that lists every defect.
 
-Whatever text comes in: a graph or a `FormatError` that lists every defect.
-
-The form (version 1): an object with `format` ("stitch.computation_graph"), `version`, `name`,
+Version 1 is an object with `format` ("stitch.computation_graph"), `version`, `name`,
 `inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],
 `values` [{name, shape, data_type}], `operations` [{op, domain, inputs, outputs, attributes,
 location, body}], `constants` [{value, data}], `bodies` [{inputs, outputs, values, operations,
-constants}], `placement` ["input.x.space=l1"] and `initial_state` [{value, data}], what states begin
-with; `body`, `bodies` and `initial_state` only where there are any.
-Attributes are
-{kind, value}, kind one of int, float, string, ints, floats, strings; floats that JSON has no
-number for are the strings "nan", "inf", "-inf". Constant data is little-endian, row-major,
-base64; without it, the reader is given the arrays by the name of their value.
+constants}], `placement` ["input.x.space=l1"] and `initial_state` [{value, data}]. `body`, `bodies`
+and `initial_state` are optional. Attributes are {kind, value}; kind is int, float, string, ints,
+floats or strings; the strings "nan", "inf" and "-inf" are floats. Constant data is little-endian,
+row-major, base64; if it is absent, the caller passes the arrays by value name.
 """
 
 from __future__ import annotations
@@ -55,30 +51,26 @@ from stitch.program import (
     ValueType,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Reading untrusted JSON: check every field, collect every defect.
-
-_Choice = TypeVar("_Choice")
-_Made = TypeVar("_Made")
-#: More defects than this are not worth listing.
+_T = TypeVar("_T")
+#: Maximum number of defects listed in one error.
 MAX_PROBLEMS = 50
-#: No place and no sentence of a defect is longer, whatever it repeats of the text.
+#: Maximum length of the location and of the detail of a defect.
 MAX_CHARACTERS = 240
 
 
-def objects_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The hook for `json.loads` that refuses an object with two equal keys (`ValueError`)."""
+def reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Hook for `json.loads`; raise `ValueError` for an object with duplicate keys."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        some = [shortened(key, 40) for key in sorted(fields)[:8]]
-        raise ValueError(f"a key stands twice in one object, among {some}")
+        some = [shorten(key, 40) for key in sorted(fields)[:8]]
+        raise ValueError(f"duplicate key in one object, among {some}")
     return fields
 
 
-def shortened(text: str, most: int = MAX_CHARACTERS) -> str:
-    """A text of so many characters at most: of a longer one, how it begins and how it ends.
+def shorten(text: str, most: int = MAX_CHARACTERS) -> str:
+    """Return at most `most` characters: the beginning and the end of a longer text.
 
-    >>> shortened("values 1, 2, 3, 4, 5, 6, 7, 8 and 9", 20)
+    >>> shorten("values 1, 2, 3, 4, 5, 6, 7, 8 and 9", 20)
     'values 1 ... 8 and 9'
     """
     if len(text) <= most:
@@ -88,7 +80,10 @@ def shortened(text: str, most: int = MAX_CHARACTERS) -> str:
 
 
 class JsonObject:
-    """A JSON object with the place where it stands."""
+    """A JSON object and its location.
+
+    Getters check the type of a field. They note a defect and return a default if it is wrong.
+    """
 
     __slots__ = ("_fields", "_problems", "where")
 
@@ -99,31 +94,30 @@ class JsonObject:
         if isinstance(data, dict):
             self._fields = data
         else:
-            self._note("not_an_object", where, f"an object is needed, not {_kind(data)}")
+            self._note("not_an_object", where, f"expected an object, got {_shown(data)}")
 
     @property
     def is_full(self) -> bool:
-        """Whether the list of defects is full: callers can skip composing further messages."""
+        """Whether further defects will not be listed."""
         return len(self._problems) >= MAX_PROBLEMS
 
     def __contains__(self, key: str) -> bool:
         return key in self._fields
 
     def get(self, key: str) -> object:
-        """The field as it is, or None."""
+        """The unchecked field, or None."""
         return self._fields.get(key)
 
     def problem(self, kind: str, key: str, detail: str) -> None:
-        """Notes a defect of a field."""
+        """Note a defect of a field."""
         self._note(kind, f"{self.where}.{key}", detail)
 
     def more_problems(self, problems: Iterable[Problem]) -> None:
-        """Notes defects of the whole that its reader finds: no more are found than are listed."""
+        """Note defects; take no more from the iterable than are listed."""
         for problem in islice(problems, MAX_PROBLEMS - len(self._problems)):
             self._note(problem.kind, problem.where, problem.detail)
 
     def text(self, key: str) -> str:
-        """A string."""
         value = self._fields.get(key)
         if isinstance(value, str):
             return value
@@ -131,15 +125,13 @@ class JsonObject:
         return ""
 
     def integer(self, key: str) -> int:
-        """A whole number of 64 bits."""
         value = self._fields.get(key)
         if _is_integer(value):
             return int(value)  # type: ignore[call-overload, no-any-return]  # checked above
-        self._wrong(key, "a whole number of 64 bits", value)
+        self._wrong(key, "an integer of 64 bits", value)
         return 0
 
     def number(self, key: str) -> float:
-        """A finite number."""
         value = self._fields.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
@@ -152,7 +144,7 @@ class JsonObject:
         return 0.0
 
     def data(self, key: str) -> bytes | None:
-        """The bytes that a string of base64 holds; None where it is none."""
+        """The bytes of a base64 string; None if it is invalid."""
         text = self._fields.get(key)
         if not isinstance(text, str):
             self._wrong(key, "a string of base64", text)
@@ -163,8 +155,8 @@ class JsonObject:
             self.problem("bad_value", key, f"not base64: {error}")
             return None
 
-    def made(self, key: str, make: Callable[[Any], _Made]) -> _Made | None:
-        """What is made of a field, whatever it is; what refuses it says why. None where it does."""
+    def made(self, key: str, make: Callable[[Any], _T]) -> _T | None:
+        """Convert a field with `make`; None, and a defect, if that raises a `StitchError`."""
         if key not in self._fields:
             self._wrong(key, "a value", None)
             return None
@@ -175,15 +167,13 @@ class JsonObject:
             return None
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers of 64 bits."""
         items = self.items(key)
         if all(_is_integer(item) for item in items):
             return tuple(int(item) for item in items)  # type: ignore[call-overload]  # checked
-        self._wrong(key, "a list of whole numbers of 64 bits", items)
+        self._wrong(key, "a list of integers of 64 bits", items)
         return ()
 
     def items(self, key: str) -> Sequence[object]:
-        """A list of anything."""
         value = self._fields.get(key)
         if isinstance(value, list):
             return value
@@ -191,7 +181,6 @@ class JsonObject:
         return ()
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
         items = self.items(key)
         if all(isinstance(item, str) for item in items):
             return tuple(str(item) for item in items)
@@ -199,18 +188,15 @@ class JsonObject:
         return ()
 
     def records(self, key: str) -> list[JsonObject]:
-        """A list of objects."""
         return [
             JsonObject(item, f"{self.where}.{key}[{i}]", self._problems)
             for i, item in enumerate(self.items(key))
         ]
 
     def record(self, key: str) -> JsonObject:
-        """An object."""
         return JsonObject(self._fields.get(key), f"{self.where}.{key}", self._problems)
 
     def fields(self, key: str) -> Mapping[str, object]:
-        """An object of anything."""
         value = self._fields.get(key)
         if isinstance(value, dict):
             return value
@@ -218,14 +204,13 @@ class JsonObject:
         return {}
 
     def named_records(self, key: str) -> dict[str, JsonObject]:
-        """An object of objects."""
         return {
             str(name): JsonObject(item, f"{self.where}.{key}.{name}", self._problems)
             for name, item in self.fields(key).items()
         }
 
-    def choice(self, key: str, choices: Mapping[str, _Choice], otherwise: _Choice) -> _Choice:
-        """One of some words."""
+    def choice(self, key: str, choices: Mapping[str, _T], otherwise: _T) -> _T:
+        """The choice that a string names; `otherwise`, and a defect, for another value."""
         value = self._fields.get(key)
         if isinstance(value, str) and value in choices:
             return choices[value]
@@ -234,56 +219,54 @@ class JsonObject:
         return otherwise
 
     def refuse_other_keys(self, allowed: Iterable[str]) -> None:
-        """Notes every field that has no meaning here."""
+        """Note a defect for every key that is not in `allowed`."""
         words = tuple(allowed)
         for key in self._fields:
             if self.is_full:
                 return
             if key not in words:
-                near = closest(key, words) or f"allowed: {', '.join(words)}"
-                self.problem("unknown_key", key, f"it has no meaning here; {near}")
+                near = closest(key, words) or f"expected {', '.join(words)}"
+                self.problem("unknown_key", key, f"this key is unknown; {near}")
 
     def bad_value(self, key: str, wanted: str, value: object) -> None:
-        """Notes that a part of a field is not what is wanted."""
-        self.problem("bad_value", key, f"{wanted} is needed, not {_kind(value)}")
+        """Note that a part of a field has the wrong type."""
+        self.problem("bad_value", key, f"expected {wanted}, got {_shown(value)}")
 
     def _wrong(self, key: str, wanted: str, value: object) -> None:
         if key in self._fields:
             self.bad_value(key, wanted, value)
         else:
-            self.problem("missing_key", key, f"{wanted} is needed, not {_kind(value)}")
+            self.problem("missing_key", key, f"expected {wanted}, got nothing")
 
     def _note(self, kind: str, where: str, detail: str) -> None:
         if not self.is_full:
-            self._problems.append(Problem(kind, shortened(where), shortened(detail)))
+            self._problems.append(Problem(kind, shorten(where), shorten(detail)))
 
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
-def _kind(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "nothing"
     return f"{value!r:.60}" if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
-# --------------------------------------------------------------------------------------------------
-# A computation graph as JSON, in both directions.
+# Computation graphs ------------------------------------------------------------------------------
 
 FORMAT = "stitch.computation_graph"
 VERSION = 1
-#: What is written of each part, and nothing else is read.
+#: The keys of each part.
 _INPUT = ("name", "value", "kind", "ownership")
 _OUTPUT = ("name", "value", "aliases_input")
 _TYPE = ("shape", "data_type")
 _OPERATION = ("op", "domain", "inputs", "outputs", "attributes", "location")
 _BODY = ("inputs", "outputs", "values", "operations", "constants")
-_Part = TypeVar("_Part")
 
 
 def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
-    """The graph as JSON text; without data, constants are known by name only."""
+    """Return the graph as JSON text; `with_data=False` leaves out the data of constants."""
     body = as_data(graph, with_data=with_data)
     return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
@@ -301,7 +284,7 @@ def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any
     }
     if graph.bodies:
         body["bodies"] = [
-            # Constants of bodies are settings of an operator: always written with data.
+            # Constants of bodies are operator settings: always written with data.
             {"inputs": list(b.inputs), "outputs": list(b.outputs), **_contents_out(b, True)}
             for b in graph.bodies
         ]
@@ -323,15 +306,20 @@ def _contents_out(part: ComputationGraph | Body, with_data: bool) -> dict[str, A
 
 
 def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -> ComputationGraph:
-    """The graph that a text describes; raises `FormatError` listing every defect.
+    """Read a graph.
 
-    `constants` gives the arrays, by the name of their value, that the text holds no data for.
+    Args:
+        text: What `as_json` wrote.
+        constants: Arrays by value name, for constants without data in the text.
+
+    Raises:
+        FormatError: The text is no valid graph; the error lists every defect.
     """
     problems: list[Problem] = []
     root = JsonObject(_parsed(text), "graph", problems)
     if root.text("format") != FORMAT or root.integer("version") != VERSION:
         raise FormatError(
-            "not a computation graph that this version reads",
+            "this JSON is not a computation graph, or of another version",
             expected=f"format {FORMAT!r}, version {VERSION}",
             got=f"format {root.get('format')!r}, version {root.get('version')!r}"[:200],
         )
@@ -353,23 +341,23 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
         parts["initial_state"] = {names.get(one.value, ""): one.data for one in begun}
     root.refuse_other_keys(("format", "version", *parts))
     if problems:
-        raise FormatError("not a sound computation graph", problems=tuple(problems))
+        raise FormatError("this computation graph is not valid", problems=tuple(problems))
     try:
         return ComputationGraph(**parts)
     except CompileError as error:
-        raise FormatError(shortened(error.what, 8 * MAX_CHARACTERS)) from error
+        raise FormatError(shorten(error.what, 8 * MAX_CHARACTERS)) from error
 
 
 def _parsed(text: str | bytes) -> object:
     try:
-        return json.loads(text, object_pairs_hook=objects_without_duplicates)
+        return json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except RecursionError as error:
         raise FormatError("JSON nested too deeply for a computation graph") from error
     except ValueError as error:
         raise FormatError(f"not JSON: {error}") from error
 
 
-def _all(root: JsonObject, key: str, read: Callable[[JsonObject], _Part]) -> tuple[_Part, ...]:
+def _all(root: JsonObject, key: str, read: Callable[[JsonObject], _T]) -> tuple[_T, ...]:
     return tuple(read(record) for record in root.records(key))
 
 
@@ -431,7 +419,7 @@ def _operation_in(record: JsonObject) -> Operation:
 
 
 def _fields_out(part: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """What has these names: words for members of enumerations, lists for tuples."""
+    """Return fields as plain data: values of enumerations, lists for tuples."""
     fields: dict[str, Any] = {}
     for name in names:
         value = getattr(part, name)
@@ -467,19 +455,16 @@ def _attribute_in(record: JsonObject) -> AttributeValue:
         return _float_in(record, record.get("value"))
     if kind == "ints":
         return record.integers("value")
-    items = record.items("value")
-    if kind == "floats":
-        return tuple(_float_in(record, item) for item in items)
-    if not all(isinstance(item, str) for item in items):
-        record.problem("bad_value", "value", "a list of strings is needed")
-    return tuple(str(item) for item in items)
+    if kind == "strings":
+        return record.texts("value")
+    return tuple(_float_in(record, item) for item in record.items("value"))
 
 
 def _float_in(record: JsonObject, value: object) -> float:
     if value in ("nan", "inf", "-inf") and isinstance(value, str):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e308 * 1.7:
-        record.problem("bad_value", "value", f"not a number: {value!r:.40}")
+        record.problem("bad_value", "value", f"expected a number, got {value!r:.40}")
         return 0.0
     return float(value)
 
@@ -498,15 +483,21 @@ def _constant_in(
     index = record.integer("value")
     nothing = Constant(index, np.zeros(0, np.uint8))
     if not 0 <= index < len(values):
-        record.problem("bad_index", "value", f"value {index} of {len(values)}")
+        record.problem("bad_index", "value", f"there is no value {index} of {len(values)}")
         return nothing
     value = values[index]
     if value.type.data_type.is_block:
-        record.problem("constant_type", "value", f"{value.type.text()} holds no plain data")
+        record.problem(
+            "constant_type", "value", f"a constant cannot have the type {value.type.text()}"
+        )
         return nothing
     if record.get("data") is None:
         if value.name not in given:
-            record.problem("no_data", "data", f"no data here, and no array {value.name!r} given")
+            record.problem(
+                "no_data",
+                "data",
+                f"there is no data, and the caller passed no array {value.name!r}",
+            )
             return nothing
         return Constant(index, np.array(given[value.name]))
     return _decoded(record, index, value.type) or nothing
@@ -518,12 +509,10 @@ def _decoded(record: JsonObject, index: int, kind: ValueType) -> Constant | None
         return None
     wanted = kind.nbytes
     if len(data) != wanted or min(kind.shape, default=0) < 0:
-        record.problem("bad_length", "data", f"{kind.text()} is {wanted} bytes, not {len(data)}")
+        record.problem("bad_length", "data", f"{kind.text()} has {wanted} bytes, got {len(data)}")
         return None
     if not kind.data_type.holds(np.frombuffer(data, np.uint8)):
-        is_bool = kind.data_type is DataType.BOOL
-        wrong = "a boolean is 0 or 1" if is_bool else f"a byte is no {kind.data_type.value}"
-        record.problem("bad_value", "data", wrong)
+        record.problem("bad_value", "data", f"a byte is not a valid {kind.data_type.value}")
         return None
     return Constant(index, np.frombuffer(data, kind.data_type.dtype).reshape(kind.shape))
 

@@ -1,7 +1,4 @@
-"""Known values: the small arrays of a graph that can be computed before it runs.
-
-The graph itself is not changed.
-"""
+"""Known values: small arrays of a graph that can be computed before it runs (shapes, axes)."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from stitch import ops
 from stitch.errors import StitchError
 from stitch.program import ABSENT, Array, Operation, ValueType
 
-#: Shapes, axes and indices are small; larger results are data and stay unknown.
+#: Larger results count as data and stay unknown; shapes, axes and indices are smaller.
 MAX_KNOWN_ELEMENTS = 4096
-#: And they are made in few elementary steps: a few operands can ask for more than there is time.
+#: Work limit per operation: few operands can ask for an arbitrarily long computation.
 MAX_STEPS = 1 << 24
 
 
 class KnownValues:
-    """Data of values by index: constants at once, results of operations when asked for."""
+    """Data of values by index. Constants are stored; operations are evaluated on demand."""
 
     __slots__ = ("_arrays", "_makers")
 
@@ -28,12 +25,14 @@ class KnownValues:
         self._makers: dict[int, tuple[Operation, tuple[ValueType | None, ...]]] = {}
 
     def add_constant(self, index: int, data: Array) -> None:
-        """Remembers the data of a constant."""
+        """Store the data of a constant."""
         self._arrays[index] = data
 
     def add_operation(self, operation: Operation, operands: Sequence[ValueType | None]) -> None:
-        """Remembers how values are made, in case their data is asked for; not what bodies make, nor
-        foreign operators."""
+        """Register an operation whose results may be evaluated.
+
+        Operations with bodies and foreign operators are ignored: their results stay unknown.
+        """
         if operation.body != ABSENT or operation.is_foreign:
             return
         for index in operation.outputs:
@@ -41,13 +40,13 @@ class KnownValues:
                 self._makers[index] = (operation, tuple(operands))
 
     def operands(self, operation: Operation) -> tuple[Array | None, ...]:
-        """The data of each operand where it is known, else None."""
+        """Return the data of each operand, None where it is unknown."""
         return tuple(None if i == ABSENT else self.get(i) for i in operation.inputs)
 
     def get(self, index: int) -> Array | None:
-        """The data of a value, or None if it depends on inputs, is large, or cannot be computed.
+        """Return the data of a value, or None if it depends on inputs, is large, or fails.
 
-        Makers are walked with a stack of our own: chains may be longer than Python's.
+        Uses an explicit stack: chains may be longer than Python's recursion limit.
         """
         pending = [index]
         while pending:

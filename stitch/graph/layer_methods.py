@@ -1,4 +1,4 @@
-"""Layers as methods: FlexFlow's operators that have weights or windows, written in ONNX."""
+"""Builder methods for reductions and layers (FlexFlow's operators), written in ONNX operators."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 
 from stitch.graph.emitter import axes_of, axis_of
 from stitch.graph.source_location import mistake
-from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
 from stitch.graph.tensor_methods import ShapeMethods
-from stitch.graph.tensor_operations import Axes
 from stitch.program import DataType
 
-# --------------------------------------------------------------------------------------------------
-# Reductions as methods: sums, means, extremes, products, variances, argmax.
+Pair = int | Sequence[int]
 
 
 class ReductionMethods(ShapeMethods):
-    """Many elements become one; the data type stays (ONNX: a sum of int32 is int32)."""
+    """Reductions over axes. The data type stays: as in ONNX, a sum of int32 is int32."""
 
     __slots__ = ()
 
@@ -35,7 +33,7 @@ class ReductionMethods(ShapeMethods):
     def reduce(
         self, kind: str, x: Operand, axis: Axes = None, keepdims: bool = False
     ) -> SymbolicTensor:
-        """The reduction of that kind: sum, mean, max, min, prod, l1, l2, log_sum_exp, ..."""
+        """Apply a reduction by name: sum, mean, max, min, prod, l1, l2, sum_square, log_sum_exp."""
         kinds = {
             "sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin",
             "prod": "ReduceProd", "l1": "ReduceL1", "l2": "ReduceL2",
@@ -46,39 +44,34 @@ class ReductionMethods(ShapeMethods):
         return self._reduce(kinds[kind], x, axis, keepdims)
 
     def reduce_sum(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Sums over axes."""
         return self._reduce("ReduceSum", x, axis, keepdims)
 
     def reduce_mean(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Means over axes."""
         return self._reduce("ReduceMean", x, axis, keepdims)
 
     mean = reduce_mean
 
     def reduce_max(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Maxima over axes."""
         return self._reduce("ReduceMax", x, axis, keepdims)
 
     def reduce_min(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Minima over axes."""
         return self._reduce("ReduceMin", x, axis, keepdims)
 
     def reduce_prod(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Products over axes."""
         return self._reduce("ReduceProd", x, axis, keepdims)
 
     def variance(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Variances over axes, divided by the count."""
+        """Biased variance over axes (divided by the count)."""
         tensor = self.tensor(x)
         centred = self.sub(tensor, self.reduce_mean(tensor, axis, keepdims=True))
         return self.reduce_mean(self.square(centred), axis, keepdims)
 
     def argmax(self, x: Operand, axis: int | None = None, keepdims: bool = False) -> SymbolicTensor:
-        """The place of the first maximum, along an axis or in the flattened tensor; int64."""
+        """Index of the first maximum along an axis, or in the flattened tensor; int64."""
         return self._arg("ArgMax", x, axis, keepdims)
 
     def argmin(self, x: Operand, axis: int | None = None, keepdims: bool = False) -> SymbolicTensor:
-        """The place of the first minimum, along an axis or in the flattened tensor; int64."""
+        """Index of the first minimum along an axis, or in the flattened tensor; int64."""
         return self._arg("ArgMin", x, axis, keepdims)
 
     def _arg(self, op: str, x: Operand, axis: int | None, keepdims: bool) -> SymbolicTensor:
@@ -89,55 +82,47 @@ class ReductionMethods(ShapeMethods):
         return self._one(op, tensor, axis=place, keepdims=int(keepdims))
 
     def softmax(self, x: Operand, axis: int = -1) -> SymbolicTensor:
-        """Exponentials along an axis, divided by their sum."""
         return self._one("Softmax", x, axis=None if axis == -1 else axis)
 
     def log_softmax(self, x: Operand, axis: int = -1) -> SymbolicTensor:
-        """The logarithm of the softmax."""
         return self._one("LogSoftmax", x, axis=None if axis == -1 else axis)
 
 
-Pair = int | Sequence[int]
-
-
 class LayerMethods(ReductionMethods):
-    """Weights, windows and attention."""
+    """Matrix products, convolutions, pooling, normalisation and attention."""
 
     __slots__ = ()
 
     def matmul(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """The matrix product, stacked over leading axes as in `numpy.matmul`."""
+        """Matrix product; leading axes broadcast as in `numpy.matmul`."""
         return self._one("MatMul", *self._pair("MatMul", a, b))
 
     batch_matmul = matmul
 
     def dot(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """`numpy.dot`: the matrix product; raises `CompileError` where it is none (rank > 2)."""
+        """`numpy.dot`; raise `CompileError` if the right operand has more than two axes."""
         x, y = self._pair("dot", a, b)
         if not x.shape or not y.shape:
             return self.mul(x, y)
         if len(y.shape) > 2:
             raise mistake(
-                "dot with more than two axes on the right sums over an axis of its own",
+                f"dot takes a right operand of at most 2 axes, got {len(y.shape)}",
                 remedy="use matmul or einsum",
             )
         return self.matmul(x, y)
 
     def einsum(self, equation: str, *operands: Operand) -> SymbolicTensor:
-        """Einstein's summation over tensors of one data type."""
+        """Einstein summation over tensors of one data type."""
         like = next((t for t in operands if isinstance(t, SymbolicTensor)), None)
         tensors = [self.tensor(t, like) for t in operands]
         self._same_type("Einsum", tensors)
         return self._one("Einsum", *tensors, equation=equation)
 
     def linear(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None = None,
+        self, x: Operand, weight: Operand, bias: Operand | None = None,
         activation: str | None = None,
-    ) -> SymbolicTensor:
-        """x W' + b: x [..., in], weight [out, in], bias [out] give [..., out]."""
+    ) -> SymbolicTensor:  # fmt: skip
+        """Compute x Wᵀ + b: x `[..., in]`, weight `[out, in]`, bias `[out]`."""
         tensor, matrix = self._pair("Linear", x, weight)
         if len(matrix.shape) != 2 or not tensor.shape or tensor.shape[-1] != matrix.shape[1]:
             raise mistake(
@@ -154,21 +139,22 @@ class LayerMethods(ReductionMethods):
         return self.activation(result, activation)
 
     def dense(
-        self,
-        x: Operand,
-        weight: Operand,
-        bias: Operand | None = None,
+        self, x: Operand, weight: Operand, bias: Operand | None = None,
         activation: str | None = None,
-    ) -> SymbolicTensor:
-        """As `linear`; of a number of outputs, with parameters that are drawn as PyTorch draws
-        those of a new layer, the same each time."""
+    ) -> SymbolicTensor:  # fmt: skip
+        """Like `linear`; if `weight` is a number of outputs, create parameters.
+
+        They are drawn from PyTorch's distribution for a new layer, with a fixed seed.
+        """
         if not isinstance(weight, int | np.integer) or isinstance(weight, bool):
             return self.linear(x, weight, bias, activation)
         tensor, count = self.tensor(x), int(weight)
         width = tensor.shape[-1] if tensor.shape else 1
         if count < 1 or bias is not None:
-            raise mistake("a dense layer of a number of outputs has at least 1 and its own bias",
-                          got=f"{count} outputs, bias {bias!r:.40}")  # fmt: skip
+            raise mistake(
+                "a dense layer that creates its parameters needs 1 or more outputs, no bias",
+                got=f"{count} outputs, bias {bias!r:.40}",
+            )
         rng, most = np.random.default_rng(len(self.operations)), 1 / math.sqrt(max(width, 1))
         matrix, added = [
             rng.uniform(-most, most, shape).astype(tensor.dtype)
@@ -190,18 +176,13 @@ class LayerMethods(ReductionMethods):
         groups: int = 1,
         activation: str | None = None,
     ) -> SymbolicTensor:
-        """2-D convolution: x [N, C, H, W], weight [M, C / groups, kH, kW], bias [M]."""
+        """2-D convolution: x `[N, C, H, W]`, weight `[M, C / groups, kH, kW]`, bias `[M]`."""
         tensor, kernel = self._pair("Conv", x, weight)
         result = self._one(
-            "Conv",
-            tensor,
-            kernel,
-            None if bias is None else self.tensor(bias, tensor),
-            strides=_pair(stride, "stride"),
-            pads=_pair(padding, "padding") * 2,
-            dilations=_pair(dilation, "dilation"),
-            group=groups,
-        )
+            "Conv", tensor, kernel, None if bias is None else self.tensor(bias, tensor),
+            strides=_pair(stride, "stride"), pads=_pair(padding, "padding") * 2,
+            dilations=_pair(dilation, "dilation"), group=groups,
+        )  # fmt: skip
         return self.activation(result, activation)
 
     def pool2d(
@@ -215,7 +196,7 @@ class LayerMethods(ReductionMethods):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> SymbolicTensor:
-        """2-D pooling of [N, C, H, W], `max` or `average`; the stride defaults to the kernel."""
+        """2-D `max` or `average` pooling of `[N, C, H, W]`; `stride` defaults to `kernel`."""
         if kind not in ("max", "average"):
             raise mistake(f"unknown pooling {kind!r}", expected="max, average")
         window = _pair(kernel, "kernel")
@@ -231,13 +212,13 @@ class LayerMethods(ReductionMethods):
         )
 
     def adaptive_pool2d(self, x: Operand, size: Pair, *, kind: str = "average") -> SymbolicTensor:
-        """2-D pooling to [N, C, *size]; raises `CompileError` unless size divides H and W."""
+        """2-D pooling to `[N, C, *size]`; raise `CompileError` unless size divides H and W."""
         tensor, wanted = self.tensor(x), _pair(size, "size")
         if len(tensor.shape) != 4 or any(
             w < 1 or d % w for d, w in zip(tensor.shape[2:], wanted, strict=True)
         ):
             raise mistake(
-                "adaptive pooling needs an output size that divides the input's",
+                "the output size of adaptive pooling must divide the input's",
                 expected=f"divisors of {list(tensor.shape[2:])}",
                 got=str(list(wanted)),
             )
@@ -258,7 +239,7 @@ class LayerMethods(ReductionMethods):
         epsilon: float = 1e-5,
         relu: bool = False,
     ) -> SymbolicTensor:
-        """Batch normalisation at inference: x [N, C, ...], statistics and weights [C]."""
+        """Batch normalisation for inference: x `[N, C, ...]`, statistics and weights `[C]`."""
         tensor = self.tensor(x)
         rest = [self.tensor(t, tensor) for t in (scale, bias, mean, variance)]
         result = self._one("BatchNormalization", tensor, *rest, epsilon=epsilon)
@@ -277,22 +258,18 @@ class LayerMethods(ReductionMethods):
         tensor = self.tensor(x)
         shape = tensor.shape[axis:] if tensor.shape else ()
         weight = np.ones(shape, tensor.dtype) if scale is None else scale
-        # Its gradient reads statistics: of float32 they would be too few digits for float64.
+        # float32 statistics would lose digits in the gradient of a float64 tensor.
         stash = DataType.FLOAT64 if tensor.data_type is DataType.FLOAT64 else DataType.FLOAT32
         return self._one(
-            "LayerNormalization",
-            tensor,
-            self.tensor(weight, tensor),
+            "LayerNormalization", tensor, self.tensor(weight, tensor),
             None if bias is None else self.tensor(bias, tensor),
-            axis=axis,
-            epsilon=epsilon,
-            stash_type=stash,
-        )
+            axis=axis, epsilon=epsilon, stash_type=stash,
+        )  # fmt: skip
 
     def rms_norm(
         self, x: Operand, scale: Operand | None = None, *, axis: int = -1, epsilon: float = 1e-5
     ) -> SymbolicTensor:
-        """x divided by its root mean square over the axes from `axis` on, times the scale."""
+        """Divide x by its root mean square over the axes from `axis` on; multiply by `scale`."""
         tensor = self.tensor(x)
         axes = tuple(range(axis, 0)) if axis < 0 else tuple(range(axis, len(tensor.shape)))
         squares = self.reduce_mean(self.square(tensor), axes, keepdims=True)
@@ -302,7 +279,8 @@ class LayerMethods(ReductionMethods):
     def embedding(
         self, indices: Operand, table: Operand, aggregate: str | None = None
     ) -> SymbolicTensor:
-        """Rows of a table [entries, width]; `sum` or `mean` over the last axis of the indices."""
+        """Look up rows of a table `[entries, width]`; `aggregate` (`sum`, `mean`) reduces the last
+        axis of the indices."""
         rows = self.gather(self.tensor(table), indices, 0)
         if aggregate is None or aggregate == "none":
             return rows
@@ -320,9 +298,10 @@ class LayerMethods(ReductionMethods):
         causal: bool = False,
         scale: float | None = None,
     ) -> SymbolicTensor:
-        """softmax(Q K' scale + mask) V over [..., length, width].
+        """softmax(Q Kᵀ scale + mask) V over `[..., length, width]`.
 
-        A boolean mask keeps where it is true, another is added; `causal` keeps what is not later.
+        A boolean mask keeps scores where it is true; any other mask is added. `causal` masks
+        later positions.
         """
         q, k = self._pair("attention", query, key)
         factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -350,13 +329,13 @@ class LayerMethods(ReductionMethods):
         mask: Operand | None = None,
         causal: bool = False,
     ) -> SymbolicTensor:
-        """Attention in heads over [batch, length, width], as `torch.nn.MultiheadAttention`.
+        """Multi-head attention over `[batch, length, width]`, as `torch.nn.MultiheadAttention`.
 
-        `weights` and `biases` are those of query, key, value and output: [out, in] and [out].
+        `weights` (`[out, in]`) and `biases` (`[out]`) are those of query, key, value and output.
         """
         if len(weights) != 4 or len(biases) != 4:
             raise mistake(
-                "attention has weights and biases of query, key, value and output",
+                "attention needs weights and biases for query, key, value and output",
                 expected="4 and 4",
                 got=f"{len(weights)} and {len(biases)}",
             )
@@ -371,10 +350,9 @@ class LayerMethods(ReductionMethods):
         return self.linear(flat, weights[3], biases[3])
 
     def _in_heads(self, x: SymbolicTensor, heads: int) -> SymbolicTensor:
-        """[batch, length, width] as [batch, heads, length, width / heads]."""
         if len(x.shape) != 3 or heads < 1 or x.shape[-1] % heads:
             raise mistake(
-                "attention takes [batch, length, width], its heads dividing the width",
+                "attention needs [batch, length, width] and a number of heads dividing the width",
                 got=f"{x.type.text()} and {heads} heads",
             )
         batch, length, width = x.shape
@@ -385,5 +363,5 @@ class LayerMethods(ReductionMethods):
 def _pair(given: Pair, what: str) -> tuple[int, int]:
     pair = (given, given) if isinstance(given, int) else tuple(int(v) for v in given)
     if len(pair) != 2:
-        raise mistake(f"a {what} is one number or two", got=str(given))
+        raise mistake(f"a {what} must be one or two numbers", got=str(given))
     return pair[0], pair[1]

@@ -1,8 +1,8 @@
-"""NumPy's functions that are no ufuncs, on symbolic tensors: reductions, shapes, order, products.
+"""NumPy's functions other than ufuncs, on symbolic tensors.
 
-Each takes the arguments that NumPy's takes and gives NumPy's types. What only moves elements and
-has no ONNX operator of its own is NumPy's function, applied to the numbers of the elements while
-tracing: the operation gathers what it then names.
+Arguments and result types are NumPy's. A function that only moves elements, and has no ONNX
+operator of its own, is applied to the indices of the elements while tracing; the graph then gathers
+the elements at the resulting indices.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def call_function(
     inputs: tuple[object, ...],
     arguments: Mapping[str, object],
 ) -> object:
-    """The result of a NumPy function that is no ufunc; raises `CompileError` that names it."""
+    """Return the result of a NumPy function; raise `CompileError` if it is not supported."""
     module = str(getattr(function, "__module__", None) or "numpy")
     name = f"{module}.{function.__name__}"
     found: Any = checked(name, _FUNCTIONS.get(function), (builder, *inputs), arguments)
@@ -74,7 +74,7 @@ def call_function(
         for part in parts:
             part.view_of(given)
     elif found is given and type(given) is SymbolicTensor:
-        return SymbolicTensor(given.builder, given.index)  # NumPy copies: another array.
+        return SymbolicTensor(given.builder, given.index)  # NumPy returns a new array.
     return found
 
 
@@ -82,11 +82,11 @@ def _zero(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
     return b.constant(np.zeros((), x.dtype))
 
 
-# Elements moved ---------------------------------------------------------------------------------
+# Moving elements --------------------------------------------------------------------------------
 
 
 def _moved(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that only moves elements of its first argument: their numbers say whence."""
+    """Implement a function that only moves elements of its first argument."""
 
     def move(b: LayerMethods, a: Any, *arguments: Any, **words: Any) -> Any:
         x = as_tensor(b, a)
@@ -98,7 +98,7 @@ def _moved(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _joined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of the tensors in one list."""
+    """Implement a function that only moves elements of a list of tensors."""
 
     def move(b: LayerMethods, tensors: Any, *arguments: Any, **words: Any) -> Any:
         parts, begin, numbers = alike(b, *tensors), 0, []
@@ -118,7 +118,7 @@ def _gathered(b: LayerMethods, flat: SymbolicTensor, numbers: Any) -> Any:
 
 
 def _along(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that moves elements along one axis: of the numbers of its places."""
+    """Implement a function that only moves elements along one axis."""
 
     def move(b: LayerMethods, a: Any, given: Any, axis: int | None = None) -> SymbolicTensor:
         x = as_tensor(b, a)
@@ -141,9 +141,8 @@ def _roll(b: LayerMethods, a: Any, shift: Any, axis: Any = None) -> SymbolicTens
     return x
 
 
-def _repeat(b: LayerMethods, a: Any, repeats: Any, axis: int | None = None) -> SymbolicTensor:
-    found: SymbolicTensor = _along(np.repeat)(b, a, repeats, axis)
-    return found
+def _repeat(b: LayerMethods, a: Any, repeats: Any, axis: int | None = None) -> Any:
+    return _along(np.repeat)(b, a, repeats, axis)
 
 
 def _tile(b: LayerMethods, A: Any, reps: Any) -> SymbolicTensor:
@@ -181,7 +180,7 @@ def _pad(
             x = b.concat([ends[0], x, ends[1]], axis)
         return x
     if mode not in ("edge", "reflect", "symmetric", "wrap") or reflect_type != "even":
-        raise ValueError(f"mode {mode!r}: constant, edge, reflect, symmetric or wrap")
+        raise ValueError(f"mode={mode!r}; supported: constant, edge, reflect, symmetric, wrap")
     for axis, (before, after) in enumerate(widths.tolist()):
         if before or after:
             numbers: Any = np.pad(np.arange(x.shape[axis]), (before, after), mode=mode)
@@ -211,7 +210,7 @@ def _split(b: LayerMethods, ary: Any, indices_or_sections: Any, axis: int = 0) -
     length, indices_or_sections = x.shape[place], static(indices_or_sections)
     count = indices_or_sections if isinstance(indices_or_sections, int | np.integer) else 1
     if count < 1 or length % count:
-        raise ValueError(f"{count} parts do not divide an axis of {length}")
+        raise ValueError(f"an axis of length {length} cannot be split into {count} equal parts")
     numbers = np.array_split(np.arange(length), indices_or_sections)
     sizes = [len(part) for part in numbers]
     if sum(sizes) == length:
@@ -231,7 +230,7 @@ def _moveaxis(b: LayerMethods, a: Any, source: Any, destination: Any) -> object:
     from_axes = axes_of(source, x.ndim, "moveaxis")
     to_axes = axes_of(destination, x.ndim, "moveaxis")
     if len(from_axes) != len(to_axes):
-        raise TypeError("as many destinations as sources are needed")
+        raise TypeError(f"{len(from_axes)} source axes, but {len(to_axes)} destinations")
     kept = [axis for axis in range(x.ndim) if axis not in from_axes]
     for place, axis in sorted(zip(to_axes, from_axes, strict=True)):
         kept.insert(place, axis)
@@ -241,7 +240,7 @@ def _moveaxis(b: LayerMethods, a: Any, source: Any, destination: Any) -> object:
 def _squeeze(b: LayerMethods, a: Any, axis: Any = None) -> SymbolicTensor:
     x = as_tensor(b, a)
     if axis is not None and any(x.shape[i] != 1 for i in axes_of(axis, x.ndim, "squeeze")):
-        raise ValueError("an axis that is squeezed out has length 1")
+        raise ValueError("an axis to squeeze must have length 1")
     return b.squeeze(x, axis)
 
 
@@ -319,7 +318,7 @@ def _take_along_axis(b: LayerMethods, arr: Any, indices: Any, axis: int | None =
 
 
 def _masked(function: Callable[..., Array]) -> Callable[..., Any]:
-    """`tril` or `triu`: zeros elsewhere."""
+    """`tril` or `triu`."""
 
     def mask(b: LayerMethods, m: Any, k: int = 0) -> SymbolicTensor:
         x = as_tensor(b, m)
@@ -358,7 +357,7 @@ def _likes(value: int) -> Callable[..., Any]:
 
 def _where(b: LayerMethods, condition: Any, x: Any = None, y: Any = None) -> SymbolicTensor:
     if x is None or y is None:
-        raise TypeError("without x and y it gives as many places as there are, which data decide")
+        raise TypeError("the shape of where(condition) depends on data: pass x and y")
     return b.where(as_truth(b, as_tensor(b, condition)), *alike(b, x, y))
 
 
@@ -371,7 +370,7 @@ def _clip(
     given = [each for each in (low, high) if each is not None]
     known = as_tensor(b, a) if isinstance(a, SymbolicTensor) else None
     if known is not None and known.dtype.kind in "iu":
-        # Whole numbers of Python's that are the ends of the type, or beyond them, bound nothing.
+        # Python integers at or beyond the limits of the type do not bound anything.
         ends = np.iinfo(known.dtype)
         low = None if type(low) is int and low <= ends.min else low
         high = None if type(high) is int and high >= ends.max else high
@@ -529,7 +528,7 @@ def _einsum(
     b: LayerMethods, equation: Any, *operands: Any, optimize: Any = False
 ) -> SymbolicTensor:
     if not isinstance(equation, str):
-        raise TypeError("the subscripts are a text")
+        raise TypeError("the equation must be a string")
     return b.einsum(equation, *alike(b, *operands))
 
 
@@ -546,13 +545,13 @@ def _norm(
         return b.sqrt(b.reduce_sum(b.square(tensor), axes, bool(keepdims)))
     if is_matrix:
         if ord not in (1, -1, math.inf, -math.inf):
-            raise ValueError(f"ord={ord!r} of a matrix (it has None, 'fro', 1, -1, inf, -inf)")
+            raise ValueError(f"ord={ord!r} of a matrix; supported: None, 'fro', 1, -1, inf, -inf")
         summed = axes[0] if abs(ord) == 1 else axes[1]
         sums = b.reduce_sum(b.abs(tensor), [summed], True)
         found = (b.reduce_max if ord > 0 else b.reduce_min)(sums, axes, True)
         return found if keepdims else b.squeeze(found, axes)
     if len(axes) != 1 or isinstance(ord, str):
-        raise ValueError(f"ord={ord!r} of a vector")
+        raise ValueError(f"ord={ord!r} is not supported for a vector")
     return _vector_norm(b, tensor, axis=axes, keepdims=keepdims, ord=ord)
 
 
@@ -580,7 +579,7 @@ def _matrix_norm(b: LayerMethods, x: Any, *, keepdims: bool = False, ord: Any = 
 def _matrix_power(b: LayerMethods, a: Any, n: int) -> SymbolicTensor:
     x = as_tensor(b, a)
     if n < 1:
-        raise ValueError("a power below 1")
+        raise ValueError(f"the exponent must be at least 1, got {n}")
     found = x
     for _ in range(n - 1):
         found = ufuncs.matmul(b, found, x)
@@ -609,7 +608,7 @@ def _signed_infinity(sign: float) -> Callable[..., Any]:
     return is_infinite
 
 
-#: Functions whose results NumPy lays on the bytes of what they are given.
+#: Functions whose results share memory with their argument in NumPy.
 _VIEWS = frozenset({
     np.reshape, np.ravel, np.transpose, np.matrix_transpose, np.linalg.matrix_transpose,
     np.swapaxes, np.moveaxis, np.rollaxis, np.squeeze, np.expand_dims, np.broadcast_to, np.split,

@@ -1,7 +1,4 @@
-"""NumPy's means, variances, differences, order and quantiles on symbolic tensors.
-
-They take NumPy's arguments and give NumPy's types: means of whole numbers are float64.
-"""
+"""NumPy's means, variances, differences, sorting and quantiles on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from stitch.program import DataType
 
 
 def float_dtype(x: SymbolicTensor, dtype: Any = None) -> Any:
-    """The type in which NumPy takes means."""
+    """Return the type in which NumPy computes means."""
     if dtype is not None:
         return np.dtype(dtype)
     return x.dtype if x.data_type.is_floating else np.dtype(np.float64)
@@ -68,7 +65,7 @@ def arg_extreme(name: str) -> Callable[..., Any]:
         x = as_tensor(b, a)
         x = b.cast(x, DataType.UINT8) if x.dtype == np.bool_ else x
         if not x.size and (axis is None or not x.shape[axis_of(axis, x.ndim, name)]):
-            raise ValueError("there are no elements")
+            raise ValueError("the reduction has no elements")
         if axis is None and keepdims:
             return b.reshape(getattr(b, name)(x, None, False), [1] * x.ndim)
         result: SymbolicTensor = getattr(b, name)(x, axis, bool(keepdims))
@@ -98,7 +95,7 @@ def average(
     keepdims: bool = False,
 ) -> Any:  # fmt: skip
     if returned:
-        raise TypeError("returned=True")
+        raise TypeError("returned=True is not supported")
     if weights is None:
         return mean(b, a, axis, keepdims=keepdims)
     x, w = as_tensor(b, a), as_tensor(b, weights)
@@ -112,7 +109,7 @@ def average(
 
 
 def without_nan(reduction: Callable[..., Any], replaced: float) -> Callable[..., Any]:
-    """A reduction of the elements that are numbers."""
+    """Return the NaN-ignoring variant of a reduction; `replaced` stands in for NaN."""
 
     def reduce(b: LayerMethods, a: Any, axis: Any = None, **words: Any) -> Any:
         x = as_tensor(b, a)
@@ -151,10 +148,8 @@ def accumulation(ufunc: np.ufunc) -> Callable[..., Any]:
 
 def difference(b: LayerMethods, a: Any, n: int = 1, axis: int = -1) -> SymbolicTensor:
     x = as_tensor(b, a)
-    place, ufunc = (
-        axis_of(axis, x.ndim, "diff"),
-        np.not_equal if x.dtype == np.bool_ else np.subtract,
-    )
+    place = axis_of(axis, x.ndim, "diff")
+    ufunc = np.not_equal if x.dtype == np.bool_ else np.subtract
     for _ in range(n):
         later, sooner = [_part(b, x, place, *ends) for ends in ((1, None), (0, -1))]
         x = apply_ufunc(b, ufunc, later, sooner)
@@ -165,17 +160,17 @@ def _part(b: LayerMethods, x: SymbolicTensor, axis: int, start: Any, end: Any) -
     return b.index(x, (*[slice(None)] * axis, slice(start, end)))
 
 
-# Order ------------------------------------------------------------------------------------------
+# Sorting ----------------------------------------------------------------------------------------
 
 
 def _ordered(b: LayerMethods, a: Any, axis: int | None) -> tuple[SymbolicTensor, SymbolicTensor]:
-    """The elements along an axis from the least to the greatest, NaN last, and their places."""
+    """Return the elements sorted along an axis (NaN last), and their indices."""
     x = as_tensor(b, a)
     x = b.reshape(x, (-1,)) if axis is None else x
     place = axis_of(-1 if axis is None else axis, x.ndim, "sort")
     wide = b.cast(x, DataType.UINT8) if x.dtype == np.bool_ else x
     if wide.data_type.is_floating:
-        # By whether they are NaN first: what an executor does with NaN is not relied on.
+        # Executors order NaN differently, so sort by `isnan` explicitly.
         is_nan = b._one("IsNaN", wide)
         _, order = b.topk(b.where(is_nan, math.inf, wide), x.shape[place], place, largest=False)
         late = b.gather_elements(b.cast(is_nan, DataType.INT32), order, place)
@@ -207,14 +202,14 @@ def quantile(
 ) -> SymbolicTensor:  # fmt: skip
     without_out(out)
     if method != "linear":
-        raise ValueError(f"method={method!r}")
+        raise ValueError(f"method={method!r} is not supported, only 'linear'")
     x = as_tensor(b, a)
     shares = np.asarray(static(q))
-    if shares.dtype.kind not in "iu":  # Of 0 and 1 the elements themselves.
+    if shares.dtype.kind not in "iu":  # Quantiles 0 and 1 keep the type of the elements.
         wide = np.float16 if isinstance(q, float) else shares.dtype
         x = as_tensor(b, x, np.result_type(float_dtype(x), wide))
     if (shares < 0).any() or (shares > 1).any():
-        raise ValueError("quantiles are in the range [0, 1]")
+        raise ValueError("quantiles must be in the range [0, 1]")
     axes = axes_of(axis, x.ndim, "quantile")
     kept = [i for i in range(x.ndim) if i not in axes]
     rows = b.reshape(b.transpose(x, [*kept, *axes]), (*[x.shape[i] for i in kept], -1))

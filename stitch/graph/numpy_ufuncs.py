@@ -1,7 +1,7 @@
 """NumPy's ufuncs on symbolic tensors: `np.exp(x)`, `x + y` and `np.add.reduce(x)`.
 
-NumPy itself says in which types a ufunc computes (`resolve_dtypes`), so promotion is NumPy's
-(NEP 50: Python's numbers are weak); operands are cast to these types; an ONNX operation computes.
+`ufunc.resolve_dtypes` gives the types of the computation, so promotion is NumPy's (NEP 50: Python
+numbers are weak). Operands are cast to these types, then ONNX operations compute the result.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.program import Array, DataType
 
-#: Computes a ufunc on tensors of the types that NumPy computes it in.
+#: Computes a ufunc on tensors of the types that NumPy computes in.
 Compute = Callable[..., Any]
-#: Whole numbers that ONNX adds and multiplies by matrices.
+#: Integer types for which ONNX defines sums and matrix products.
 _INTEGERS = (DataType.INT32, DataType.INT64, DataType.UINT32, DataType.UINT64)
 
 
@@ -34,22 +34,20 @@ def call_ufunc(
     inputs: tuple[Any, ...],
     arguments: Mapping[str, Any],
 ) -> object:
-    """The result of `ufunc(*inputs)`, or of its `reduce`, `accumulate` or `outer`; raises
-    `CompileError`."""
+    """Return `ufunc(*inputs)`, or its `reduce`, `accumulate` or `outer`; raise `CompileError`."""
     name = f"numpy.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
     with_out = {k: v for k, v in arguments.items() if v is not None or k == "axis"}
     return checked(name, _METHODS.get(method), (builder, ufunc, *inputs), with_out)
 
 
 def apply_ufunc(b: LayerMethods, ufunc: np.ufunc, *inputs: Any) -> Any:
-    """The result of `ufunc(*inputs)`."""
     return call_ufunc(b, ufunc, "__call__", inputs, {})
 
 
 def checked(
     name: str, meaning: Compute | None, inputs: tuple[Any, ...], arguments: Mapping[str, Any]
 ) -> object:
-    """What a function gives; whatever it raises becomes a `CompileError` that names it."""
+    """Call a function; turn what it raises into a `CompileError` that names it."""
     if meaning is None:
         raise unsupported(name)
     try:
@@ -63,21 +61,20 @@ def checked(
         ) from error  # fmt: skip
     except (TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        # Of Python's own errors without the name of the function here that stands for NumPy's.
+        # Drop the name of our own function from Python's message.
         said = re.sub(r"^[\w.<>]+\(\) ", "", said)
         raise mistake(
-            f"{name} on symbolic tensors does not take these arguments: {said}",
-            remedy="give what NumPy's documentation names, without out= or order=; compute the "
-            "rest outside of the traced function",
+            f"{name} on symbolic tensors does not support these arguments: {said}",
+            remedy="use the arguments of NumPy's documentation, without out= or order=; compute "
+            "the rest outside of the traced function",
         ) from error
 
 
 def unsupported(name: str) -> CompileError:
-    """The error for a function that a graph cannot compute."""
     return mistake(
-        f"{name} has no meaning on symbolic tensors: a graph cannot compute it",
-        remedy="call it outside of the traced function and pass its result in, or write it with "
-        "other functions; builder.op adds any ONNX operator",
+        f"{name} is not supported on symbolic tensors",
+        remedy="call it outside of the traced function and pass its result in, or use other "
+        "functions; builder.op adds any ONNX operator",
     )
 
 
@@ -85,12 +82,12 @@ def unsupported(name: str) -> CompileError:
 
 
 def is_weak(value: object) -> bool:
-    """Whether a value is a number of Python's, which takes the type of what stands beside it."""
+    """Whether a value is a Python number, whose type adapts to the other operand's."""
     return type(value) in (int, float, complex)
 
 
 def dtype_of(value: Any) -> Any:
-    """The type of an operand, or Python's type where that is weak."""
+    """Return the NumPy type of an operand, or its Python type if that is weak."""
     if isinstance(value, SymbolicTensor):
         return value.dtype
     if is_weak(value):
@@ -101,7 +98,7 @@ def dtype_of(value: Any) -> Any:
 
 
 def as_tensor(b: LayerMethods, value: Any, dtype: Any = None) -> SymbolicTensor:
-    """An operand as a tensor, of a type if one is given; nested lists may hold tensors."""
+    """Convert an operand to a tensor, of type `dtype` if given; nested lists may hold tensors."""
     kind = None if dtype is None else data_type_of(np.dtype(dtype))
     if isinstance(value, SymbolicTensor):
         return value if kind is None else b.cast(value, kind)
@@ -116,13 +113,13 @@ def as_tensor(b: LayerMethods, value: Any, dtype: Any = None) -> SymbolicTensor:
 
 
 def _array(value: Any) -> Array:
-    """An array, a tensor of a device or nested lists of numbers as an array."""
+    """Convert an array, a device tensor or nested lists of numbers to an array."""
     listed = np.asarray(value) if isinstance(value, list | tuple | bool | int | float) else value
     return array_of(listed, user_location())
 
 
 def common_dtype(*values: Any) -> np.dtype[Any]:
-    """The type that NumPy promotes these to."""
+    """Return the type to which NumPy promotes these operands."""
     kinds = [dtype_of(value) for value in values]
     weak = [value for value, kind in zip(values, kinds, strict=True) if isinstance(kind, type)]
     strong = [kind for kind in kinds if not isinstance(kind, type)]
@@ -132,13 +129,13 @@ def common_dtype(*values: Any) -> np.dtype[Any]:
 
 
 def alike(b: LayerMethods, *values: Any) -> list[SymbolicTensor]:
-    """Operands as tensors of the type that NumPy promotes them to."""
+    """Return the operands as tensors of the type to which NumPy promotes them."""
     dtype = common_dtype(*values)
     return [as_tensor(b, value, dtype) for value in values]
 
 
 def strong(b: LayerMethods, *values: Any) -> list[SymbolicTensor]:
-    """The same where Python's numbers are arrays as others are: in products of matrices."""
+    """Like `alike`, but Python numbers are not weak (as in matrix products)."""
     return alike(b, *[as_tensor(b, value) for value in values])
 
 
@@ -149,19 +146,19 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _loop(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The types that a ufunc computes in, inputs before outputs."""
+    """Return the types that a ufunc computes in: inputs, then outputs."""
     kinds = [dtype_of(value) for value in inputs]
     strong = [kind for kind in kinds if not isinstance(kind, type)]
     if ufunc.__name__ in _COMPARISONS and any(map(_is_beyond, inputs, kinds[::-1])):
-        kinds = [np.dtype(np.float64)] * 2  # Python's number is beyond the other's type.
-    # Types that NumPy does not know itself, as bfloat16, promote numbers of Python's to float32.
+        kinds = [np.dtype(np.float64)] * 2  # An integer out of range of the other type.
+    # With types that NumPy does not know (bfloat16), it would promote Python numbers to float32.
     if strong and strong[0].kind == "V":
         kinds = [strong[0] if kind in (int, float) else kind for kind in kinds]
     return ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout))
 
 
 def _is_beyond(value: Any, other: Any) -> bool:
-    """Whether a whole number of Python's is none of the other operand's type."""
+    """Whether `value` is a Python integer out of range of the other operand's integer type."""
     if type(value) is not int or isinstance(other, type) or other.kind not in "iu":
         return False
     limits = np.iinfo(other)
@@ -187,15 +184,12 @@ def _call(b: LayerMethods, ufunc: np.ufunc, *inputs: Any, dtype: Any = None) -> 
 
 
 def _reduce(
-    b: LayerMethods, ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None,
-    keepdims: bool = False, initial: Any = None, where: Any = True,
-) -> SymbolicTensor:  # fmt: skip
-    reduction = REDUCTIONS.get(ufunc.__name__)
+    b: LayerMethods, ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, **words: Any
+) -> SymbolicTensor:
+    reduction = _REDUCTIONS.get(ufunc.__name__)
     if reduction is None:
         raise unsupported(f"numpy.{ufunc.__name__}.reduce")
-    result: SymbolicTensor = reduction(
-        b, x, axis, dtype, keepdims=keepdims, initial=initial, where=where
-    )
+    result: SymbolicTensor = reduction(b, x, axis, dtype=dtype, **words)
     return result
 
 
@@ -220,23 +214,21 @@ _METHODS: dict[str, Compute] = {
 
 
 def summed_dtype(ufunc: np.ufunc, dtype: Any) -> Any:
-    """The type in which NumPy sums or multiplies elements of a type."""
+    """Return the type in which NumPy sums or multiplies elements of a type."""
     if np.dtype(dtype).kind == "V":
         return dtype
     return ufunc.resolve_dtypes((None, np.dtype(dtype), None), reduction=True)[-1]
 
 
 def _sums(op: str, ufunc: np.ufunc, identity: int) -> Compute:
-    """Sums or products, wide enough as NumPy's are."""
+    """Return a reduction by sums or products, in NumPy's accumulator types."""
 
     def reduce(
         b: LayerMethods, a: Any, axis: Any = None, dtype: Any = None, out: Any = None,
         keepdims: bool = False, initial: Any = None, where: Any = True,
     ) -> SymbolicTensor:  # fmt: skip
         without_out(out)
-        kind = (
-            np.dtype(dtype) if dtype is not None else summed_dtype(ufunc, dtype_of(as_tensor(b, a)))
-        )
+        kind = summed_dtype(ufunc, dtype_of(as_tensor(b, a))) if dtype is None else np.dtype(dtype)
         x = as_tensor(b, a, kind)
         x = x if where is True else b.where(as_tensor(b, where), x, as_tensor(b, identity, kind))
         if kind == np.bool_:
@@ -252,7 +244,7 @@ def _sums(op: str, ufunc: np.ufunc, identity: int) -> Compute:
 
 
 def _extremes(op: str, ufunc: np.ufunc) -> Compute:
-    """Maxima or minima."""
+    """Return a reduction by maxima or minima."""
 
     def reduce(
         b: LayerMethods, a: Any, axis: Any = None, out: Any = None, dtype: Any = None,
@@ -262,14 +254,14 @@ def _extremes(op: str, ufunc: np.ufunc) -> Compute:
         x = as_tensor(b, a, dtype)
         if where is not True:
             if initial is None:
-                raise ValueError("where= needs initial=")
+                raise ValueError("where= requires initial=")
             x = b.where(as_tensor(b, where), x, as_tensor(b, initial, x.dtype))
         axes = axes_of(axis, x.ndim, op)
         if initial is None and any(x.shape[axis] == 0 for axis in axes):
-            raise ValueError("a reduction of no elements has no identity")
+            raise ValueError("a reduction of no elements needs initial=")
         wide = b.cast(x, DataType.INT32) if x.dtype in (np.bool_, np.int16, np.uint16) else x
         if not x.size:
-            least = 0 if initial is None else initial  # Without one there are no results either.
+            least = 0 if initial is None else initial  # Without `initial` the result is empty.
             result = b.broadcast(as_tensor(b, least, x.dtype), _reduced_shape(x, axes, keepdims))
         else:
             result = b.cast(b._reduce(op, wide, axis, bool(keepdims)), x.data_type)
@@ -283,7 +275,7 @@ def _reduced_shape(x: SymbolicTensor, axes: Sequence[int], keepdims: bool) -> tu
 
 
 def _counts(is_all: bool) -> Compute:
-    """Whether any element is true, or all are."""
+    """Return the reduction `all` or `any`."""
 
     def reduce(
         b: LayerMethods, a: Any, axis: Any = None, out: Any = None, dtype: Any = None,
@@ -291,7 +283,7 @@ def _counts(is_all: bool) -> Compute:
     ) -> SymbolicTensor:  # fmt: skip
         without_out(out)
         if initial is not None:
-            raise TypeError("initial=")
+            raise TypeError("initial= is not supported")
         x = as_truth(b, as_tensor(b, a))
         asked = b.logical_not(x) if is_all else x
         if where is not True:
@@ -308,20 +300,20 @@ def as_truth(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
 
 
 def static(value: Any) -> Any:
-    """An argument that decides the shape of a result: numbers, or a tensor whose data are there."""
+    """Return an argument that determines the shape of a result; raise for traced tensors."""
     if isinstance(value, list | tuple):
         return type(value)([static(each) for each in value])
     if not isinstance(value, SymbolicTensor):
         return value
     if value.written is None:
-        raise TypeError("a traced tensor where the shape of the result depends on its data")
+        raise TypeError("the shape of the result depends on the data of a traced tensor")
     return value.written
 
 
 def without_out(out: Any) -> None:
-    """Refuses an array to write into."""
+    """Raise for an `out` array."""
     if out is not None and not (isinstance(out, tuple) and all(each is None for each in out)):
-        raise TypeError("out= (a graph writes into no array)")
+        raise TypeError("out= is not supported: a graph cannot write to an array")
 
 
 SUM, PRODUCT = _sums("ReduceSum", np.add, 0), _sums("ReduceProd", np.multiply, 1)
@@ -329,17 +321,9 @@ MAXIMUM, MINIMUM = _extremes("ReduceMax", np.maximum), _extremes("ReduceMin", np
 ANY, ALL = _counts(is_all=False), _counts(is_all=True)
 
 
-def _by_dtype_word(reduction: Compute) -> Compute:
-    return lambda b, x, axis, dtype, **words: reduction(b, x, axis, dtype=dtype, **words)
-
-
-REDUCTIONS: dict[str, Compute] = {
-    name: _by_dtype_word(reduction)
-    for name, reduction in (
-        ("add", SUM), ("multiply", PRODUCT), ("maximum", MAXIMUM), ("minimum", MINIMUM),
-        ("logical_or", ANY), ("logical_and", ALL), ("bitwise_or", None), ("bitwise_and", None),
-    )
-    if reduction is not None
+_REDUCTIONS: dict[str, Compute] = {
+    "add": SUM, "multiply": PRODUCT, "maximum": MAXIMUM, "minimum": MINIMUM,
+    "logical_or": ANY, "logical_and": ALL,
 }  # fmt: skip
 
 
@@ -367,12 +351,12 @@ def _named(method: str) -> Compute:
 
 
 def _by_kind(*, of_bools: str, otherwise: str) -> Compute:
-    """One operation on truths, another one on numbers."""
+    """One operator for booleans, another one for numbers."""
     return lambda b, x, y: b._one(of_bools if x.dtype == np.bool_ else otherwise, x, y)
 
 
 def _in_float64(compute: Compute) -> Compute:
-    """In float64 and rounded once, as narrow types have too few digits on the way."""
+    """Compute in float64 and round once: narrow types lose digits in intermediate results."""
 
     def wide(b: LayerMethods, *operands: SymbolicTensor) -> SymbolicTensor:
         kind = operands[0].data_type
@@ -382,12 +366,12 @@ def _in_float64(compute: Compute) -> Compute:
 
 
 def _of_floats(op: str) -> Compute:
-    """An operation on floats; whole numbers are what it gives for them already."""
+    """An operator for floats; integers are returned unchanged."""
     return lambda b, x: b._one(op, x) if x.data_type.is_floating else x
 
 
 def _widened(op: str) -> Compute:
-    """An operation that ONNX has for wide integers only; results wrap as those of narrow ones."""
+    """An operator that ONNX has for wide integers only; narrow results wrap."""
 
     def compute(b: LayerMethods, *operands: SymbolicTensor) -> SymbolicTensor:
         kind = operands[0].data_type
@@ -399,10 +383,10 @@ def _widened(op: str) -> Compute:
 
 
 def _compared(op: str) -> Compute:
-    """A comparison; truths as numbers, mixed whole numbers of 64 bits by their signs."""
+    """A comparison that also takes booleans, and uint64 with int64."""
 
     def compute(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-        if x.data_type is not y.data_type:  # uint64 beside int64: NumPy compares them exactly.
+        if x.data_type is not y.data_type:  # uint64 and int64: NumPy compares them exactly.
             signed = x if x.dtype.kind == "i" else y
             is_less = op.startswith("Less") if signed is x else op.startswith("Greater")
             of_negative = b.constant(np.asarray(is_less or op == "NotEqual"))
@@ -422,7 +406,7 @@ def _logical(op: str) -> Compute:
 def _floor_divide(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
     if not x.data_type.is_floating:
         return _by_other_than_zero(b, b.floordiv, x, y)
-    # As Python's: the remainder is exact, so the quotient is; a / b would round up to the next one.
+    # As in Python: the remainder is exact, so the quotient is; a / b may round up.
     remainder = b._one("Mod", x, y, fmod=1)
     exact = b.round(b.div(b.sub(x, remainder), y))
     lower = b.where(b._signs_differ(remainder, y), b.sub(exact, 1), exact)
@@ -432,7 +416,7 @@ def _floor_divide(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> Symb
 def _by_other_than_zero(
     b: LayerMethods, divide: Compute, x: SymbolicTensor, y: SymbolicTensor
 ) -> SymbolicTensor:
-    """A division of whole numbers, 0 where the divisor is: executors may end the process there."""
+    """Integer division with 0 for a zero divisor, on which some executors abort the process."""
     known = b.known_data(y)
     if known is not None and known.all():
         result: SymbolicTensor = divide(x, y)
@@ -469,7 +453,7 @@ def _modf(b: LayerMethods, x: SymbolicTensor) -> Any:
 
 
 def _log1p(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
-    # Kahan: log(u) / (u - 1) loses nothing where u = 1 + x was rounded.
+    # Kahan: log(u) / (u - 1) cancels the rounding error of u = 1 + x.
     u = b.add(x, 1)
     exact = b.mul(b.log(u), b.div(x, b.sub(u, 1)))
     kept = b._one("Or", b.equal(u, 1), b._one("IsInf", u))
@@ -482,10 +466,6 @@ def _expm1(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
     exact = b.mul(rest, b.div(x, b.log(u)))
     is_far = b.greater(b.abs(x), 1)
     return b.where(b.equal(u, 1), x, b.where(is_far, rest, exact))
-
-
-def _float_power(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    return b.pow(x, y)
 
 
 def _is_special(op: str) -> Compute:
@@ -517,13 +497,11 @@ def _copy_sign(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> Symboli
 
 
 def _known_extreme(op: str) -> Compute:
-    """The greater or lesser of two; of a NaN and a number the number."""
+    """The maximum or minimum of two; NaN only if both are."""
 
     def compute(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
         if not x.data_type.is_floating:
-            return b._one(
-                *(("Or" if op == "Max" else "And",) if x.dtype == np.bool_ else (op,)), x, y
-            )
+            return b._one({"Max": "Or", "Min": "And"}[op] if x.dtype == np.bool_ else op, x, y)
         found = b._one(op, x, y)
         return b.where(b._one("IsNaN", x), y, b.where(b._one("IsNaN", y), x, found))
 
@@ -541,7 +519,7 @@ def _hypot(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTen
 
 def _arctan2(b: LayerMethods, y: SymbolicTensor, x: SymbolicTensor) -> SymbolicTensor:
     both = b._one("And", b._one("IsInf", x), b._one("IsInf", y))
-    # Both infinite: as of (±1, ±1); both zero: as of (y, ±1).
+    # Both infinite: like (±1, ±1); both zero: like (y, ±1).
     up, across = b.where(both, b.sign(y), y), b.where(both, b.sign(x), x)
     is_zero = b._one("And", b.equal(up, 0), b.equal(across, 0))
     one = b.constant(np.ones((), x.dtype))
@@ -582,7 +560,7 @@ def _shift(direction: str) -> Compute:
 
 
 def matmul(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    """The matrix product in any type; truths are joined by `or`."""
+    """The matrix product for any type; of booleans, `or` of `and`s."""
     kind = x.data_type
     if kind.is_floating or kind in _INTEGERS:
         return b.matmul(x, y)
@@ -621,10 +599,11 @@ _UFUNCS: dict[str, Compute] = {
     "add": _by_kind(of_bools="Or", otherwise="Add"), "subtract": _one("Sub"),
     "multiply": _by_kind(of_bools="And", otherwise="Mul"), "divide": _named("div"),
     "floor_divide": _floor_divide, "remainder": _remainder, "fmod": _fmod, "divmod": _divmod,
-    "power": _widened("Pow"), "float_power": _float_power, "negative": _widened("Neg"),
+    "power": _widened("Pow"), "float_power": _named("pow"), "negative": _widened("Neg"),
     "positive": lambda b, x: x, "conjugate": lambda b, x: x,
     "absolute": lambda b, x: x if x.dtype == np.bool_ else b.abs(x), "fabs": _one("Abs"),
-    "sign": _one("Sign"), "square": lambda b, x: _square(b, x),
+    "sign": _one("Sign"),
+    "square": lambda b, x: b._one("And" if x.dtype == np.bool_ else "Mul", x, x),
     "reciprocal": _reciprocal, "sqrt": _one("Sqrt"), "cbrt": _in_float64(
         lambda b, x: b.mul(b.sign(x), b.pow(b.abs(x), 1 / 3))),
     "maximum": _by_kind(of_bools="Or", otherwise="Max"),
@@ -654,7 +633,3 @@ _UFUNCS: dict[str, Compute] = {
     "bitwise_xor": _named("logical_xor"), "invert": _named("logical_not"),
     "ldexp": lambda b, x, y: b.mul(x, b.pow(2.0, b.cast(y, x.data_type))),
 }  # fmt: skip
-
-
-def _square(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
-    return b._one("And" if x.dtype == np.bool_ else "Mul", x, x)

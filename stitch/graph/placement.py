@@ -27,7 +27,7 @@ PlacementValue = Space | DataType | MemoryLayout | ShardSpec | InputKind | Owner
 
 _SIDES: tuple[Side, ...] = ("input", "output")
 _SHARDS = "ROWSxCOLUMNS of cores, then of a shard, such as 8x1,32x64 or 8x1,32x64,col_major"
-#: The fields whose values have words, and these.
+#: Fields with a fixed set of values.
 _WORDS: Mapping[str, Mapping[str, PlacementValue]] = {
     "space": {m.value: m for m in Space},
     "data_type": {m.value: m for m in DataType},
@@ -43,8 +43,9 @@ _EXPECTED: Mapping[str, str] = {
     "alias": "the name or index of the input whose buffer the output takes",
 }
 #: The fields that set a tensor's layout; the others set its role.
+#: Fields that set the layout of a tensor; the others set its role.
 LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
-#: The fields that can be set, by side.
+#: All fields, by side.
 PLACEMENT_FIELDS: Mapping[Side, tuple[str, ...]] = {
     "input": (*LAYOUT_FIELDS, "kind", "ownership"),
     "output": (*LAYOUT_FIELDS, "alias"),
@@ -52,22 +53,22 @@ PLACEMENT_FIELDS: Mapping[Side, tuple[str, ...]] = {
 
 
 class PlacementError(UsageError, CompileError, LayoutError):
-    """A placement option is well spelled and cannot be meant: no such slot, or half of a pair: exit
-    code 2.
-    """
+    """A placement option that cannot be applied: unknown slot, or half of a pair (exit code 2)."""
 
     exit_code = UsageError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One placement option: side, slot (name or index), field, value; a spelled value becomes its
-    type.
+    """One placement option: side, slot (name or index), field and value.
 
-    Values by field: space `Space`, data_type (of storage) `DataType`, layout `"row_major"` or
-    `"tile"`, memory_layout `MemoryLayout`, shard_spec `ShardSpec`, address `int` (bytes per bank),
-    kind `InputKind`, ownership `Ownership`, alias `str | int`. Raises `UsageError`.
+    A value given as text is parsed. Types by field: space `Space`, data_type (of storage)
+    `DataType`, layout `"row_major"` or `"tile"`, memory_layout `MemoryLayout`, shard_spec
+    `ShardSpec`, address `int` (bytes per bank), kind `InputKind`, ownership `Ownership`, alias
+    `str | int`.
 
+    Raises:
+        UsageError: An unknown side, field or value.
     >>> PlacementOption("input", "x", "space", "l1").value
     <Space.L1: 'l1'>
     """
@@ -82,17 +83,18 @@ class PlacementOption:
         _one_of("side", self.side, _SIDES, where)
         _one_of(f"field of an {self.side}", self.field, PLACEMENT_FIELDS[self.side], where)
         if isinstance(self.slot, int) and self.slot < 0:
-            raise UsageError("a slot's index is not negative", where=where, got=str(self.slot))
+            raise UsageError(
+                "the index of a slot must not be negative", where=where, got=str(self.slot)
+            )
         object.__setattr__(self, "value", _checked(self.field, self.value, f"{where}.{self.field}"))
 
     def text(self) -> str:
-        """The spelling that `parse_placement` reads back."""
+        """Return the text that `parse_placement` reads back."""
         return f"{self.side}.{self.slot}.{self.field}={_spelled(self.value, self.field)}"
 
 
 def parse_placement(text: str) -> PlacementOption:
-    """The placement option that a text such as `input.x.address=0x20000` spells; raises
-    `UsageError`.
+    """Parse a placement option such as `input.x.address=0x20000`; raise `UsageError`.
 
     >>> parse_placement("output.0.space=l1")
     PlacementOption(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
@@ -114,7 +116,7 @@ def parse_placement(text: str) -> PlacementOption:
 
 
 def placement_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[PlacementOption, ...]:
-    """The placement options that a desc spells out: all that differs from a plain host layout."""
+    """Return the placement options in which `desc` differs from a row-major host layout."""
     plain = Layout(desc.layout.data_type.in_arrays)
     return placement_between(side, slot, plain, desc.layout)
 
@@ -122,8 +124,9 @@ def placement_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Placeme
 def placement_between(
     side: Side, slot: str | int, have: Layout, want: Layout
 ) -> tuple[PlacementOption, ...]:
-    """The placement options that turn one layout of a slot into the other; none takes an address
-    away.
+    """Return the placement options that change layout `have` into `want`.
+
+    No option removes an address.
 
     >>> plain = Layout(DataType.FLOAT32)
     >>> [w.text() for w in placement_between("input", 0, plain, Layout(DataType.FLOAT32, Space.L1))]
@@ -149,11 +152,13 @@ def _fields(layout: Layout) -> dict[str, PlacementValue | None]:
 
 
 def requested_layout(default: Layout, placement: Iterable[PlacementOption]) -> Layout:
-    """The default with one slot's placement options applied; raises `LayoutError` if they
-    contradict.
+    """Apply the placement options of one slot to the default layout.
 
-    A sharded `memory_layout` without a `shard_spec` needs the machine (`shard_layout`): the
-    compiler looks for it before it asks here.
+    A sharded `memory_layout` without a `shard_spec` is not handled here: `shard_layout` needs the
+    machine.
+
+    Raises:
+        LayoutError: The options contradict each other.
 
     >>> from stitch.program import host_layout
     >>> asked = [parse_placement("input.x.space=l1")]
@@ -173,7 +178,7 @@ def requested_layout(default: Layout, placement: Iterable[PlacementOption]) -> L
         changes["shard_spec"] = None
     if not changes:
         return default
-    layout: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by PlacementOption
+    layout: Layout = replace(default, **changes)  # type: ignore[arg-type]  # checked by PlacementOption
     return layout
 
 

@@ -1,6 +1,6 @@
-"""Source locations: the line of the user's code that asked for an operation.
+"""Source locations: the user's line that requested an operation.
 
-File names without their folders, so that the same module gives the same bytes wherever it lies.
+File names have no folders, so that a module compiles to the same bytes from any folder.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import PurePath
 
 from stitch.errors import CompileError
 
-#: Packages whose frames stand between the user's line and the builder.
+#: Packages whose stack frames are skipped.
 _OURS = frozenset({"stitch", "numpy"})
 
 
 def user_location() -> str:
-    """`file:line` of the nearest frame outside Stitch and NumPy; empty if there is none."""
+    """Return `file:line` of the nearest frame outside Stitch and NumPy, or an empty string."""
     frame = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -31,5 +31,5 @@ def user_location() -> str:
 def mistake(
     what: str, *, expected: str | None = None, got: str | None = None, remedy: str | None = None
 ) -> CompileError:
-    """What is wrong with a line of the user's: the error to raise, with that line."""
+    """Return a `CompileError` at the user's line."""
     return CompileError(what, where=user_location(), expected=expected, got=got, remedy=remedy)

@@ -1,7 +1,7 @@
-"""`SymbolicTensor`: stands for a value while a graph is built; arithmetic on it adds operations.
+"""`SymbolicTensor`: a placeholder for a value while a graph is built.
 
-Python's operators and the methods of arrays are NumPy's functions on it, with NumPy's types. Its
-data does not exist: asking for it is an error that names the line.
+Python's operators, methods of arrays and NumPy's functions add operations to the graph, by NumPy's
+type rules. A symbolic tensor has no data: reading it raises an error at the user's line.
 """
 
 from __future__ import annotations
@@ -9,51 +9,71 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import EllipsisType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
 from stitch.errors import CompileError, LayoutError
 from stitch.graph.source_location import mistake, user_location
-from stitch.graph.tensor_operations import Scalar, TensorOperations
 from stitch.program import Array, DataType, ValueType
 
-#: `type` is a property of tensors, so Python's own needs another name inside the class.
+#: `type` is a property of tensors; this is Python's own.
 Class = type
+Scalar = bool | int | float | np.generic
+Axes = int | Sequence[int] | None
 IndexPart = int | slice | EllipsisType | None | Sequence[int] | Array
-
-
-Operations: TypeAlias = "TensorOperations[SymbolicTensor]"
 _Operator: TypeAlias = "Callable[[SymbolicTensor, Operand], SymbolicTensor]"
 
 
+class Operations(Protocol):
+    """The builder methods that operators and methods of symbolic tensors call."""
+
+    @property
+    def name(self) -> str: ...
+    def type_of(self, index: int, /) -> ValueType: ...
+    def name_of(self, index: int, /) -> str: ...
+    def cast(self, x: SymbolicTensor, data_type: Any, /) -> SymbolicTensor: ...
+    def index(self, x: SymbolicTensor, key: object, /) -> SymbolicTensor: ...
+    def transpose(self, x: SymbolicTensor, /) -> SymbolicTensor: ...
+    def numpy_ufunc(
+        self, ufunc: np.ufunc, method: str, inputs: tuple[object, ...],
+        arguments: dict[str, object], /,
+    ) -> Any: ...  # fmt: skip
+    def numpy_function(
+        self, function: Callable[..., object], inputs: tuple[object, ...],
+        arguments: dict[str, object], /,
+    ) -> Any: ...  # fmt: skip
+
+
 def _operator(ufunc: np.ufunc) -> tuple[_Operator, _Operator]:
-    """Python's operator for a ufunc, and the one for the other side."""
+    """Return Python's operator for a ufunc, and the reflected one."""
 
     def operator(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
-        return self.builder.numpy_ufunc(ufunc, "__call__", (self, other), {})  # type: ignore[return-value]
+        return self.builder.numpy_ufunc(ufunc, "__call__", (self, other), {})
 
     def reflected(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
-        return self.builder.numpy_ufunc(ufunc, "__call__", (other, self), {})  # type: ignore[return-value]
+        return self.builder.numpy_ufunc(ufunc, "__call__", (other, self), {})
 
     return operator, reflected
 
 
 def _in_place(ufunc: np.ufunc) -> _Operator:
-    """Python's operator that writes: NumPy's array keeps its type and shape, and what else reads
-    its bytes is refused from then on."""
+    """Return Python's in-place operator for a ufunc.
+
+    Like NumPy's array, the tensor keeps its type and shape; later reads of tensors that would share
+    its memory in NumPy are refused.
+    """
     apply = _operator(ufunc)[0]
 
     def operator(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
         found = apply(self, other)
         if type(self) is not SymbolicTensor or not self.shape:
-            return found  # NumPy's single elements are never written to.
+            return found  # NumPy's scalars are immutable.
         kinds = found.dtype, self.dtype
         is_kept = found.data_type.is_floating and self.data_type.is_floating
         if not (is_kept or np.can_cast(*kinds, "same_kind")) or found.shape != self.shape:
             raise mistake(
-                f"the result of numpy.{ufunc.__name__} does not fit the tensor that it is to be "
-                "written into",
+                f"the result of numpy.{ufunc.__name__} does not fit the tensor that it overwrites",
                 expected=self.type.text(), got=found.type.text(),
                 remedy="make a new tensor, as in x = x + y",
             )  # fmt: skip
@@ -67,51 +87,50 @@ def _in_place(ufunc: np.ufunc) -> _Operator:
 
 
 def _unary(ufunc: np.ufunc) -> Callable[[SymbolicTensor], SymbolicTensor]:
-    """Python's operator for a ufunc of one operand."""
 
     def operator(self: SymbolicTensor) -> SymbolicTensor:
-        return self.builder.numpy_ufunc(ufunc, "__call__", (self,), {})  # type: ignore[return-value]
+        return self.builder.numpy_ufunc(ufunc, "__call__", (self,), {})
 
     return operator
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., SymbolicTensor]:
-    """The method that is a function of NumPy's with the tensor before its other arguments."""
+    """Return the method that calls a NumPy function with the tensor as first argument."""
 
     def method(self: SymbolicTensor, *arguments: object, **named: object) -> SymbolicTensor:
-        return self.builder.numpy_function(function, (self, *arguments), named)  # type: ignore[return-value]
+        return self.builder.numpy_function(function, (self, *arguments), named)
 
     method.__name__ = method.__qualname__ = function.__name__
-    method.__doc__ = f"As `numpy.{function.__name__}` of the tensor."
+    method.__doc__ = f"Like `numpy.{function.__name__}`."
     return method
 
 
 class NoDataError(CompileError):
-    """The data of a tensor was asked for, which there is none of while a graph is built."""
+    """The data of a symbolic tensor was requested while the graph is built."""
 
 
 class NoMethodError(CompileError, AttributeError):
-    """NumPy's arrays have this attribute, a symbolic tensor has not."""
+    """An attribute of NumPy arrays that symbolic tensors do not have."""
 
 
-#: What to write in place of some methods of arrays.
+#: What to use instead of some methods of arrays.
 _INSTEAD = {
-    "sort": "it sorts in place: write x = numpy.sort(x)",
-    "partition": "it sorts in place: write x = numpy.sort(x)",
-    "argpartition": "write numpy.argsort(x)",
-    "fill": "it writes in place: write x = numpy.full_like(x, value)",
-    "put": "it writes in place: write numpy.where(mask, new, x)",
-    "resize": "it writes in place: write x = numpy.resize(x, shape)",
-    "nonzero": "data decide how many places there are: write numpy.where(mask, a, b)",
-    "flat": "write x.ravel()",
-    "view": "write x.cast(dtype), or x itself",
+    "sort": "it sorts in place: use x = numpy.sort(x)",
+    "partition": "it sorts in place: use x = numpy.sort(x)",
+    "argpartition": "use numpy.argsort(x)",
+    "fill": "it writes in place: use x = numpy.full_like(x, value)",
+    "put": "it writes in place: use numpy.where(mask, new, x)",
+    "resize": "it writes in place: use x = numpy.resize(x, shape)",
+    "nonzero": "the size of its result depends on data: use numpy.where(mask, a, b)",
+    "flat": "use x.ravel()",
+    "view": "use x.cast(dtype), or x itself",
 }
 
 
 class SymbolicTensor:
-    """A value of a graph under construction; immutable, made by a builder only.
+    """A value of a graph under construction; immutable, created by a builder.
 
-    Python scalars take this tensor's type. `==` gives a tensor of booleans, as in NumPy.
+    Python scalars take this tensor's type. As in NumPy, `==` returns a tensor of booleans.
     """
 
     __slots__ = ("base", "builder", "index", "overwritten")
@@ -120,30 +139,29 @@ class SymbolicTensor:
     def __init__(self, builder: Operations, index: int) -> None:
         self.builder = builder
         self.index = index
-        #: The tensor whose bytes NumPy's array would share, if it would those of one.
+        #: The tensor whose memory NumPy's array would share, if any.
         self.base: SymbolicTensor | None = None
-        #: The line that wrote to those bytes since (`x += 1`), else empty.
+        #: The line that overwrote that memory since (`x += 1`), or empty.
         self.overwritten = ""
 
     def view_of(self, base: SymbolicTensor) -> SymbolicTensor:
-        """The tensor itself, which NumPy would give as a view of another one."""
+        """Mark this tensor as a view of another one in NumPy, and return it."""
         if self is not base:
             self.base = base
         return self
 
     @property
     def type(self) -> ValueType:
-        """Shape and logical data type."""
         return self.builder.type_of(self.index)
 
     @property
     def name(self) -> str:
-        """The value's name in the graph."""
+        """The name of the value in the graph."""
         return self.builder.name_of(self.index)
 
     @property
     def written(self) -> Array | None:
-        """The data, where it is there and any graph may take it: of a tensor of no graph."""
+        """The data of an eager tensor, usable in any graph; None for a symbolic tensor."""
         return None
 
     @property
@@ -156,7 +174,7 @@ class SymbolicTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type of one element."""
+        """The NumPy type of an element."""
         return self.data_type.dtype
 
     @property
@@ -165,12 +183,11 @@ class SymbolicTensor:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def T(self) -> SymbolicTensor:
-        """All axes in reverse order."""
+        """The tensor with its axes reversed."""
         return self.builder.transpose(self).view_of(self)
 
     def __repr__(self) -> str:
@@ -178,7 +195,7 @@ class SymbolicTensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise mistake("a tensor without axes has no length")
+            raise mistake("a tensor without axes has no len()")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[SymbolicTensor]:
@@ -214,10 +231,10 @@ class SymbolicTensor:
     __ge__ = _operator(np.greater_equal)[0]
 
     def __eq__(self, other: object) -> SymbolicTensor:  # type: ignore[override]  # as in NumPy
-        return self.builder.numpy_ufunc(np.equal, "__call__", (self, other), {})  # type: ignore[return-value]
+        return self.builder.numpy_ufunc(np.equal, "__call__", (self, other), {})
 
     def __ne__(self, other: object) -> SymbolicTensor:  # type: ignore[override]  # as in NumPy
-        return self.builder.numpy_ufunc(np.not_equal, "__call__", (self, other), {})  # type: ignore[return-value]
+        return self.builder.numpy_ufunc(np.not_equal, "__call__", (self, other), {})
 
     # Shape -------------------------------------------------------------------------------------
 
@@ -230,36 +247,36 @@ class SymbolicTensor:
     def reshape(
         self, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None
     ) -> SymbolicTensor:
-        """The same elements under another shape; one dimension may be -1."""
+        """Return the same elements in another shape; one dimension may be -1."""
         return _method(np.reshape)(self, _joined(shape), order)
 
     def transpose(self, *axes: int | Sequence[int] | None) -> SymbolicTensor:
-        """The axes in the given order, or reversed."""
+        """Permute axes; reverse them by default."""
         order = None if axes in ((), (None,)) else _joined(axes)  # type: ignore[arg-type]
         return _method(np.transpose)(self, order)
 
     def cast(self, data_type: DataType | str | np.dtype[Any] | Class) -> SymbolicTensor:
-        """With another data type."""
+        """Convert to another data type."""
         return self.builder.cast(self, data_type)
 
     def astype(
         self, dtype: DataType | str | np.dtype[Any] | Class, order: str = "K",
         casting: str = "unsafe", subok: bool = True, copy: bool = True,
     ) -> SymbolicTensor:  # fmt: skip
-        """With another data type, as NumPy's arrays say it."""
-        with suppress(TypeError, LayoutError):  # As for a name that is none of NumPy's.
+        """Convert to another data type, with the arguments of NumPy's method."""
+        with suppress(TypeError, LayoutError):  # `cast` handles names that NumPy does not know.
             dtype = DataType.from_dtype(np.dtype(dtype))
         found = self.cast(dtype)
         return self.copy() if found is self else found
 
     @property
     def mT(self) -> SymbolicTensor:
-        """The last two axes exchanged."""
+        """The tensor with its last two axes exchanged."""
         return _method(np.matrix_transpose)(self)
 
     @property
     def real(self) -> SymbolicTensor:
-        """The tensor itself: its elements are real."""
+        """The tensor itself."""
         return self
 
     @property
@@ -269,12 +286,10 @@ class SymbolicTensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return self.size * self.itemsize
 
     all, any = _method(np.all), _method(np.any)
@@ -291,11 +306,11 @@ class SymbolicTensor:
     trace, var = _method(np.trace), _method(np.var)
 
     def flatten(self, order: str = "C") -> SymbolicTensor:
-        """A copy with one axis."""
+        """Return a copy with one axis."""
         return self.copy().ravel(order)
 
     def compress(self, condition: Any, axis: int | None = None, out: None = None) -> Any:
-        """As `numpy.compress` of the tensor."""
+        """Like `numpy.compress`."""
         return self.builder.numpy_function(np.compress, (condition, self, axis, out), {})
 
     def __copy__(self) -> SymbolicTensor:
@@ -324,14 +339,14 @@ class SymbolicTensor:
 
     def __bool__(self) -> NoReturn:
         raise self._no_data(
-            "whether it is true",
-            "choose with where(condition, a, b), or decide on shapes, which are known",
+            "its truth value",
+            "use where(condition, a, b), or decide on shapes, which are known",
         )
 
     def __int__(self) -> NoReturn:
         raise self._no_data(
-            "its number",
-            "keep it a tensor, or pass the number as an argument; an array is indexed by it with "
+            "its value",
+            "keep it a tensor, or pass the number as an argument; to index an array with it use "
             "numpy.take(array, index, axis)",
         )
 
@@ -340,44 +355,44 @@ class SymbolicTensor:
     __index__ = __int__
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise self._no_data("what it holds", "use the tensor's own methods, or NumPy's functions")
+        raise self._no_data("its content", "use the tensor's methods, or NumPy's functions")
 
     def item(self, *_: object) -> NoReturn:
-        """Raises `CompileError`: the data does not exist yet."""
-        raise self._no_data("its number", "return the tensor and read it after the program ran")
+        """Raise `NoDataError`."""
+        raise self._no_data("its value", "return the tensor and read it after the program ran")
 
     tolist = numpy = item
 
     def __format__(self, spec: str) -> str:
         if spec:
-            raise self._no_data("its number", "return the tensor and format it after the run")
+            raise self._no_data("its value", "return the tensor and format it after the run")
         return repr(self)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Names what arrays have and a graph cannot give."""
+        """Raise an error with an alternative for attributes of NumPy arrays."""
         if (name.startswith("__") and name != "__dlpack__") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{Class(self).__name__!r} object has no attribute {name!r}")
         raise NoMethodError(
-            f"numpy.ndarray.{name} has no meaning on a symbolic tensor",
+            f"symbolic tensors do not support numpy.ndarray.{name}",
             where=user_location(),
             remedy=_INSTEAD.get(name, "call it outside of the traced function"),
         )
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise mistake(
-            "a symbolic tensor cannot be written into",
-            remedy="make a new tensor, with where(mask, new, old) or concat",
+            "a symbolic tensor cannot be written to",
+            remedy="create a new tensor, with where(mask, new, old) or concat",
         )
 
     def _no_data(self, wanted: str, remedy: str) -> CompileError:
         return NoDataError(
-            f"a symbolic tensor has no data while the graph is built, so {wanted} is not known",
+            f"a symbolic tensor has no data while the graph is built, so {wanted} is unknown",
             where=f"{user_location()}, {self!r}",
             remedy=remedy,
         )
 
 
-#: What may stand beside a symbolic tensor in an expression.
+#: An operand of an expression with a symbolic tensor.
 Operand = SymbolicTensor | Array | Scalar
 
 
@@ -387,6 +402,6 @@ def _joined(parts: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     flat: list[int] = []
     for part in parts:
         if not isinstance(part, int | np.integer):
-            raise mistake("a shape is one list of integers", got=repr(parts))
+            raise mistake("a shape must be one list of integers", got=repr(parts))
         flat.append(int(part))
     return tuple(flat)

@@ -1,7 +1,4 @@
-"""Elementwise operators as methods: arithmetic, comparison, activations.
-
-Operators that move elements, as methods: reshape, transpose, slices, concat, gather, top-k.
-"""
+"""Builder methods for elementwise operators and for operators that move elements."""
 
 from __future__ import annotations
 
@@ -14,18 +11,14 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.graph.emitter import Emitter, TypeName, axes_of, axis_of, data_type_of
+from stitch.graph.emitter import DataTypeLike, Emitter, axes_of, axis_of, data_type_of
 from stitch.graph.source_location import mistake
-from stitch.graph.symbolic import Operand, SymbolicTensor
-from stitch.graph.tensor_operations import Axes
+from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
 from stitch.program import Array, DataType
-
-# --------------------------------------------------------------------------------------------------
-# Elementwise operators: arithmetic, comparison, activations.
 
 
 def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
-    """The method that applies an operator to one operand."""
+    """Return a method with docstring `says` that applies a unary operator."""
 
     def method(self: Emitter, x: Operand) -> SymbolicTensor:
         return self._one(op, x)
@@ -35,7 +28,7 @@ def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
 
 
 def _binary(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
-    """The method that applies an operator to two operands."""
+    """Return a method with docstring `says` that applies a binary operator."""
 
     def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
         return self._one(op, *self._pair(op, a, b))
@@ -45,7 +38,7 @@ def _binary(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTen
 
 
 def _logical(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
-    """The method that applies an operator to truth values, or its bitwise form to integers."""
+    """Return a method that applies `op` to booleans and `Bitwise{op}` to integers."""
 
     def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
         x, y = self._pair(op, a, b)
@@ -56,7 +49,7 @@ def _logical(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTe
 
 
 class ElementwiseMethods(Emitter):
-    """One element at a time; two operands broadcast as in NumPy, their types must agree."""
+    """Elementwise operators. Two operands broadcast as in NumPy; their data types must agree."""
 
     __slots__ = ()
 
@@ -71,8 +64,8 @@ class ElementwiseMethods(Emitter):
         x, y = self._pair("Div", a, b)
         if not x.data_type.is_floating:
             raise mistake(
-                f"a true division of {x.data_type.value} has no exact type in ONNX",
-                remedy="use // for whole numbers, or cast both sides to float32",
+                f"ONNX has no true division of {x.data_type.value}",
+                remedy="use // for integers, or cast both operands to float32",
             )
         return self._one("Div", x, y)
 
@@ -100,13 +93,13 @@ class ElementwiseMethods(Emitter):
         return self._one("Where", self._signs_differ(remainder, y), shifted, remainder)
 
     def _signs_differ(self, remainder: SymbolicTensor, divisor: SymbolicTensor) -> SymbolicTensor:
-        """Where a remainder is not zero and its sign is not the divisor's."""
+        """Whether a remainder is not zero and its sign differs from the divisor's."""
         different = self.logical_xor(self.less(remainder, 0), self.less(divisor, 0))
         return self.logical_and(self.not_equal(remainder, 0), different)
 
     pow = _binary("Pow", "a ** b; the result has the type of a.")
-    maximum = _binary("Max", "The greater of two; NaN if either is.")
-    minimum = _binary("Min", "The lesser of two; NaN if either is.")
+    maximum = _binary("Max", "The elementwise maximum; NaN if either is.")
+    minimum = _binary("Min", "The elementwise minimum; NaN if either is.")
 
     # FlexFlow's names for a tensor and a number.
     scalar_add, scalar_sub, scalar_multiply = add, sub, mul
@@ -135,12 +128,12 @@ class ElementwiseMethods(Emitter):
         return self._one("Not" if is_bool else "BitwiseNot", tensor)
 
     def where(self, condition: Operand, a: Operand, b: Operand) -> SymbolicTensor:
-        """a where the condition holds, else b."""
+        """a where `condition` is true, else b."""
         return self._one("Where", self.tensor(condition), *self._pair("Where", a, b))
 
     # Unary -------------------------------------------------------------------------------------
 
-    identity = _unary("Identity", "x as a value of its own.")
+    identity = _unary("Identity", "A copy of x as a value of its own.")
     noop = identity
     neg = _unary("Neg", "-x.")
     abs = _unary("Abs", "|x|.")
@@ -161,15 +154,15 @@ class ElementwiseMethods(Emitter):
 
     sin = _unary("Sin", "The sine.")
     cos = _unary("Cos", "The cosine.")
-    floor = _unary("Floor", "The greatest whole number that is not above x.")
-    ceil = _unary("Ceil", "The least whole number that is not below x.")
-    round = _unary("Round", "The nearest whole number, halves to even.")
+    floor = _unary("Floor", "x rounded down.")
+    ceil = _unary("Ceil", "x rounded up.")
+    round = _unary("Round", "x rounded to the nearest integer, halves to even.")
     erf = _unary("Erf", "The error function.")
 
     def clip(
         self, x: Operand, low: Operand | None = None, high: Operand | None = None
     ) -> SymbolicTensor:
-        """x within [low, high]; either bound may be absent."""
+        """x limited to [low, high]; either bound may be absent."""
         tensor = self.tensor(x)
         bounds = [None if b is None else self.tensor(b, tensor) for b in (low, high)]
         if any(b is not None and b.shape != () for b in bounds):
@@ -182,18 +175,18 @@ class ElementwiseMethods(Emitter):
     relu = _unary("Relu", "max(x, 0).")
 
     def leaky_relu(self, x: Operand, alpha: float = 0.01) -> SymbolicTensor:
-        """x where positive, else alpha x."""
+        """x where x > 0, else alpha x."""
         return self._one("LeakyRelu", x, alpha=alpha)
 
     def gelu(self, x: Operand, approximate: str = "none") -> SymbolicTensor:
-        """x times the normal distribution function of x; approximate: `none` or `tanh`."""
+        """x times the normal distribution function of x; `approximate` is `none` or `tanh`."""
         return self._one("Gelu", x, approximate=None if approximate == "none" else approximate)
 
     sigmoid = _unary("Sigmoid", "1 / (1 + exp(-x)).")
     tanh = _unary("Tanh", "The hyperbolic tangent.")
 
     def elu(self, x: Operand, alpha: float = 1.0) -> SymbolicTensor:
-        """x where positive, else alpha (exp(x) - 1)."""
+        """x where x > 0, else alpha (exp(x) - 1)."""
         return self._one("Elu", x, alpha=None if alpha == 1.0 else alpha)
 
     def silu(self, x: Operand) -> SymbolicTensor:
@@ -204,22 +197,22 @@ class ElementwiseMethods(Emitter):
     softplus = _unary("Softplus", "log(1 + exp(x)).")
 
     def dropout(self, x: Operand, rate: float = 0.5) -> SymbolicTensor:
-        """Dropout at inference: x itself; the rate stays on record for training."""
+        """Dropout for inference: returns x; training uses the rate."""
         return self._one("Dropout", x, np.float32(rate))
 
-    def cast(self, x: Operand, data_type: TypeName) -> SymbolicTensor:
-        """x with another data type: a `DataType`, its name, or a NumPy type."""
+    def cast(self, x: Operand, data_type: DataTypeLike) -> SymbolicTensor:
+        """Convert x to another data type: a `DataType`, its name, or a NumPy type."""
         tensor, wanted = self.tensor(x), data_type_of(data_type)
         if tensor.data_type is wanted:
             return tensor
         return self._one("Cast", tensor, to=wanted)
 
     def type_as(self, x: Operand, other: Operand) -> SymbolicTensor:
-        """x with the data type of another tensor."""
+        """Convert x to the data type of `other`."""
         return self.cast(x, self.tensor(other).data_type)
 
     def activation(self, x: Operand, name: str | None) -> SymbolicTensor:
-        """The activation of that name (relu, gelu, sigmoid, tanh, elu, identity), or none."""
+        """Apply an activation by name: relu, gelu, sigmoid, tanh, elu, silu, identity or none."""
         allowed = {
             "relu": self.relu, "gelu": self.gelu, "sigmoid": self.sigmoid, "tanh": self.tanh,
             "elu": self.elu, "silu": self.silu, "identity": self.identity,
@@ -231,20 +224,19 @@ class ElementwiseMethods(Emitter):
         return allowed[name](x)
 
 
-# --------------------------------------------------------------------------------------------------
-# Operators that move elements: reshape, transpose, slices, concat, gather, top-k.
-
-# --------------------------------------------------------------------------------------------------
-# Indexing: `tensor[key]` with NumPy's rules, from the shape alone.
+# Indexing: `tensor[key]` with NumPy's rules, from the shape alone --------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One slice per sliced axis, then elements by index arrays, dropped axes, new axes.
+    """An index as ONNX operations, in order: slice, gather, drop axes, insert axes.
 
-    `axes`, `starts`, `ends` and `steps` are ONNX Slice's; `dropped` counts axes of the sliced
-    tensor, `new_axes` axes of the result; `gathered` has axes of the sliced tensor, each with its
-    indices, whose own axes stand before result axis `place`.
+    Attributes:
+        axes, starts, ends, steps: Arguments of ONNX Slice.
+        dropped: Axes of the sliced tensor to remove.
+        new_axes: Axes of the result to insert.
+        gathered: Pairs of an axis of the sliced tensor and its index array.
+        place: Axis of the result before which the axes of the index arrays go.
     """
 
     axes: tuple[int, ...]
@@ -258,9 +250,9 @@ class Selection:
 
 
 def selection_of(shape: tuple[int, ...], key: object) -> Selection:
-    """What a key selects from a tensor of that shape; raises `CompileError` if it cannot."""
+    """Translate a NumPy index of a tensor of that shape; raise `CompileError` if it is invalid."""
     parts = _expanded(key if isinstance(key, tuple) else (key,), shape)
-    # Beside index arrays, whole numbers are such arrays (of no axes), as NumPy has it.
+    # NumPy treats integers beside index arrays as 0-d index arrays.
     has_arrays = any(not _is_basic(part) for part in parts)
     slices: list[tuple[int, int, int, int]] = []
     dropped: list[int] = []
@@ -303,20 +295,23 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
 
 
 def _is_basic(part: object) -> bool:
-    """Whether a part of a key is no index array."""
+    """Whether a part of an index is no index array."""
     is_number = isinstance(part, int | np.integer) and not isinstance(part, bool | np.bool_)
     return part is None or isinstance(part, slice) or is_number
 
 
 def _expanded(key: tuple[object, ...], shape: tuple[int, ...]) -> list[object]:
-    """The key with `...` and masks written out, so that every axis has its part."""
+    """Return the index with `...` and masks expanded, one part per axis."""
     written: list[object] = []
     for part in key:
         array = np.asarray(part) if isinstance(part, list | np.ndarray) else None
         if array is not None and array.dtype == np.bool_ and array.ndim > 1:
             used = sum(1 for p in written if p is not None and not isinstance(p, EllipsisType))
             if array.shape != shape[used : used + array.ndim] or EllipsisType in map(type, written):
-                raise _refused(f"a mask of shape {list(array.shape)}", "give it the tensor's shape")
+                raise _refused(
+                    f"a mask of shape {list(array.shape)}",
+                    f"use a mask of the tensor's shape {list(shape)}",
+                )
             written.extend(np.nonzero(array))
         else:
             written.append(part)
@@ -324,12 +319,12 @@ def _expanded(key: tuple[object, ...], shape: tuple[int, ...]) -> list[object]:
 
 
 def _with_dots(key: tuple[object, ...], rank: int) -> list[object]:
-    """The key with `...` written out, so that every axis has its part."""
+    """Return the index with `...` expanded."""
     dots = [i for i, part in enumerate(key) if isinstance(part, EllipsisType)]
     used = sum(1 for part in key if part is not None and not isinstance(part, EllipsisType))
     if len(dots) > 1 or used > rank:
         raise mistake(
-            "this key does not fit the tensor",
+            "this index does not fit the tensor",
             expected=f"at most {rank} indices and one '...'",
             got=repr(key),
         )
@@ -338,7 +333,7 @@ def _with_dots(key: tuple[object, ...], rank: int) -> list[object]:
 
 
 def _slice(part: slice, length: int) -> tuple[int, int, int]:
-    """Start, end and step in ONNX's terms: an end before the first element is -length - 1."""
+    """Return start, end and step for ONNX; an end before the first element is -length - 1."""
     try:
         start, end, step = part.indices(length)
     except (TypeError, ValueError) as error:
@@ -358,25 +353,25 @@ def _place(index: int, length: int, axis: int) -> int:
 
 
 def _indices(part: object, length: int, axis: int) -> Any:
-    """Index lists as checked int64 arrays; symbolic indices (integers) as they are."""
+    """Return an index list as a checked int64 array; a symbolic integer tensor as it is."""
     if isinstance(part, SymbolicTensor):
         if part.dtype.kind in "iu":
             return part
         raise _refused(
             f"an index of type {part.data_type.value}",
-            "a mask's result has no static shape: use where(mask, x, 0), or cast to int64",
+            "the shape of a masked tensor depends on data: use where(mask, x, 0), or cast to int64",
         )
     if _is_basic(part):
         return np.asarray(_place(int(part), length, axis), np.int64)  # type: ignore[call-overload]
     if not isinstance(part, np.ndarray | Sequence) or isinstance(part, str):
-        raise _refused(f"the index {part!r}", "index with integers, slices, '...', None or lists")
+        raise _refused(f"the index {part!r}", "use integers, slices, '...', None or lists")
     indices: Array = np.asarray(part)
     if indices.size == 0:
         indices = indices.astype(np.int64)
     if indices.dtype == np.bool_ and indices.shape == (length,):
         indices = np.flatnonzero(indices)
     if indices.dtype.kind not in "iu":
-        raise _refused(f"an index of type {indices.dtype}", "index with integers")
+        raise _refused(f"an index of type {indices.dtype}", "use integers")
     for index in indices.reshape(-1):
         _place(int(index), length, axis)
     return np.where(indices < 0, indices.astype(np.int64) + length, indices).astype(np.int64)
@@ -387,12 +382,12 @@ def _refused(what: str, remedy: str) -> CompileError:
 
 
 class ShapeMethods(ElementwiseMethods):
-    """Elements keep their values and change their places."""
+    """Operators that move elements without changing them."""
 
     __slots__ = ()
 
     def reshape(self, x: Operand, shape: int | Sequence[int]) -> SymbolicTensor:
-        """The same elements under another shape; one dimension may be -1."""
+        """Return the same elements in another shape; one dimension may be -1."""
         tensor = self.tensor(x)
         wanted = [int(d) for d in ([shape] if isinstance(shape, int) else shape)]
         rest = math.prod(d for d in wanted if d != -1)
@@ -400,7 +395,7 @@ class ShapeMethods(ElementwiseMethods):
             wanted[wanted.index(-1)] = tensor.size // rest
         if min(wanted, default=0) < 0 or math.prod(wanted) != tensor.size:
             raise mistake(
-                "a reshape keeps the number of elements",
+                "a reshape must keep the number of elements",
                 expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
                 got=str(list(shape) if isinstance(shape, Sequence) else shape),
             )
@@ -411,12 +406,11 @@ class ShapeMethods(ElementwiseMethods):
     view = reshape
 
     def flat(self, x: Operand) -> SymbolicTensor:
-        """All but the first axis joined: NxCxHxW becomes N x (C H W)."""
+        """Join all axes but the first: NxCxHxW becomes N x (C H W)."""
         return self._one("Flatten", x)
 
     def flatten(self, x: Operand, start: int = 1, end: int = -1) -> SymbolicTensor:
-        """The axes from `start` to `end`, inclusive, joined into one: by default all but the
-        batch's, as a layer does it."""
+        """Join the axes from `start` to `end` (inclusive); by default all but the first."""
         tensor = self.tensor(x)
         rank = len(tensor.shape)
         if rank == 0:
@@ -428,18 +422,18 @@ class ShapeMethods(ElementwiseMethods):
         return self.reshape(tensor, (*tensor.shape[:first], joined, *tensor.shape[last + 1 :]))
 
     def transpose(self, x: Operand, axes: Sequence[int] | None = None) -> SymbolicTensor:
-        """The axes in the given order, or reversed."""
+        """Permute axes; reverse them by default."""
         tensor = self.tensor(x)
         rank = len(tensor.shape)
         order = axes_of(axes, rank, "transpose") if axes is not None else tuple(range(rank))[::-1]
         if len(order) != rank:
-            raise mistake("a transpose names every axis", expected=f"{rank} axes", got=str(axes))
+            raise mistake("transpose must name every axis", expected=f"{rank} axes", got=str(axes))
         return self._one("Transpose", tensor, perm=order) if rank > 1 else tensor
 
     permute = transpose
 
     def swapaxes(self, x: Operand, first: int, second: int) -> SymbolicTensor:
-        """Two axes exchanged (torch's transpose)."""
+        """Exchange two axes (torch's transpose)."""
         tensor = self.tensor(x)
         rank = len(tensor.shape)
         order = list(range(rank))
@@ -448,7 +442,7 @@ class ShapeMethods(ElementwiseMethods):
         return self.transpose(tensor, order)
 
     def squeeze(self, x: Operand, axis: Axes = None) -> SymbolicTensor:
-        """Without the given axes of length 1, or without any such axis."""
+        """Remove the given axes of length 1, or all of them."""
         tensor = self.tensor(x)
         rank = len(tensor.shape)
         if axis is None:
@@ -458,14 +452,14 @@ class ShapeMethods(ElementwiseMethods):
         return self._one("Squeeze", tensor, list(axes)) if axes else tensor
 
     def unsqueeze(self, x: Operand, axis: int | Sequence[int]) -> SymbolicTensor:
-        """With new axes of length 1, counted in the result."""
+        """Insert axes of length 1; `axis` counts in the result."""
         tensor = self.tensor(x)
         count = 1 if isinstance(axis, int) else len(axis)
         axes = axes_of(axis, len(tensor.shape) + count, "unsqueeze")
         return self._one("Unsqueeze", tensor, list(axes))
 
     def expand(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
-        """Repeated to a shape; -1 keeps a dimension (torch's expand)."""
+        """Repeat to a shape; -1 keeps a dimension (torch's expand)."""
         tensor = self.tensor(x)
         lead = len(shape) - len(tensor.shape)
         wanted = [
@@ -474,7 +468,7 @@ class ShapeMethods(ElementwiseMethods):
         return self.broadcast(tensor, wanted)
 
     def broadcast(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
-        """Repeated to a shape by NumPy's rule; raises `CompileError` if it would shrink."""
+        """Broadcast to a shape by NumPy's rule; raise `CompileError` if it does not fit."""
         tensor, wanted = self.tensor(x), tuple(int(d) for d in shape)
         padded = (1,) * (len(wanted) - len(tensor.shape)) + tensor.shape
         if len(padded) != len(wanted) or any(
@@ -482,28 +476,28 @@ class ShapeMethods(ElementwiseMethods):
         ):
             raise mistake(
                 "a tensor broadcasts only along axes of length 1",
-                expected=f"a shape that ends like {list(tensor.shape)}",
+                expected=f"a shape ending in {list(tensor.shape)}",
                 got=str(list(wanted)),
             )
         return tensor if wanted == tensor.shape else self._one("Expand", tensor, list(wanted))
 
     def concat(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
-        """Tensors joined along an axis; their types must agree."""
+        """Join tensors of one data type along an axis."""
         like = next((t for t in tensors if isinstance(t, SymbolicTensor)), None)
         parts = [self.tensor(t, like) for t in tensors]
         if not parts:
-            raise mistake("a concat needs at least one tensor")
+            raise mistake("concat needs at least one tensor, got none")
         self._same_type("Concat", parts)
         return self._one("Concat", *parts, axis=axis_of(axis, len(parts[0].shape), "concat"))
 
     def stack(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
-        """Tensors of one shape joined along a new axis."""
+        """Join tensors of one shape along a new axis."""
         return self.concat([self.unsqueeze(t, axis) for t in tensors], axis)
 
     def split(
         self, x: Operand, sizes: int | Sequence[int], axis: int = 0
     ) -> tuple[SymbolicTensor, ...]:
-        """Cut along an axis: into parts of these sizes, or of `sizes` each (torch's split)."""
+        """Split along an axis into parts of these sizes, or of `sizes` elements each (torch)."""
         tensor = self.tensor(x)
         place = axis_of(axis, len(tensor.shape), "split")
         length = tensor.shape[place]
@@ -512,39 +506,37 @@ class ShapeMethods(ElementwiseMethods):
             sizes = [min(whole, length - start) for start in range(0, length, whole)] or [0]
         if sum(sizes) != length or min(sizes, default=-1) < 0:
             raise mistake(
-                "the parts of a split make up the whole axis",
+                "the sizes of a split must add up to the length of the axis",
                 expected=f"sizes that add up to {length}",
                 got=str(list(sizes)),
             )
         return self.apply("Split", [tensor, list(sizes)], len(sizes), {"axis": place})
 
     def chunk(self, x: Operand, count: int, axis: int = 0) -> tuple[SymbolicTensor, ...]:
-        """Cut along an axis into `count` parts, the last perhaps smaller (torch's chunk)."""
+        """Split along an axis into `count` parts; the last may be smaller (torch's chunk)."""
         tensor = self.tensor(x)
         length = tensor.shape[axis_of(axis, len(tensor.shape), "chunk")]
         return self.split(tensor, -(-length // max(1, count)), axis)
 
     def gather(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
-        """The slices along an axis that the indices name (ONNX Gather, `numpy.take`)."""
+        """Select slices along an axis by index (ONNX Gather, `numpy.take`)."""
         tensor = self.tensor(x)
-        return self._one(
-            "Gather",
-            tensor,
-            self._indices(indices),
-            axis=axis_of(axis, len(tensor.shape), "gather"),
-        )
+        place = axis_of(axis, len(tensor.shape), "gather")
+        return self._one("Gather", tensor, self._indices(indices), axis=place)
 
     def window_rows(
         self, x: Operand, base: Operand, strides: Operand | Sequence[int], lengths: Sequence[int]
     ) -> SymbolicTensor:
-        """Rows at equal distances: row `base + i * strides[0] + j * strides[1] + ...` for each
-        index of `[*lengths]`; rows out of range raise `TaskError` when it runs."""
+        """Select rows `base + i * strides[0] + j * strides[1] + ...` for each index of `lengths`.
+
+        A row out of range raises `TaskError` at run time.
+        """
         operands = [x, self._indices(base), self._indices(strides)]
         words = {"lengths": [int(n) for n in lengths]}
         return self.apply("Window", operands, 1, words, "stitch")[0]
 
     def gather_elements(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
-        """One element per index, along an axis (ONNX GatherElements, torch's gather)."""
+        """Select one element per index along an axis (ONNX GatherElements, torch's gather)."""
         tensor = self.tensor(x)
         place = axis_of(axis, len(tensor.shape), "gather_elements")
         return self._one("GatherElements", tensor, self._indices(indices), axis=place)
@@ -562,12 +554,12 @@ class ShapeMethods(ElementwiseMethods):
         axes: Sequence[int] | None = None,
         steps: Sequence[int] | None = None,
     ) -> SymbolicTensor:
-        """From `starts` up to `ends` along some axes (ONNX Slice)."""
+        """Select `starts` to `ends` along some axes (ONNX Slice)."""
         places = list(range(len(starts))) if axes is None else list(axes)
         return self._one("Slice", x, list(starts), list(ends), places, list(steps or ()) or None)
 
     def reverse(self, x: Operand, axis: Axes = 0) -> SymbolicTensor:
-        """Back to front along one or more axes."""
+        """Reverse the order of elements along one or more axes."""
         tensor = self.tensor(x)
         axes = axes_of(axis, len(tensor.shape), "reverse")
         if not axes:
@@ -578,18 +570,15 @@ class ShapeMethods(ElementwiseMethods):
     def topk(
         self, x: Operand, k: int, axis: int = -1, largest: bool = True, sorted: bool = True
     ) -> tuple[SymbolicTensor, SymbolicTensor]:
-        """The k largest (or smallest) elements along an axis, and their places (int64)."""
+        """Return the k largest (or smallest) elements along an axis, and their int64 indices."""
         tensor = self.tensor(x)
-        attributes = {
-            "axis": axis_of(axis, len(tensor.shape), "topk"),
-            "largest": int(largest),
-            "sorted": int(sorted),
-        }
+        place = axis_of(axis, len(tensor.shape), "topk")
+        attributes = {"axis": place, "largest": int(largest), "sorted": int(sorted)}
         values, places = self.apply("TopK", [tensor, [k]], 2, dict(attributes))
         return values, places
 
     def index(self, x: SymbolicTensor, key: object) -> SymbolicTensor:
-        """What `x[key]` selects; see `selection_of`."""
+        """Return `x[key]`; see `selection_of`."""
         chosen = selection_of(x.shape, key)
         result = x
         if chosen.axes:
@@ -606,8 +595,7 @@ class ShapeMethods(ElementwiseMethods):
     def _elements(
         self, x: SymbolicTensor, gathered: Sequence[tuple[int, Operand]], place: int
     ) -> SymbolicTensor:
-        """The elements that index arrays name together, their axes before axis `place` of the
-        others."""
+        """Select the elements of index arrays; their axes come before axis `place` of the rest."""
         numbers = [self.cast(self._indices(indices), DataType.INT64) for _, indices in gathered]
         if len(numbers) == 1:
             return self._one("Gather", x, numbers[0], axis=gathered[0][0])

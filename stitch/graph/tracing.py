@@ -1,7 +1,6 @@
-"""Tracing: a Python function over symbolic tensors becomes a computation graph.
+"""Tracing: a Python function of symbolic tensors becomes a computation graph.
 
-The function runs once: control flow that depends on data is an error, control flow that depends on
-shapes is unrolled.
+The function is called once: control flow on shapes is unrolled, control flow on data is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from stitch.argument_kinds import (
 from stitch.errors import CompileError
 from stitch.graph import numpy_functions
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_of
+from stitch.graph.emitter import TYPE_NAME, AttributeLike, DataTypeLike, OperandLike, data_type_of
 from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.placement import PlacementOption, placement_of
 from stitch.graph.symbolic import SymbolicTensor
@@ -41,13 +40,10 @@ from stitch.program import (
     as_read_only,
 )
 
-# --------------------------------------------------------------------------------------------------
-# `ComputationGraphBuilder`: writes a computation graph down, one operation at a time.
-
 
 @final
 class ComputationGraphBuilder(LayerMethods):
-    """Builds one graph; `build` ends it.
+    """Builds one graph; `build` returns it.
 
     >>> b = ComputationGraphBuilder("double")
     >>> x = b.input("x", (2, 3), "float32")
@@ -79,41 +75,42 @@ class ComputationGraphBuilder(LayerMethods):
         self,
         name: str,
         shape: Sequence[int],
-        data_type: TypeName,
+        data_type: DataTypeLike,
         kind: InputKind = InputKind.ACTIVATION,
         ownership: Ownership = Ownership.BORROW,
     ) -> SymbolicTensor:
-        """A named input; raises `CompileError` for a name that is taken or a block format."""
+        """Add a named input; raise `CompileError` if the name is taken or `data_type` is a block
+        format."""
         if name in self._input_names:
             raise CompileError(f"two inputs are called {name!r}", where=self._where())
         wanted, dimensions = data_type_of(data_type), tuple(int(d) for d in shape)
         if wanted.is_block:
             raise CompileError(
-                f"{wanted.value} is a way to store a tensor, not a type to compute in",
+                f"{wanted.value} is a storage format and cannot be computed in",
                 where=f"input {name!r} at {self._where()}",
                 remedy=f"declare it float32 and set input.{name}.data_type={wanted.value}",
             )
         if any(d < 0 for d in dimensions):
             raise CompileError(
-                "a shape has no negative dimension",
-                where=f"input {name!r} at {self._where()}",
-                got=str(list(dimensions)),
-            )
+                "a shape must not have a negative dimension",
+                where=f"input {name!r} at {self._where()}", got=str(list(dimensions)),
+            )  # fmt: skip
         tensor = self._value(name, ValueType(dimensions, wanted))
         self._input_names.add(name)
         self._inputs.append(InputSlot(name, tensor.index, kind, ownership))
         return tensor
 
     @takes(name=TEXT, aliases_input=optional(WHOLE))
-    def output(self, name: str, tensor: Given, *, aliases_input: int | None = None) -> None:
-        """Names an output; a value that is an input, a constant or an output gets an Identity.
+    def output(self, name: str, tensor: OperandLike, *, aliases_input: int | None = None) -> None:
+        """Add a named output.
 
-        An output is a value of its own, made by the graph (the rule of `Program`).
+        An `Identity` is inserted if the value is an input, a constant or an output already: each
+        output is a value of its own.
         """
         if name in self._output_names:
             raise CompileError(f"two outputs are called {name!r}", where=self._where())
         value = self.tensor(tensor)
-        # An output is no longer to be had: it is one already.
+        # Only results that are no outputs yet are in `_made`.
         if value.index not in self._made:
             value = self.identity(value)
         self._made.discard(value.index)
@@ -121,7 +118,7 @@ class ComputationGraphBuilder(LayerMethods):
         self._outputs.append(OutputSlot(name, value.index, aliases_input))
 
     def begin_state(self, name: str, initial: Array) -> None:
-        """Gives a state its initial value: an input of kind `state` with an output of its name."""
+        """Set the initial value of a state: an input of kind `state` and an output of its name."""
         self._initial_state[name] = as_read_only(initial)
 
     def place(self, *placement: PlacementOption) -> None:
@@ -133,45 +130,44 @@ class ComputationGraphBuilder(LayerMethods):
         self._placement.extend(placement)
 
     def build(self) -> ComputationGraph:
-        """The graph; the builder takes no more operations after it."""
+        """Return the graph; afterwards the builder accepts no more operations."""
         if self._graph is None:
             graph = ComputationGraph(
-                self.name,
-                tuple(self._inputs),
-                tuple(self._outputs),
-                tuple(self._values),
-                tuple(self._operations),
-                self._constants.constants(),
-                bodies=tuple(self._bodies.bodies),
-                initial_state=self._initial_state,
-            )
+                self.name, tuple(self._inputs), tuple(self._outputs), tuple(self._values),
+                tuple(self._operations), self._constants.constants(),
+                bodies=tuple(self._bodies.bodies), initial_state=self._initial_state,
+            )  # fmt: skip
             self._graph = graph.with_placement(*self._placement)
         return self._graph
 
     @overload
     def op(
-        self, op: str, *operands: Given, domain: str = "", outputs: Literal[1] = 1,
-        **attributes: Written,
+        self, op: str, *operands: OperandLike, domain: str = "", outputs: Literal[1] = 1,
+        **attributes: AttributeLike,
     ) -> SymbolicTensor: ...  # fmt: skip
 
     @overload
     def op(
-        self, op: str, *operands: Given, domain: str = "", outputs: int | Sequence[str],
-        **attributes: Written,
+        self, op: str, *operands: OperandLike, domain: str = "", outputs: int | Sequence[str],
+        **attributes: AttributeLike,
     ) -> SymbolicTensor | tuple[SymbolicTensor, ...]: ...  # fmt: skip
 
     def op(
-        self,
-        op: str,
-        *operands: Given,
-        domain: str = "",
-        outputs: int | Sequence[str] = 1,
-        **attributes: Written,
-    ) -> SymbolicTensor | tuple[SymbolicTensor, ...]:
-        """Applies an operator by its ONNX name; one tensor, or a tuple if there are several.
+        self, op: str, *operands: OperandLike, domain: str = "", outputs: int | Sequence[str] = 1,
+        **attributes: AttributeLike,
+    ) -> SymbolicTensor | tuple[SymbolicTensor, ...]:  # fmt: skip
+        """Apply an operator by its ONNX name.
 
-        Operands may be arrays, numbers (of the first tensor's type), lists of ints (int64) or None
-        (absent); `outputs` is how many are wanted, or their names.
+        Args:
+            op: The operator.
+            *operands: Tensors, arrays, numbers (of the first tensor's type), lists of ints (int64),
+                or None if absent.
+            domain: Empty for ONNX.
+            outputs: The number of results, or their names.
+            **attributes: Its attributes.
+
+        Returns:
+            One tensor, or a tuple if there are several results.
         """
         results = self.apply(op, operands, outputs, attributes, domain)
         return results[0] if len(results) == 1 else results
@@ -191,11 +187,14 @@ def trace(
     name: str | None = None,
     kinds: Mapping[str, InputKind] | None = None,
 ) -> ComputationGraph:
-    """The graph of `f` for arguments described by descs, types or example arrays.
+    """Trace `f` for arguments described by descriptors, types or example arrays.
 
-    Inputs are called like f's parameters (`x_0`, `x_1`, ... for `*x`). A single result is the
-    output `output`, a tuple gives `output_0`, ..., a mapping or named tuple its own names. A desc
-    that is not a plain host layout becomes placement options. Raises `CompileError`.
+    Inputs are named like the parameters of `f` (`x_0`, `x_1`, ... for `*x`), outputs `output`, or
+    `output_0`, ... for a tuple, or by the keys of a mapping or named tuple. A `TensorDesc` other
+    than a row-major host layout becomes placement options.
+
+    Raises:
+        CompileError: `f` returns no tensors, or does not fit `descs`.
 
     >>> import numpy as np
     >>> trace(lambda x: np.tanh(x), np.zeros((2, 3), np.float32)).output_type(0).text()
@@ -206,9 +205,7 @@ def trace(
     names = _argument_names(f, len(descs), title)
     unknown = sorted(set(kinds or {}) - set(names))
     if unknown:
-        raise CompileError(
-            f"no argument of {title!r} is called {unknown[0]!r}", expected=", ".join(names)
-        )
+        raise CompileError(f"{title!r} has no argument {unknown[0]!r}", expected=", ".join(names))
     arguments = []
     for argument, desc in zip(names, descs, strict=True):
         kind, placement = _described(argument, desc, title)
@@ -254,10 +251,10 @@ def _argument_names(f: Traceable, count: int, title: str) -> list[str]:
             names.append(parameter.name)
     if len(names) != count:
         raise CompileError(
-            f"{title!r} is described by {count} arguments",
+            f"{count} arguments are described for {title!r}",
             where=f"trace of {title!r}",
             expected=f"{len(names)}: {', '.join(names)}" if names else "no arguments",
-            remedy="give one desc or example array per argument",
+            remedy="pass one descriptor or example array per argument",
         )
     return names
 
@@ -272,11 +269,13 @@ def _results(returned: object, title: str) -> Iterator[tuple[str, SymbolicTensor
     else:
         results = [("output", returned)]
     if not results:
-        raise CompileError(f"{title!r} returns nothing", where=f"trace of {title!r}")
+        raise CompileError(
+            f"{title!r} returned no tensor, expected at least one", where=f"trace of {title!r}"
+        )
     for name, value in results:
         if not isinstance(value, SymbolicTensor | np.ndarray | np.generic | bool | int | float):
             raise CompileError(
-                f"{title!r} returns a {type(value).__name__} as {name!r}",
+                f"{title!r} returned a {type(value).__name__} as {name!r}",
                 where=f"trace of {title!r}",
                 expected="tensors: one, a tuple, or a mapping by name",
                 remedy="return the tensor itself; a function that returns nothing has no graph",

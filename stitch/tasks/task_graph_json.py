@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from stitch.errors import FormatError, LayoutError, Problem, UsageError, closest
-from stitch.graph import JsonObject, objects_without_duplicates, shortened
+from stitch.graph import JsonObject, reject_duplicate_keys, shorten
 from stitch.program import (
     DataType,
     FreeNames,
@@ -351,7 +351,7 @@ def table_from_json(
 
 def _parsed(text: str | bytes) -> object:
     try:
-        return json.loads(text, object_pairs_hook=objects_without_duplicates)
+        return json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except RecursionError as error:
         raise FormatError("JSON nested too deeply for a task graph") from error
     except ValueError as error:
@@ -466,7 +466,7 @@ class _Reader:
     def _compare(self, record: JsonObject, wanted: Mapping[str, Any], kind: str) -> None:
         for key, value in wanted.items():
             if record.get(key) != value:
-                has, said = (shortened(json.dumps(data), 100) for data in (value, record.get(key)))
+                has, said = (shorten(json.dumps(data), 100) for data in (value, record.get(key)))
                 what = f"the {kind} that is given has {has}, not {said}"
                 record.problem("signature", key, what)
 

@@ -19,7 +19,7 @@ from stitch.argument_kinds import PATH, READABLE, either, takes
 from stitch.errors import FormatError, Problem, UsageError
 from stitch.files import atomic_write, text_of
 from stitch.frontend import TrainableSource, loop_over
-from stitch.graph import JsonObject, objects_without_duplicates
+from stitch.graph import JsonObject, reject_duplicate_keys
 from stitch.model import CompiledModel
 from stitch.program import InputKind
 from stitch.torch.shared_module import share, torch
@@ -223,7 +223,7 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
     inside = getattr(module, "_orig_mod", module)
     text = text_of(file)
     try:
-        body = json.loads(text, object_pairs_hook=objects_without_duplicates)
+        body = json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except (RecursionError, ValueError):
         body = None
     if isinstance(body, dict) and body.get("stitch") == KIND:

@@ -158,7 +158,7 @@ def test_a_bad_option_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) ->
     [
         ("input.z.space=l1", "there is no input 'z'; inputs: x"),
         ("output.9.space=l1", "there is no output 9 of 1; outputs, counted from 0: y"),
-        ("output.y.alias=9", "takes the buffer of an input: there is no input 9"),
+        ("output.y.alias=9", "take the buffer of that input: there is no input 9"),
         ("output.y.alias=zz", "there is no input 'zz'; inputs: x"),
         ("input.x.shard_spec=2x1,2x8", "add --set input.x.memory_layout=height_sharded"),
         ("input.0.shard_spec=1x2,4x4", "add --set input.0.memory_layout=width_sharded"),

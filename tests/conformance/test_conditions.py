@@ -185,7 +185,7 @@ def test_a_choice_gives_the_side_that_is_taken(name: str, index: int, executor: 
 def test_a_condition_of_several_truth_values_is_refused() -> None:
     b = ComputationGraphBuilder("wrong")
     x = b.input("x", ROW, "float32")
-    with pytest.raises(CompileError, match="a condition is one truth value"):
+    with pytest.raises(CompileError, match="a condition must be one boolean"):
         choose(b, b.greater(x, 0), (lambda t: t, lambda t: t), [x], [x.type])
 
 

@@ -188,9 +188,9 @@ def test_tensors_that_escape_are_told(device: stitch.Device, name: str) -> None:
             lambda: ops.scan(lambda s, x: s * escaped[0], xs),
         ]  # fmt: skip
         for use in uses:
-            with pytest.raises(CompileError, match="escaped from the loop") as raised:
+            with pytest.raises(CompileError, match="used outside of the loop") as raised:
                 use()
-            assert raised.value.where and "as a result" in str(raised.value)
+            assert raised.value.where and "needed after the loop" in str(raised.value)
         assert ops.map(lambda x: x * 2, xs).tolist() == [2.0, 4.0]
 
 

@@ -207,9 +207,9 @@ def test_adaptive_pooling_equals_means_of_blocks(run: Run) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "adaptive size": (lambda b, x: b.adaptive_pool2d(x, 5), "divides"),
+    "adaptive size": (lambda b, x: b.adaptive_pool2d(x, 5), "must divide"),
     "pool kind": (lambda b, x: b.pool2d(x, 2, kind="median"), "unknown pooling"),
-    "kernel": (lambda b, x: b.pool2d(x, (2, 2, 2)), "one number or two"),
+    "kernel": (lambda b, x: b.pool2d(x, (2, 2, 2)), "one or two numbers"),
     "weight": (lambda b, x: b.linear(x, X2), "does not fit its input"),
     "activation": (lambda b, x: b.activation(x, "rleu"), "unknown activation"),
     "reduction": (lambda b, x: b.reduce("median", x), "unknown reduction"),
@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "weights": (lambda b, x: b.multi_head_attention(x, x, x, [], heads=2), "4 and 4"),
     "aggregate": (lambda b, x: b.embedding(INDICES, x, "max"), "unknown aggregation"),
     "concat": (lambda b, x: b.concat([]), "at least one"),
-    "dot": (lambda b, x: b.dot(x, x), "axis of its own"),
+    "dot": (lambda b, x: b.dot(x, x), "at most 2 axes"),
     "transpose": (lambda b, x: b.transpose(x, (0, 1)), "every axis"),
 }
 
@@ -285,5 +285,5 @@ def test_dense_with_a_number_of_outputs_has_parameters_of_its_own(run: Run) -> N
     again = {c.value: c.data.tobytes() for c in built().constants}
     assert {c.value: c.data.tobytes() for c in graph.constants} == again
     b = ComputationGraphBuilder("wrong")
-    with pytest.raises(CompileError, match="a number of outputs"):
+    with pytest.raises(CompileError, match="creates its parameters"):
         b.dense(b.input("x", (2, 3), "float32"), 0)

@@ -160,7 +160,7 @@ def test_a_option_about_no_slot_is_a_compile_error_with_the_closest_name() -> No
         graph.with_placement(parse_placement("output.1.space=l1"))
     with pytest.raises(CompileError, match="there is no input 'y'"):
         graph.with_placement(parse_placement("output.0.alias=y"))
-    with pytest.raises(CompileError, match="takes the buffer of an input: there is no input 9"):
+    with pytest.raises(CompileError, match="take the buffer of that input: there is no input 9"):
         graph.with_placement(parse_placement("output.0.alias=9"))
 
 

@@ -107,7 +107,7 @@ def test_a_desc_that_is_not_a_plain_host_layout_becomes_placement() -> None:
 def test_kinds_of_inputs_are_given_by_name() -> None:
     graph = trace(lambda x, w: x @ w.T, X, X, kinds={"w": InputKind.PARAMETER})
     assert [slot.kind for slot in graph.inputs] == [InputKind.ACTIVATION, InputKind.PARAMETER]
-    with pytest.raises(CompileError, match=r"no argument .* is called 'v'"):
+    with pytest.raises(CompileError, match=r"has no argument 'v'"):
         trace(lambda x: x, X, kinds={"v": InputKind.STATE})
 
 
@@ -148,7 +148,7 @@ def test_a_symbolic_tensor_cannot_be_written_into() -> None:
         x[0] = 1.0
         return x
 
-    with pytest.raises(CompileError, match="cannot be written into"):
+    with pytest.raises(CompileError, match="cannot be written to"):
         trace(f, X)
 
 
@@ -162,7 +162,7 @@ def test_a_tensor_that_escaped_from_another_trace_is_refused() -> None:
     trace(leak, X, name="first")
     with pytest.raises(CompileError, match="belongs to another graph \\('first'\\)"):
         trace(lambda x: x + kept[0], X)
-    with pytest.raises(CompileError, match="'first' is built already"):
+    with pytest.raises(CompileError, match="'first' is already built"):
         operator.add(kept[0], 1)
 
 
@@ -171,23 +171,23 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "shapes": (lambda x: x @ x, "MatMul"),
     "reshape": (lambda x: x.reshape(4, 2), "number of elements"),
     "axis": (lambda x: x.sum(2), "no axis 2"),
-    "axis twice": (lambda x: x.sum((0, -2)), "named twice"),
+    "axis twice": (lambda x: x.sum((0, -2)), "is repeated"),
     "index": (lambda x: x[2], "outside axis 0"),
     "index list": (lambda x: x[[0, 2]], "outside axis 0"),
     "too many indices": (lambda x: x[0, 0, 0], "does not fit the tensor"),
-    "index with a mask": (lambda x: x[x > 0], "no static shape"),
+    "index with a mask": (lambda x: x[x > 0], "depends on data"),
     "index with text": (lambda x: x["a"], "cannot be used to index"),
     "broadcast": (lambda x: np.broadcast_to(x, (2, 4)), "axes of length 1"),
-    "split": (lambda x: x.builder.split(x, [1, 1], 1), "whole axis"),
-    "unknown function": (lambda x: np.linalg.svd(x), "numpy.linalg.svd has no meaning"),
-    "unknown ufunc": (lambda x: np.gcd(x.astype(int), 2), "numpy.gcd has no meaning"),
-    "unknown method": (lambda x: x.partition(1), r"ndarray.partition has no meaning(.|\n)*sort"),
-    "out": (lambda x: np.add(x, x, out=x), "numpy.add .* does not take .*'out'"),
+    "split": (lambda x: x.builder.split(x, [1, 1], 1), "add up to the length"),
+    "unknown function": (lambda x: np.linalg.svd(x), "numpy.linalg.svd is not supported"),
+    "unknown ufunc": (lambda x: np.gcd(x.astype(int), 2), "numpy.gcd is not supported"),
+    "unknown method": (lambda x: x.partition(1), r"not support numpy.ndarray.partition(.|\n)*sort"),
+    "out": (lambda x: np.add(x, x, out=x), "numpy.add .* does not support .*'out'"),
     "out of a reduction": (lambda x: np.sum(x, out=x), "numpy.sum .* out="),
-    "shape by data": (lambda x: np.repeat(x, x.argmax(0), 0), "numpy.repeat .* depends on its da"),
-    "number of a format": (lambda x: f"{x.sum():.2f}", "its number is not known"),
-    "one number of it": (lambda x: x.item(0), "its number is not known"),
-    "elements of it": (lambda x: np.asarray(x), "what it holds is not known"),
+    "shape by data": (lambda x: np.repeat(x, x.argmax(0), 0), "numpy.repeat .* depends on the"),
+    "number of a format": (lambda x: f"{x.sum():.2f}", "its value is unknown"),
+    "one number of it": (lambda x: x.item(0), "its value is unknown"),
+    "elements of it": (lambda x: np.asarray(x), "its content is unknown"),
     "words of an argument": (lambda x: np.add(x, 1, out=x), r"these arguments: got an unexpected"),
     "unknown operator": (lambda x: x.builder.op("Rleu", x), "did you mean"),
     "number beyond float32": (lambda x: x * 1e39, "does not fit"),
@@ -198,11 +198,11 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "attribute of both": (lambda x: x.builder.op("Transpose", x, perm=["a", 0]), "a list of"),
     "unknown attribute": (lambda x: x.builder.op("Elu", x, alhpa=2), "did you mean"),
     "complex": (lambda x: x * 2j, "numpy.multiply.*complex"),
-    "array that is none": (lambda x: x + WithoutData(), "gives no array: there is none yet"),
-    "string": (lambda x: x + "a", "neither a tensor"),
-    "nothing returned": (lambda x: None, "returns a NoneType"),
-    "empty tuple": (lambda x: (), "returns nothing"),
-    "length of a number": (lambda x: len(x.sum()), "no length"),
+    "array that is none": (lambda x: x + WithoutData(), "to an array: there is none yet"),
+    "string": (lambda x: x + "a", "expected a tensor"),
+    "nothing returned": (lambda x: None, "returned a NoneType"),
+    "empty tuple": (lambda x: (), "returned no tensor"),
+    "length of a number": (lambda x: len(x.sum()), "no len"),
 }
 
 
@@ -227,7 +227,7 @@ def test_builders_refuse_double_names_block_types_and_work_after_build() -> None
     x = builder.input("x", (2, 3), "float32")
     with pytest.raises(CompileError, match="two inputs are called 'x'"):
         builder.input("x", (2, 3), "float32")
-    with pytest.raises(CompileError, match="a way to store"):
+    with pytest.raises(CompileError, match="a storage format"):
         builder.input("y", (32, 32), "bfp8")
     builder.output("y", x + 1)
     with pytest.raises(CompileError, match="two outputs are called 'y'"):
@@ -235,7 +235,7 @@ def test_builders_refuse_double_names_block_types_and_work_after_build() -> None
     builder.place(parse_placement("output.y.space=l1"))
     graph = builder.build()
     assert builder.build() is graph
-    with pytest.raises(CompileError, match="built already"):
+    with pytest.raises(CompileError, match="already built"):
         builder.relu(x)
 
 

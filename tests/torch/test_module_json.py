@@ -42,16 +42,16 @@ EXP_AVG = "optimizer state items 0 1 items 0 1 items 1 1"
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        ("tensors 0.bias", 7, "module.tensors.0.bias: an object is needed, not 7"),
+        ("tensors 0.bias", 7, "module.tensors.0.bias: expected an object, got 7"),
         ("tensors 0.bias dtype", "floot32", "module.tensors.0.bias.dtype: "),
-        ("tensors 0.bias dtype", "nn", "is needed, not 'nn'"),
+        ("tensors 0.bias dtype", "nn", ", got 'nn'"),
         ("tensors 0.bias shape", [4], "tensors.0.bias.tensor: [4] of float32 is 16 bytes, not 12"),
         ("tensors 0.bias tensor", "A", "module.tensors.0.bias.tensor: not base64"),
-        ("tensors 0.bias extra", 1, "module.tensors.0.bias.extra: it has no meaning here"),
-        ("optimizer kind", None, "module.optimizer.kind: a string is needed, not nothing"),
+        ("tensors 0.bias extra", 1, "module.tensors.0.bias.extra: this key is unknown"),
+        ("optimizer kind", None, "module.optimizer.kind: expected a string, got nothing"),
         (f"{EXP_AVG} dtype", 3, "module.optimizer.state.state.0.exp_avg.dtype: "),
-        ("optimizer state items", [[1]], "module.optimizer.state.items[0]: a pair of a key and"),
-        ("optimizer", 7, "module.optimizer: an object is needed, not 7"),
+        ("optimizer state items", [[1]], "module.optimizer.state.items[0]: expected a pair of"),
+        ("optimizer", 7, "module.optimizer: expected an object, got 7"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(place: str, value: Any, said: str) -> None:
@@ -100,7 +100,7 @@ def test_a_state_without_what_the_optimizer_needs_is_refused_and_the_optimizer_s
 def test_a_key_that_stands_twice_is_refused() -> None:
     module, _ = made()
     text = module_json(module).replace('"tensors": {', '"tensors": {"0.bias": 1, ', 1)
-    with pytest.raises(FormatError, match="a key stands twice in one object"):
+    with pytest.raises(FormatError, match="duplicate key in one object"):
         load(text, module)
 
 

@@ -113,7 +113,7 @@ def test_a_place_that_there_is_not_is_refused() -> None:
     body = json.loads(searched().as_json())
     body["search"]["tensors"]["x"] = [0, "l2"]
     told = refusal(json.dumps(body))
-    assert "model.search.tensors.x: a pair of a device and a space (host or dram or l1)" in told
+    assert "model.search.tensors.x: expected a pair of a device and a space (host or dram or l1)" in told
     assert "'l2'" in told
 
 
@@ -136,7 +136,7 @@ _STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
         ("precision", "float23", ".precision: TrainingOptions takes a DataType or its name"),
         ("spaces", {"x": "l2"}, ".spaces: TrainingOptions takes a mapping of names"),
         ("clip_grad_norm", -1, ".clip_grad_norm: clip_grad_norm must be above 0"),
-        ("extra", 1, ".extra: it has no meaning here"),
+        ("extra", 1, ".extra: this key is unknown"),
     ],
 )
 def test_what_is_wrong_in_a_training_is_said_with_its_place(
@@ -152,7 +152,7 @@ def test_what_is_wrong_in_a_training_is_said_with_its_place(
 def test_what_is_missing_in_a_training_is_said_with_its_place(word: str) -> None:
     body = json.loads(searched().as_json())
     del body["training"][word]
-    assert f"- model.training.{word}: a value is needed, not nothing" in refusal(json.dumps(body))
+    assert f"- model.training.{word}: expected a value, got nothing" in refusal(json.dumps(body))
 
 
 @pytest.mark.parametrize(
