@@ -1,6 +1,4 @@
-"""Bodies as graphs, optimised and differentiated as any graph is, and graphs written into
-others.
-"""
+"""Conversion between bodies and graphs, and writing graphs into builders."""
 
 from __future__ import annotations
 
@@ -20,20 +18,19 @@ from stitch.program import (
     Value,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Output values: one value per output, each produced by an operation.
-
 
 def give_outputs_their_values(
     graph: ComputationGraph, rounded: Collection[int] = ()
 ) -> ComputationGraph:
-    """The graph with an `Identity` before each output that needs one.
+    """Insert an `Identity` so that each output is a value of its own, computed by an operation.
 
-    `rounded` holds the indices of outputs whose storage type differs from their logical type.
+    Args:
+        graph: The graph.
+        rounded: Indices of outputs whose storage type differs from their logical type.
     """
     produced = {v for operation in graph.operations for v in operation.outputs}
     read = {v for operation in graph.operations for v in operation.inputs}
-    # The value itself goes to the output that nothing rounds; a rounded one would spoil it.
+    # A shared value goes to an output that is not rounded; rounding would change the other reads.
     shared = {slot.value for i, slot in enumerate(graph.outputs) if i not in rounded}
     values, operations = list(graph.values), list(graph.operations)
     outputs: list[OutputSlot] = []
@@ -55,8 +52,8 @@ def give_outputs_their_values(
 
 
 def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
-    """The values with names that are neither empty nor taken by an earlier value."""
-    # A name that a value has from the start is never given to another.
+    """Rename values so that no name is empty or used twice; the first value keeps its name."""
+    # Names that exist already are never given to another value.
     own = {value.name: index for index, value in reversed(list(enumerate(values)))}
     names = FreeNames(own)
     return tuple([
@@ -68,17 +65,17 @@ def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def operand_name(index: int) -> str:
-    """What the graph of a body calls an input."""
+    """Return the name of an input in the graph of a body."""
     return f"operand_{index}"
 
 
 def result_name(index: int) -> str:
-    """What the graph of a body calls an output."""
+    """Return the name of an output in the graph of a body."""
     return f"result_{index}"
 
 
 def graph_of_body(name: str, body: Body, bodies: Sequence[Body]) -> ComputationGraph:
-    """A body as a graph; operands are all there."""
+    """Convert a body, all of whose operands are present, to a graph."""
     return ComputationGraph(
         name,
         tuple(InputSlot(operand_name(i), v) for i, v in enumerate(body.inputs)),
@@ -91,7 +88,7 @@ def graph_of_body(name: str, body: Body, bodies: Sequence[Body]) -> ComputationG
 
 
 def body_of_graph(graph: ComputationGraph, pool: BodyPool) -> Body:
-    """A graph as a body, beside those of a pool, which takes the bodies that it needs."""
+    """Convert a graph to a body; bodies that it uses are added to the pool."""
     graph = give_outputs_their_values(graph)
     now = pool.add_all(graph.bodies, [o.body for o in graph.operations])
     return Body(
@@ -106,8 +103,10 @@ def body_of_graph(graph: ComputationGraph, pool: BodyPool) -> Body:
 def write_graph(
     builder: LayerMethods, graph: ComputationGraph, given: Mapping[str, SymbolicTensor]
 ) -> dict[str, SymbolicTensor]:
-    """The outputs of a graph by name, written into a builder; `given` are the inputs that it reads,
-    by theirs."""
+    """Write a graph to a builder; return its outputs by name.
+
+    `given` maps input names to tensors; unused inputs may be missing.
+    """
     at = {slot.value: given[slot.name] for slot in graph.inputs if slot.name in given}
     for constant in graph.constants:
         name, data = graph.values[constant.value].name, constant.data
@@ -126,8 +125,7 @@ def write_operation(
     values: Sequence[Value],
     bodies: Sequence[Body],
 ) -> dict[int, SymbolicTensor]:
-    """The results of an operation on other operands, by the value that each was; `values` and
-    `bodies` are those of the graph that it comes from."""
+    """Write an operation with other operands; return its results by their value in `values`."""
     outputs = operation.outputs
     with builder.at(operation.location):
         if operation.body == ABSENT:
@@ -150,7 +148,7 @@ def rewritten(
     graph: ComputationGraph, builder: ComputationGraphBuilder,
     results_of: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> ComputationGraph:  # fmt: skip
-    """The graph in which the results of a graph are what a function writes for its inputs."""
+    """Return a graph with the slots of `graph` whose outputs `results_of` computes from inputs."""
     given = [
         builder.input(
             slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
@@ -165,5 +163,5 @@ def rewritten(
 
 
 def renumbered(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
-    """Operations that carry the bodies of another list."""
+    """Replace the body numbers of operations."""
     return tuple(o if o.body == ABSENT else replace(o, body=now[o.body]) for o in operations)

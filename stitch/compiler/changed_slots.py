@@ -1,6 +1,4 @@
-"""A compiled program with some of its slots in other layouts, as compiling it anew would place
-it.
-"""
+"""Change the layouts of some slots of a compiled program, as compiling it again would."""
 
 from __future__ import annotations
 
@@ -19,9 +17,13 @@ SlotLayouts: TypeAlias = Mapping[tuple[Literal["input", "output"], int], Layout]
 
 
 def with_layouts(program: Program, layouts: SlotLayouts, machine: MachineShape) -> Program:
-    """The program with slots in other layouts; an output over an input goes where that goes.
+    """Return the program with other layouts for some slots; aliasing outputs follow their input.
 
-    Raises `CompileError`, `FormatError`, `LayoutError`, `OutOfMemoryError`.
+    Raises:
+        CompileError: The compiler would place other values differently as well.
+        FormatError: The changed program is not valid.
+        LayoutError: A layout is invalid.
+        OutOfMemoryError: The program does not fit the machine.
     """
     problems = list(_inner_problems(program, layouts))
     values = list(program.values)
@@ -39,13 +41,15 @@ def with_layouts(program: Program, layouts: SlotLayouts, machine: MachineShape) 
     problems += _placed_otherwise(program, changed, machine)
     where = f"program {program.name!r} on machine {machine.name!r}"
     if problems:
-        raise CompileError("these slots cannot change alone: " + "; ".join(problems), where=where)
+        raise CompileError(
+            "these slots cannot change without compiling again: " + "; ".join(problems), where=where
+        )
     check_capacity(wanted, machine, where)
     return changed
 
 
 def _inner_problems(program: Program, layouts: SlotLayouts) -> Iterator[str]:
-    """Where the compiler would add a value, or give up that an output lies over an input."""
+    """Yield slots for which the compiler would add a value or drop an alias."""
     read = {value for operation in program.operations for value in operation.inputs}
     taken = {slot.aliases_input for slot in program.outputs}
     for (side, index), layout in layouts.items():
@@ -60,22 +64,22 @@ def _inner_problems(program: Program, layouts: SlotLayouts) -> Iterator[str]:
 
 
 def _placed_otherwise(before: Program, after: Program, machine: MachineShape) -> Iterator[str]:
-    """Where the compiler might place other slots, or the scratch, otherwise than before.
+    """Yield what the compiler might place differently.
 
-    Which slots were requested for is not known here: whatever any placement options would do
-    counts. An opaque program was placed by another compiler with unknown rules.
+    The placement options are not known here, so every set of options is considered. An opaque
+    program was placed by another compiler with unknown rules: nothing is yielded for it.
     """
     if machine.l1 is None or before.is_opaque:
         return
     used, now = _slots_in_l1(before, machine), _slots_in_l1(after, machine)
     scratch = before.scratch
     nbytes = scratch.size_per_bank * machine.space(scratch.space).banks
-    # It gets least of L1 where all slots are requested there, most where none is.
+    # The scratch gets least of L1 if all slots are pinned there, and most if none is.
     pinned = now if now >= used else 0
     if nbytes and choose_scratch(nbytes, machine, l1_slots_per_bank=pinned).space is not (
         scratch.space
     ):
-        yield "the scratch may lie elsewhere"
+        yield "the scratch may be placed in another space"
     bottom = scratch.size_per_bank if scratch.space is Space.L1 else 0
     most = machine.l1.capacity * L1_SHARE[0] // L1_SHARE[1] - bottom
     if now > used and now > most:
@@ -83,11 +87,11 @@ def _placed_otherwise(before: Program, after: Program, machine: MachineShape) ->
     for value in _local_in_dram(before):
         size = _size_in_l1(before, value, machine)
         if now + size <= most < used + size:
-            yield f"{before.values[value].name!r} may come into L1"
+            yield f"{before.values[value].name!r} may be placed in L1"
 
 
 def _slots_in_l1(program: Program, machine: MachineShape) -> int:
-    """Bytes per bank of L1 that slots take."""
+    """Return the bytes per bank of L1 that slots use."""
     slots = [*(s.value for s in program.inputs),
              *(s.value for s in program.outputs if s.aliases_input is None)]  # fmt: skip
     descs = [program.values[value].desc for value in slots]
@@ -96,9 +100,7 @@ def _slots_in_l1(program: Program, machine: MachineShape) -> int:
 
 
 def _local_in_dram(program: Program) -> Iterator[int]:
-    """The slots that lie in L1 where there is room and no placement option says otherwise, and do
-    not.
-    """
+    """Yield the slots in DRAM that are placed in L1 by default if they fit."""
     values = [s.value for s in program.inputs if s.kind is InputKind.ACTIVATION]
     values += [s.value for s in program.outputs if s.aliases_input is None]
     for value in values:

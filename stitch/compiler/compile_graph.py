@@ -1,7 +1,4 @@
-"""The compiler's way: computation graph → passes → placement → program.
-
-The same input gives the same program, in every process.
-"""
+"""Compile a computation graph: passes, loop schedules, placement. Deterministic across processes."""
 
 from __future__ import annotations
 
@@ -34,12 +31,9 @@ from stitch.machine import Machine
 from stitch.ops import has_products
 from stitch.program import MathFidelity, Operation, Program
 
-# --------------------------------------------------------------------------------------------------
-# The math fidelity that was asked for, written to the operations of a program that have one.
-
 
 def with_math_fidelity(program: Program, fidelity: MathFidelity) -> Program:
-    """The program with a math fidelity at each operation that sums products."""
+    """Set the math fidelity of every operation that sums products."""
     if fidelity is MathFidelity.BY_TYPE:
         return program
 
@@ -59,11 +53,13 @@ _DEFAULTS = CompileOptions()
 def compile_graph(
     graph: ComputationGraph, machine: Machine, options: CompileOptions = _DEFAULTS
 ) -> Compilation:
-    """A program for a machine, and warnings.
+    """Compile a graph for a machine.
 
-    Raises `CompileError` for types that do not agree, placement options that cannot be met and
-    aliases that cannot be proved, `LayoutError` for layouts that cannot be, `OutOfMemoryError`
-    where the program does not fit the machine.
+    Raises:
+        CompileError: Types do not agree, a placement option cannot be satisfied, or a requested
+            alias is not proved.
+        LayoutError: A layout is invalid.
+        OutOfMemoryError: The program does not fit the machine.
     """
     problems = check_types(graph)
     if problems:
@@ -72,7 +68,7 @@ def compile_graph(
             + "; ".join(map(str, problems[:8]))
         )
     graph = apply_kinds(graph.with_placement(*options.placement))
-    # Without optimisation, too, target shapes and axes have to become constants.
+    # Target shapes and axes must be constants even without optimisation.
     loops: tuple[LoopNote, ...] = ()
     if options.optimize:
         graph = optimize(graph, options)
@@ -94,26 +90,25 @@ def compile_graph(
 
 
 def _with_matrices_as_they_lie(graph: ComputationGraph) -> ComputationGraph:
-    """What products transpose is often transposed already, or is so for another one as well."""
+    """Read operands of products in place of their transposes, then remove duplicates."""
     graph = remove_identities(turn_products(fold_transposes(graph)))
     return remove_dead_code(merge_common_subexpressions(graph))
 
 
-#: Scans within scans, so deep, are optimised; those within them stay as they are.
+#: Maximum nesting depth of scans whose bodies are optimised.
 _NESTED = 16
 
 
 def optimize(
     graph: ComputationGraph, options: CompileOptions = _DEFAULTS, nested: int = _NESTED
 ) -> ComputationGraph:
-    """The graph after the passes that keep every result as it is, to the last bit; also in the
-    bodies of its scans, `nested` deep."""
+    """Apply the passes that preserve every result bit for bit, also to bodies of scans."""
     graph = remove_dead_code(graph)
     graph = fold_constants(graph, options.fold_growth_nbytes)
     graph = remove_identities(graph)
     graph = merge_common_subexpressions(graph)
     if nested < _NESTED:
-        # A round is little data, and takes as long as it has operations.
+        # Rounds process little data: their time is proportional to the number of operations.
         graph = horizontal_fusion(graph)
     graph = remove_dead_code(graph)
     if not nested:

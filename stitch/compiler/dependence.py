@@ -1,4 +1,4 @@
-"""Dependence: which values of a graph depend on which, through the rounds of scans too."""
+"""Dependence between values of a graph, through the rounds of scans."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def reached(
     sources: Iterable[int],
     always: Callable[[Operation], bool] | None = None,
 ) -> set[int]:
-    """The sources, and all values that they have a part in; also what operations make that are
-    `always` taken to be reached, whatever they read.
+    """Return the sources and all values computed from them.
+
+    Results of operations for which `always` is true are included whatever they read.
 
     >>> relu, total = Operation("Relu", (0,), (2,)), Operation("Add", (2, 1), (3,))
     >>> sorted(reached([relu, total], [1])), sorted(reached([relu, total], [0]))
@@ -31,8 +32,18 @@ def in_some_round(
     places: Iterable[int], begin: Sequence[int], end: Sequence[int], states: int,
     way: Callable[[Iterable[int]], set[int]],
 ) -> tuple[set[int], set[int]]:  # fmt: skip
-    """Where a way through a round leads from some of the values that it may begin at, by their
-    places, when a state that it ends at is one that the next round begins at; and its values."""
+    """Propagate through rounds until no further state is reached.
+
+    Args:
+        places: Indices into `begin` to start from.
+        begin: Values at which a round begins (inputs, or outputs when going backward).
+        end: Values at which it ends.
+        states: The first `states` entries of `begin` and `end` are carried between rounds.
+        way: Returns the values reachable within a round from some of `begin`.
+
+    Returns:
+        The reached indices into `begin`, and all reached values.
+    """
     found = set(places)
     while True:
         values = way([begin[i] for i in found])
@@ -45,7 +56,7 @@ def in_some_round(
 def dependents(
     part: OperationList | Body, bodies: Sequence[Body], sources: Iterable[int]
 ) -> set[int]:
-    """The sources, and the values that depend on them through floating values alone."""
+    """Return the sources, and the values that depend on them through floating values only."""
     found = set(sources) - {ABSENT}
     for operation in part.operations:
         if found.isdisjoint(operation.inputs):
@@ -61,7 +72,7 @@ def dependents(
 
 
 def needed(part: OperationList | Body, bodies: Sequence[Body], targets: Iterable[int]) -> set[int]:
-    """The targets, and the values that they depend on."""
+    """Return the targets, and the values that they depend on."""
     found = set(targets) - {ABSENT}
     for operation in reversed(part.operations):
         if found.isdisjoint(operation.outputs):
@@ -78,8 +89,17 @@ def needed(part: OperationList | Body, bodies: Sequence[Body], targets: Iterable
 def through_rounds(
     operation: Operation, bodies: Sequence[Body], operands: Collection[int], results: set[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a scan whose gradients come in for some results and are wanted of some operands, which
-    inputs of the body have a gradient in some round, and for which of its outputs one comes in."""
+    """Return which slots of the body of a scan take part in its gradient.
+
+    Args:
+        operation: The scan.
+        bodies: The bodies of its graph.
+        operands: Indices of operands whose gradients are wanted.
+        results: Indices of results whose gradients are given.
+
+    Returns:
+        Inputs of the body that have a gradient, and outputs of the body that receive one.
+    """
     body = bodies[operation.body]
     inputs, made = _forth(operation, bodies, operands)
     outputs, read = _back(operation, bodies, results)
@@ -94,20 +114,20 @@ def _places(slots: Sequence[int], found: set[int]) -> set[int]:
 
 
 def _results(operation: Operation, bodies: Sequence[Body], operands: set[int]) -> Iterable[int]:
-    """The results of a scan that depend on some of its operands."""
+    """Return the results of a scan that depend on these operands."""
     _, made = _forth(operation, bodies, operands)
     return _places(bodies[operation.body].outputs, made) | _kept(operation, operands)
 
 
 def _operands(operation: Operation, bodies: Sequence[Body], results: set[int]) -> Iterable[int]:
-    """The operands of a scan that some of its results depend on."""
+    """Return the operands of a scan that these results depend on."""
     _, read = _back(operation, bodies, results)
     condition = {0} if ScanForm.of(operation).has_condition else set()
     return _places(bodies[operation.body].inputs, read) | _kept(operation, results) | condition
 
 
 def _kept(operation: Operation, places: set[int]) -> set[int]:
-    """The states among these that no round may change, as there may be none."""
+    """Return the states among these that may stay unchanged because no round may run."""
     form = ScanForm.of(operation)
     if form.count and not form.has_condition:
         return set()
@@ -117,7 +137,7 @@ def _kept(operation: Operation, places: set[int]) -> set[int]:
 def _forth(
     operation: Operation, bodies: Sequence[Body], operands: Collection[int]
 ) -> tuple[set[int], set[int]]:
-    """The inputs of the body that depend on operands in some round, and the values that do."""
+    """Return the inputs of the body that depend on operands in some round, and all such values."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
     return in_some_round(
         operands, body.inputs, body.outputs, states, lambda of: dependents(body, bodies, of)
@@ -127,7 +147,7 @@ def _forth(
 def _back(
     operation: Operation, bodies: Sequence[Body], results: Collection[int]
 ) -> tuple[set[int], set[int]]:
-    """The outputs of the body that results depend on in some round, and the values that do."""
+    """Return the outputs of the body that results depend on in some round, and all such values."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
     return in_some_round(
         results, body.outputs, body.inputs, states, lambda of: needed(body, bodies, of)

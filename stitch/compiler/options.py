@@ -1,4 +1,4 @@
-"""What a caller may ask of the compiler, and what it gives back."""
+"""Options and results of a compilation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from stitch.program import MathFidelity, Program, Role
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Choices of one compilation; the defaults suit a forward program.
+    """Options of one compilation.
 
-    `placement` replace the graph's own placement options on the same field of the same slot. `name`
-    renames the program. `fold_growth_nbytes` bounds by how much folding may make the constants grow
-    in total. `alias_donated` lets outputs take the buffers of donated inputs wherever that is
-    proved, also where no placement option asks for it. Without `optimize` the operations stay as
-    they are written. `reassociate`: matrices are read as they lie and not transposed first, so sums
-    may run in another order, and results agree to rounding only. `schedule`: how loops run wherever
-    they can (`stitch.compiler.loops`), in place of what costs least. `executor`: by whose rates
-    that is weighed (default: that of devices, `numpy`); any executor runs the program.
-    `math_fidelity`: of its sums of products on a device; executors compute as before. Raises
-    `UsageError` for an executor or a schedule that there is not.
+    Attributes:
+        placement: Added to the graph's placement options; replaces them on the same slot and field.
+        name: Name of the program; the graph's by default.
+        role: What the program is for (forward, backward, ...).
+        fold_growth_nbytes: Maximum growth of the constants by constant folding, in total.
+        alias_donated: Let outputs take the buffers of donated inputs wherever that is proved safe,
+            not only where a placement option requests it.
+        optimize: Run the passes; otherwise operations stay as they are written.
+        reassociate: Absorb transposes into matrix products. Sums may run in another order, so
+            results agree up to rounding.
+        schedule: Schedule for all loops to which it applies; the cheapest by default.
+        executor: Executor whose rates are used to choose schedules (default `numpy`).
+        math_fidelity: Fidelity of matrix products on a device; executors compute as before.
+
+    Raises:
+        UsageError: Unknown executor or schedule.
     """
 
     placement: tuple[PlacementOption, ...] = ()
@@ -43,7 +49,7 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class CompileWarning:
-    """Something legal that the caller probably did not want: a kind, the place, the facts."""
+    """A legal but probably unintended property of the graph, its location and a remedy."""
 
     kind: str
     where: str
@@ -56,7 +62,7 @@ class CompileWarning:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A compiled program, the warnings that came up on the way, and how its loops run."""
+    """A compiled program, its warnings, and the schedules of its loops."""
 
     program: Program
     warnings: tuple[CompileWarning, ...] = ()

@@ -1,18 +1,16 @@
-"""Placement: every input, output and constant gets a space and a layout; the scratch gets a space.
+"""Placement: choose a space and a layout for each input, output and constant, and for the scratch.
 
-Placement options always win or are refused with the facts; they are never bent.
+A placement option is applied exactly, or refused with the reason.
 
 Defaults, in order:
-1. Parameters, state, saved tensors, keys and constants lie in DRAM, row-major interleaved.
-2. Activations and outputs lie in L1, row-major interleaved. An output that takes the buffer of an
-   input lies where the input lies.
-3. The scratch lies in L1 if it takes at most half of what pinned slots leave there, else in DRAM.
-4. Slots and scratch together take at most three quarters of L1: the rest is for the tensors of
-   the programs that this one will be stitched with. While they take more, the largest slot that
-   no placement option holds in L1 goes to DRAM (among equals the later one). An L1 page costs a
-   fraction of a DRAM page to reach, whatever the tensor, so moving the fewest tensors loses the
-   least.
-5. A machine without L1 uses DRAM, one without device memory the host.
+1. Parameters, state, saved tensors, keys and constants: DRAM, row-major interleaved.
+2. Activations and outputs: L1, row-major interleaved. An aliasing output is placed with its input.
+3. The scratch: L1 if it takes at most half of what pinned slots leave free, else DRAM.
+4. Slots and scratch together use at most three quarters of L1; the rest is for tensors of programs
+   stitched to this one. Above that, the largest slot not pinned to L1 moves to DRAM (of equals the
+   later one), repeatedly: moving the fewest tensors costs least, as an L1 page is accessed in a
+   fraction of the time of a DRAM page.
+5. A machine without L1 uses DRAM; one without device memory uses the host.
 """
 
 from __future__ import annotations
@@ -62,19 +60,14 @@ from stitch.program import (
     ValueType,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Placement options by slot, checked.
-
 ByField = Mapping[str, PlacementOption]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """The placement options about layouts, by field, for each input and output; and the aliases
-    asked for.
+    """Layout options by field of each input and output, and the requested aliases.
 
-    `aliases` pairs an output's index with an input's. Two slots that share a buffer share placement
-    options.
+    `aliases` pairs output indices with input indices; both slots of a pair share their options.
     """
 
     inputs: tuple[ByField, ...]
@@ -82,7 +75,7 @@ class SlotPlacement:
     aliases: tuple[tuple[int, int], ...]
 
     def rounded_outputs(self, graph: ComputationGraph) -> frozenset[int]:
-        """The outputs whose storage type differs from their logical type."""
+        """Return the outputs whose storage type differs from their logical type."""
         return frozenset(
             i
             for i, placement in enumerate(self.outputs)
@@ -92,7 +85,7 @@ class SlotPlacement:
 
 
 def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with the requested kinds and ownership on its input slots."""
+    """Apply the placement options for kind and ownership to the input slots."""
     slots = list(graph.inputs)
     for i, asked in enumerate(graph.placement_by_slot("input")):
         for option in asked:
@@ -104,9 +97,7 @@ def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
 
 
 def slot_placement(graph: ComputationGraph) -> SlotPlacement:
-    """The layout placement options of each slot; raises `CompileError` with all that contradict a
-    type.
-    """
+    """Return the layout options of each slot; raise `CompileError` listing all contradictions."""
     inputs = [_layout_options(asked) for asked in graph.placement_by_slot("input")]
     outputs = [_layout_options(asked) for asked in graph.placement_by_slot("output")]
     aliases = _asked_aliases(graph)
@@ -131,7 +122,7 @@ def slot_placement(graph: ComputationGraph) -> SlotPlacement:
         inputs[source] = outputs[output] = merged
     if problems:
         raise CompileError(
-            "these placement options cannot be met: " + "; ".join(problems),
+            "these placement options cannot be satisfied: " + "; ".join(problems),
             where=f"graph {graph.name!r}",
         )
     return SlotPlacement(tuple(inputs), tuple(outputs), aliases)
@@ -151,8 +142,8 @@ def _type_problem(slot: str, placement: ByField, kind: ValueType) -> str | None:
     if stored.is_floating and kind.data_type.is_floating:
         return None
     return (
-        f"{option.text()}: {slot} is {kind.text()}, and only floating types may be stored "
-        "in another floating type; add a Cast to the module"
+        f"{option.text()}: {slot} is {kind.text()}; only a floating type can be stored as another "
+        "floating type. Add a Cast to the module"
     )
 
 
@@ -175,21 +166,19 @@ def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
     if twice:
         listed = ", ".join(repr(names[i]) for i in sorted(twice))
         raise CompileError(
-            f"two outputs are to take the buffer of the same input: {listed}",
+            f"two outputs alias the same input: {listed}",
             where=f"graph {graph.name!r}",
             remedy="let only one of the outputs alias it",
         )
     return tuple(sorted(pairs.items()))
 
 
-# --------------------------------------------------------------------------------------------------
-# Aliasing: outputs that take the buffer of a donated input, each with its proof.
-
+# Aliasing: outputs that take the buffer of a donated input ---------------------------------------
 Pairs = tuple[tuple[int, int], ...]
 
 
 def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
-    """Raises `CompileError` with every pair that was asked for and does not hold."""
+    """Raise `CompileError` listing every requested alias that cannot be proved."""
     proofs = AliasProofs(graph)
     problems = [p for pair in asked if (p := _obstacle(graph, proofs, *pair)) is not None]
     if problems:
@@ -200,22 +189,21 @@ def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
                 "a donated input of the same type, whose last reader is the elementwise "
                 "operation that writes the output"
             ),
-            remedy="drop the alias (the two buffers then take turns), or change the module",
+            remedy="remove the alias (the buffers are then allocated in turn), or change the module",
         )
 
 
 def free_aliases(graph: ComputationGraph, placement: SlotPlacement) -> Pairs:
-    """More pairs that hold: donated inputs that no placement option names, and outputs without a
-    placement option.
+    """Return aliases that can be proved, between slots without conflicting placement options.
 
-    Each input goes to the first output that can prove its claim. An output that takes the buffer
-    of an input that is stored rounded would be rounded too; such inputs are left alone.
+    Each donated input goes to the first output that qualifies. Inputs stored in another type are
+    skipped: an aliasing output would be rounded too.
     """
     taken = {i for _, i in placement.aliases}
     busy = {o for o, _ in placement.aliases}
     pairs = []
     proofs = AliasProofs(graph)
-    #: The outputs that can prove a claim on a value at all: their writer reads it.
+    #: Outputs by the values that their last operation reads: candidates for aliasing.
     claimants: dict[int, list[int]] = {}
     for o in range(len(graph.outputs)):
         for value in set(proofs.read_by_writer(o)):
@@ -248,21 +236,17 @@ def _obstacle(graph: ComputationGraph, proofs: AliasProofs, output: int, source:
     return None if obstacle is None else f"{pair}: {obstacle}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Slot layouts: the layout that one slot gets in a given space, by default and by its placement
-# options.
+# Slot layouts -----------------------------------------------------------------------------------
 
-#: A footprint is worth a warning from this many times the bytes of its elements on ...
+#: Warn about a footprint of at least this many times the bytes of the elements ...
 TRAP_FACTOR = 4
-#: ... if it also wastes at least this many bytes.
+#: ... that wastes at least this many bytes.
 TRAP_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A slot to place: its name for messages, its type, its kind (None: output), its placement
-    options.
-    """
+    """A slot to place. `kind` is None for an output."""
 
     side: str
     name: str
@@ -276,9 +260,9 @@ class SlotRequest:
 
 
 def default_space(request: SlotRequest, machine: MachineShape) -> Space:
-    """Where a slot goes if it fits: activations and outputs to L1, all else to DRAM.
+    """Return the preferred space: L1 for activations and outputs, else DRAM.
 
-    On a machine without device memory everything is on the host.
+    The host, on a machine without device memory.
     """
     if "space" in request.placement:
         requested = request.placement["space"].value
@@ -292,22 +276,24 @@ def default_space(request: SlotRequest, machine: MachineShape) -> Space:
 
 
 def is_pinned(request: SlotRequest) -> bool:
-    """Whether the placement options settle the space: a space, an address, or shards."""
+    """Whether placement options determine the space: a space, an address, or shards."""
     return not {"space", "address", "memory_layout", "shard_spec"}.isdisjoint(request.placement)
 
 
 def slot_layout(request: SlotRequest, space: Space, machine: MachineShape) -> Layout:
-    """Row-major interleaved in `space`, changed by the slot's placement options.
+    """Return the layout of a slot in `space`: row-major interleaved, changed by its options.
 
-    Sharding without a shard spec becomes the machine's even one. Raises `LayoutError` where the
-    placement options contradict each other, or the machine cannot do it; `PlacementError`, which is
-    one, for a shard spec without a sharded memory layout.
+    Sharding without a shard spec becomes the machine's even sharding.
+
+    Raises:
+        LayoutError: The options contradict each other, or the machine does not support the layout.
+        PlacementError: A shard spec without a sharded memory layout.
     """
     try:
         layout = _requested(request, space, machine)
         if layout.address is not None and layout.space is Space.HOST:
             raise LayoutError(
-                "a host address is never fixed", got=f"address {layout.address:#x} on the host"
+                "a host layout cannot have a fixed address", got=f"address {layout.address:#x}"
             )
         footprint(TensorDesc(request.type.shape, layout), machine)
     except LayoutError as error:
@@ -338,13 +324,9 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
         return requested_layout(default, placement)
     plain = requested_layout(default, [w for w in placement if w.field != "memory_layout"])
     sharded = shard_layout(
-        request.type.shape,
-        kind,
-        machine,
-        data_type=plain.data_type,
-        space=space,
+        request.type.shape, kind, machine, data_type=plain.data_type, space=space,
         tile_shape=plain.tile_shape,
-    )
+    )  # fmt: skip
     assert sharded.shard_spec is not None
     return requested_layout(
         default, [*placement, PlacementOption("input", 0, "shard_spec", sharded.shard_spec)]
@@ -352,7 +334,7 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
 
 
 def _without_shards(request: SlotRequest, option: PlacementOption) -> PlacementError:
-    """The error for a shard spec whose memory layout is not sharded, naming the one that fits."""
+    """Return the error for a shard spec without a sharded memory layout; suggest one that fits."""
     spec = option.value
     assert isinstance(spec, ShardSpec)
     rows, columns = TensorDesc(
@@ -366,7 +348,7 @@ def _without_shards(request: SlotRequest, option: PlacementOption) -> PlacementE
         fitting = MemoryLayout.BLOCK_SHARDED
     return PlacementError(
         "a shard spec needs a sharded memory layout",
-        expected=f"{option.side}.{option.slot}.memory_layout={fitting.value} beside it",
+        expected=f"{option.side}.{option.slot}.memory_layout={fitting.value} as well",
         remedy=f"add --set {option.side}.{option.slot}.memory_layout={fitting.value}",
     )
 
@@ -374,9 +356,9 @@ def _without_shards(request: SlotRequest, option: PlacementOption) -> PlacementE
 def size_traps(
     request: SlotRequest, layout: Layout, machine: MachineShape
 ) -> Iterator[CompileWarning]:
-    """A warning where padding multiplies the bytes of a tensor (1000x512x1x1 in tiles: 1024 times).
+    """Yield a warning if padding multiplies the size of a tensor.
 
-    Source: ttnn pads the last two dimensions to 32, and rows to the alignment of a page.
+    ttnn pads the last two dimensions to 32: 1000x512x1x1 in tiles takes 1024 times its data.
     """
     desc = TensorDesc(request.type.shape, layout)
     taken = footprint(desc, machine).nbytes
@@ -397,15 +379,15 @@ def size_traps(
     )
 
 
-#: The share of L1 that a program's slots and scratch may take together by default.
+#: Maximum share of L1 that slots and scratch use by default.
 L1_SHARE = (3, 4)
-#: Slots above which only sums are compared where fixed addresses cut L1 to pieces.
+#: Above this number of slots, L1 with fixed addresses is checked by sums instead of packing.
 PACKED_SLOTS = 400
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot while placement decides about it; aliasing outputs have none of their own."""
+    """A slot during placement; aliasing outputs have none."""
 
     request: SlotRequest
     value: int
@@ -417,16 +399,15 @@ class _Slot:
 
 
 def place(
-    graph: ComputationGraph,
-    placement: SlotPlacement,
-    aliases: Pairs,
-    machine: MachineShape,
+    graph: ComputationGraph, placement: SlotPlacement, aliases: Pairs, machine: MachineShape,
     options: CompileOptions,
-) -> tuple[Program, tuple[CompileWarning, ...]]:
-    """The program of a graph whose outputs are values of their own, and warnings about its slots.
+) -> tuple[Program, tuple[CompileWarning, ...]]:  # fmt: skip
+    """Place a graph, each of whose outputs is a value of its own; return program and warnings.
 
-    Raises `LayoutError` for a layout that cannot be, `CompileError` for fixed addresses that
-    collide, `OutOfMemoryError` where the whole does not fit.
+    Raises:
+        LayoutError: A layout is invalid.
+        CompileError: Fixed addresses overlap.
+        OutOfMemoryError: The program does not fit.
     """
     name = options.name or graph.name
     where = f"program {name!r} on machine {machine.name!r}"
@@ -472,16 +453,16 @@ def _in_l1(slot: _Slot) -> bool:
 
 
 def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, where: str) -> None:
-    """Sends the largest free slots to DRAM until L1 is comfortable and the rest can be packed."""
+    """Move the largest unpinned slots to DRAM until the default share holds and the rest fits."""
     if machine.l1 is None:
         return
     capacity = machine.l1.capacity
     bottom = scratch.size_per_bank if scratch.space is Space.L1 else 0
     here = [i for i, s in enumerate(slots) if _in_l1(s)]
-    # The last of it goes first.
+    # `free.pop()` takes the largest, of equals the last.
     free = [i for i in here if not is_pinned(slots[i].request)]
     free.sort(key=lambda i: (slots[i].size_per_bank, i))
-    # Slots with an address are pinned: what is left between them stays as it is.
+    # Slots with a fixed address are pinned, so the gaps between them do not change.
     gaps = [size for _, size in _gaps([slots[i] for i in here], bottom, machine)]
     pieces = {i: slots[i].size_per_bank for i in here if slots[i].layout.address is None}
     loose = sum(pieces.values())
@@ -489,7 +470,7 @@ def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, whe
     while True:
         comfortable = used * L1_SHARE[1] <= capacity * L1_SHARE[0]
         if (comfortable or not free) and (used > capacity or _packs(pieces, loose, gaps)):
-            return  # a sum above the capacity is reported with all the facts, later
+            return  # `check_capacity` reports a sum above the capacity.
         if not free:
             raise _no_gap([s for s in slots if _in_l1(s)], bottom, machine, where)
         largest = free.pop()
@@ -505,7 +486,7 @@ def _packs(pieces: Mapping[int, int], total: int, gaps: list[int]) -> bool:
         return total <= gaps[0]
     if len(pieces) > PACKED_SLOTS:
         return total <= sum(gaps)
-    # Where nothing is proved either way, the runtime moves what it must.
+    # If neither is proved, accept: the runtime can evict.
     return pack(list(pieces.values()), gaps).refutation is None
 
 
@@ -518,24 +499,18 @@ def _gaps(here: list[_Slot], bottom: int, machine: MachineShape) -> tuple[tuple[
 def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -> OutOfMemoryError:
     gaps = ", ".join(f"{size} B at {address:#x}" for address, size in _gaps(here, bottom, machine))
     return OutOfMemoryError(
-        "the slots that placement options hold in L1 do not fit between its fixed addresses",
+        "the slots pinned to L1 do not fit between its fixed addresses",
         where=where,
-        expected=f"gaps of L1, per bank: {gaps or 'none'}",
+        expected=f"gaps of L1, bytes per bank: {gaps or 'none'}",
         got=", ".join(s.text() for s in here if s.layout.address is None),
         remedy="move the fixed addresses together, or place some of these slots in DRAM",
     )
 
 
 def _assemble(
-    graph: ComputationGraph,
-    slots: list[_Slot],
-    aliases: Pairs,
-    machine: MachineShape,
-    plan: ScratchPlan,
-    scratch: Scratch,
-    options: CompileOptions,
-    name: str,
-) -> Program:
+    graph: ComputationGraph, slots: list[_Slot], aliases: Pairs, machine: MachineShape,
+    plan: ScratchPlan, scratch: Scratch, options: CompileOptions, name: str,
+) -> Program:  # fmt: skip
     values: list[Value] = list(place_intermediates(graph.values, plan, scratch))
     for slot in slots:
         values[slot.value] = replace(values[slot.value], layout=slot.layout)
@@ -551,16 +526,9 @@ def _assemble(
         replace(slot, aliases_input=over.get(i)) for i, slot in enumerate(graph.outputs)
     )
     return Program(
-        name,
-        graph.inputs,
-        outputs,
-        give_unique_names(values),
-        graph.operations,
-        graph.constants,
-        scratch,
-        options.role,
-        bodies=graph.bodies,
-    )
+        name, graph.inputs, outputs, give_unique_names(values), graph.operations, graph.constants,
+        scratch, options.role, bodies=graph.bodies,
+    )  # fmt: skip
 
 
 def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> None:
@@ -574,7 +542,7 @@ def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> Non
                 f"L1 is free for slots at [{machine.l1.base + scratch:#x}, {machine.l1.limit:#x})"
             )
         raise PlacementError(
-            "the requested addresses cannot be: " + "; ".join(problems),
+            "the requested addresses cannot be used: " + "; ".join(problems),
             where=where,
             expected=free or None,
             remedy="choose other addresses, or let the planner choose them",

@@ -61,7 +61,7 @@ def call_function(
     function: Callable[..., object],
     inputs: tuple[object, ...],
     arguments: Mapping[str, object],
-) -> object:
+) -> Any:
     """Return the result of a NumPy function; raise `CompileError` if it is not supported."""
     module = str(getattr(function, "__module__", None) or "numpy")
     name = f"{module}.{function.__name__}"

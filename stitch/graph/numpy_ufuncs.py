@@ -33,7 +33,7 @@ def call_ufunc(
     method: str,
     inputs: tuple[Any, ...],
     arguments: Mapping[str, Any],
-) -> object:
+) -> Any:
     """Return `ufunc(*inputs)`, or its `reduce`, `accumulate` or `outer`; raise `CompileError`."""
     name = f"numpy.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
     with_out = {k: v for k, v in arguments.items() if v is not None or k == "axis"}
@@ -46,7 +46,7 @@ def apply_ufunc(b: LayerMethods, ufunc: np.ufunc, *inputs: Any) -> Any:
 
 def checked(
     name: str, meaning: Compute | None, inputs: tuple[Any, ...], arguments: Mapping[str, Any]
-) -> object:
+) -> Any:
     """Call a function; turn what it raises into a `CompileError` that names it."""
     if meaning is None:
         raise unsupported(name)

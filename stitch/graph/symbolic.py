@@ -38,11 +38,11 @@ class Operations(Protocol):
     def numpy_ufunc(
         self, ufunc: np.ufunc, method: str, inputs: tuple[object, ...],
         arguments: dict[str, object], /,
-    ) -> Any: ...  # fmt: skip
+    ) -> SymbolicTensor: ...  # fmt: skip
     def numpy_function(
         self, function: Callable[..., object], inputs: tuple[object, ...],
         arguments: dict[str, object], /,
-    ) -> Any: ...  # fmt: skip
+    ) -> SymbolicTensor: ...  # fmt: skip
 
 
 def _operator(ufunc: np.ufunc) -> tuple[_Operator, _Operator]:

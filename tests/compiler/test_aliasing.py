@@ -129,7 +129,7 @@ def test_types_must_agree() -> None:
 def test_two_outputs_never_take_one_buffer() -> None:
     body = graph([Operation("Exp", (0,), (2,)), Operation("Neg", (0,), (3,))], {"a": 2, "b": 3}, 4)
     assert [s.aliases_input for s in compiled(body).outputs] == [None, 0]
-    with pytest.raises(CompileError, match="the buffer of the same input: 's'"):
+    with pytest.raises(CompileError, match="alias the same input: 's'"):
         compiled(body, "output.a.alias=s", "output.b.alias=s")
 
 

@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
         ("the host is never sharded",),
     ),
     "float to integer": (
-        ("input.x.data_type=int32",), CompileError, ("only floating types", "add a Cast")
+        ("input.x.data_type=int32",), CompileError, ("only a floating type", "add a Cast")
     ),
     "row-major blocks": (
         ("input.x.data_type=bfp8", "input.x.layout=row_major"), LayoutError, ("only in tiles",)
