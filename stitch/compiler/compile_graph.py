@@ -1,4 +1,7 @@
-"""Compile a computation graph: passes, loop schedules, placement. Deterministic across processes."""
+"""Compile a computation graph: passes, loop schedules, placement.
+
+The same graph and options give the same program, in every process.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
                 "a donated input of the same type, whose last reader is the elementwise "
                 "operation that writes the output"
             ),
-            remedy="remove the alias (the buffers are then allocated in turn), or change the module",
+            remedy="remove the alias (each then gets a buffer of its own), or change the module",
         )
 
 

@@ -1,8 +1,7 @@
-"""Splitting: one computation graph becomes several that run one after the other.
+"""Split a computation graph into parts that run in a chain with bit-equal results.
 
-In a chain they give the whole's results, to the last bit. Without nodes named, cuts are where
-fewest bytes pass, between parts of about the same cost, which counts the bytes that operations
-touch and their multiplications.
+Without named nodes, cuts are where the fewest bytes cross, between parts of similar cost. The cost
+counts the bytes that operations access and their multiplications.
 """
 
 from __future__ import annotations
@@ -35,21 +34,27 @@ from stitch.program import (
 )
 
 _GROWTH = CompileOptions().fold_growth_nbytes
-#: More than any cut costs.
+#: Larger than the bytes that cross any cut.
 _APART_NBYTES = 1 << 50
 
 
 def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[ComputationGraph, ...]:
-    """The parts of a graph: so many, cut where least passes over, or cut after the named nodes.
+    """Split a graph into a number of parts, or after named nodes.
 
-    A node is named by its location (all of it, or what follows the colon) or by a value that it
-    makes; what is no name is several names with commas between them. Part k is called after the
-    graph, with `_k`. Inputs that are activations enter the first part, others the first part that
-    reads them; it passes them on to those that read them again. Outputs leave the last part, states
-    the part that reads and writes them. Raises
-    `CompileError` for a name that is unknown, and for parts without operations.
+    A node is named by its location (all of it, or the part after the colon) or by a value that it
+    computes; a name may list several nodes, separated by commas. Part k is named `{graph}_{k}`.
+    Activations enter the first part. Any other input enters the first part that reads it, which
+    passes it on. Outputs leave the last part; a state stays in the part that reads and writes it.
+
+    Args:
+        graph: The graph to split.
+        cuts: The number of parts, or the names of the nodes to cut after.
+
+    Raises:
+        CompileError: A name is unknown, a part would have no operations, or a cut would separate a
+            state's input from its output.
     """
-    # Shapes and axes have to be constants of the part that needs them.
+    # Shapes and axes must be constants of the part that needs them.
     initial = graph.initial_state
     graph = remove_dead_code(fold_constants(graph, _GROWTH))
     live = _Lives(graph)
@@ -69,13 +74,13 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
 
 
 def _with_states(part: ComputationGraph, initial: Mapping[str, Array]) -> ComputationGraph:
-    """A part with what its own states begin with."""
+    """Add the initial values of the states that belong to this part."""
     own = {slot.name for slot in part.inputs if slot.kind is InputKind.STATE}
     return replace(part, initial_state={n: a for n, a in initial.items() if n in own})
 
 
 def _states_of(graph: ComputationGraph) -> dict[str, tuple[int, int]]:
-    """The states by name: the values of their input and their output."""
+    """Return the values of the input and output of each state, by name."""
     outputs = {slot.name: slot.value for slot in graph.outputs}
     return {
         slot.name: (slot.value, outputs[slot.name])
@@ -92,7 +97,7 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
             if name:
                 places[name] = i + 1
     ends: dict[int, str] = {}
-    # A name may have commas of its own.
+    # A name may itself contain commas.
     listed = [[name] if name in places else name.split(",") for name in names]
     for name in filter(None, chain.from_iterable(listed)):
         if name not in places:
@@ -104,9 +109,9 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
             )
         end = places[name]
         if end in ends or end == len(graph.operations):
-            why = f"cuts where {ends[end]!r} does" if end in ends else "is the last one"
+            why = f"is the same as after {ends[end]!r}" if end in ends else "is at the end"
             raise CompileError(
-                f"a cut after {name!r} leaves a part without operations: it {why}",
+                f"a cut after {name!r} would leave a part without operations: it {why}",
                 where=f"graph {graph.name!r}",
             )
         ends[end] = name
@@ -114,10 +119,10 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
 
 
 class _Lives:
-    """For each value that is no constant: where it starts to live and is last read, and its name.
+    """Live ranges and slot names of all values that are not constants.
 
-    Operation i is point i. Activations live from before the first, other inputs from their first
-    reader on; outputs are read after the last operation.
+    Operation i is point i. Activations are live from before point 0, other inputs from their first
+    reader; outputs are read after the last operation.
     """
 
     def __init__(self, graph: ComputationGraph) -> None:
@@ -128,7 +133,7 @@ class _Lives:
             for v in operation.inputs:
                 if v != ABSENT and v not in constants:
                     reads.setdefault(v, []).append(i)
-        #: What leaves the part that writes it: the next call reads it, no later part.
+        #: States are read by the next call, not by a later part.
         self.states = _states_of(graph)
         for slot in graph.outputs:
             if slot.value not in constants and slot.name not in self.states:
@@ -145,22 +150,22 @@ class _Lives:
         self.names = _crossing_names(graph)
 
     def arriving(self, first: int, end: int) -> list[int]:
-        """The values that live before `first` and are read from there to before `end`."""
+        """Return the values that are live before `first` and read in `first` to `end - 1`."""
         return [
             v for v, reads in sorted(self._reads.items())
             if self.start[v] < first and bisect_left(reads, first) < bisect_left(reads, end)
         ]  # fmt: skip
 
     def leaving(self, first: int, end: int) -> list[int]:
-        """The values that start to live from `first` to before `end` and are read after."""
+        """Return the values that become live in `first` to `end - 1` and are read later."""
         return [v for v, last in sorted(self._last.items()) if first <= self.start[v] < end <= last]
 
     def crossing_nbytes(self) -> list[int]:
-        """Bytes that pass over each point, from 0 to the number of operations."""
+        """Return the bytes that cross each point, from 0 to the number of operations."""
         points = max([*self._last.values(), 0]) + 1
         change = [0] * (points + 1)
         for before, after in self.states.values():
-            # No cut parts a state's first reader from its writer while there are others.
+            # Keep a state's first reader and its writer in one part if possible.
             change[self.start[before] + 1] += _APART_NBYTES
             change[self.start[after] + 1] -= _APART_NBYTES
         for v, last in self._last.items():
@@ -171,11 +176,11 @@ class _Lives:
 
 
 def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
-    """A slot name for every value: inputs keep theirs, no two are alike."""
+    """Return a unique slot name for each value; inputs keep their names."""
     states = _states_of(graph)
     names = {slot.value: slot.name for slot in graph.inputs}
     free = FreeNames(names.values(), mark="_", first=1)
-    # The part that writes a state gives the new one by its name.
+    # The name of a state is used by the part that writes it.
     names |= {before: free.free(f"{name}_before") for name, (before, _) in states.items()}
     for v, value in enumerate(graph.values):
         if v not in names:
@@ -186,9 +191,9 @@ def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
 def _part(
     graph: ComputationGraph, live: _Lives, index: int, first: int, end: int
 ) -> ComputationGraph:
-    """The part of the operations from `first` to `end`."""
+    """Return the part with the operations `first` to `end - 1`."""
     is_whole, is_last = end - first == len(graph.operations), end == len(graph.operations)
-    # Outputs are read after the last operation, activations live from before the first.
+    # Outputs are read after the last operation; activations are live from before the first.
     arriving = live.arriving(first, end + is_last) if index else []
     inputs = [InputSlot(live.names[v], v) for v in arriving]
     start = first if index else -1
@@ -210,7 +215,7 @@ def _part(
             raise _apart(graph, slot.name, slot.name)
         slot = _with_alias(graph, slot, inputs)
         if slot.value not in computed or slot.value in [other.value for other in outputs]:
-            # An output is a value of its own: what only passes through is copied.
+            # An output is a value of its own: copy what only passes through.
             source = values[slot.value]
             values.append(Value(f"{source.name}_passed", source.type))
             operations.append(Operation("Identity", (slot.value,), (len(values) - 1,)))
@@ -218,21 +223,18 @@ def _part(
         outputs.append(slot)
     read = {v for operation in operations for v in operation.inputs}
     part = ComputationGraph(
-        graph.name if is_whole else f"{graph.name}_{index}",
-        tuple(inputs),
-        tuple(outputs),
-        tuple(values),
-        tuple(operations),
+        graph.name if is_whole else f"{graph.name}_{index}", tuple(inputs), tuple(outputs),
+        tuple(values), tuple(operations),
         tuple(constant for constant in graph.constants if constant.value in read),
         bodies=graph.bodies,
-    )
+    )  # fmt: skip
     return drop_unused_values(part)
 
 
 def _with_alias(
     graph: ComputationGraph, slot: OutputSlot, inputs: Sequence[InputSlot]
 ) -> OutputSlot:
-    """The slot with the index that the input it takes its buffer from has in its part."""
+    """Replace `aliases_input` by the index of that input in its part."""
     if slot.aliases_input is None:
         return slot
     wanted = graph.inputs[slot.aliases_input]
@@ -243,16 +245,16 @@ def _with_alias(
 
 def _apart(graph: ComputationGraph, output: str, taken: str) -> CompileError:
     return CompileError(
-        f"output {output!r} replaces input {taken!r}, but the cuts part them",
+        f"output {output!r} replaces input {taken!r}, but a cut separates them",
         where=f"graph {graph.name!r}",
-        remedy="cut elsewhere with --split_at; where it is an alias, drop that",
+        remedy="cut elsewhere with --split_at; if it is an alias, remove it",
     )
 
 
 def _with_placement(
     graph: ComputationGraph, parts: Sequence[ComputationGraph]
 ) -> tuple[ComputationGraph, ...]:
-    """The parts with the graph's placement options, each on the part that has its slot."""
+    """Distribute the placement options of the graph to the parts that have their slots."""
     requested = list(parts)
     states = _states_of(graph)
     home = {slot.name: k for k, part in reversed([*enumerate(parts)]) for slot in part.inputs}
@@ -272,19 +274,19 @@ def _with_placement(
     return tuple(requested)
 
 
-#: How far a part's cost may lie from the mean; wider only where no cuts lie within.
+#: Maximum deviation of a part's cost from the mean; the next is tried if no cuts satisfy it.
 _SLACKS = (0.4, 0.7, 1.0, math.inf)
-#: Multiplications that take as long as touching one byte, about, on one core.
+#: Multiplications that take as long as accessing one byte, approximately, on one core.
 _PRODUCTS_PER_BYTE = 2
 
 
 def narrowest_cuts(
     graph: ComputationGraph, crossing_nbytes: Sequence[int], parts: int
 ) -> tuple[int, ...]:
-    """The points, `parts - 1` of them, over which the fewest bytes pass in total.
+    """Return the `parts - 1` points at which the fewest bytes cross in total.
 
-    Point p lies before operation p. Each part has an operation, and a cost near the mean; among
-    equal cuts the most even ones win.
+    Point p is before operation p. Each part has an operation and a cost near the mean; of equal
+    cuts, the most even ones are taken.
     """
     if parts == 1:
         return ()
@@ -292,13 +294,13 @@ def narrowest_cuts(
     totals = np.array([0, *accumulate(costs)], np.float64)
     mean = max(totals[-1] / parts, 1.0)
     crossing = np.array(crossing_nbytes, np.float64)
-    # Where every choice of cuts parts a state, the part that lacks it says so.
+    # If every choice separates a state, building that part raises the error.
     for passing in (np.where(crossing < _APART_NBYTES, crossing, np.inf), crossing):
         for slack in _SLACKS:
             cuts = _cuts(totals, passing, parts, mean, slack)
             if cuts is not None:
                 return cuts
-    raise AssertionError("without limits on cost, any cuts will do")
+    raise AssertionError("with unlimited slack, some cuts must be valid")
 
 
 def _cuts(
@@ -308,9 +310,9 @@ def _cuts(
     mean: float,
     slack: float,
 ) -> tuple[int, ...] | None:
-    """Best cuts by dynamic programming over (parts so far, end of the last one)."""
+    """Return the best cuts by dynamic programming over (parts so far, end of the last part)."""
     count = len(totals) - 1
-    # Bytes are whole numbers: what is added for unevenness decides between equal sums only.
+    # Byte counts are integers; the weight of unevenness is below 1, so it only breaks ties.
     unevenness = 0.5 / (parts * (parts * mean) ** 2)
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
@@ -338,7 +340,7 @@ def _cuts(
 def operation_cost(
     operation: Operation, values: Sequence[Value], bodies: Sequence[Body] = ()
 ) -> float:
-    """Bytes read and written, and multiplications as the bytes that take as long."""
+    """Return bytes read and written, plus multiplications converted to bytes."""
     touched = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
     nbytes = sum(values[v].type.nbytes for v in touched)
     is_own = operation.domain and not is_scan(operation)

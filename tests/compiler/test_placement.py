@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
         ("input 'x' at [0x80000, 0x80100) and output 'y' at [0x80010, 0x80110) overlap in l1",),
     ),
     "host address": (
-        ("input.x.space=host", "input.x.address=64"), LayoutError, ("host address is never fixed",)
+        ("input.x.space=host", "input.x.address=64"), LayoutError, ("cannot have a fixed address",)
     ),
     "host shards": (
         ("input.x.space=host", "input.x.memory_layout=height_sharded"),
@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
         ("the host is never sharded",),
     ),
     "float to integer": (
-        ("input.x.data_type=int32",), CompileError, ("only a floating type", "add a Cast")
+        ("input.x.data_type=int32",), CompileError, ("only a floating type", "Add a Cast")
     ),
     "row-major blocks": (
         ("input.x.data_type=bfp8", "input.x.layout=row_major"), LayoutError, ("only in tiles",)

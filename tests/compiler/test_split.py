@@ -196,8 +196,8 @@ def test_a_node_is_named_by_location_or_value(name: str) -> None:
         (0, "cannot be split into 0 parts"),
         (13, "cannot be split into 13 parts"),
         (["layer9"], "no node 'layer9' to cut after"),
-        (["layer3"], "it is the last one"),
-        (["layer1", "matmul_3"], "it cuts where 'layer1' does"),
+        (["layer3"], "it is at the end"),
+        (["layer1", "matmul_3"], "it is the same as after 'layer1'"),
     ],
 )
 def test_cuts_that_cannot_be(cuts: int | list[str], words: str) -> None:
@@ -224,7 +224,7 @@ def test_a_buffer_is_handed_over_within_a_part_only() -> None:
     graph = b.build().with_placement(
         parse_placement("input.s.ownership=donate"), parse_placement("output.s_next.alias=s")
     )
-    with pytest.raises(CompileError, match="the cuts part them"):
+    with pytest.raises(CompileError, match="a cut separates them"):
         split_graph(graph, 2)
     assert len(split_graph(graph, 1)) == 1
 

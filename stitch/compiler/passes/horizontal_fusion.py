@@ -1,8 +1,8 @@
-"""Parts of one value that are computed alike are computed together: gates of a recurrent cell, say.
+"""Horizontal fusion: compute neighbouring parts of a value together (the gates of an LSTM).
 
-Slices that are all parts of an axis become one Split; of parts that lie side by side and only go
-through the same elementwise operation, the operation is applied once, and its result is split. No
-element is computed otherwise than before.
+Slices that cover an axis become one Split. If neighbouring parts of a Split are only read by equal
+elementwise operations, one operation is applied to the joined part and its result is split. Results
+are bit-equal.
 """
 
 from __future__ import annotations
@@ -15,19 +15,11 @@ import numpy as np
 
 from stitch import ops
 from stitch.graph import ComputationGraph
-from stitch.program import (
-    ABSENT,
-    Array,
-    Constant,
-    DataType,
-    Operation,
-    Value,
-    ValueType,
-)
+from stitch.program import ABSENT, Array, Constant, DataType, Operation, Value, ValueType
 
 
 def horizontal_fusion(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with slices as splits, and operations on neighbouring parts as one."""
+    """Turn slices into splits, and fuse operations on neighbouring parts."""
     listed = _Listed(graph)
     listed.join_slices()
     while listed.join_parts():
@@ -37,7 +29,7 @@ def horizontal_fusion(graph: ComputationGraph) -> ComputationGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A slice by its operation: from `start` to `end` of one axis."""
+    """A slice along one axis, and the index of its operation."""
 
     index: int
     start: int
@@ -45,7 +37,7 @@ class _Part:
 
 
 class _Listed:
-    """The operations of a graph, some of them replaced."""
+    """A graph whose operations are being replaced."""
 
     def __init__(self, graph: ComputationGraph) -> None:
         self._graph = graph
@@ -55,7 +47,7 @@ class _Listed:
         self.outputs = {slot.value for slot in graph.outputs}
 
     def graph(self) -> ComputationGraph:
-        """The graph as it is now."""
+        """Return the graph, itself if nothing changed."""
         kept = tuple(o for o in self.operations if o is not None)
         if kept == self._graph.operations:
             return self._graph
@@ -65,7 +57,7 @@ class _Listed:
         )  # fmt: skip
 
     def join_slices(self) -> None:
-        """One Split for slices that are all of an axis."""
+        """Replace slices that cover an axis by one Split."""
         data = self._graph.constant_data()
         groups: dict[tuple[int, int], list[_Part]] = {}
         for index, operation in enumerate(self._graph.operations):
@@ -91,7 +83,7 @@ class _Listed:
             self.operations[first] = self._split(source, made, sizes, axis, location)
 
     def join_parts(self) -> bool:
-        """One operation for neighbouring parts that go through the same; whether there was one."""
+        """Fuse one run of equal operations on neighbouring parts; return whether there was one."""
         readers: dict[int, list[int]] = {}
         for index, operation in enumerate(self.operations):
             for value in operation.inputs if operation is not None else ():
@@ -105,7 +97,7 @@ class _Listed:
         return False
 
     def _alike(self, split: Operation, readers: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Runs of neighbouring parts, by their numbers, that only one same operation reads each."""
+        """Yield runs of neighbouring parts (by number) that are read by equal operations only."""
         run: list[int] = []
         before: object = None
         for number, value in enumerate((*split.outputs, ABSENT)):
@@ -118,7 +110,7 @@ class _Listed:
             run, before = [number], key
 
     def _only_reader(self, value: int, readers: Mapping[int, Sequence[int]]) -> object:
-        """What the one operation that reads a value does with it; None if it is not alone."""
+        """Return a key for the only operation that reads a value; None if there are more."""
         at = readers.get(value, ())
         if value == ABSENT or value in self.outputs or len(at) != 1:
             return None
@@ -151,7 +143,7 @@ class _Listed:
         outputs[outputs.index(parts[0])] = whole
         source = split.inputs[0]
         if len(outputs) == 1:
-            # All of it goes through the operation: nothing is left to split before.
+            # All parts are fused: the split is not needed.
             self.operations[index] = None
             whole = source
         else:
@@ -159,7 +151,7 @@ class _Listed:
             self.operations[index] = self._split(source, outputs, lengths, axis, split.location)
         together = replace(model, inputs=(whole,), outputs=(computed,))
         after = self._split(computed, pieces, sizes, axis, split.location)
-        # Behind the split, before all that reads a part.
+        # After the split, before all readers of a part.
         self.operations[index + 1 : index + 1] = [together, after]
 
     def _operation(self, index: int) -> Operation:
@@ -183,7 +175,7 @@ class _Listed:
 def _one_axis(
     operation: Operation, values: Sequence[Value], data: Mapping[int, Array]
 ) -> tuple[int, int, int] | None:
-    """The axis, start and end of a slice along one axis, step 1; None for all else."""
+    """Return axis, start and end of a slice along one axis with step 1; None for others."""
     if operation.op != "Slice" or operation.domain:
         return None
     known = [data.get(v) for v in operation.inputs[1:]]

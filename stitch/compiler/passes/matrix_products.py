@@ -1,14 +1,11 @@
-"""Matrix products that read matrices as they lie, and such as are read transposed.
+"""Absorb transposes into matrix products.
 
-A linear layer over more than matrices is written as `MatMul(x, Transpose(weight))`, and its bias as
-an `Add`. As a `Gemm` between two reshapes it copies no weight, its gradients are `Gemm`s that copy
-none either, and that of the weight comes in the weight's own shape.
+`MatMul(x, Transpose(weight))` with a bias added becomes a `Gemm` between two reshapes: it copies
+no weight, and the gradient of the weight has the weight's own shape. Of batched products, `(AᵀB)ᵀ`
+becomes `BᵀA`; the inner transposes are views, or cancel.
 
-The gradient of a transposed operand is transposed back. Of batches `(AᵀB)ᵀ` becomes `BᵀA`, whose
-rows can be written where they belong; the transposes inside are views, or undo one that is there.
-
-These are no passes of `optimize`: sums may run in another order, so results agree to rounding only.
-They are for what is differentiated, and for callers that set `CompileOptions.reassociate`.
+Not part of `optimize`: sums may run in another order, so results agree up to rounding. Used before
+differentiation, and with `CompileOptions.reassociate`.
 """
 
 from __future__ import annotations
@@ -27,24 +24,25 @@ from stitch.program import Constant, DataType, Operation, Value, ValueType
 
 
 def fold_transposes(graph: ComputationGraph) -> ComputationGraph:
-    """The graph in which `MatMul` and `Gemm` read the matrices whose transposes they read before.
+    """Let `MatMul` and `Gemm` read matrices in place of their transposes.
 
-    A vector that is added to such a `MatMul` goes along, unless its type rounds in between.
+    A vector added to such a `MatMul` becomes the third operand, unless its type rounds in between.
     """
     folding = _Folding(graph)
     for operation in graph.operations:
         folding.take(operation)
-    folded = replace(
-        graph,
-        values=tuple(folding.values),
-        operations=tuple(folding.operations),
-        constants=tuple(folding.constants),
+    return remove_dead_code(
+        replace(
+            graph,
+            values=tuple(folding.values),
+            operations=tuple(folding.operations),
+            constants=tuple(folding.constants),
+        )  # fmt: skip
     )
-    return remove_dead_code(folded)
 
 
 class _Folding:
-    """One graph under way; its operations are taken in their order."""
+    """A graph whose operations are rewritten in order."""
 
     def __init__(self, graph: ComputationGraph) -> None:
         self.values = list(graph.values)
@@ -55,13 +53,13 @@ class _Folding:
             for v in operation.inputs:
                 self.readers.setdefault(v, []).append(operation)
         self.given = {slot.value for slot in graph.outputs}
-        #: The matrix of which a value is the transpose.
+        #: Matrices by the value that is their transpose.
         self.turned: dict[int, int] = {}
-        #: Products that wait for the addition of a vector, by what they make.
+        #: Products to be merged with the addition of a vector, by their result.
         self.waiting: dict[int, Operation] = {}
 
     def take(self, operation: Operation) -> None:
-        """Write an operation, or what stands for it."""
+        """Write an operation or its replacement."""
         op = "" if operation.domain else operation.op
         if axis_order(operation, self.values) == (1, 0):
             self.turned[operation.outputs[0]] = operation.inputs[0]
@@ -82,7 +80,7 @@ class _Folding:
         return self.values[value].type.shape
 
     def _is_linear(self, operation: Operation) -> bool:
-        """Whether one matrix is on the right, and it or a matrix on the left is a transpose."""
+        """Whether the right operand is one matrix, and it or a left matrix is a transpose."""
         left, right = operation.inputs
         if not self.values[left].type.data_type.is_floating or len(self._shape(right)) != 2:
             return False
@@ -99,7 +97,7 @@ class _Folding:
         return len(others) == 1 and self._shape(others[0]) == kind.shape[-1:]
 
     def _product(self, operation: Operation, target: int, *vector: int) -> None:
-        """A Gemm, between two reshapes where the left operand is not a matrix."""
+        """Write a Gemm, between two reshapes if the left operand is not a matrix."""
         left, right = operation.inputs
         *rows, inner = self._shape(left)
         flat = target
@@ -113,7 +111,7 @@ class _Folding:
             self._reshape(flat, target, operation)
 
     def _gemm(self, operation: Operation) -> Operation:
-        """A Gemm that reads matrices in place of their transposes."""
+        """Return a Gemm that reads matrices in place of their transposes."""
         inputs, attributes = list(operation.inputs), dict(operation.attributes)
         for index, name in enumerate(("transA", "transB")):
             while inputs[index] in self.turned:
@@ -122,7 +120,7 @@ class _Folding:
         return replace(operation, inputs=tuple(inputs), attributes=attributes)
 
     def _value(self, like: int, shape: tuple[int, ...]) -> int:
-        """A new value with the elements of another in another shape."""
+        """Add a value with the elements of another in another shape."""
         name, kind = self.values[like].name, self.values[like].type
         self.values.append(Value(name, ValueType(shape, kind.data_type)))
         return len(self.values) - 1
@@ -140,17 +138,17 @@ class _Folding:
                 inputs=(source, constant),
                 outputs=(target,),
                 attributes=attributes,
-            )
+            )  # fmt: skip
         )
         return target
 
 
 def turn_products(graph: ComputationGraph) -> ComputationGraph:
-    """The graph without products of which columns would become rows, and nothing else is read."""
+    """Replace transposed batched products by products of transposes, if nothing else reads them."""
     makers = {v: o for o in graph.operations for v in o.outputs}
     readers = Counter(v for o in graph.operations for v in o.inputs)
     readers.update(slot.value for slot in graph.outputs)
-    #: By what a transpose makes: its new order; by what a product makes: whether it is turned.
+    #: New axis orders by the result of a transpose; results of products to transpose.
     orders: dict[int, tuple[int, ...]] = {}
     products: set[int] = set()
     for operation in graph.operations:
@@ -162,7 +160,7 @@ def turn_products(graph: ComputationGraph) -> ComputationGraph:
             products.add(product.outputs[0])
             exchanged = exchange(len(order))
             orders[operation.outputs[0]] = tuple(exchanged[axis] for axis in order)
-    # What a turned product makes is another value afterwards.
+    # Results of transposed products get other values.
     kept = {v: o for v, o in makers.items() if v not in orders}
     turning = _Turning(list(graph.values), kept)
     for operation in graph.operations:
@@ -184,7 +182,7 @@ class _Turning:
         self.operations: list[Operation] = []
 
     def product(self, operation: Operation) -> None:
-        """Write a product of its operands' transposes, in the other order."""
+        """Write a product as the product of its operands' transposes, in reverse order."""
         second, first = (self._transposed(v, operation) for v in operation.inputs)
         written = operation.outputs[0]
         self.values[written] = self._exchanged(written)

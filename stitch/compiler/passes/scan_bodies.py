@@ -1,7 +1,7 @@
-"""The bodies of scans: the same passes inside, without states that have no readers.
+"""Optimise the bodies of scans, and remove states without readers.
 
-A state that every round hands on as it is, is shared by all rounds, and whoever read its last value
-reads its first. Bodies of other operations stay as they are.
+A state that no round changes becomes an operand shared by all rounds. Other bodies stay as they
+are.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from dataclasses import dataclass, replace
 from stitch.compiler.body_graphs import body_of_graph, graph_of_body
 from stitch.graph import ComputationGraph
 from stitch.linker import remove_dead_code
-from stitch.program import (
-    ABSENT,
-    Body,
-    BodyPool,
-    Operation,
-    ScanForm,
-    is_scan,
-)
+from stitch.program import ABSENT, Body, BodyPool, Operation, ScanForm, is_scan
 
 Passes = Callable[[ComputationGraph], ComputationGraph]
 
 
 def optimize_bodies(graph: ComputationGraph, passes: Passes) -> ComputationGraph:
-    """The graph with the passes done in the bodies of its scans; dead code is left behind."""
+    """Apply passes to the bodies of scans; dead code remains."""
     if not any(map(is_scan, graph.operations)):
         return graph
     return _Scans(graph, passes).written()
@@ -33,10 +26,16 @@ def optimize_bodies(graph: ComputationGraph, passes: Passes) -> ComputationGraph
 
 @dataclass(frozen=True, slots=True)
 class _Smaller:
-    """A body after the passes, and which of the operands and results it had it still has.
+    """A body after the passes, and the operands and results that remain.
 
-    `states` are those that go round, `given` the collected results; `fixed` the states that do not
-    change, and `shared` the operands behind the sequences, which rounds read.
+    Attributes:
+        body: None if nothing remains to compute.
+        states: Indices of carried states.
+        sequences: Indices of sequences that are read.
+        fixed: States that no round changes, but that rounds read.
+        shared: Shared operands that are read.
+        given: Collected results that are read.
+        unchanged: States that no round changes.
     """
 
     body: Body | None
@@ -49,20 +48,17 @@ class _Smaller:
 
 
 class _Scans:
-    """One graph under way."""
-
     def __init__(self, graph: ComputationGraph, passes: Passes) -> None:
         self.graph = graph
         self.passes = passes
         self.read = {v for operation in graph.operations for v in operation.inputs}
         self.read |= {slot.value for slot in graph.outputs}
         self.pool = BodyPool()
-        #: What stands for a value now.
+        #: Replacements of values.
         self.now: dict[int, int] = {}
         self._found: dict[tuple[int, int, int, tuple[bool, ...], bool], _Smaller] = {}
 
     def written(self) -> ComputationGraph:
-        """The graph with all operations written."""
         graph, kept = self.graph, list[Operation]()
         plain = (o.body for o in graph.operations if not is_scan(o))
         at = self.pool.add_all(graph.bodies, plain)
@@ -78,7 +74,7 @@ class _Scans:
         )
 
     def _scan(self, operation: Operation) -> Operation | None:
-        """A scan with its smaller body; None where nothing goes round any more."""
+        """Return a scan with the smaller body, or None if no state or result remains."""
         form = ScanForm.of(operation)
         wanted = tuple(v in self.read for v in operation.outputs)
         key = operation.body, form.states, form.sequences, wanted, form.has_condition

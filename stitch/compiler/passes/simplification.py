@@ -1,33 +1,8 @@
-"""Constant folding: what can be computed now is computed now.
+"""Passes that preserve results bit for bit: constant folding, and removal of redundant operations.
 
-An operation is folded where all of its operands are constants, or where it asks only for the shape
-of a value (shapes are static here). Results are those of the NumPy kernels, bit for bit. A budget
-keeps folding from blowing up the file: a result counts, less the constants that only this operation
-reads. Shapes, axes and indices are free: operators need them to be constants. Other budgets bound
-the work and what kernels take for themselves, in proportion to the constants that were given. All
-are asked before anything is computed or allocated: types say it all. Operators that draw random
-numbers are never folded.
-
-Orders of axes: what a transpose does, and which transposes exchange rows and columns.
-
-Redundancy: operations whose results are there already are bypassed.
-
-Identities hand their operand on unchanged: `Identity`, `Cast` to the type that the operand has,
-`Dropout` at inference, and shape operators whose result has the operand's shape. Casts that round
-are never touched. A transpose of a transpose is one, or none.
-
-Common subexpressions are computed once; constants with the same type, shape and bits become one as
-well. The first of two equals stays, so the result depends on the order of operations alone.
-
-Activations of what a pool gives, in place of pools of what an activation gives.
-
-A training keeps both, reads both again, and goes through the activation's slope: behind the pool
-there is but a part of all that. Relu never turns an order round, so the largest of a window stays
-the largest, to the last bit, and the first of several; where Relu makes equals of what differs, at
-zero, its slope is none.
-
-This is no pass of `optimize`: who runs a graph forward alone may join the activation to what makes
-its operand.
+Folding computes an operation whose operands are constants, or that only needs shapes, with the
+NumPy kernels. Budgets limit the growth of the constants, the work and the workspace; they are
+checked from types, before anything is computed. Random operators are never folded.
 """
 
 from __future__ import annotations
@@ -46,28 +21,25 @@ from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
 from stitch.ops import attributes_of, sees_everywhere
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Constant folding.
+# Constant folding -------------------------------------------------------------------------------
 
-#: Elementary steps that all folding of a graph may take: so many, and so many for each element of
-#: the constants that the graph was given (which a front end read from a file).
+#: Limit on elementary steps of all folding: a constant, plus so many per element of the constants
+#: that the graph has (which a front end read from a file).
 FREE_STEPS, STEPS_PER_ELEMENT = 1 << 26, 16
-#: What the kernel of one operation may take for itself: so much, and so many times the constants.
+#: Limit on the workspace of one kernel: a constant, plus so many times the bytes of the constants.
 FREE_WORKSPACE_NBYTES, WORKSPACE_TIMES = 1 << 26, 4
 
-#: Operators with hidden state: two applications to the same operands may differ.
-UNREPEATABLE = frozenset(
-    {
-        "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-        "RandomUniformLike",
-    }
-)  # fmt: skip
+#: Operators with hidden state: applied twice to the same operands, results may differ.
+UNREPEATABLE = frozenset({
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+})  # fmt: skip
 
 
 def is_repeatable(operation: Operation) -> bool:
-    """Whether the operation gives the same result for the same operands, always."""
+    """Whether the operation always returns the same result for the same operands."""
     if operation.body != ABSENT:
-        return False  # opaque
+        return False  # Not analysed.
     if operation.domain:
         return True
     if operation.op == "Dropout":
@@ -76,8 +48,11 @@ def is_repeatable(operation: Operation) -> bool:
 
 
 def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGraph:
-    """The graph with constant operations replaced by their results, constants grown by at most
-    `growth_nbytes` in total."""
+    """Replace operations on constants by their results.
+
+    `growth_nbytes` limits the growth of the constants in total. A result counts, minus constants
+    that only its operation reads; small integers (shapes, indices) are free.
+    """
     known: dict[int, Array] = dict(graph.constant_data())
     steps_left = FREE_STEPS + STEPS_PER_ELEMENT * sum(data.size for data in known.values())
     workspace = sum(data.nbytes for data in known.values()) * WORKSPACE_TIMES
@@ -112,7 +87,7 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
 
 
 def _is_index(kind: ValueType) -> bool:
-    """Whether the data may be a shape, axes or indices: small, and integers."""
+    """Whether a value may be a shape, axes or indices: small, and of integers."""
     return kind.data_type.dtype.kind in "iub" and math.prod(kind.shape) <= MAX_KNOWN_ELEMENTS
 
 
@@ -123,26 +98,22 @@ def _fold(
     known: dict[int, Array],
     workspace_nbytes: int,
 ) -> dict[int, Array] | None:
-    """The results of an operation by value, or None where it has to stay."""
+    """Return the results of an operation by value, or None if it must stay."""
     if not is_repeatable(operation) or not all(v == ABSENT or v in known for v in operation.inputs):
         return None
     arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
     try:
         taken = ops.kernel_workspace(
-            operation.op,
-            operands,
-            types,
-            domain=operation.domain,
-            constants=arrays,
+            operation.op, operands, types, domain=operation.domain, constants=arrays,
             attributes=operation.attributes,
-        )
+        )  # fmt: skip
         if taken > workspace_nbytes:
             return None
         claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate_operation(operation, arrays)
     except (StitchError, MemoryError):
-        return None  # what fails must fail where it runs, with its own words
+        return None  # It will raise its own error at run time.
     folded = {
         v: np.array(data, order="C")
         for v, data in zip(operation.outputs, results, strict=True)
@@ -155,12 +126,8 @@ def _fold(
     return folded
 
 
-# --------------------------------------------------------------------------------------------------
-# Axis orders of transposes.
-
-
 def axis_order(operation: Operation, values: Sequence[Value]) -> tuple[int, ...] | None:
-    """The operand's axes in the order of the result's; None for what is no transpose."""
+    """Return the operand's axes in the order of the result's; None if it is not a Transpose."""
     if operation.op != "Transpose" or operation.domain:
         return None
     order = operation.attributes.get("perm")
@@ -170,7 +137,7 @@ def axis_order(operation: Operation, values: Sequence[Value]) -> tuple[int, ...]
 
 
 def exchange(rank: int) -> tuple[int, ...]:
-    """The order that makes rows of the columns of each matrix.
+    """Return the axis order that transposes the last two axes.
 
     >>> exchange(3)
     (0, 2, 1)
@@ -178,19 +145,22 @@ def exchange(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
-# --------------------------------------------------------------------------------------------------
-# Redundancy: common subexpressions and identities.
+# Redundancy -------------------------------------------------------------------------------------
 
-#: Operators that never change the elements or their order, only the shape.
+#: Operators that change the shape, but not the elements or their order.
 _SHAPE_OPERATORS = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def remove_identities(graph: ComputationGraph) -> ComputationGraph:
-    """The graph in which readers of an identity read its operand; dead code is left behind."""
+    """Bypass operations that return their operand: `Identity`, `Cast` to the same type, `Dropout`
+    at inference, shape operators that keep the shape; merge transposes of transposes.
+
+    Rounding casts stay. Dead code remains.
+    """
     read = {v for operation in graph.operations for v in operation.inputs}
     read |= {slot.value for slot in graph.outputs}
     now: dict[int, int] = {}
-    #: By what a transpose makes: what it reads, and in which order of axes.
+    #: For results of transposes: the operand and its axis order.
     turned: dict[int, tuple[int, tuple[int, ...]]] = {}
     kept: list[Operation] = []
     for operation in graph.operations:
@@ -228,7 +198,7 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
 
 
 def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
-    """The graph in which equal operations and equal constants are merged into the first."""
+    """Merge equal operations and equal constants into the first of them."""
     now: dict[int, int] = {}
     seen: dict[Hashable, tuple[int, ...]] = {}
     constants: list[Constant] = []
@@ -256,14 +226,14 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
 
 
 def _sample(constant: Constant) -> Hashable:
-    """Type, shape and the first and last elements: what differs here need not be hashed."""
+    """Return type, shape, first and last elements: only equal samples need hashing."""
     ends = constant.data.reshape(-1)
     ends = ends if ends.size <= 16 else np.concatenate([ends[:8], ends[-8:]])
     return (constant.data.dtype.name, constant.data.shape, ends.tobytes())
 
 
 def _constant_key(constant: Constant) -> Hashable:
-    import hashlib  # It loads OpenSSL: only for graphs that have constants.
+    import hashlib  # Loads OpenSSL: only for graphs with constants.
 
     data = constant.data
     content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -272,23 +242,23 @@ def _constant_key(constant: Constant) -> Hashable:
 
 def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:
     types = tuple(None if v == ABSENT else values[v].type for v in operation.outputs)
-    # repr tells 1 from 1.0 and 0.0 from -0.0, which `==` does not.
+    # repr distinguishes 1 from 1.0 and 0.0 from -0.0; `==` does not.
     attributes = tuple(
         (name, repr(operation.attributes[name])) for name in sorted(operation.attributes)
     )
     return (operation.domain, operation.op, operation.opset, operation.inputs, types, attributes)
 
 
-# --------------------------------------------------------------------------------------------------
-# Sinking activations below max pools.
-
-
 def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with each Relu behind the pool that alone reads it."""
+    """Move each Relu below the max pool that is its only reader.
+
+    Results stay bit-equal, as Relu is monotonic. Training saves and reads less: the tensor below
+    the pool is smaller. Not part of `optimize`: in inference, Relu fuses with the operation above.
+    """
     readers = Counter(v for o in graph.operations for v in o.inputs)
     readers.update(slot.value for slot in graph.outputs)
     values, operations = list(graph.values), list(graph.operations)
-    #: Where the Relu is that makes a value which is read once.
+    #: Indices of Relus by their result, if it is read once.
     made = {
         o.outputs[0]: i for i, o in enumerate(operations)
         if o.op == "Relu" and not o.domain and readers[o.outputs[0]] == 1
@@ -299,7 +269,7 @@ def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
         if first is None or not _gives_maxima(pool, graph.values, readers):
             continue
         relu, (result, *_) = operations[first], pool.outputs
-        # The names stay with what they name: a pool's result, and that of an activation.
+        # Keep the names with their meaning: the pool's result, and the activation's.
         between = relu.outputs[0]
         values[between] = Value(values[result].name, values[result].type)
         values[result] = Value(graph.values[between].name, values[result].type)
@@ -310,7 +280,7 @@ def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
 
 
 def _gives_maxima(pool: Operation, values: tuple[Value, ...], readers: Counter[int]) -> bool:
-    """Whether an operation is a pool of which nothing but the maxima is read, each an element's."""
+    """Whether only the maxima of a max pool are read, and each window covers an element."""
     if (
         pool.op != "MaxPool"
         or pool.domain
