@@ -143,10 +143,10 @@ def test_what_backward_computes_again_forward_does_not_keep(recompute: str) -> N
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("some", "none, cheap or all, or every and a number"), ("every", "so many rounds"),
-     ("every 0", "so many rounds"), ("every -1", "so many rounds"), ("every 1.5", "so many"),
-     ("every  8", "so many rounds"), ("every 8 rounds", "so many rounds"),
-     ("every ²", "so many rounds"), ("every " + "9" * 5000, "so many rounds"), ("", "none, cheap")],
+    [("some", "none, cheap, all, or every and a number"), ("every", "out of range"),
+     ("every 0", "out of range"), ("every -1", "out of range"), ("every 1.5", "out of range"),
+     ("every  8", "out of range"), ("every 8 rounds", "out of range"),
+     ("every ²", "out of range"), ("every " + "9" * 5000, "out of range"), ("", "none, cheap")],
     ids=lambda text: text[:14],
 )  # fmt: skip
 def test_other_words_are_refused(word: str, said: str) -> None:

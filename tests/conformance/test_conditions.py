@@ -199,7 +199,7 @@ def test_sides_of_another_type_than_was_said_are_refused() -> None:
 
 def test_a_loop_that_data_end_is_not_differentiated() -> None:
     graph = halved()
-    with pytest.raises(CompileError, match="a loop ends where its data say"):
+    with pytest.raises(CompileError, match="a loop depends on data"):
         differentiate(graph, ("x",))
 
 

@@ -155,7 +155,7 @@ def test_class_numbers_that_are_floats_are_told_what_they_are(parts: Any) -> Non
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "option": ({"precission": "bfloat16"}, "takes no precission(.|\n)*'precision'"),
     "algorithm": ({"algorithm": "serch"}, "did you mean 'search'"),
-    "value": ({"recompute": "evry 3"}, "recompute is"),
+    "value": ({"recompute": "evry 3"}, "recompute must be"),
     "executor": ({"executor": "nunpy"}, "did you mean 'numpy'"),
     "target": ({"target": "wormhole_n15"}, "did you mean 'wormhole_n150'"),
     "optimizer": ({"optimizer": "sdg"}, "did you mean 'sgd'"),

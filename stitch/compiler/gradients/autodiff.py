@@ -1,7 +1,7 @@
-"""Autodiff: a forward graph becomes a forward graph that saves, and a backward graph.
+"""Reverse-mode automatic differentiation of computation graphs, by the operators' gradient rules.
 
-The rules are the operators' own. What a rule asks for becomes an extra output of the forward graph,
-or is computed again in the backward graph.
+A forward value that a rule reads becomes an extra output of the forward graph, or is recomputed in
+the backward graph.
 """
 
 from __future__ import annotations
@@ -45,23 +45,20 @@ from stitch.program import (
     is_scan,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Saved values that are slices of other saved values: sliced in the backward graph.
 
-
-@dataclass(frozen=True, slots=True)
-class CutParts:
-    """A backward graph, and the names of the saved inputs that it does not take any more."""
-
-    backward: ComputationGraph
-    names: frozenset[str]
-
-
-def cut_parts(
+def slice_saved_parts(
     backward: ComputationGraph, forward: ComputationGraph, saved: Mapping[int, str]
-) -> CutParts:
-    """The backward graph with each saved part of a saved value cut from it; `saved` has the names
-    of the inputs that are values of the forward graph."""
+) -> tuple[ComputationGraph, frozenset[str]]:
+    """Compute saved parts of a saved value in the backward graph, by a Split.
+
+    Args:
+        backward: The backward graph.
+        forward: The forward graph.
+        saved: Names of backward inputs by their forward value.
+
+    Returns:
+        The backward graph, and the names of the inputs that it does not need any more.
+    """
     inputs = {slot.name: slot.value for slot in backward.inputs}
     constants = forward.constant_data()
     splits = [
@@ -97,16 +94,15 @@ def cut_parts(
         constants=tuple(more),
         operations=(*cuts, *backward.operations),
     )
-    return CutParts(cut if cuts else backward, frozenset(gone))
+    return (cut if cuts else backward), frozenset(gone)
 
 
-# --------------------------------------------------------------------------------------------------
-# Checkpoint segments: a scan becomes a scan over segments of rounds.
+# Checkpoint segments ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
-    """A graph, what its scans of segments make, and the parts of sequences that they take."""
+    """A graph with segmented scans: outputs of their outer scans, and sliced sequences."""
 
     graph: ComputationGraph
     scans: frozenset[tuple[int, ...]] = frozenset()
@@ -114,7 +110,7 @@ class Segmented:
 
 
 def in_segments(graph: ComputationGraph, path: Collection[int], every: int) -> Segmented:
-    """The graph with its scans that make some of these values in segments of `every` rounds."""
+    """Turn the scans that compute some of `path` into scans over segments of `every` rounds."""
     writing = _Writing(graph, every)
     for operation in graph.operations:
         if is_scan(operation) and not set(path).isdisjoint(operation.outputs):
@@ -132,7 +128,7 @@ def in_segments(graph: ComputationGraph, path: Collection[int], every: int) -> S
 
 
 class _Writing:
-    """One graph under way."""
+    """A graph under construction."""
 
     def __init__(self, graph: ComputationGraph, every: int) -> None:
         self.every = every
@@ -145,7 +141,7 @@ class _Writing:
         self.parts: list[int] = []
 
     def segment(self, operation: Operation) -> None:
-        """Write a scan in segments."""
+        """Write a scan as scans over segments."""
         form = ScanForm.of(operation)
         whole, rest = divmod(form.count, self.every)
         parts = [(whole, self.every)] * (whole > 0) + [(1, rest)] * (rest > 0)
@@ -165,7 +161,7 @@ class _Writing:
                 self._elements(v, operation, (form.count, begin, end), rounds, backward)
                 for v, backward in zip(sequences, form.taken_backward, strict=True)
             ]
-            # The last segments make the last states themselves.
+            # The last segment computes the last states under their own values.
             ends = operation.outputs[: form.states] if end == form.count else ()
             operands = (*states, *elements, *shared)
             results = self._scan(operation, form, operands, (many, rounds), ends)
@@ -191,8 +187,18 @@ class _Writing:
         self, near: Operation, form: ScanForm, operands: tuple[int, ...], part: tuple[int, int],
         ends: Sequence[int],
     ) -> tuple[int, ...]:  # fmt: skip
-        """What a scan of many segments makes, of so many rounds each; `ends` are its last states
-        where these have values already."""
+        """Write a scan over segments.
+
+        Args:
+            near: The original scan.
+            form: Its form.
+            operands: Operands of the outer scan.
+            part: Number of segments, and rounds per segment.
+            ends: Values for the last states; new ones if empty.
+
+        Returns:
+            The results of the outer scan.
+        """
         many, rounds = part
         body = self.bodies.bodies[near.body]
         inner, outer = replace(form, count=rounds), replace(form, count=many)
@@ -222,8 +228,10 @@ class _Writing:
     def _elements(
         self, value: int, near: Operation, span: tuple[int, int, int], rounds: int, backward: bool
     ) -> int:
-        """What some rounds take of a sequence, in segments: of `count` those from `begin` on to
-        `end`."""
+        """Return the elements of a sequence that some rounds take, by segment.
+
+        `span` is the number of all rounds, the first of these rounds and their end.
+        """
         count, begin, end = span
         if backward:
             begin, end = count - end, count - begin
@@ -272,13 +280,19 @@ def differentiate(
     recompute: str = "none",
     zeros: bool = True,
 ) -> Differentiated:
-    """Forward and backward graphs for the gradients of `wanted` inputs (the floating parameters).
+    """Return forward and backward graphs for the gradients of the `wanted` inputs.
 
-    Gradients come in for `outputs` (all floating ones). `recompute` says what backward computes
-    again (`Recomputation.parse`). A wanted input to which nothing flows back has a gradient of
-    zeros; none without `zeros`. Raises `CompileError` naming every operator on the way that has no
-    gradient, unknown names, and a graph that depends on no wanted input, `UsageError` for another
-    word to `recompute`.
+    Args:
+        graph: The graph to differentiate.
+        wanted: Names of inputs; floating parameters by default.
+        outputs: Names of outputs whose gradients are given; all floating ones by default.
+        recompute: What the backward graph recomputes: none, cheap, all, or `every N`.
+        zeros: Return zeros for a wanted input on which no output depends; otherwise no gradient.
+
+    Raises:
+        CompileError: An operator between the inputs and outputs has no gradient, a name is unknown,
+            or no output depends on a wanted input.
+        UsageError: `recompute` is invalid.
     """
     graph = _prepared(graph)
     inputs = {slot.name: i for i, slot in enumerate(graph.inputs)}
@@ -303,12 +317,12 @@ def differentiate(
 
 
 def _prepared(graph: ComputationGraph) -> ComputationGraph:
-    """The graph as it is differentiated."""
+    """Prepare a graph for differentiation."""
     return merge_common_subexpressions(sink_relu_below_max_pool(fold_transposes(optimize(graph))))
 
 
 def _path(graph: ComputationGraph, targets: Iterable[int], outputs: tuple[str, ...]) -> set[int]:
-    """The floating values that depend on a target and that an output depends on."""
+    """Return the floating values that depend on a target and that an output depends on."""
     ends = [slot.value for slot in graph.outputs if slot.name in outputs]
     return dependents(graph, graph.bodies, targets) & needed(graph, graph.bodies, ends)
 
@@ -332,7 +346,7 @@ def _check_names(
 
 
 class _Backward:
-    """One backward graph under construction."""
+    """A backward graph under construction."""
 
     def __init__(self, segmented: Segmented, recompute: Recompute) -> None:
         self.graph = graph = segmented.graph
@@ -352,7 +366,7 @@ class _Backward:
         seeds = self._seeds(path, outputs)
         if not seeds:
             raise CompileError(
-                f"no output of graph {graph.name!r} depends on an input to differentiate",
+                f"no output of graph {graph.name!r} depends on the inputs to differentiate",
                 where=f"wanted: {', '.join(wanted) or 'none'}",
                 remedy="give the parameters kind=parameter, or name the wanted inputs",
             )
@@ -370,26 +384,23 @@ class _Backward:
                 gradient = zeros(self.builder, graph.values[value].type)
             self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))
-        cut = cut_parts(self.builder.build(), graph, self.forward.saved)
-        self.forward.forget(cut.names)
+        backward, sliced = slice_saved_parts(self.builder.build(), graph, self.forward.saved)
+        self.forward.forget(sliced)
         return Differentiated(
-            self.forward.saving_graph(),
-            turn_products(cut.backward),
-            tuple(self.forward.saved.values()),
-            seeds,
-            tuple(gradients),
-        )
+            self.forward.saving_graph(), turn_products(backward),
+            tuple(self.forward.saved.values()), seeds, tuple(gradients),
+        )  # fmt: skip
 
     def _prepare_scans(self, path: set[int]) -> None:
-        """Before any rule reads the results of a scan it is known what the scan collects."""
+        """Create the gradients of scans first: they determine what the forward scans collect."""
         for operation in self.graph.operations:
             if is_scan(operation) and not path.isdisjoint(operation.outputs):
                 if ScanForm.of(operation).has_condition:
                     raise CompileError(
-                        f"graph {self.graph.name!r} cannot be differentiated: a loop ends where "
-                        "its data say",
+                        f"graph {self.graph.name!r} cannot be differentiated: the number of rounds "
+                        "of a loop depends on data",
                         where=operation.location or None,
-                        remedy="a loop of a known count, whose rounds choose by Where",
+                        remedy="use a loop with a fixed count, and select with Where in its body",
                     )
                 is_segmented = operation.outputs in self.segmented
                 body = self._segment if is_segmented else self._round
@@ -400,7 +411,7 @@ class _Backward:
     def _round(
         self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
     ) -> Differentiated:
-        """The gradients of a round. Where a whole scan is computed again, no round is."""
+        """Differentiate a round. If the whole scan is recomputed, rounds recompute nothing."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
         return _Backward(Segmented(_prepared(graph)), recompute).run(
             wanted, outputs, with_zeros=False
@@ -409,7 +420,7 @@ class _Backward:
     def _segment(
         self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
     ) -> Differentiated:
-        """The gradients of a segment of rounds, which is computed again as a whole."""
+        """Differentiate a segment of rounds; all of it is recomputed."""
         walk = _Backward(Segmented(_prepared(graph)), "all")
         return walk.run(wanted, outputs, with_zeros=False)
 
@@ -419,14 +430,14 @@ class _Backward:
             if path.isdisjoint(operation.outputs) or path.isdisjoint(operation.inputs):
                 continue
             if is_scan(operation):
-                continue  # Its body is looked at when it is differentiated.
+                continue  # Its body is checked when it is differentiated.
             if ops.definition_of(operation).gradient is None:
                 missing.setdefault(operation.title, operation.location)
         if missing:
             listed = ", ".join(n + (f" at {at}" if at else "") for n, at in missing.items())
             raise CompileError(
                 f"graph {self.graph.name!r} cannot be differentiated: no gradient for {listed}",
-                remedy="take parameters before these operators out of the wanted inputs",
+                remedy="remove parameters that these operators depend on from the wanted inputs",
             )
 
     def _seeds(self, path: set[int], outputs: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -447,7 +458,7 @@ class _Backward:
         return total
 
     def _pull(self, operation: Operation, path: set[int]) -> None:
-        """Apply an operation's rule, where something flows back into it and out of it."""
+        """Propagate gradients from the results of an operation to its operands."""
         if path.isdisjoint(operation.inputs):
             return
         gradients = tuple(None if v == ABSENT else self._total(v) for v in operation.outputs)
@@ -471,22 +482,17 @@ class _Backward:
     def _apply_rule(
         self, operation: Operation, gradients: tuple[Any, ...], path: set[int]
     ) -> Sequence[Any]:
-        """The gradients of operands by the operator's rule."""
+        """Return the gradients of the operands by the operator's rule."""
         definition = ops.lookup(operation.op, operation.domain)
         assert definition.gradient is not None
         values = self.graph.values
         context = ops.GradientContext(
-            operation.op,
-            self.builder,
-            ops.attributes_of(operation),
+            operation.op, self.builder, ops.attributes_of(operation),
             tuple(None if v == ABSENT else values[v].type for v in operation.inputs),
             tuple(None if v == ABSENT else values[v].type for v in operation.outputs),
-            self.forward.known.operands(operation),
-            gradients,
-            tuple(v in path for v in operation.inputs),
-            self._reader(operation),
-            operation.location,
-        )
+            self.forward.known.operands(operation), gradients,
+            tuple(v in path for v in operation.inputs), self._reader(operation), operation.location,
+        )  # fmt: skip
         return definition.gradient(context)
 
     def _reader(self, operation: Operation) -> Callable[[str, int], SymbolicTensor]:

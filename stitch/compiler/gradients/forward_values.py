@@ -1,4 +1,4 @@
-"""Forward values in a backward graph: given, saved, or computed again."""
+"""Values of the forward graph in a backward graph: inputs, saved, or recomputed."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from stitch.program import (
     result_types,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Recomputation options.
-
-#: Values that the backward graph recomputes: none, those as cheap as reading them, or all.
+#: What the backward graph recomputes: nothing, values as cheap to compute as to read, everything.
 Recompute = Literal["none", "cheap", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """What backward computes again. Of scans all rounds, but for the states before each segment of
-    `every` rounds, where that is told."""
+    """What the backward graph recomputes.
+
+    With `every`, scans save only the states before each segment of so many rounds; the rounds are
+    recomputed.
+    """
 
     kind: Recompute
     every: int | None = None
 
     @staticmethod
     def parse(word: str) -> Recomputation:
-        """What `none`, `cheap`, `all` or `every 8` says; raises `UsageError` for other words.
+        """Parse `none`, `cheap`, `all` or `every 8`; raise `UsageError` for anything else.
 
         >>> Recomputation.parse("every 8")
         Recomputation(kind='none', every=8)
@@ -52,40 +52,42 @@ class Recomputation:
         first, *rest = word.split(" ")
         if first != "every":
             raise UsageError(
-                "recompute is none, cheap or all, or every and a number of rounds", got=repr(word)
+                "recompute must be none, cheap, all, or every and a number of rounds",
+                got=repr(word),
             )
         number = rest[0] if len(rest) == 1 else ""
-        # Python reads no number of any length.
+        # Python refuses to parse numbers with very many digits.
         known = number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_ROUNDS))
         if not known or not 1 <= int(number) <= MAX_ROUNDS:
             raise UsageError(
-                "a scan keeps the states before every so many rounds",
+                "the number of rounds of a segment is out of range",
                 expected=f"every and a number from 1 to {MAX_ROUNDS}, as in 'every 8'",
                 got=repr(word),
             )
         return Recomputation("none", int(number))
 
 
-#: Besides elementwise operators: those that only rearrange.
+#: Operators that move elements: as cheap as elementwise ones.
 _CHEAP = ops.RESHAPING | {"Cast", "Concat", "Expand", "Slice", "Split", "Transpose"}
-#: Those whose result is never saved itself, as it holds the same elements.
+#: Operators whose result is not saved: it has the elements of the operand.
 _RESHAPING = ops.RESHAPING - {"Identity"}
 
 
 class ForwardValues:
-    """What a backward graph under construction knows of its forward graph.
+    """The forward graph, as seen by a backward graph under construction.
 
-    `known` holds the data of small values; `saved` the names of those that forward hands over.
+    Attributes:
+        known: Data of small values.
+        saved: Names of the values that the forward graph saves, by value.
+        forward: The values of the forward graph, including added ones.
+        grown: Operations with added results, by their original outputs.
     """
 
     def __init__(
-        self,
-        graph: ComputationGraph,
-        builder: ComputationGraphBuilder,
-        recompute: Recompute,
+        self, graph: ComputationGraph, builder: ComputationGraphBuilder, recompute: Recompute,
         again: frozenset[int] = frozenset(),
-    ) -> None:
-        """`again`: values that are computed again in any case."""
+    ) -> None:  # fmt: skip
+        """`again` are values to recompute in any case."""
         self.again = again
         self.graph = graph
         self.builder = builder
@@ -100,17 +102,15 @@ class ForwardValues:
         self.given = {slot.value: slot for slot in graph.inputs}
         self.values: dict[int, SymbolicTensor] = {}
         self.saved: dict[int, str] = {}
-        #: The values of the forward graph, and operations that give more of them than they did, by
-        #: their former outputs.
         self.forward = list(graph.values)
         self.grown: dict[tuple[int, ...], Operation] = {}
-        #: The bodies of the forward graph, those of its own first.
+        #: The bodies of the forward graph; the original ones come first.
         self.bodies = BodyPool()
         self.bodies.add_all(graph.bodies)
         self.names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
 
     def value(self, wanted: int) -> SymbolicTensor:
-        """A forward value in the backward graph: given, a constant, saved, or computed again."""
+        """Return a forward value in the backward graph: an input, constant, saved or recomputed."""
         pending = [wanted]
         while pending:
             value = pending[-1]
@@ -118,7 +118,7 @@ class ForwardValues:
             if value in self.values:
                 pending.pop()
             elif source is not None:
-                # Saved in both shapes it would be copied; backward, a reshape is a view.
+                # Save one shape only: the backward graph reshapes it (a view).
                 if source in self.values:
                     self.values[value] = self._in_shape(source, value)
                 else:
@@ -135,7 +135,7 @@ class ForwardValues:
         return self.values[wanted]
 
     def _reshaped(self, value: int) -> int | None:
-        """What a value is another shape of, if nothing else makes it."""
+        """Return the operand if the value is a mere reshape of it."""
         operation = self.maker.get(value)
         if operation is None or operation.domain or operation.op not in _RESHAPING:
             return None
@@ -179,7 +179,7 @@ class ForwardValues:
         return self.builder.input(output, kind.shape, kind.data_type, InputKind.SAVED)
 
     def output(self, operation: Operation, index: int) -> int:
-        """The value of an output, which is added where the forward operation does not give it."""
+        """Return the value of output `index`; add the output to the operation if it is absent."""
         grown = self.grown.get(operation.outputs, operation)
         if index < len(grown.outputs) and grown.outputs[index] != ABSENT:
             return grown.outputs[index]
@@ -189,13 +189,21 @@ class ForwardValues:
         types = ops.infer_operation(
             wider, operands, self.known.operands(operation), bodies=self.bodies.bodies
         )
-        # Allocate nothing for collected results without readers.
+        # Do not allocate other collected results that have no readers.
         places = range(len(outputs)) if operation.body == ABSENT else [index]
         return self._grow(operation, wider, types, places)[index]
 
     def collect(self, operation: Operation, whole: ComputationGraph, count: int) -> tuple[int, ...]:
-        """The values that a scan collects too, first round first, if that graph becomes its body:
-        its last `count` outputs."""
+        """Let a scan collect more values.
+
+        Args:
+            operation: The scan.
+            whole: Its new body; the last `count` outputs are the values to collect.
+            count: The number of added outputs.
+
+        Returns:
+            The collected values, first round first.
+        """
         body = self.bodies.add(body_of_graph(whole, self.bodies))
         form = ScanForm.of(operation)
         given = (*form.given_backward, *(False,) * count)
@@ -207,13 +215,10 @@ class ForwardValues:
         return self._grow(operation, wider, types, range(first, first + count))[first:]
 
     def _grow(
-        self,
-        operation: Operation,
-        wider: Operation,
-        types: Sequence[ValueType],
+        self, operation: Operation, wider: Operation, types: Sequence[ValueType],
         places: Iterable[int],
-    ) -> tuple[int, ...]:
-        """All results of an operation, which becomes the wider one, and has results there."""
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Replace an operation by `wider`, with new results at `places`; return all results."""
         outputs = list(wider.outputs)
         for place in places:
             if outputs[place] == ABSENT:
@@ -224,7 +229,7 @@ class ForwardValues:
         return grown.outputs
 
     def fresh(self, name: str) -> str:
-        """A name that no slot has yet."""
+        """Return an unused slot name."""
         chosen, times = name, 0
         while chosen in self.names:
             times += 1
@@ -233,11 +238,11 @@ class ForwardValues:
         return chosen
 
     def forget(self, names: Container[str]) -> None:
-        """Forward does not hand over what has these names after all."""
+        """Do not save the values with these names after all."""
         self.saved = {v: name for v, name in self.saved.items() if name not in names}
 
     def saving_graph(self) -> ComputationGraph:
-        """The graph with the saved values as further outputs."""
+        """Return the forward graph with the saved values as further outputs."""
         have = {slot.name for slot in self.graph.outputs}
         more = tuple(OutputSlot(n, v) for v, n in self.saved.items() if n not in have)
         operations = tuple(map(self._saving, self.graph.operations))
@@ -252,23 +257,22 @@ class ForwardValues:
         )
 
     def _saving(self, operation: Operation) -> Operation:
-        """An operation with its further results, if forward hands any of them over."""
+        """Return an operation with its added results, if any of them is saved."""
         grown = self.grown.get(operation.outputs, operation)
         more = set(grown.outputs) - set(operation.outputs)
         return operation if self.saved.keys().isdisjoint(more) else grown
 
 
-# --------------------------------------------------------------------------------------------------
-# The result of differentiation.
-
-
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A forward graph and its backward graph, and which slots belong together.
+    """A forward graph, its backward graph, and how their slots correspond.
 
-    Inputs of `backward` carry the names of the forward slots that they are: inputs keep theirs,
-    `saved` are outputs of `forward`. `seeds` pairs forward outputs with the backward inputs for
-    their gradients; `gradients` pairs forward inputs with the backward outputs.
+    Attributes:
+        forward: Has the `saved` values as further outputs.
+        backward: Inputs have the names of the forward inputs or outputs that they take.
+        saved: Names of outputs of `forward` that `backward` reads.
+        seeds: Pairs of a forward output and the backward input for its gradient.
+        gradients: Pairs of a forward input and the backward output with its gradient.
     """
 
     forward: ComputationGraph

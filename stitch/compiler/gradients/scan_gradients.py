@@ -1,7 +1,7 @@
-"""Gradients of scans: a scan backwards over the backward graph of the body.
+"""Gradients of scans: a backward scan over the backward graph of the body.
 
-The body is differentiated as any graph is. What its rules ask for is collected by the forward scan
-and taken as sequences by the backward one, whose states are the gradients of states.
+The forward scan collects the values that the body's gradient rules read; the backward scan takes
+them as sequences. Its states are the gradients of the forward states.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ from stitch.linker import remove_dead_code
 from stitch.ops import RESHAPING, onnx_code
 from stitch.program import ABSENT, DataType, Operation, OutputSlot, ScanForm, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# The values of one round, and where the values of all rounds are stored.
-
 
 @dataclass(frozen=True, slots=True)
 class AllRows:
-    """All elements of a sequence, and whether the last round comes first."""
+    """A value in all rounds, stacked along axis 0, and whether the last round comes first."""
 
     tensor: SymbolicTensor
     is_backward: bool
@@ -48,26 +45,22 @@ class AllRows:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """An operand of a product: a value, and the axis of it that is summed over."""
+    """An operand of a matrix product: a value, and its contracted axis."""
 
     value: int
     axis: int
 
 
 class RoundValues:
-    """The values of the rounds of one scan.
+    """The values of the rounds of one backward scan.
 
-    The scan is to collect what `collected` lists, each with whether the last round comes first.
+    `collected` lists values for the scan to collect, and whether the last round comes first.
     """
 
     def __init__(
-        self,
-        graph: ComputationGraph,
-        builder: ComputationGraphBuilder,
-        shared: Mapping[int, SymbolicTensor],
-        sequences: Mapping[int, AllRows],
-        count: int,
-    ) -> None:
+        self, graph: ComputationGraph, builder: ComputationGraphBuilder,
+        shared: Mapping[int, SymbolicTensor], sequences: Mapping[int, AllRows], count: int,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.builder = builder
         self.count = count
@@ -75,12 +68,11 @@ class RoundValues:
         self.constants = graph.constant_data()
         self._rows = {(v, rows.is_backward): rows.tensor for v, rows in sequences.items()}
         self._outside = dict(shared)
-        #: The values that are not the same in all rounds.
+        #: Values that may differ between rounds.
         self.varying = self._differing()
         self.collected: list[tuple[int, bool]] = []
 
     def _differing(self) -> set[int]:
-        """The values that are not the same in all rounds."""
         same = {*self._outside, *self.constants}
         found = {slot.value for slot in self.graph.inputs} - same
         return reached(
@@ -91,7 +83,7 @@ class RoundValues:
     def again(
         self, operation: Operation, given: Mapping[int, SymbolicTensor]
     ) -> dict[int, SymbolicTensor]:
-        """The results of an operation, after the scan, on these operands and what rounds share."""
+        """Apply an operation, after the scan, to `given` and to values equal in all rounds."""
         operands = [
             given[i] if i in given else None if v == ABSENT else self.same(v)
             for i, v in enumerate(operation.inputs)
@@ -99,7 +91,7 @@ class RoundValues:
         return write_operation(self.builder, operation, operands, self.graph.values, ())
 
     def same(self, value: int) -> SymbolicTensor:
-        """A value that is the same in all rounds, outside."""
+        """Return a value that is equal in all rounds, computed outside of the scan."""
         pending = [value]
         while pending:
             one = pending[-1]
@@ -121,11 +113,10 @@ class RoundValues:
         return self._outside[value]
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """The shape of a value."""
         return self.graph.values[value].type.shape
 
     def untransposed(self, value: int, axis: int) -> Factor:
-        """An operand of a product as it lies before it is transposed, if it is."""
+        """Return the operand of a transpose that computes a factor, or the factor itself."""
         operation = self.maker.get(value)
         rank = len(self.shape(value))
         if operation is None or axis_order(operation, self.graph.values) != exchange(rank):
@@ -133,7 +124,7 @@ class RoundValues:
         return Factor(operation.inputs[0], 2 * rank - 3 - axis)
 
     def root(self, factor: Factor) -> int:
-        """What a factor is another shape of."""
+        """Return the value of which a factor is a reshape."""
         value = factor.value
         while True:
             operation = self.maker.get(value)
@@ -142,29 +133,31 @@ class RoundValues:
             value = operation.inputs[0]
 
     def orders(self, value: int) -> list[bool]:
-        """In which orders all rounds of a value are there, or are to be collected."""
+        """Return the orders in which a value is available for all rounds or will be collected."""
         return [is_backward for v, is_backward in (*self._rows, *self.collected) if v == value]
 
     def take(self, collected: Sequence[SymbolicTensor]) -> None:
-        """What the scan has collected."""
+        """Store what the scan has collected."""
         self._rows.update(zip(self.collected, collected, strict=True))
 
     def collect(self, value: int, is_backward: bool) -> None:
-        """Have the scan collect a value in this order, unless all rounds of it are there."""
+        """Let the scan collect a value in this order, unless it is available."""
         key = (value, is_backward)
         if key not in self._rows and key not in self.collected:
             self.collected.append(key)
 
     def all_rows(self, factor: Factor, is_backward: bool) -> SymbolicTensor:
-        """A factor in all rounds, along a new axis 0."""
+        """Return a factor in all rounds along a new axis 0."""
         whole = self._rows[self.root(factor), is_backward]
         return self.shaped(whole, (self.count, *self.shape(factor.value)))
 
     def lying(
         self, whole: SymbolicTensor, factor: Factor, last: bool | None = None
     ) -> SymbolicTensor:
-        """A factor in all rounds, these beside the axis that is summed over; it is the last one, or
-        the last but one, if that is told."""
+        """Merge the rounds into the contracted axis of a factor.
+
+        `last` moves that axis to the last position (True) or the last but one (False).
+        """
         shape = self.shape(factor.value)
         axes = [*range(len(shape) - 2), len(shape) - 2, len(shape) - 1]
         axis = factor.axis
@@ -180,38 +173,37 @@ class RoundValues:
         return self.shaped(whole, lengths)
 
     def shaped(self, value: SymbolicTensor, shape: Sequence[int]) -> SymbolicTensor:
-        """The same elements in another shape."""
+        """Reshape a tensor if its shape differs."""
         if value.shape == tuple(shape):
             return value
         attributes = {"allowzero": int(0 in shape)}
         return self.builder.apply("Reshape", [value, list(shape)], 1, attributes)[0]
 
 
-# --------------------------------------------------------------------------------------------------
-# Sums over rounds, computed after the scan where that costs less.
+# Sums over rounds, computed after the scan where that is cheaper ---------------------------------
 
-#: Linear in operand 0, where the others are the same in all rounds.
+#: Linear in operand 0 if the others are equal in all rounds.
 _LINEAR = RESHAPING | {"Div", "Expand", "Neg", "Slice", "Split", "Transpose"}
-#: Linear in either operand, where the other is the same in all rounds.
+#: Linear in either operand if the other is equal in all rounds.
 _BILINEAR = frozenset({"Gemm", "MatMul", "Mul"})
-#: Linear in all of them together.
+#: Linear in all operands together.
 _ADDITIVE = frozenset({"Add", "Concat", "Sub"})
-#: How many linear operations are looked through: sums of sums are walked with Python's stack.
+#: Maximum depth of nested linear operations (the walk is recursive).
 _MOST_DEEP = 32
 
-#: Writes a sum, once the scan is there.
+#: Computes a sum after the scan has been written.
 Sum = Callable[[], SymbolicTensor]
 
 
 class RoundSums:
     """The sums over the rounds of one scan.
 
-    After `sum_of` for each and `settle`, the scan is to collect what the values' `collected` lists,
-    and to add up `added`; `take` tells what came of both.
+    Call `sum_of` for each sum, then `settle`: the scan must then collect `values.collected` and
+    accumulate `added`. Pass its results to `take`.
     """
 
     def __init__(self, values: RoundValues, adds_up: bool = False) -> None:
-        """`adds_up`: all sums are states of the scan."""
+        """`adds_up`: accumulate all sums in states of the scan."""
         self.values = values
         self.adds_up = adds_up
         self._terms: list[int] = []
@@ -219,7 +211,7 @@ class RoundSums:
         self.added: list[int] = []
 
     def sum_of(self, value: int, depth: int = 0) -> Sum:
-        """The sum of a value over all rounds."""
+        """Return a function that computes the sum of a value over all rounds."""
         addends = [value] if self.adds_up else self._addends(value)
         terms = [self._term(v, depth) for v in addends]
 
@@ -265,7 +257,7 @@ class RoundSums:
         return lambda: self._results[value]
 
     def _is_linear(self, operation: Operation, differing: Sequence[int]) -> bool:
-        """Whether what the sums of the operands that differ give is the sum of what they give."""
+        """Whether the operation maps sums of its varying operands to the sum of its results."""
         op, operands = operation.op, len(operation.inputs)
         if op in _ADDITIVE:
             return len(differing) == operands
@@ -284,7 +276,7 @@ class RoundSums:
     # Products ---------------------------------------------------------------------------------
 
     def _factors(self, operation: Operation) -> tuple[Factor, Factor] | None:
-        """The operands of a product of matrices, as they lie before they are transposed."""
+        """Return the operands of a matrix product, before transposes, or None."""
         if operation.op not in ("Gemm", "MatMul") or len(operation.inputs) != 2:
             return None
         first, second = map(self.values.shape, operation.inputs)
@@ -299,7 +291,7 @@ class RoundSums:
         )
 
     def _product(self, operation: Operation, first: Factor, second: Factor) -> Sum:
-        """One product over all rounds."""
+        """Return a function that computes the sum of products as one product over all rounds."""
         values = self.values
         roots = [values.root(factor) for factor in (first, second)]
         is_backward = next((back for root in roots for back in values.orders(root)), False)
@@ -320,17 +312,17 @@ class RoundSums:
 
         return product
 
-    # The rest ---------------------------------------------------------------------------------
-
     def settle(self) -> None:
-        """No further sums are asked for."""
+        """Decide which sums the scan accumulates; no further sums may be requested."""
         for value in dict.fromkeys(self._terms):
             if self.adds_up or self._collected_form(value) is None:
                 self.added.append(value)
 
     def rows_of(self, value: int, is_backward: bool) -> Sum | None:
-        """A value of all rounds along a new axis 0, where it is a product of what is collected in
-        that order anyway and a matrix that all rounds share: one product after the scan."""
+        """Return a function that computes a value of all rounds by one product after the scan.
+
+        None unless the value is a product of a collected value and a matrix shared by all rounds.
+        """
         values = self.values
         operation = values.maker.get(values.root(Factor(value, 0)))
         if self.adds_up or operation is None or operation.domain:
@@ -358,7 +350,7 @@ class RoundSums:
     def take(
         self, collected: Sequence[SymbolicTensor], added: Sequence[SymbolicTensor]
     ) -> None:  # fmt: skip
-        """What the scan has collected and added up."""
+        """Store what the scan has collected and accumulated."""
         self.values.take(collected)
         self._results.update(zip(self.added, added, strict=True))
         for value in dict.fromkeys(self._terms):
@@ -366,7 +358,7 @@ class RoundSums:
                 self._results[value] = self._sum_of_rows(value)
 
     def _collected_form(self, value: int) -> tuple[Factor, bool, tuple[int, ...]] | None:
-        """What is collected anyway, and the axes of it that are summed over to give a value."""
+        """Return a collected value, its order, and the axes to sum over to get `value`; or None."""
         operation, source = self.values.maker.get(value), value
         axes: tuple[int, ...] = ()
         if operation is not None and operation.op == "ReduceSum" and len(operation.inputs) == 2:
@@ -389,19 +381,18 @@ class RoundSums:
         return self.values.shaped(total, self.values.shape(value))
 
 
-#: Differentiates the graph of a body: the inputs whose gradients are wanted, and the outputs whose
-#: gradients come in.
+#: Differentiates the graph of a body: wanted inputs, and outputs whose gradients are given.
 DifferentiateBody = Callable[[ComputationGraph, tuple[str, ...], tuple[str, ...]], Differentiated]
-#: In these, a sum over many rounds would lose its digits.
+#: Types in which a sum over many rounds would lose digits.
 _COARSE = frozenset({DataType.BFLOAT16, DataType.FLOAT16})
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A value of the forward graph that holds a value of all rounds, the last one first or not.
+    """A value of the forward graph that has the values of all rounds, last round first or not.
 
-    Where `first` is told, the value wanted is that in the first round, and in each other round what
-    the value was in the round before.
+    With `first`, the wanted value is `first` in round 0, and in each other round the value of the
+    round before.
     """
 
     value: int
@@ -411,10 +402,16 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The rounds of a backward scan, whose graph takes gradients of states, elements and what is
-    shared by name, and makes values by their numbers.
+    """The body of a backward scan.
 
-    Of each state: what its gradient is called, and what it is after the round, where it is either.
+    Attributes:
+        graph: Takes gradients of states, elements and shared tensors by name.
+        shared: Shared tensors by name.
+        taken: Names of the elements.
+        seeds: For each state, the name of its gradient in `graph`, if it has one.
+        gradients: For each state, the value of its gradient after the round, if it has one.
+        added: Values to accumulate.
+        collected: Values to collect.
     """
 
     graph: ComputationGraph
@@ -428,7 +425,7 @@ class _Rounds:
     def one(
         self, inside: BodyBuilder, before: Sequence[Any], elements: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """What a round makes: states, sums as far as they have come, what is collected."""
+        """Write a round; return the next states, the sums so far, and what is collected."""
         given = dict(zip(self.taken, elements, strict=True)) | dict(self.shared)
         states, sums = before[: len(self.seeds)], before[len(self.seeds) :]
         given |= {n: g for n, g in zip(self.seeds, states, strict=True) if n is not None}
@@ -443,18 +440,22 @@ class _Rounds:
 
 
 class ScanGradient:
-    """The gradient of one scan; making it has the forward scan collect what it takes."""
+    """The gradient of one scan. Its construction adds collected values to the forward scan."""
 
     def __init__(
-        self,
-        operation: Operation,
-        forward: ForwardValues,
-        path: set[int],
-        differentiate: DifferentiateBody,
-        adds_up: bool = False,
-    ) -> None:
-        """`path`: the values of the graph that gradients flow through. What `adds_up` collects
-        nothing to compute sums after the scan: rounds are few, and hold much."""
+        self, operation: Operation, forward: ForwardValues, path: set[int],
+        differentiate: DifferentiateBody, adds_up: bool = False,
+    ) -> None:  # fmt: skip
+        """Differentiate the body of a scan.
+
+        Args:
+            operation: The scan.
+            forward: The forward graph.
+            path: Values through which gradients flow.
+            differentiate: Differentiates the body.
+            adds_up: Accumulate sums in the scan instead of collecting values for them; for scans
+                over segments, which have few rounds with much data.
+        """
         self._operation = operation
         self._adds_up = adds_up
         self._forward = forward
@@ -463,7 +464,7 @@ class ScanGradient:
         results = {i for i, v in enumerate(operation.outputs) if v in path}
         bodies = forward.bodies.bodies
         self._body = bodies[operation.body]
-        #: Of the body: inputs that have a gradient, outputs whose gradient comes in.
+        #: Inputs of the body that have a gradient, outputs that receive one.
         self._inputs, self._outputs = through_rounds(operation, bodies, self._wanted, results)
         self._both: Differentiated | None = None
         self._kept: dict[str, _Kept] = {}
@@ -474,12 +475,12 @@ class ScanGradient:
             self._keep(self._both)
 
     def _keep(self, both: Differentiated) -> None:
-        """Have the forward scan collect what the backward graph of the body reads."""
+        """Let the forward scan collect what the backward graph of the body reads."""
         form, graph = self._form, both.forward
         at = _slots(graph)
         read = {slot.name for slot in both.backward.inputs}
         results = len(self._body.outputs)
-        #: What the scan collects in any case, by the value in the body.
+        #: Collected results of the original scan, by value in the body.
         there = {at[result_name(i)]: i for i in reversed(range(form.states, results))}
         more: dict[int, list[str]] = {}
         for name in both.saved:
@@ -488,7 +489,7 @@ class ScanGradient:
                 more.setdefault(at[name], []).append(name)
             else:
                 self._kept[name] = self._collected(found)
-        #: States before a round that are known from what is collected of the round before it.
+        #: States before a round that equal a collected value of the round before.
         after: dict[int, int] = {}
         for i in range(form.states):
             if operand_name(i) not in read:
@@ -514,32 +515,30 @@ class ScanGradient:
             self._kept[operand_name(i)] = _Kept(at_last[v], False, first)
 
     def _collected(self, result: int) -> _Kept:
-        """What the scan collects in any case."""
+        """Return a collected result of the original scan."""
         backward = self._form.given_backward[result - self._form.states]
         return _Kept(self._forward.output(self._operation, result), backward)
 
     def pull(
         self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None]
     ) -> tuple[SymbolicTensor | None, ...]:
-        """The gradients of operands from those of results, None where nothing flows."""
+        """Return the gradients of the operands, None where there is none."""
         found: dict[int, SymbolicTensor] = {}
         if self._both is not None:
             found = self._scan_back(self._both, builder, gradients)
         elif not self._form.count:
-            # The last states are the first.
+            # Without rounds, the last states are the first.
             found = {i: g for i, g in enumerate(gradients[: self._form.states]) if g is not None}
         places = range(len(self._operation.inputs))
         return tuple(found.get(i) if i in self._wanted else None for i in places)
 
     def _scan_back(
-        self,
-        both: Differentiated,
-        builder: ComputationGraphBuilder,
+        self, both: Differentiated, builder: ComputationGraphBuilder,
         gradients: Sequence[SymbolicTensor | None],
-    ) -> dict[int, SymbolicTensor]:
+    ) -> dict[int, SymbolicTensor]:  # fmt: skip
         form, graph = self._form, both.backward
         at = _slots(graph)
-        #: Where the gradients of the body's inputs are.
+        #: Values of the gradients of the body's inputs.
         named, seeded = dict(both.gradients), dict(both.seeds)
         gradient = {i: at[named[operand_name(i)]] for i in self._inputs if operand_name(i) in named}
         seeds = {i: seeded[result_name(i)] for i in self._outputs if result_name(i) in seeded}
@@ -555,12 +554,9 @@ class ScanGradient:
             if i >= form.states
         }
         inside = RoundValues(
-            graph,
-            builder,
-            {at[name]: tensor for name, tensor in shared.items()},
-            {at[name]: each for name, each in rows.items()},
-            form.count,
-        )
+            graph, builder, {at[name]: tensor for name, tensor in shared.items()},
+            {at[name]: each for name, each in rows.items()}, form.count,
+        )  # fmt: skip
         sums = RoundSums(inside, self._adds_up)
         totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
         sums.settle()
@@ -583,17 +579,13 @@ class ScanGradient:
         ]
         taken = {name: each for name, each in rows.items() if name in read}
         written = _Rounds(
-            rounds,
-            {name: tensor for name, tensor in shared.items() if name in read},
-            tuple(taken),
-            tuple(seeds.get(i) for i in states),
-            tuple(gradient.get(i) for i in states),
-            tuple(sums.added),
-            tuple(kept),
-        )
+            rounds, {name: tensor for name, tensor in shared.items() if name in read}, tuple(taken),
+            tuple(seeds.get(i) for i in states), tuple(gradient.get(i) for i in states),
+            tuple(sums.added), tuple(kept),
+        )  # fmt: skip
         last: tuple[SymbolicTensor, ...] = ()
         collected: tuple[SymbolicTensor, ...] = ()
-        # Where all of it is computed after the scan, there is none.
+        # No scan is needed if everything is computed after it.
         if firsts or kept:
             last, collected = scan_in_body(
                 builder,
@@ -617,7 +609,7 @@ class ScanGradient:
         return found | {i: made() for i, made in (totals | outside).items()}
 
     def _rows(self, read: Mapping[str, int]) -> dict[str, AllRows]:
-        """What the backward graph of the body reads of the forward scan, of all rounds."""
+        """Return the sequences that the backward graph of the body reads."""
         form = self._form
         found = {name: self._all_of(kept) for name, kept in self._kept.items()}
         for i, backward in enumerate(form.taken_backward, form.states):
@@ -641,12 +633,10 @@ class ScanGradient:
         return AllRows(builder.apply("Concat", pieces, 1, {"axis": 0})[0], kept.is_backward)
 
     def _seed(
-        self,
-        builder: ComputationGraphBuilder,
-        gradients: Sequence[SymbolicTensor | None],
+        self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None],
         result: int,
-    ) -> SymbolicTensor:
-        """The gradient of a result, zeros where none has come in."""
+    ) -> SymbolicTensor:  # fmt: skip
+        """Return the gradient of a result, zeros if there is none."""
         found = gradients[result]
         kind = self._form.result_types(self._body.output_types)[result]
         assert kind is not None
@@ -654,20 +644,20 @@ class ScanGradient:
 
 
 def _slots(graph: ComputationGraph) -> dict[str, int]:
-    """Values by the names of the slots that they are."""
+    """Return values by slot name."""
     found = {slot.name: slot.value for slot in graph.inputs}
     return found | {slot.name: slot.value for slot in graph.outputs}
 
 
 def _read(graph: ComputationGraph) -> set[str]:
-    """The inputs that a graph reads or hands on."""
+    """Return the names of the inputs that operations or outputs use."""
     read = {v for operation in graph.operations for v in operation.inputs}
     read.update(slot.value for slot in graph.outputs)
     return {slot.name for slot in graph.inputs if slot.value in read}
 
 
 def _added_type(kind: ValueType) -> ValueType:
-    """The type to add up values of a type in."""
+    """Return the type for accumulating values of a type."""
     return replace(kind, data_type=DataType.FLOAT32) if kind.data_type in _COARSE else kind
 
 
@@ -679,7 +669,7 @@ def _in_type(builder: Any, value: SymbolicTensor, data_type: DataType) -> Symbol
 
 
 def zeros(builder: Any, kind: ValueType) -> SymbolicTensor:
-    """Zeros that take no room in a file."""
+    """Return zeros, stored as one element."""
     zero = builder.constant(kind.data_type.dtype.type(0))
     made: SymbolicTensor = builder.apply("Expand", [zero, list(kind.shape)], 1, {})[0]
     return made

@@ -31,13 +31,10 @@ def fold_transposes(graph: ComputationGraph) -> ComputationGraph:
     folding = _Folding(graph)
     for operation in graph.operations:
         folding.take(operation)
+    values, operations = tuple(folding.values), tuple(folding.operations)
+    constants = tuple(folding.constants)
     return remove_dead_code(
-        replace(
-            graph,
-            values=tuple(folding.values),
-            operations=tuple(folding.operations),
-            constants=tuple(folding.constants),
-        )  # fmt: skip
+        replace(graph, values=values, operations=operations, constants=constants)
     )
 
 
@@ -131,14 +128,9 @@ class _Folding:
         self.values.append(Value("shape", ValueType(shape.shape, DataType.INT64)))
         self.constants.append(Constant(constant, shape))
         attributes = {"allowzero": 1} if 0 in shape else {}
+        inputs, outputs = (source, constant), (target,)
         self.operations.append(
-            replace(
-                near,
-                op="Reshape",
-                inputs=(source, constant),
-                outputs=(target,),
-                attributes=attributes,
-            )  # fmt: skip
+            replace(near, op="Reshape", inputs=inputs, outputs=outputs, attributes=attributes)
         )
         return target
 
