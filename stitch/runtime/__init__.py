@@ -32,7 +32,6 @@ from stitch.runtime.executors import (
     price_names,
     processor_name,
     program_peak,
-    running_alone,
     this_processor,
 )
 from stitch.runtime.functions import HostResult
@@ -59,5 +58,5 @@ __all__ = [
     "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
     "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",
-    "running_alone", "share", "take_back", "this_processor", "totals_of",
+    "share", "take_back", "this_processor", "totals_of",
 ]  # fmt: skip

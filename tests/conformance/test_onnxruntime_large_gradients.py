@@ -13,7 +13,7 @@ import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from tests.support.grids import in_turn
 from tests.support.stitched_models import one, several
 
@@ -25,9 +25,9 @@ def device() -> Iterator[stitch.Device]:
 
 
 def nodes_of(graph: ComputationGraph) -> list[onnx.NodeProto]:
-    form = onnx_form(stitch.compile(graph).binary.programs[0])
-    onnx.checker.check_model(form.model)
-    return list(onnx.load_model_from_string(form.model).graph.node)
+    converted = write_model(stitch.compile(graph).binary.programs[0])
+    onnx.checker.check_model(converted.serialized)
+    return list(onnx.load_model_from_string(converted.serialized).graph.node)
 
 
 def gelu_gradient(shape: tuple[int, ...], approximate: str) -> ComputationGraph:

@@ -338,9 +338,9 @@ def test_a_binding_runs_through_public_methods_alone() -> None:
     session = prepared.session.session
     binding = session.io_binding()
     x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
-    form = prepared.session.form
-    binding.bind_cpu_input(f"v{form.inputs[0]}", x)
-    binding.bind_output(f"v{form.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    converted = prepared.session.model
+    binding.bind_cpu_input(f"v{converted.inputs[0]}", x)
+    binding.bind_output(f"v{converted.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
     bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()
     np.testing.assert_array_equal(y, x @ integers((64, 32), 5))
 

@@ -278,7 +278,7 @@ def test_an_attribute_that_is_a_tensor_is_held_as_text_and_checked_when_it_is_re
     (tree,) = program.operations
     broken = replace(tree, attributes={**tree.attributes, "nodes_values_as_tensor": "no tensor"})
     lying = replace(binary, programs=(replace(program, operations=(broken,)),))
-    with pytest.raises((FormatError, CompileError), match="not the text of a tensor"):
+    with pytest.raises((FormatError, CompileError), match="not an encoded tensor"):
         results(lying, arrays, "onnxruntime")
 
 

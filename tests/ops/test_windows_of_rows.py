@@ -137,7 +137,7 @@ def test_a_window_that_is_known_is_seen_and_nothing_is_copied() -> None:
         index = next(i for i, o in enumerate(program.operations) if o.op == "Window")
         assert (arrangement.moved.get(index) == ()) is known
         value, data = program.operations[index].outputs[0], program.inputs[0].value
-        assert (arrangement.seen[value].root == data) is known
+        assert (arrangement.storage[value].root == data) is known
 
 
 @pytest.mark.parametrize("name", ["numpy", "onnxruntime", "torch", "auto"])

@@ -11,14 +11,13 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.program import Program
-from stitch.runtime.executors import blocked_convolutions
 from stitch.runtime.executors.blocked_convolutions import (
-    BlockedPart,
+    MAX_ROUNDS,
+    ConvolutionGains,
     blocked_part,
 )
 from stitch.runtime.executors.onnx.blocked_writer import block_channels
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,
@@ -54,7 +53,7 @@ def assert_fits_blocks(
         monkeypatch.setattr(name, lambda: block)
     program = program_of(graph)
     given = {slot.value: arrays[slot.name] for slot in program.inputs}
-    found = blocked_results(onnx_form(program), given, block)
+    found = blocked_results(write_model(program), given, block)
     for one, other in zip(results(graph, arrays, "numpy"), found, strict=True):
         scale = np.abs(one).max(initial=1e-3)
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(scale) * 2e-5)
@@ -185,16 +184,16 @@ def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatc
     """Each but the first and the last would rather stay: so many tries would be a square."""
     tries = list[int]()
 
-    losing = blocked_convolutions.losing
+    unprofitable = ConvolutionGains.unprofitable
 
-    def counted(program: Program, part: BlockedPart, *, together: bool) -> set[int]:
-        tries.append(len(part.convolutions))
-        return losing(program, part, together=together)
+    def counted(gains: ConvolutionGains, *, whole_chains: bool) -> set[int]:
+        tries.append(len(gains.convolutions))
+        return unprofitable(gains, whole_chains=whole_chains)
 
-    monkeypatch.setattr(blocked_convolutions, "losing", counted)
+    monkeypatch.setattr(ConvolutionGains, "unprofitable", counted)
     assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}
     assert tries[0] == 200
-    assert len(tries) == blocked_convolutions.MOST_TRIES + 2
+    assert len(tries) == MAX_ROUNDS + 2
 
 
 def test_convolutions_in_the_rounds_of_a_scan_are_not_in_blocks() -> None:
@@ -235,7 +234,7 @@ def test_weights_are_arranged_when_they_are_needed(tmp_path: Path) -> None:
     arrays, options = drawn(graph, 0), onnxruntime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = onnxruntime.InferenceSession(
-        onnx_form(program_of(graph)).model, options, providers=["CPUExecutionProvider"]
+        write_model(program_of(graph)).serialized, options, providers=["CPUExecutionProvider"]
     )
     given = dict(zip((i.name for i in session.get_inputs()), arrays.values(), strict=True))
     session.run(None, given)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from stitch.graph import ComputationGraph, SymbolicTensor
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from tests.support.executors.blocked_checks import (
     assert_agrees,
     operators,
@@ -30,7 +30,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_blocks(graph: ComputationGraph) -> int:
     """How many nodes compute on images in blocks."""
     made, count = set[str](), 0
-    for node in onnx.load_from_string(onnx_form(program_of(graph)).model).graph.node:
+    for node in onnx.load_from_string(write_model(program_of(graph)).serialized).graph.node:
         is_reading = not made.isdisjoint(node.input[:1])
         is_arranging = node.op_type in ("Reshape", "Transpose")
         if is_arranging or node.op_type == "ReorderOutput":

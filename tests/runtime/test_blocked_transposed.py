@@ -9,8 +9,8 @@ import pytest
 
 from stitch.graph import ComputationGraph
 from stitch.program import is_scan
-from stitch.runtime.executors.blocked_convolutions import arranging_ns, blocked_part
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.blocked_convolutions import blocked_part, weight_conversion_ns
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,
@@ -92,7 +92,7 @@ def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.M
     arrays, program = drawn(graph, 3), program_of(graph)
     given = {slot.value: arrays[slot.name] for slot in program.inputs}
     (one,) = results(graph, arrays, "numpy")
-    (other,) = blocked_results(onnx_form(program), given, block)
+    (other,) = blocked_results(write_model(program), given, block)
     np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(np.abs(one).max()) * 2e-5)
 
 
@@ -116,10 +116,10 @@ def test_it_is_priced_as_a_convolution_and_the_turning_of_its_weights() -> None:
     assert TABLE.onnxruntime is not None
     products = 64 * 14 * 14 * 32 * 16 * 9
     rate = TABLE.onnxruntime.convolutions_per_us.at(products)
-    want = products / rate + arranging_ns(program, index) / 1000 + TABLE.onnxruntime.node_us
+    want = products / rate + weight_conversion_ns(program, index) / 1000 + TABLE.onnxruntime.node_us
     assert OperationPrices(program, TABLE, 1).of_onnx(index) == pytest.approx(want)
     # A weight takes 3.5 ns more than one that is only arranged.
-    assert arranging_ns(program, index) == pytest.approx(32 * 16 * 9 * 4.5)
+    assert weight_conversion_ns(program, index) == pytest.approx(32 * 16 * 9 * 4.5)
 
 
 def test_few_places_for_each_weight_do_not_pay_for_its_turning() -> None:

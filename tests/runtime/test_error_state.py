@@ -10,7 +10,7 @@ import pytest
 
 from stitch.program import Array
 from stitch.runtime.executors import with_fp_errors_ignored
-from stitch.runtime.executors.executor import treating
+from stitch.runtime.executors.executor import error_setter
 
 ZERO = np.zeros(3, np.float32)
 ANOTHER: ContextVar[str] = ContextVar("another", default="nothing")
@@ -77,7 +77,7 @@ def test_a_run_sees_its_callers_context_variables_as_they_are_now() -> None:
 def test_where_numpy_keeps_more_than_one_variable_its_own_function_is_called() -> None:
     several = Context()
     several.run(ANOTHER.set, "one more")
-    ignore = treating(several, all="ignore")
+    ignore = error_setter(several, all="ignore")
 
     def run() -> Array:
         ignore()

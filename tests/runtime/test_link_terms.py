@@ -82,7 +82,7 @@ def test_an_output_that_is_read_before_it_is_rounded_is_an_obstacle() -> None:
         outputs=(*made.outputs, replace(made.outputs[0], name="h", value=first)),
     )
     found = terms("onnxruntime", twice, program("b"))
-    assert found.obstacle == "'a' reads its output 'h' before that is rounded to bfloat16"
+    assert found.obstacle == "'a' reads its output 'h' before rounding it to bfloat16"
     assert terms("onnxruntime", program("c", "Relu", stored="bfloat16"), made).obstacle == ""
 
 
@@ -90,7 +90,7 @@ def test_constants_that_a_form_cannot_hold_are_an_obstacle(monkeypatch: pytest.M
     pytest.importorskip("onnxruntime")
     from stitch.runtime.executors.onnx import onnxruntime_executor
 
-    monkeypatch.setattr(onnxruntime_executor, "MOST_CONSTANTS", 8 * 8 * 4 - 1)
+    monkeypatch.setattr(onnxruntime_executor, "MAX_CONSTANT_NBYTES", 8 * 8 * 4 - 1)
     found = terms("onnxruntime", program("a"), program("b"))
     assert found.obstacle == "'a' has more than 255 bytes of constants"
 
@@ -99,7 +99,7 @@ def test_the_automatic_executor_promises_what_one_kind_of_kernels_computes() -> 
     small = [program(name, "Relu") for name in "ab"]
     assert terms("auto", *small) == LinkTerms()
     pytest.importorskip("onnxruntime")
-    assert "chooses anew" in terms("auto", *small, program("c", "Gelu")).obstacle
+    assert "other kernels" in terms("auto", *small, program("c", "Gelu")).obstacle
 
 
 def test_the_torch_executor_does_not_promise_equal_bits() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from tests.support.grids import in_turn
 
 
@@ -39,7 +39,7 @@ def gelu_by_tanh(
 
 def operators(graph: ComputationGraph) -> Counter[str]:
     program = stitch.compile(graph, target="host").binary.programs[0]
-    model = onnx.load_from_string(onnx_form(program).model)
+    model = onnx.load_from_string(write_model(program).serialized)
     return Counter(node.op_type for node in model.graph.node)
 
 

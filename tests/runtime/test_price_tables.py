@@ -23,9 +23,9 @@ from stitch.runtime.executors.prices import (
     Gain,
     PriceTable,
     Processor,
-    described,
     load_prices,
     nearest_table,
+    parse_cpuinfo,
     parse_prices,
     price_names,
 )
@@ -46,7 +46,7 @@ def text_of(name: str = "") -> str:
 def problems_of(text: str) -> list[str]:
     with pytest.raises(FormatError) as caught:
         parse_prices(text.encode(), "mine.yaml")
-    assert "mine.yaml is not a sound table of prices" in str(caught.value)
+    assert "mine.yaml is not a sound price table" in str(caught.value)
     return [f"{p.where.partition(':')[2]} {p.detail}" for p in caught.value.problems]
 
 
@@ -118,7 +118,7 @@ def test_a_table_of_a_file_is_that_of_its_text(tmp_path: Path) -> None:
         ("  round_us: 0.6\n", "", "numpy.round_us: must be a finite number from 0, not nothing"),
         ("call_us: 0.6", "call_us: -1", "numpy.call_us: must be a finite number from 0, not '-1'"),
         ("matrix_us: 0.25", "matrix_us: .nan", "numpy.matrix_us: must be a finite number from 0"),
-        ("{262143: 0.15", "{many: 0.15", "numpy.arithmetic_ns: 'many' is no size"),
+        ("{262143: 0.15", "{many: 0.15", "numpy.arithmetic_ns: 'many' is not a size"),
         ("{262143: 0.15", "{262145: 0.15", "numpy.arithmetic_ns: sizes must rise"),
         ("{262143: 0.15", "{262143: 0", "numpy.arithmetic_ns.262143: must be a finite number"),
         ("    Erf: 1.7", "    Erg: 1.7", "there is no operator 'Erg'; did you mean 'Erf'?"),
@@ -217,9 +217,9 @@ def test_damaged_tables_are_tables_or_problems_with_their_lines(count: int) -> N
 
 
 def test_a_table_that_there_is_not_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no table of prices 'x86_avx512_intle'; did you mean"):
+    with pytest.raises(UsageError, match="no price table 'x86_avx512_intle'; did you mean"):
         load_prices("x86_avx512_intle")
-    with pytest.raises(UsageError, match="cannot read the prices"):
+    with pytest.raises(UsageError, match="cannot read price table"):
         load_prices(tmp_path / "none.yaml")
 
 
@@ -278,7 +278,7 @@ def test_a_processor_takes_the_table_of_the_nearest_family(processor: Processor,
 def test_a_family_is_read_from_what_linux_says_of_a_processor(
     cpuinfo: str, processor: Processor
 ) -> None:
-    assert described(cpuinfo, 7) == processor
+    assert parse_cpuinfo(cpuinfo, 7) == processor
 
 
 def test_where_the_system_says_nothing_a_table_is_taken_all_the_same(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
+
 from pricing.operations import MACHINE, MeasuredOperation
 from stitch.errors import CompileError, UsageError
-from stitch.runtime import Executor, make_executor, running_alone
+from stitch.program import Array, Program
+from stitch.runtime import Executor, make_executor
+from stitch.runtime.executors import as_bytes, with_fp_errors_ignored
 
 #: Seconds that one turn takes at least: many calls of what is short.
 TURN = 0.001
@@ -64,11 +68,36 @@ def times_of(
 
 def _turn(measured: MeasuredOperation, library: str, executor: Executor) -> _Turn | None:
     try:
-        run = running_alone(executor, measured.program, MACHINE.shape, measured.inputs)
+        run = _run_alone(executor, measured.program, measured.inputs)
     except CompileError:
         return None
     once = max(1e-9, _seconds(run, 1))
     return _Turn(measured, library, run, max(1, int(TURN / once)), once)
+
+
+def _run_alone(
+    executor: Executor, program: Program, operands: Sequence[Array]
+) -> Callable[[int], object]:
+    """Return a function that runs a program `times` times in a row, on arrays of its own.
+
+    Raises `CompileError` if the executor has no kernels for the program.
+    """
+    prepared = executor.prepare_alone(program, MACHINE.shape)
+    kinds = [program.values[slot.value].type for slot in program.outputs]
+    results = [np.empty(kind.shape, kind.data_type.dtype) for kind in kinds]
+    scratch = np.empty(program.scratch.size_per_bank, np.uint8)
+    inputs, outputs = (tuple(map(as_bytes, arrays)) for arrays in (operands, results))
+    steps = prepared.bind(inputs, outputs, scratch).steps
+    # The steps refer to the arrays by address only.
+    referenced = operands, results, scratch
+
+    def run(times: int) -> object:
+        for _ in range(times):
+            for step in steps:
+                step()
+        return referenced
+
+    return lambda times: with_fp_errors_ignored(run, times)
 
 
 def _seconds(run: Callable[[int], object], calls: int) -> float:

@@ -27,7 +27,6 @@ from stitch.runtime.executors.host import (
     committed_nbytes,
     dense_view,
     program_peak,
-    running_alone,
 )
 from stitch.runtime.executors.operation_prices import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.prices import (
@@ -42,7 +41,7 @@ from stitch.runtime.executors.prices import (
     this_processor,
 )
 
-#: Executors by name: the module and the class in it; a module is imported when it is asked for.
+#: Executors by name: module and class; the module is imported on first use.
 EXECUTORS: dict[str, tuple[str, str]] = {
     "numpy": ("stitch.runtime.executors.host", "NumpyExecutor"),
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
@@ -50,13 +49,9 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
     "null": ("stitch.runtime.executors.executor", "NullExecutor"),
 }
-
-
-#: Those that take a number of threads. NumPy's products run on as many as its BLAS was told.
-THREADED = ("onnxruntime", "auto")
-#: Those that may fuse operations across seams.
-FUSING = ("onnxruntime", "auto")
-#: Those that choose by a table of prices.
+#: Executors that take a number of threads, and may fuse operations across seams.
+THREADED = FUSING = ("onnxruntime", "auto")
+#: Executors that choose kernels by a price table.
 PRICED = ("auto", "torch")
 _THREADS_ELSEWHERE = {
     "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
@@ -65,7 +60,7 @@ _THREADS_ELSEWHERE = {
 
 
 def is_own(executor: Executor) -> bool:
-    """Whether an executor is one of these, whose kernels call nobody."""
+    """Whether an executor is one of Stitch's, whose steps call no user code."""
     return type(executor).__module__.startswith(f"{__name__}.")
 
 
@@ -76,13 +71,18 @@ def make_executor(
     fuse_across_seams: bool = False,
     prices: Prices | None = None,
 ) -> Executor:
-    """An executor by name, on so many threads (one, if nothing is said).
+    """Create an executor.
 
-    `fuse_across_seams`: what fuses operations does so across the seams of linked programs too, and
-    no longer gives the bits of their parts. `prices`: the table by which it chooses (see
-    `load_prices`; that of this processor's family, if nothing is said). An executor that is no name
-    is given back as it is. Raises `UsageError` listing the names, or naming the extra to install;
-    for threads or prices of an executor that does not take them, and for fewer threads than one.
+    Args:
+        name: A name of `EXECUTORS`, or an executor, which is returned as it is.
+        threads: Threads per operation; 1 by default.
+        fuse_across_seams: Fuse operations across the seams of linked programs; their bits may then
+            differ from those of the separate programs.
+        prices: The price table, see `load_prices`; by default that of this processor's family.
+
+    Raises:
+        UsageError: Unknown name, missing package, fewer threads than one, or an argument that the
+            executor does not take.
     """
     if not isinstance(name, Executor) and name not in EXECUTORS:
         raise UsageError(
@@ -90,15 +90,14 @@ def make_executor(
             expected=" or ".join(EXECUTORS),
             remedy=closest(str(name), EXECUTORS) or None,
         )
+    called = name if isinstance(name, str) else name.name
     if threads is not None and name not in THREADED:
-        called = name if isinstance(name, str) else name.name
         raise UsageError(
             f"the executor {called!r} takes no number of threads",
             expected=" or ".join(THREADED),
             remedy=_THREADS_ELSEWHERE.get(called),
         )
     if prices is not None and name not in PRICED:
-        called = name if isinstance(name, str) else name.name
         raise UsageError(
             f"the executor {called!r} takes no prices: it has nothing to choose",
             expected=" or ".join(PRICED),
@@ -106,14 +105,14 @@ def make_executor(
     if isinstance(name, Executor):
         return name
     module, class_name = EXECUTORS[name]
-    words: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
+    options: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
     if prices is not None:
-        words["prices"] = prices
+        options["prices"] = prices
     if fuse_across_seams and name in FUSING:
-        words["fuse_across_seams"] = True
+        options["fuse_across_seams"] = True
     try:
         with late_import():
-            executor = getattr(import_module(module), class_name)(**words)
+            executor = getattr(import_module(module), class_name)(**options)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("stitch"):
             raise
@@ -134,6 +133,6 @@ __all__ = [
     "ignore_errors", "is_own",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
     "parse_prices", "prepared_context_run", "price_names", "processor_name", "program_peak",
-    "running_alone",
+
     "this_processor", "with_fp_errors_ignored",
 ]  # fmt: skip

@@ -1,18 +1,11 @@
-"""The automatic executor: for each operation the executor that is faster there.
+"""The automatic executor: computes each operation by the kernel with the lowest price.
 
-The choice rests on the program's operators and shapes, on the table of prices and on what is
-installed, never on a clock: by the same table the same program is always computed in the same way.
+The choice depends on the program, the price table and the installed packages, never on measured
+time, so a program is always computed in the same way.
 
-A small program is computed by one of them, and mostly by NumPy: a call of ONNX Runtime costs about
-1 us more than its few calls, and gains that back in products, and in operators that NumPy needs
-many passes for. Measured on one thread of an Intel processor (us, NumPy and ONNX Runtime): Gemm and
-Relu 1x64x64 3.0 and 3.4, 16x64x64 4.2 and 4.5, 16x128x128 8.7 and 7.5, 64x784x512 526 and 328; Gelu
-of 64 elements 6.2 and 3.0; Sigmoid of 64 2.5 and 2.9, of 16,384 17 and 9; eight additions and
-products of 64 5.4 and 5.1, of 262,144 450 and 791. So one point is wanted, and given for so many
-multiply-adds as the table says (131,072 there), for every operator of many passes, for so many
-elements (4,096) of one of a few passes; nothing is given for plain arithmetic. Rounds of a scan are
-different: within its `Scan`, ONNX Runtime spends 0.2 us on a node and 0.1 on a result, where
-NumPy's kernels and copies take 0.5 each; so a few of them (8) are a point.
+Small programs run by NumPy alone, as a call of ONNX Runtime costs about 1 us more. A program may
+use ONNX Runtime from one point on: the table says how many multiply-adds, elements of operators of
+a few passes, and calls in a scan's rounds make a point; an operator of many passes makes one.
 """
 
 from __future__ import annotations
@@ -49,13 +42,12 @@ from stitch.runtime.executors.host import (
 from stitch.runtime.executors.operation_prices import OperationPrices
 from stitch.runtime.executors.prices import Points, Prices, PriceTable, load_prices
 
-# --------------------------------------------------------------------------------------------------
-# Which operations of a program go to ONNX Runtime, and which to NumPy's or a library's kernels.
+# Division
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The runs of operations that go to ONNX Runtime, and those that go to the library."""
+    """The runs of operations that ONNX Runtime computes, and the operations of the library."""
 
     runs: tuple[tuple[int, ...], ...]
     library: frozenset[int] = frozenset()
@@ -68,11 +60,14 @@ def divide(
     threads: int = 1,
     library: KernelLibrary | None = None,
 ) -> Division:
-    """The cheapest division by a table; `able` says which operations ONNX Runtime can run.
+    """Return the cheapest division by a price table.
 
-    One run of all where nothing else is much cheaper; none where kernels are. With a library the
-    same, unless its kernels gain what they must: over the whole, for what ONNX Runtime joins is not
-    seen in prices; else each over NumPy's, in whose place it comes.
+    Prefers one run of all operations, then NumPy alone, unless a division gains what the table asks
+    for. The library's kernels must gain over the whole division; else each must gain over NumPy's.
+
+    Args:
+        able: Which operations ONNX Runtime can run.
+        threads: Threads of ONNX Runtime.
     """
     if table.onnxruntime is None:
         able = [False] * len(able)
@@ -82,32 +77,32 @@ def divide(
     prices = OperationPrices(program, table, threads, library)
     runs = _cheapest(prices, able)
     least = prices.cheaper
-    if prices.of_division(runs) > table.gains.library.may_cost(price):
+    if prices.of_division(runs) > table.gains.library.max_cost(price):
         runs = division.runs
         least = {i: cost for i, cost in prices.cheaper.items()
-                 if cost <= table.gains.library.may_cost(prices.of_numpy(i))}  # fmt: skip
+                 if cost <= table.gains.library.max_cost(prices.of_numpy(i))}  # fmt: skip
     foreign = {i for run in runs for i in run}
     return Division(runs, frozenset(i for i in least if i not in foreign))
 
 
 def _without_library(prices: OperationPrices, able: Sequence[bool]) -> tuple[Division, float]:
-    """The division between NumPy and ONNX Runtime, and its price."""
+    """Return the division between NumPy and ONNX Runtime, and its price."""
     runs, gains = _cheapest(prices, able), prices.table.gains
     least = prices.of_division(runs)
     if not all(able) or not able:
         return Division(runs), least
     whole, alone = (tuple(range(len(able))),), prices.of_division(())
     price = prices.of_division(whole)
-    if least <= gains.division.may_cost(price):
+    if least <= gains.division.max_cost(price):
         return Division(runs), least
-    if alone <= gains.numpy.may_cost(price):
+    if alone <= gains.numpy.max_cost(price):
         return Division(()), alone
     return Division(whole), price
 
 
 def _cheapest(prices: OperationPrices, able: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-    """The runs of the cheapest division, were views as good as values to whoever reads them."""
-    # Price so far when the last operation is NumPy's, and when it is ONNX Runtime's.
+    """Return the runs of the cheapest division by dynamic programming, not pricing copied views."""
+    # The lowest price if the last operation is NumPy's, and if it is ONNX Runtime's.
     ends = (0.0, math.inf)
     before: list[tuple[int, int]] = []
     for index, foreign in enumerate(able):
@@ -131,23 +126,25 @@ def _cheapest(prices: OperationPrices, able: Sequence[bool]) -> tuple[tuple[int,
     return tuple(map(tuple, runs))
 
 
-#: Operators that NumPy needs many passes or Python loops for.
+#: Operators that take NumPy many passes or Python loops.
 MANY_PASSES = frozenset({
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "CumProd", "CumSum", "Erf",
     "Gelu", "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization",
     "LayerNormalization", "LogSoftmax", "MaxPool", "Mish", "RMSNormalization", "Softmax", "TopK",
 })  # fmt: skip
-#: Operators whose functions NumPy computes more slowly.
+#: Operators that NumPy computes more slowly, in a few passes.
 FEW_PASSES = frozenset({
     "Celu", "Elu", "Exp", "HardSigmoid", "HardSwish", "Log", "Selu", "Sigmoid", "Softplus", "Swish",
 })  # fmt: skip
 
 
 class AutomaticExecutor(Executor):
-    """Chooses executors for each program; without ONNX Runtime it is the NumPy executor.
+    """Divides programs among NumPy's kernels, ONNX Runtime and a library of kernels by prices.
 
-    `prices` is the table that it chooses by. `intra_op_threads` and `fuse_across_seams` are for
-    ONNX Runtime; raises `UsageError` for fewer threads than one, and as `load_prices` does.
+    Args:
+        intra_op_threads: Threads of ONNX Runtime; `UsageError` below 1.
+        fuse_across_seams: See `OnnxRuntimeExecutor`.
+        prices: See `load_prices`.
     """
 
     name = "auto"
@@ -166,9 +163,9 @@ class AutomaticExecutor(Executor):
 
     @cached_property
     def onnxruntime(self) -> Executor | None:
-        """ONNX Runtime, where it is installed: loaded for the first program that it may compute.
+        """ONNX Runtime's executor, imported on first use; None if it is not installed.
 
-        Raises `UsageError` where what is installed cannot be loaded.
+        Raises `UsageError` if the installed package cannot be imported.
         """
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             return None
@@ -179,45 +176,41 @@ class AutomaticExecutor(Executor):
                 "ONNX Runtime is installed, but cannot be loaded",
                 where=f"executor {self.name!r}",
                 got=str(error),
-                remedy="install it anew, or take executor='numpy'",
+                remedy="reinstall onnxruntime, or use executor='numpy'",
             ) from error
         found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
         return found
 
     def takes_foreign(self) -> bool:
-        """Where ONNX Runtime is installed."""
         return self.onnxruntime is not None
 
     @cached_property
     def sessions(self) -> Any:
-        """Its sessions of parts of programs."""
+        """The cache of sessions of parts of programs."""
         return import_module("stitch.runtime.executors.onnx").Sessions(self._threads)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
-        """What whichever kernel takes most takes."""
         return program_bytes(expanded(program), either_bytes, in_sessions=True)
 
     def _points(self, program: Program) -> float:
         return points(program, self.prices.points)
 
     @property
-    def _is_alone(self) -> bool:
-        """Whether there is nothing but NumPy's kernels to choose."""
+    def _has_numpy_only(self) -> bool:
         return self.library is None and self.onnxruntime is None
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """The same bits where NumPy's kernels compute the whole as well as each program."""
-        if sum(map(self._points, map(expanded, programs))) < 1 or self._is_alone:
+        """Promise the same bits if NumPy computes both the whole and each program."""
+        if sum(map(self._points, map(expanded, programs))) < 1 or self._has_numpy_only:
             return self.numpy.link_terms(programs)
-        return LinkTerms(f"the executor {self.name!r} chooses anew who computes what of the whole")
+        return LinkTerms(f"the executor {self.name!r} may choose other kernels for the whole")
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
-        """Make a program ready by the executors chosen; raises `CompileError`."""
         self.check_foreign(program)
         workspace, program = workspace or Workspace(), expanded(program)
-        if self._points(program) < 1 or self._is_alone:
+        if self._points(program) < 1 or self._has_numpy_only:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
             unable = [False] * len(program.operations)
@@ -230,7 +223,7 @@ class AutomaticExecutor(Executor):
                 raise refusal
             division = divide(program, able, self.prices, self.sessions.threads, self.library)
             if is_first and division.runs == (tuple(range(len(able))),):
-                # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
+                # If ONNX Runtime refuses the whole, divide it.
                 with suppress(CompileError):
                     return self.onnxruntime.prepare(program, machine, workspace)
             calls, able = self.sessions.calls(program, division.runs, able)
@@ -242,7 +235,7 @@ class AutomaticExecutor(Executor):
 
 
 def points(program: Program, for_one: Points) -> float:
-    """How much speaks for ONNX Runtime: from 1 on, it is chosen (see above)."""
+    """Return a program's points: from 1 on it may use ONNX Runtime (see the module)."""
     return _score(program.operations, program.values, program.bodies, for_one)
 
 

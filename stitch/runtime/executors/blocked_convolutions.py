@@ -1,23 +1,13 @@
 """Choose the convolutions that ONNX Runtime computes in its blocked layout.
 
-ONNX Runtime keeps images in blocks of 8 or 16 channels, where a block fills a register, from one
-convolution to the next (`com.microsoft.nchwc`); normalization, an addition and an activation are
-fused into the convolution. By itself it does so only for constant weights. For weights that are
-operands, as in torch.compile and in training, the model rearranges them in each run, which pays
-if the image has many positions for each weight.
+ONNX Runtime keeps images in blocks of 8 or 16 channels from one convolution to the next
+(`com.microsoft.nchwc`), with normalization, addition and activation fused in, but only for constant
+weights. For other weights, as in torch.compile and in training, the model converts them in each
+run, which pays if the image has many positions per weight. A transposed convolution without strides
+and groups is computed as a convolution by transposed weights, in two thirds of the time.
 
-A transposed convolution without strides and groups equals a convolution by transposed weights
-(channels exchanged, kernels reversed). ONNX Runtime does not use this identity and takes half as
-long again. In backward passes such convolutions are the gradients of images.
-
-Blocks that are padded with zero channels end at a convolution: 0 x inf in one of them would be NaN
-in every channel of the next.
-
-The gain of a convolution counts what changes without it: its own gain is lost; an image converted
-for it alone needs no conversion, and neither does its result; but its blocked inputs must be
-converted back, and results wanted in blocks converted again. So a convolution between others may
-lose a little without splitting the chain. If no single one should be left out, the whole chain is
-weighed.
+The gain of leaving out a convolution includes the conversions that its neighbours then save or
+need, so chains are not split for small losses; otherwise a chain is kept or dropped as a whole.
 """
 
 from __future__ import annotations
@@ -30,23 +20,20 @@ from dataclasses import dataclass
 from stitch.ops import attributes_of, int_of, multiply_adds, transposed_windows, turned_windows
 from stitch.program import ABSENT, DataType, Operation, Program
 
-# Parts in blocks
-
 #: Channels of the largest block and of the smallest, which divides it.
 BLOCK, SMALLEST_BLOCK = 16, 8
-#: Images of a number of channels that is no multiple of this are not put into blocks.
+#: Images are blocked only if their channels are a multiple of this.
 REORDERED = 4
-#: Computed in blocks as a convolution; a transposed one by weights that are turned.
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-#: There are kernels for images in blocks.
+#: Pools with kernels for blocked images.
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedConvolution:
-    """A convolution, by the index of its operation, and those that its kernel does after it.
+    """A convolution and the operations fused into it, by index.
 
-    `added` is the value that is summed to it, `result` what it gives.
+    `added` is the value added to it (ABSENT without one), `result` the value that it computes.
     """
 
     convolution: int
@@ -58,9 +45,14 @@ class BlockedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class BlockedPart:
-    """The convolutions by their last operation, the others that read and make blocks, and the
-    operations that lie inside a convolution; of the values that are made in blocks, those that
-    somebody reads `plain`."""
+    """The operations of a program that are computed on blocked images.
+
+    Attributes:
+        convolutions: Convolutions by their last fused operation.
+        others: Operations that read and write blocked images.
+        inside: Operations fused into a convolution, but the last.
+        plain: Blocked values that are also read in the plain layout.
+    """
 
     convolutions: dict[int, BlockedConvolution]
     others: frozenset[int]
@@ -68,8 +60,7 @@ class BlockedPart:
     plain: frozenset[int]
 
     @property
-    def taken(self) -> frozenset[int]:
-        """All operations of the part."""
+    def operations(self) -> frozenset[int]:
         return self.others | self.inside | self.convolutions.keys()
 
 
@@ -77,13 +68,11 @@ NO_BLOCKS = BlockedPart({}, frozenset(), frozenset(), frozenset())
 
 
 def is_depthwise(weight: tuple[int, ...], group: int) -> bool:
-    """Whether each channel has one filter of its own."""
     return group > 1 and weight[0] == group and weight[1] == 1
 
 
 def filters_of(program: Program, operation: Operation) -> tuple[int, ...]:
-    """The shape of a convolution's weights: filters, the channels of each, height, width. A
-    transposed one, without groups, has the first two exchanged."""
+    """Return the weights' shape as (filters, channels of each, height, width)."""
     weight = program.values[operation.inputs[1]].type.shape
     if operation.op == "ConvTranspose":
         return (weight[1], weight[0], *weight[2:])
@@ -91,31 +80,33 @@ def filters_of(program: Program, operation: Operation) -> tuple[int, ...]:
 
 
 def is_narrow(program: Program, operation: Operation, block: int) -> bool:
-    """Whether a convolution's images have too few channels to fill a block of so many."""
+    """Whether a convolution's images have fewer channels than a block."""
     image = program.values[operation.inputs[0]].type.shape
     return image[1] == filters_of(program, operation)[1] < block
 
 
 def is_whole(program: Program, value: int) -> bool:
-    """Whether an image's channels are whole blocks on every processor, and so stay in them."""
+    """Whether an image's channels are whole blocks on every processor.
+
+    Others leave the blocked layout at once: 0 x inf in a padded channel would be NaN in all
+    channels of the next convolution.
+    """
     return program.values[value].type.shape[1] % BLOCK == 0
 
 
 # Gains
 
-#: Nanoseconds on one thread that blocks save: for each multiply-add of a convolution, and for each
-#: element that one filter for each channel makes (3x3: 2.5 without, 0.4 with blocks).
+#: Nanoseconds saved on one thread: per multiply-add, and per result of a depthwise convolution.
 SAVED_PRODUCT_NS = 0.004
 SAVED_DEPTHWISE_NS = 2.0
-#: Nanoseconds of an element of an image that goes into blocks or comes out of them; of a weight
-#: that is arranged, and more where it is moved by rows besides (windows of more than one place).
+#: Nanoseconds to convert an element of an image; of a weight; of a weight of a larger window more.
 IMAGE_NS, WEIGHT_NS, WINDOW_WEIGHT_NS = 0.25, 0.3, 0.7
-#: Of a weight that is turned besides.
+#: Additional nanoseconds to transpose a weight.
 TURNED_WEIGHT_NS = 3.5
 
 
-def arranging_ns(program: Program, index: int) -> float:
-    """Nanoseconds in which a convolution's weights are put into blocks."""
+def weight_conversion_ns(program: Program, index: int) -> float:
+    """Return the nanoseconds to convert a convolution's weights to blocks."""
     operation = program.operations[index]
     weight = program.values[operation.inputs[1]].type.shape
     each = TURNED_WEIGHT_NS if operation.op == "ConvTranspose" else 0.0
@@ -123,80 +114,80 @@ def arranging_ns(program: Program, index: int) -> float:
     return math.prod(weight) * each
 
 
-def losing(program: Program, part: BlockedPart, *, together: bool = False) -> set[int]:
-    """The convolutions of a part, by their indices, that had better not be in blocks; `together`:
-    with all that hang together with one of them."""
-    return _Gains(program, part).losing(together=together)
-
-
-class _Gains:
-    """Who makes and reads what in blocks."""
+class ConvolutionGains:
+    """The time that the convolutions of a part save, alone and in chains of blocked images."""
 
     def __init__(self, program: Program, part: BlockedPart) -> None:
         self.program = program
         self.part = part
-        self.found = tuple(part.convolutions.values())
-        self.made = {c.result for c in self.found if is_whole(program, c.result)}
-        self.made |= {v for i in part.others for v in program.operations[i].outputs}
-        self.reads = Counter(value for _, value in self._read())
-        heads = {value: value for value in (*self.made, *(c.result for c in self.found))}
-        for result, value in self._read():
-            if value in heads:
-                heads[_head(heads, result)] = _head(heads, value)
-        #: What stands for all that hangs together with a value.
-        self.heads = {value: _head(heads, value) for value in heads}
+        self.convolutions = tuple(part.convolutions.values())
+        self.blocked = {c.result for c in self.convolutions if is_whole(program, c.result)}
+        self.blocked |= {v for i in part.others for v in program.operations[i].outputs}
+        self.reads = Counter(value for _, value in self._blocked_reads())
+        roots = {v: v for v in (*self.blocked, *(c.result for c in self.convolutions))}
+        for result, value in self._blocked_reads():
+            if value in roots:
+                roots[_root(roots, result)] = _root(roots, value)
+        #: By value the representative of its chain (union-find).
+        self.chain = {value: _root(roots, value) for value in roots}
 
-    def losing(self, *, together: bool) -> set[int]:
-        own = {c.convolution: self._own_ns(c) for c in self.found}
-        lost = {c.convolution for c in self.found if own[c.convolution] + self._held_ns(c) <= 0}
+    def unprofitable(self, *, whole_chains: bool) -> set[int]:
+        """Return the convolutions to leave out; `whole_chains`: with all others of their chains."""
+        own = {c.convolution: self._own_ns(c) for c in self.convolutions}
+        lost = {
+            c.convolution
+            for c in self.convolutions
+            if own[c.convolution] + self._conversions_ns(c) <= 0
+        }
         if not lost:
-            saved = self._saved_together(own)
-            return {c.convolution for c in self.found if saved[self.heads[c.result]] <= 0}
-        if together:
-            heads = {self.heads[c.result] for c in self.found if c.convolution in lost}
-            lost = {c.convolution for c in self.found if self.heads[c.result] in heads}
+            saved = self._saved_by_chain(own)
+            return {c.convolution for c in self.convolutions if saved[self.chain[c.result]] <= 0}
+        if whole_chains:
+            chains = {self.chain[c.result] for c in self.convolutions if c.convolution in lost}
+            lost = {c.convolution for c in self.convolutions if self.chain[c.result] in chains}
         return lost
 
-    def _saved_together(self, own: Mapping[int, float]) -> dict[int, float]:
-        """What all that hangs together saves."""
-        saved = dict.fromkeys(self.heads.values(), 0.0)
-        for found in self.found:
-            saved[self.heads[found.result]] += own[found.convolution]
-            if found.result not in self.made:
-                saved[self.heads[found.result]] -= self._image_ns(found.result)
-        for value in self.made & self.part.plain:
-            saved[self.heads[value]] -= self._image_ns(value)
-        entering = {(self.heads[result], v) for result, v in self._read() if v not in self.made}
-        for head, value in entering:
-            saved[head] -= self._image_ns(value)
+    def _saved_by_chain(self, own: Mapping[int, float]) -> dict[int, float]:
+        saved = dict.fromkeys(self.chain.values(), 0.0)
+        for found in self.convolutions:
+            saved[self.chain[found.result]] += own[found.convolution]
+            if found.result not in self.blocked:
+                saved[self.chain[found.result]] -= self._image_ns(found.result)
+        for value in self.blocked & self.part.plain:
+            saved[self.chain[value]] -= self._image_ns(value)
+        entering = {
+            (self.chain[result], v) for result, v in self._blocked_reads() if v not in self.blocked
+        }
+        for chain, value in entering:
+            saved[chain] -= self._image_ns(value)
         return saved
 
     def _own_ns(self, found: BlockedConvolution) -> float:
-        """What a convolution saves by itself, but for images that go into blocks or out."""
+        """Return what a convolution saves, without conversions of images."""
         operation = self.program.operations[found.convolution]
         group = int_of(attributes_of(operation), "group")
         if is_depthwise(filters_of(self.program, operation), group):
             saved = math.prod(self._shape(found.result)) * SAVED_DEPTHWISE_NS
         else:
             saved = multiply_adds(operation, self.program.values) * SAVED_PRODUCT_NS
-        return saved - arranging_ns(self.program, found.convolution)
+        return saved - weight_conversion_ns(self.program, found.convolution)
 
-    def _held_ns(self, found: BlockedConvolution) -> float:
-        """What goes in and out of blocks without a convolution, less what does with it."""
-        image, held = self.program.operations[found.convolution].inputs[0], 0.0
-        if image in self.made and image not in self.part.plain:
-            held += self._image_ns(image)
-        elif image not in self.made and self.reads[image] == 1:
-            held -= self._image_ns(image)
-        if found.result not in self.made or found.result in self.part.plain:
-            held -= self._image_ns(found.result)
-        if found.result in self.made and self.reads[found.result]:
-            held += self._image_ns(found.result)
-        return held
+    def _conversions_ns(self, found: BlockedConvolution) -> float:
+        """Return the time of image conversions without a convolution, less that with it."""
+        image, saved = self.program.operations[found.convolution].inputs[0], 0.0
+        if image in self.blocked and image not in self.part.plain:
+            saved += self._image_ns(image)
+        elif image not in self.blocked and self.reads[image] == 1:
+            saved -= self._image_ns(image)
+        if found.result not in self.blocked or found.result in self.part.plain:
+            saved -= self._image_ns(found.result)
+        if found.result in self.blocked and self.reads[found.result]:
+            saved += self._image_ns(found.result)
+        return saved
 
-    def _read(self) -> Iterator[tuple[int, int]]:
-        """What is read in blocks, each with what the reader makes."""
-        for found in self.found:
+    def _blocked_reads(self) -> Iterator[tuple[int, int]]:
+        """Yield (reader's result, value) for each value that is read in blocks."""
+        for found in self.convolutions:
             operation = self.program.operations[found.convolution]
             if not is_narrow(self.program, operation, SMALLEST_BLOCK):
                 yield found.result, operation.inputs[0]
@@ -213,52 +204,53 @@ class _Gains:
         return self.program.values[value].type.shape
 
 
-def _head(heads: dict[int, int], value: int) -> int:
-    """The last of those that stand for each other; the way there is made shorter."""
-    while heads[value] != value:
-        heads[value] = value = heads[heads[value]]
+def _root(roots: dict[int, int], value: int) -> int:
+    """Find the representative of a value, with path compression."""
+    while roots[value] != value:
+        roots[value] = value = roots[roots[value]]
     return value
 
 
 # Choice
 
-#: Computed on blocks as on anything else: one operand, or two of one shape.
+#: Operators that may run on blocked images: of one operand, or of two of one shape.
 UNARY = frozenset({"Abs", "Neg", "Relu", "Sigmoid", "Tanh"})
 BINARY = frozenset({"Add", "Mul", "Sub"})
-#: What a convolution may do to its result.
+#: Activations that a convolution's kernel can apply.
 ACTIVATIONS = frozenset({"Clip", "Relu"})
-#: How often convolutions are left out one by one: a long row could go from its ends.
-MOST_TRIES = 16
+#: Rounds in which convolutions are left out singly; a long chain could shrink from its ends.
+MAX_ROUNDS = 16
 
 
 def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart:
-    """What of a program is computed in blocks, none of it `without`: what would lose by it is left
-    out until nothing does."""
+    """Choose the operations to compute in blocks, none of them in `without`.
+
+    Starts with all convolutions that can be blocked, and leaves out the unprofitable ones until
+    none is left.
+    """
     if not any(operation.op in CONVOLUTIONS for operation in program.operations):
         return NO_BLOCKS
     search = _Search(program, without)
     chosen = search.able()
-    tries, part = 0, search.around(chosen)
-    while lost := losing(program, part, together=tries >= MOST_TRIES):
+    rounds, part = 0, search.part_around(chosen)
+    while lost := ConvolutionGains(program, part).unprofitable(whole_chains=rounds >= MAX_ROUNDS):
         chosen -= lost
-        tries, part = tries + 1, search.around(chosen)
+        rounds, part = rounds + 1, search.part_around(chosen)
     return part
 
 
 class _Search:
-    """What is needed to know of a program."""
-
     def __init__(self, program: Program, without: Collection[int]) -> None:
         self.program = program
         self.without = without
         self.readers = program.readers()
-        self.given = {slot.value for slot in program.outputs}
+        self.returned = {slot.value for slot in program.outputs}
         self.makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
         self.constants = {constant.value for constant in program.constants}
         self.fixed = program.fixed_values()
 
     def able(self) -> set[int]:
-        """The convolutions of images of blocks of channels, by weights that are no constants."""
+        """Return the convolutions by weights that are not constant whose shapes can be blocked."""
         return {i for i, o in enumerate(self.program.operations) if self._is_able(o)}
 
     def _is_able(self, operation: Operation) -> bool:
@@ -267,9 +259,8 @@ class _Search:
         image = self._shape(operation.inputs[0])
         if operation.inputs[1] in self.fixed or len(image) != 4 or not self._is_float(operation):
             return False
-        weight, group = (
-            filters_of(self.program, operation), int_of(attributes_of(operation), "group")
-        )  # fmt: skip
+        weight = filters_of(self.program, operation)
+        group = int_of(attributes_of(operation), "group")
         if 0 in (*image, *weight):
             return False
         if operation.op == "ConvTranspose" and (group > 1 or not self._is_turned(operation)):
@@ -283,21 +274,21 @@ class _Search:
         )
 
     def _is_turned(self, operation: Operation) -> bool:
-        """Whether a transposed convolution is one by weights that are turned."""
+        """Whether a transposed convolution equals a convolution by transposed weights."""
         size, kernel = (self._shape(v)[2:] for v in operation.inputs[:2])
         windows = transposed_windows(attributes_of(operation), size, kernel)
         return turned_windows(windows) is not None
 
-    def around(self, chosen: set[int]) -> BlockedPart:
-        """These convolutions, and what comes with them."""
+    def part_around(self, chosen: set[int]) -> BlockedPart:
+        """Return the part of these convolutions and of operations that can join them."""
         program, convolutions = self.program, dict[int, BlockedConvolution]()
         blocked, inside, others = set[int](), set[int](), set[int]()
         read = {self.program.operations[i].inputs[0] for i in chosen if not self.is_narrow(i)}
         for index, operation in enumerate(program.operations):
             if index in inside or index in convolutions:
-                made = convolutions.get(index)
-                if made is not None and is_whole(program, made.result):
-                    blocked.add(made.result)
+                fused = convolutions.get(index)
+                if fused is not None and is_whole(program, fused.result):
+                    blocked.add(fused.result)
             elif index in chosen:
                 found, last = self._with_followers(index, blocked | read)
                 convolutions[last] = found
@@ -308,7 +299,7 @@ class _Search:
                 others.add(index)
                 blocked.update(operation.outputs)
         taken = others | inside | convolutions.keys()
-        plain = {v for v in blocked if v in self.given or self.readers.get(v, set()) - taken}
+        plain = {v for v in blocked if v in self.returned or self.readers.get(v, set()) - taken}
         plain |= {
             v for v in blocked
             if any(self._reads_plain(i, v) for i in self.readers.get(v, set()) & taken)
@@ -316,7 +307,6 @@ class _Search:
         return BlockedPart(convolutions, frozenset(others), frozenset(inside), frozenset(plain))
 
     def is_narrow(self, index: int) -> bool:
-        """Whether a convolution reads images of too few channels to fill any block, as they are."""
         return is_narrow(self.program, self.program.operations[index], SMALLEST_BLOCK)
 
     def _members(self, found: BlockedConvolution) -> set[int]:
@@ -330,16 +320,16 @@ class _Search:
         return members
 
     def _with_followers(self, index: int, blocked: set[int]) -> tuple[BlockedConvolution, int]:
-        """A convolution with what it can do besides, and the last of these operations."""
+        """Return a convolution with the operations fused into it, and the last of these."""
         result, last = self.program.operations[index].outputs[0], index
         normalization, added, activation = None, ABSENT, None
         after = self._follower(result, self._is_normalization)
         if after is not None:
             normalization = last = after
             result = self.program.operations[after].outputs[0]
-        after = self._follower(result, lambda o: self._other(o, result, blocked) != ABSENT)
+        after = self._follower(result, lambda o: self._addend(o, result, blocked) != ABSENT)
         if after is not None:
-            added = self._other(self.program.operations[after], result, blocked)
+            added = self._addend(self.program.operations[after], result, blocked)
             last, result = after, self.program.operations[after].outputs[0]
         after = self._follower(result, self._is_activation)
         if after is not None:
@@ -348,9 +338,9 @@ class _Search:
         return BlockedConvolution(index, result, normalization, added, activation), last
 
     def _follower(self, value: int, fits: Callable[[Operation], bool]) -> int | None:
-        """The one operation that reads a value, if it fits."""
+        """Return the only operation that reads a value, if it fits."""
         readers = self.readers.get(value, set())
-        if len(readers) != 1 or value in self.given:
+        if len(readers) != 1 or value in self.returned:
             return None
         (reader,) = readers
         operation = self.program.operations[reader]
@@ -365,8 +355,8 @@ class _Search:
             and len([v for v in operation.outputs if v != ABSENT]) == 1
         )
 
-    def _other(self, operation: Operation, value: int, blocked: set[int]) -> int:
-        """What is added to a value, where that is there in whole blocks and of the same shape."""
+    def _addend(self, operation: Operation, value: int, blocked: set[int]) -> int:
+        """Return the blocked value of the same shape that is added to a value; else ABSENT."""
         if operation.op != "Add" or operation.inputs[0] == operation.inputs[1]:
             return ABSENT
         other = next(v for v in operation.inputs if v != value)
@@ -381,20 +371,20 @@ class _Search:
         return operation.op in ACTIVATIONS
 
     def _stays(self, operation: Operation, blocked: set[int]) -> bool:
-        """Whether an operation reads nothing but blocks, and can make them."""
+        """Whether an operation reads only blocked values and can write blocks."""
         if operation.domain or not blocked.issuperset(operation.inputs):
             return False
         result = self.program.values[operation.outputs[0]].type
         if operation.op in UNARY or operation.op in BINARY:
             return all(self._shape(v) == result.shape for v in operation.inputs)
         if operation.op in POOLS:
-            # In blocks (1.32) a last window that lies over the end counts what is not there.
+            # In blocks (1.32) a last window beyond the end averages over missing elements.
             is_over = operation.op == "AveragePool" and attributes_of(operation)["ceil_mode"]
             return len(operation.outputs) == 1 and len(result.shape) == 4 and not is_over
         return operation.op == "Concat" and int_of(attributes_of(operation), "axis") in (1, -3)
 
     def _reads_plain(self, index: int, value: int) -> bool:
-        """Whether a convolution reads images as they are, or a value as something else."""
+        """Whether an operation of the part reads a value in the plain layout."""
         operation = self.program.operations[index]
         if operation.op in CONVOLUTIONS:
             return value in operation.inputs[1:] or self.is_narrow(index)

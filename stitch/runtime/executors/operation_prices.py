@@ -1,17 +1,8 @@
 """Price each operation of a program by NumPy's kernels, a library's, and as an ONNX Runtime node.
 
-Prices are measured on float32 and rough: only ratios of several times decide.
-
-NumPy moves elements for nothing (as views), computes long elementwise arithmetic in chunks that fit
-the caches, and multiplies batches of small matrices in place. ONNX Runtime is better at functions
-(Erf in a quarter of the time), convolutions, pools and large products; it fuses a product with what
-follows and a Transpose with the next node, folds constants once, and rearranges other convolution
-weights in each run. It takes no views: they are copied before the call.
-
-`least_microseconds` is a lower bound by counts. Its rates: two units that multiply and add 16
-float32 at 3.1 GHz do 100 multiply-adds a nanosecond (server cores with AVX-512; measured products
-reach 88); such a core reads up to 100 bytes a nanosecond from its second-level cache, about eight
-elements of an addition, and copies half as many bytes as it touches.
+Prices are measured on float32 and rough. They account for what each side does for nothing: NumPy
+moves elements as views, and computes long elementwise arithmetic in chunks; ONNX Runtime fuses
+products with the next operations, folds constants, and takes no views, which are copied first.
 """
 
 from __future__ import annotations
@@ -23,7 +14,11 @@ from itertools import pairwise
 from stitch.linker import expanded, program_of_body
 from stitch.ops import RESHAPING, multiply_adds, program_work
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
-from stitch.runtime.executors.blocked_convolutions import NO_BLOCKS, arranging_ns, blocked_part
+from stitch.runtime.executors.blocked_convolutions import (
+    NO_BLOCKS,
+    blocked_part,
+    weight_conversion_ns,
+)
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 from stitch.runtime.executors.prices import (
@@ -35,15 +30,15 @@ from stitch.runtime.executors.prices import (
     products_rate,
 )
 
-#: Elements of a window that the figures of pools are for.
-USUAL_WINDOW = 64
-#: What ONNX Runtime computes with the product or convolution before it, for nothing.
-JOINED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
-MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+#: Elements of the window for which pools were measured.
+MEASURED_WINDOW = 64
+#: Operators that ONNX Runtime fuses into the product or convolution before them, and the latter.
+FUSED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class OperationPrices:
-    """The prices of a program's operations by a table; `is_round`: in the rounds of a scan."""
+    """Prices of a program's operations, in microseconds; `is_round`: it is the body of a scan."""
 
     def __init__(
         self, program: Program, table: PriceTable, threads: int,
@@ -54,12 +49,11 @@ class OperationPrices:
         self.numpy, self.onnx = table.numpy, table.onnxruntime
         self.threads = threads
         self.call = math.inf if self.onnx is None else self.onnx.call_us
-        #: What a node of ONNX Runtime's costs where these are.
         self.node = math.inf
         if self.onnx is not None:
             self.node = self.onnx.round_node_us if is_round else self.onnx.node_us
         self._rounds: dict[int, OperationPrices] = {}
-        self.given = {slot.value for slot in program.outputs}
+        self.returned = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
         self.constants = {constant.value for constant in program.constants}
         self.fixed = program.fixed_values()
@@ -70,33 +64,29 @@ class OperationPrices:
             if a == b and a is not None
             for i in (first, first + 1)
         }
-        #: Nanoseconds in which weights are put into blocks: never in the rounds of a scan.
+        #: Nanoseconds to convert the weights of blocked convolutions (none in a scan's rounds).
         blocked = NO_BLOCKS if is_round else blocked_part(program)
         self.blocked = {
-            c.convolution: arranging_ns(program, c.convolution)
+            c.convolution: weight_conversion_ns(program, c.convolution)
             for c in blocked.convolutions.values()
         }
         self.scanned = {i for run in element_runs(program).values() for i in run.operations}
-        self.places = {id(operation): i for i, operation in enumerate(program.operations)}
+        self.indices = {id(operation): i for i, operation in enumerate(program.operations)}
         self.readers: dict[int, list[Operation]] = {}
         for operation in program.operations:
             for value in operation.inputs:
                 self.readers.setdefault(value, []).append(operation)
-        #: What the library takes, where that is less than NumPy's kernel does.
+        #: The library's prices that are lower than NumPy's.
         self.cheaper: dict[int, float] = {}
-        for index, operation in enumerate(program.operations):
-            if library is not None:
-                price = library.price(
-                    program,
-                    operation,
-                    multiply_adds(operation, program.values, program.bodies),
-                    self._batch(operation),
-                )
-                if price < self.of_numpy(index):
-                    self.cheaper[index] = price
+        for index, operation in enumerate(program.operations if library is not None else ()):
+            assert library is not None
+            products = multiply_adds(operation, program.values, program.bodies)
+            price = library.price(program, operation, products, self._batch(operation))
+            if price < self.of_numpy(index):
+                self.cheaper[index] = price
 
     def of_division(self, runs: Sequence[Sequence[int]]) -> float:
-        """What a program takes that is divided so."""
+        """Return the price of the program if ONNX Runtime computes these runs of operations."""
         foreign = {i for run in runs for i in run}
         price = len(runs) * self.call if runs else 0.0
         for index, operation in enumerate(self.program.operations):
@@ -109,16 +99,15 @@ class OperationPrices:
         return price
 
     def _copied(self, value: int, foreign: Collection[int]) -> float:
-        """What it costs that ONNX Runtime, which takes no views, reads one that costs nothing
-        else."""
-        readers = (self.places[id(reader)] for reader in self._reading(value))
-        if self._is_seen(value) and any(place in foreign for place in readers):
+        """Return the price of copying a view that ONNX Runtime reads; else 0."""
+        readers = (self.indices[id(reader)] for reader in self._reading(value))
+        if self._is_view(value) and any(index in foreign for index in readers):
             size = math.prod(self.program.values[value].type.shape)
             return self.numpy.call_us + _all(size, self.numpy.moved_ns)
         return 0.0
 
     def of_numpy(self, index: int) -> float:
-        """What an operation takes by NumPy's kernel; infinite for a foreign operator."""
+        """Return an operation's price by NumPy's kernel; infinite for a foreign operator."""
         operation, prices = self.program.operations[index], self.numpy
         if operation.is_foreign:
             return math.inf
@@ -146,7 +135,7 @@ class OperationPrices:
         return prices.call_us + _all(size, prices.arithmetic_ns)
 
     def of_onnx(self, index: int) -> float:
-        """What an operation takes as a node of ONNX Runtime's; infinite if that has no prices."""
+        """Return an operation's price as a node of ONNX Runtime; infinite without its prices."""
         operation, prices = self.program.operations[index], self.onnx
         if prices is None:
             return math.inf
@@ -154,25 +143,25 @@ class OperationPrices:
             round_us, element_us = prices.round_us, prices.round_element_us
             return self.node + self._scan(operation, round_us, element_us, OperationPrices.of_onnx)
         if self.fixed.issuperset(operation.outputs):
-            # It computes once what depends on constants alone.
+            # Computed once, from constants.
             return 0.0
-        if self._is_joined(operation) or self._is_merged(operation):
+        if self._is_fused(operation) or self._is_merged_transpose(operation):
             return self.node
         size, name = self._size(operation), operator_name(operation)
         if operation.op in RESHAPING and not operation.domain:
-            # It copies what it gives out of the model.
-            is_given = operation.outputs[0] in self.given
-            return self.node + (_all(size, prices.moved_ns) if is_given else 0)
+            # ONNX Runtime copies a reshaped model output.
+            is_returned = operation.outputs[0] in self.returned
+            return self.node + (_all(size, prices.moved_ns) if is_returned else 0)
         if index in self.scanned:
             rate = prices.chunked_functions_ns.get(name, prices.chunked_ns)
             return self.node + _all(size, rate)
         products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                rate, arranged = self._convolutions(operation, prices), 0.0
+                rate, conversion = self._convolutions(operation, prices), 0.0
                 if index in self.blocked:
-                    rate, arranged = prices.convolutions_per_us, self.blocked[index] / 1000
-                return self.node + (products / rate.at(products) + arranged) / self.threads
+                    rate, conversion = prices.convolutions_per_us, self.blocked[index] / 1000
+                return self.node + (products / rate.at(products) + conversion) / self.threads
             rate = products_rate(prices, self.program, operation)
             is_packed = operation.inputs[1] in self.constants
             if is_packed and rate is not prices.row_products_per_us:
@@ -183,8 +172,8 @@ class OperationPrices:
         if function is not None:
             times = _window_times(operation)
         elif self._moves(operation):
-            # What is taken of an operand counts, not the operand.
-            function, size = prices.moved_ns, self._made(operation)
+            # The elements that are moved count, not those of the operand.
+            function, size = prices.moved_ns, self._results_size(operation)
         else:
             function = prices.arithmetic_ns
         return self.node + _all(size, function) * times / self.threads
@@ -193,7 +182,7 @@ class OperationPrices:
         self, operation: Operation, per_round: float, per_element: float,
         of: Callable[[OperationPrices, int], float],
     ) -> float:  # fmt: skip
-        """What all rounds of a scan take, where `of` is the price of an operation in them."""
+        """Return the price of all rounds of a scan; `of` prices an operation of its body."""
         form = ScanForm.of(operation)
         inside = self._rounds.get(operation.body)
         if inside is None:
@@ -206,18 +195,18 @@ class OperationPrices:
         )
 
     def _moves(self, operation: Operation) -> bool:
-        """Whether it only moves elements to places that are known."""
+        """Whether an operation only moves elements, by constant positions."""
         if operation.domain:
-            known = (operation.domain, operation.op) == WINDOW
-            return known and self.constants.issuperset(operation.inputs[1:])
+            is_window = (operation.domain, operation.op) == WINDOW
+            return is_window and self.constants.issuperset(operation.inputs[1:])
         return operation.op in MOVEMENTS
 
     def _moved(self, operation: Operation) -> float:
-        """Nothing where readers take views: a product of batches, or another movement."""
+        """Return the price of a movement: 0 if all readers take views."""
         if operation.op in RESHAPING:
             return 0.0
         for value in operation.outputs:
-            if not self._is_seen(value):
+            if not self._is_view(value):
                 size = math.prod(self.program.values[value].type.shape)
                 return self.numpy.call_us + _all(size, self.numpy.moved_ns)
         return 0.0
@@ -225,27 +214,29 @@ class OperationPrices:
     def _reading(self, value: int) -> Sequence[Operation]:
         return self.readers.get(value, ())
 
-    def _is_seen(self, value: int) -> bool:
-        """Whether all who read a value that was moved would take a view of it."""
+    def _is_view(self, value: int) -> bool:
+        """Whether all readers of a moved value take views: batched products and movements."""
         return all(
             (reader.op == "MatMul" and self._batch(reader) > 1) or self._moves(reader)
             for reader in self._reading(value)
         )
 
-    def _is_joined(self, operation: Operation) -> bool:
+    def _is_fused(self, operation: Operation) -> bool:
         maker = self.makers.get(operation.inputs[0]) if operation.inputs else None
         return (
             not operation.domain
-            and operation.op in JOINED
+            and operation.op in FUSED
             and maker is not None
-            and maker.op in MAKES_JOINED
+            and maker.op in FUSING
             and len(self.readers[operation.inputs[0]]) == 1
         )
 
-    def _is_merged(self, operation: Operation) -> bool:
-        """Whether it is a Transpose that ONNX Runtime joins to the next one, or to a product: of
-        the last two axes alone."""
-        if operation.op != "Transpose" or operation.domain or operation.outputs[0] in self.given:
+    def _is_merged_transpose(self, operation: Operation) -> bool:
+        """Whether ONNX Runtime merges a Transpose into the next one, or, of the last two axes, into
+        a product."""
+        if operation.op != "Transpose" or operation.domain:
+            return False
+        if operation.outputs[0] in self.returned:
             return False
         readers = {reader.op for reader in self._reading(operation.outputs[0])}
         if readers == {"Transpose"}:
@@ -257,7 +248,7 @@ class OperationPrices:
         return is_turned and readers == {"MatMul"} and (maker is None or maker.op != "Transpose")
 
     def _convolutions(self, operation: Operation, prices: NumpyPrices | OnnxPrices) -> Curve:
-        """Multiply-adds per microsecond: of the stitch domain is the weights' gradient."""
+        """Return the multiply-adds per microsecond of a convolution or a weight gradient."""
         if operation.domain:
             return prices.weight_gradients_per_us
         rate = prices.convolutions_per_us
@@ -273,9 +264,9 @@ class OperationPrices:
             return 1
         return math.prod(self.program.values[operation.outputs[0]].type.shape[:-2])
 
-    def _made(self, operation: Operation) -> int:
-        made = (v for v in operation.outputs if v != ABSENT)
-        return sum(math.prod(self.program.values[v].type.shape) for v in made)
+    def _results_size(self, operation: Operation) -> int:
+        results = (v for v in operation.outputs if v != ABSENT)
+        return sum(math.prod(self.program.values[v].type.shape) for v in results)
 
     def _size(self, operation: Operation) -> int:
         values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
@@ -283,32 +274,33 @@ class OperationPrices:
 
 
 def _window_times(operation: Operation) -> float:
-    """How much longer ONNX Runtime averages than over a usual window: it reads all of each one."""
+    """Return the time of an AveragePool relative to the measured window: all elements are read."""
     kernel = operation.attributes.get("kernel_shape")
     if operation.op != "AveragePool" or not isinstance(kernel, tuple):
         return 1.0
-    return max(1.0, math.prod(map(int, kernel)) / USUAL_WINDOW)
+    return max(1.0, math.prod(map(int, kernel)) / MEASURED_WINDOW)
 
 
 def _all(size: int, nanoseconds: Curve) -> float:
-    """Microseconds of so many elements."""
+    """Return the microseconds of `size` elements."""
     return size * nanoseconds.at(size) / 1000
 
 
 # Lower bounds
 
-#: In a microsecond: operations of products, elements of other operators, bytes copied.
+#: Per microsecond at most, on a server core with AVX-512: floating-point operations of products
+#: (2 x 16 multiply-adds at 3.1 GHz), elements of other operators, copied bytes.
 FLOPS, ELEMENTS, COPIED = 200_000.0, 8_000.0, 50_000.0
 
 
 def least_microseconds(program: Program) -> float:
-    """What one run takes at least; of operations with bodies, what these take."""
+    """Return a lower bound for the time of one run."""
     work = program_work(expanded(program))
     return sum(work.products.values()) / FLOPS + work.other_flops / ELEMENTS
 
 
 def least_copy_microseconds(nbytes: int) -> float:
-    """What copying so many bytes takes at least.
+    """Return a lower bound for the time of a copy.
 
     >>> least_copy_microseconds(5_000_000)
     100.0

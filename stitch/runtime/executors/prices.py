@@ -1,10 +1,8 @@
 """Price tables: the time of operations by each library's kernels, for families of processors.
 
-Tables are data in YAML files, shipped or the user's. Executors choose by these figures, never by a
-clock, so every last digit is reproducible.
-
-If no table is named, the shipped table of the nearest family is used (`Processor.distance`; of two
-equally near, the first by name). A file:
+Tables are YAML files, shipped or the user's. Executors choose kernels by these figures, never by
+measuring, so results are reproducible to the last bit. By default the shipped table of the nearest
+family is used (`Processor.distance`, then by name). A file:
 
     name: x86_avx512_amd
     description: a sentence                                     # optional
@@ -21,13 +19,12 @@ equally near, the first by name). A file:
     torch: {call_us: .., matrix_us: .., row_products_per_us: .., products_per_us: ..,
             functions_ns: {..}}                                                     # optional
 
-Optional besides: `turned_products_per_us` of all three, `transposed_convolutions_per_us` and
+Also optional: `turned_products_per_us` of all three, `transposed_convolutions_per_us` and
 `unpacked_convolutions_per_us` of the first two, `convolutions: {call_us: .., element_ns: ..,
-products_per_us: ..}` of PyTorch. A library without prices is not used. What each is for:
-`price_table`, `division`. Figures `_per_us` and `_ns` may be one number, or a mapping of sizes
-(multiply-adds, elements) to numbers, between which they go by the logarithm of the size. Any figure
-may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
-tables that Stitch ships name the source of every figure (a test keeps that). `tools/prices` writes
+products_per_us: ..}` of PyTorch. A library without prices is not used. Figures `_per_us` and `_ns`
+are one number, or a mapping of sizes (multiply-adds, elements) to numbers, interpolated by the
+logarithm of the size. Any figure may be written `{value: .., source: ..}`; a `source` in a mapping
+holds for all of its figures. Shipped tables have a source for every figure. `tools/prices` writes
 such files.
 """
 
@@ -57,6 +54,8 @@ from stitch.forms import (
     Whole,
     Word,
     number_of,
+    read_entry,
+    read_yaml_bytes,
 )
 from stitch.ops import operators
 from stitch.program import Operation, Program
@@ -64,16 +63,15 @@ from stitch.program import Operation, Program
 # The processor
 
 CPUINFO = Path("/proc/cpuinfo")
-#: Its data caches, each with its level, kind and size.
+#: Caches of the first core, each with its level, type and size.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-#: Of many cores the first is enough.
+#: Bytes to read of a file of the system: enough for the first core.
 MAX_NBYTES = 1 << 16
-#: Bits of a vector by the flag that says so, the widest first.
+#: Vector width in bits by CPU flag, the widest first.
 VECTORS = (
     ("avx512f", 512), ("sve", 256), ("avx2", 256), ("avx", 256), ("asimd", 128), ("sse2", 128),
 )  # fmt: skip
-#: How far families are apart: by another vendor, by each halving of vectors, of the cache.
-#: Vectors decide how fast everything is, the vendor whose kernels use them, the cache the rest.
+#: Distance of families: for another vendor, and per halving of the vectors and of the cache.
 VENDOR, VECTORS_HALVED, CACHE_HALVED = 2.0, 4.0, 1.0
 _SIZE = re.compile(r"(\d+)([KM]?)")
 _NBYTES = {"": 1, "K": 1 << 10, "M": 1 << 20}
@@ -81,9 +79,9 @@ _NBYTES = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A family of processors: who made it, bits of its vectors, bytes of a core's second cache.
+    """A family of processors: vendor, vector width, size of a core's second-level cache.
 
-    What is not known is empty or 0, and as near to every family as to any other.
+    Unknown fields are empty or 0, and do not count in `distance`.
     """
 
     vendor: str = ""
@@ -91,7 +89,7 @@ class Processor:
     cache_nbytes: int = 0
 
     def distance(self, other: Processor) -> float:
-        """How unlike two families are.
+        """Return the distance of two families, 0 for equal ones.
 
         >>> mine = Processor("AuthenticAMD", 512, 1 << 20)
         >>> mine.distance(Processor("AuthenticAMD", 256, 1 << 19))
@@ -109,12 +107,12 @@ class Processor:
         return apart
 
     def text(self) -> str:
-        """It in words.
+        """Describe the family.
 
         >>> Processor("AuthenticAMD", 512, 1 << 20).text()
         'AuthenticAMD, vectors of 512 bits, 1024 KiB of second-level cache'
         """
-        parts = [self.vendor or "a vendor that is not known"]
+        parts = [self.vendor or "unknown vendor"]
         if self.vector_bits:
             parts.append(f"vectors of {self.vector_bits} bits")
         if self.cache_nbytes:
@@ -122,35 +120,35 @@ class Processor:
         return ", ".join(parts)
 
 
-def described(cpuinfo: str, cache_nbytes: int = 0) -> Processor:
-    """The family of a processor of which Linux says this.
+def parse_cpuinfo(cpuinfo: str, cache_nbytes: int = 0) -> Processor:
+    """Return the family of a processor from the text of /proc/cpuinfo.
 
-    >>> described("vendor_id\\t: GenuineIntel\\nflags\\t\\t: fpu sse2 avx avx2 avx512f\\n")
+    >>> parse_cpuinfo("vendor_id\\t: GenuineIntel\\nflags\\t\\t: fpu sse2 avx avx2 avx512f\\n")
     Processor(vendor='GenuineIntel', vector_bits=512, cache_nbytes=0)
     """
-    said: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
-        said.setdefault(key.strip(), value.strip())
-    flags = set((said.get("flags") or said.get("Features") or "").split())
-    # On Arm the first line of a core says who designed it, by a number.
-    vendor = said.get("vendor_id") or said.get("CPU implementer") or ""
+        entries.setdefault(key.strip(), value.strip())
+    flags = set((entries.get("flags") or entries.get("Features") or "").split())
+    # Arm has the designer's number instead of a vendor.
+    vendor = entries.get("vendor_id") or entries.get("CPU implementer") or ""
     return Processor(vendor, next((b for flag, b in VECTORS if flag in flags), 0), cache_nbytes)
 
 
 @cache
 def this_processor() -> Processor:
-    """The family of the processor that this process runs on."""
-    return described(_read(CPUINFO), _second_cache())
+    """Return the family of the processor that this process runs on."""
+    return parse_cpuinfo(_read(CPUINFO), _second_cache_nbytes())
 
 
 def processor_name() -> str:
-    """What the maker of this processor calls it."""
+    """Return the model name of this processor."""
     named = re.search(r"^model name\s*:\s*(.+)$", _read(CPUINFO), re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-def _second_cache() -> int:
+def _second_cache_nbytes() -> int:
     for index in range(8):
         folder = CACHES / f"index{index}"
         level, kind = _read(folder / "level").strip(), _read(folder / "type").strip()
@@ -173,9 +171,9 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A figure that depends on a size: points (size, figure), sizes rising, at least one.
+    """A figure by size: points (size, figure) with ascending sizes.
 
-    Between two points it goes by the logarithm of the size; beyond them it stays as it is there.
+    Interpolates by the logarithm of the size, and is constant beyond the first and last point.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -185,7 +183,7 @@ class Curve:
         assert sizes and sizes == sorted(set(sizes)), "sizes rise"
 
     def at(self, size: int) -> float:
-        """The figure for a size.
+        """Return the figure for a size.
 
         >>> Curve(((1, 8.0), (4, 4.0))).at(2), Curve(((1, 8.0), (4, 4.0))).at(100)
         (6.0, 4.0)
@@ -199,12 +197,12 @@ class Curve:
 
 
 def operator_name(operation: Operation) -> str:
-    """How an operator is called in a table: `Exp`, `stitch.GeluGradient`."""
+    """Return an operator's name in a table: `Exp`, `stitch.GeluGradient`."""
     return f"{operation.domain}.{operation.op}" if operation.domain else operation.op
 
 
 def _is_row_product(program: Program, operation: Operation) -> bool:
-    """Whether a product is of single rows by matrices, each of which is read once."""
+    """Whether a product multiplies single rows by matrices, so that each matrix is read once."""
     shape = program.values[operation.outputs[0]].type.shape
     if operation.op == "Gemm" or len(program.values[operation.inputs[1]].type.shape) < 3:
         return math.prod(shape[:-1]) == 1
@@ -214,82 +212,71 @@ def _is_row_product(program: Program, operation: Operation) -> bool:
 def products_rate(
     prices: NumpyPrices | OnnxPrices | AtenPrices, program: Program, operation: Operation
 ) -> Curve:
-    """Multiply-adds per microsecond of a product by what is no constant."""
+    """Return the multiply-adds per microsecond of a product by an operand that is not constant."""
     if _is_row_product(program, operation):
         return prices.row_products_per_us
     is_turned = operation.op == "Gemm" and operation.attributes.get("transB")
     return (is_turned and prices.turned_products_per_us) or prices.products_per_us
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyPrices:
-    """NumPy's kernels.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPrices:
+    """Prices that NumPy's and ONNX Runtime's kernels share.
 
-    Microseconds of a call, of one of a function or a convolution, of a matrix of a batch, of a
-    scan's round, of an element that this takes or gives; multiply-adds per microsecond, of single
-    rows by matrices (each is read once) and of other products; nanoseconds an element of plain
-    arithmetic, whole or in chunks, of what is moved, and of functions.
+    Attributes:
+        call_us: A call: of one kernel, or of a session with its inputs and outputs.
+        matrix_us: A matrix of a batched product.
+        round_us: A round of a scan; `round_element_us` per sequence and collection of a round.
+        row_products_per_us: Multiply-adds of single rows by matrices, each of which is read once.
+        arithmetic_ns: An element of plain arithmetic; `chunked_ns` in chunks.
+        moved_ns: An element that is copied.
+        turned_products_per_us: Products by a transposed second operand, as in torch's linear
+            layers (None: as `products_per_us`).
+        unpacked_convolutions_per_us: Convolutions by weights that are neither constant nor in
+            blocks (None: as `convolutions_per_us`).
     """
 
     call_us: float
+    matrix_us: float
+    round_us: float
+    round_element_us: float
+    row_products_per_us: Curve
+    products_per_us: Curve
+    convolutions_per_us: Curve
+    weight_gradients_per_us: Curve
+    arithmetic_ns: Curve
+    chunked_ns: Curve
+    moved_ns: Curve
+    functions_ns: Mapping[str, Curve]
+    chunked_functions_ns: Mapping[str, Curve]
+    turned_products_per_us: Curve | None = None
+    transposed_convolutions_per_us: Curve | None = None
+    unpacked_convolutions_per_us: Curve | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyPrices(KernelPrices):
+    """NumPy's kernels; calls of functions and of convolutions have prices of their own."""
+
     function_us: float
     convolution_us: float
-    matrix_us: float
-    round_us: float
-    round_element_us: float
-    row_products_per_us: Curve
-    products_per_us: Curve
-    convolutions_per_us: Curve
-    weight_gradients_per_us: Curve
-    arithmetic_ns: Curve
-    chunked_ns: Curve
-    moved_ns: Curve
-    functions_ns: Mapping[str, Curve]
-    chunked_functions_ns: Mapping[str, Curve]
-    #: Of products whose second operand is turned, as torch's linear layers have it, of transposed
-    #: convolutions, and of those by weights that are no constants, where ONNX Runtime does not
-    #: compute these in blocks (`blocked`); None: those of others hold for them.
-    turned_products_per_us: Curve | None = None
-    transposed_convolutions_per_us: Curve | None = None
-    unpacked_convolutions_per_us: Curve | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxPrices:
-    """ONNX Runtime's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxPrices(KernelPrices):
+    """ONNX Runtime: a node, a node in a scan's body, and products by packed constants."""
 
-    Microseconds of a call with its inputs and outputs, of a node in it, of a node in a scan's
-    rounds; products by constants, which it has packed before, apart from others; the rest as
-    NumPy's.
-    """
-
-    call_us: float
     node_us: float
-    matrix_us: float
-    round_us: float
-    round_element_us: float
     round_node_us: float
-    row_products_per_us: Curve
-    products_per_us: Curve
     packed_products_per_us: Curve
-    convolutions_per_us: Curve
-    weight_gradients_per_us: Curve
-    arithmetic_ns: Curve
-    chunked_ns: Curve
-    moved_ns: Curve
-    functions_ns: Mapping[str, Curve]
-    chunked_functions_ns: Mapping[str, Curve]
-    turned_products_per_us: Curve | None = None
-    transposed_convolutions_per_us: Curve | None = None
-    unpacked_convolutions_per_us: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AtenConvolutions:
-    """PyTorch's convolutions, transposed ones, and gradients of weights.
+    """PyTorch's convolutions, transposed convolutions and weight gradients.
 
-    Microseconds of a call; nanoseconds of an element that is read or made, as all are arranged in
-    blocks of channels; multiply-adds per microsecond, with those of blocks that are filled up.
+    `element_ns` is per element read or written, as all are converted to blocks of channels;
+    `products_per_us` counts the multiply-adds of padded blocks.
     """
 
     call_us: float
@@ -299,7 +286,7 @@ class AtenConvolutions:
 
 @dataclass(frozen=True, slots=True)
 class AtenPrices:
-    """PyTorch's kernels: those that have a price, products, and convolutions (None: no price)."""
+    """PyTorch's kernels."""
 
     call_us: float
     matrix_us: float
@@ -316,7 +303,7 @@ LIBRARY_PRICES = {"numpy": NumpyPrices, "onnxruntime": OnnxPrices, "torch": Aten
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What speaks for ONNX Runtime, a point each: from one point on a program is divided at all."""
+    """How many of each make a point; a program of one point or more may use ONNX Runtime."""
 
     multiply_adds: int
     elements: int
@@ -325,20 +312,20 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What something must gain, as a part of a price and in microseconds: prices are rough."""
+    """The gain that a choice must have, as a fraction and in microseconds: prices are rough."""
 
     part: float
     us: float
 
-    def may_cost(self, price: float) -> float:
-        """What it may cost instead of a price."""
+    def max_cost(self, price: float) -> float:
+        """Return what an alternative to `price` may cost at most."""
         return min((1 - self.part) * price, price - self.us)
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """What must be gained over one call of ONNX Runtime for all: by a division, whose call sees
-    less to fuse, and by NumPy alone; and by a division with a library's kernels over none."""
+    """The gains that are required: of a division and of NumPy alone over one call of ONNX Runtime,
+    and of a division with a library's kernels over one without."""
 
     division: Gain
     numpy: Gain
@@ -357,7 +344,7 @@ class PriceTable:
     onnxruntime: OnnxPrices | None = None
     torch: AtenPrices | None = None
     description: str = ""
-    #: Places of figures, and where each was found.
+    #: (path of a figure in the file, its source).
     sources: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
@@ -366,17 +353,15 @@ class PriceTable:
 
 # Files
 
-#: What names a table.
+#: A table, or the name or path of one.
 Prices = str | Path | PriceTable
-#: A table is a page or two; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
 _SHIPPED = Path(__file__).parent / "price_tables"
-_FORM = "the form of the file is shown by: python -m pydoc stitch.runtime.executors.prices"
 
 
 @cache
 def price_names() -> tuple[str, ...]:
-    """The tables that Stitch ships, in alphabetical order.
+    """Return the names of the shipped tables, in alphabetical order.
 
     >>> price_names()
     ('x86_avx512_amd', 'x86_avx512_intel')
@@ -385,10 +370,15 @@ def price_names() -> tuple[str, ...]:
 
 
 def load_prices(prices: Prices | None = None) -> PriceTable:
-    """The table of a shipped name or of a file, or that is nearest to this processor.
+    """Load a price table.
 
-    A text that ends in `.yaml` or `.yml`, or holds a slash, is a path. Raises `UsageError` where
-    there is no such table or file, `FormatError` with all problems where the file is not sound.
+    Args:
+        prices: A shipped name; a path, if it ends in `.yaml` or `.yml` or holds a slash; a table;
+            or None for the shipped table nearest to this processor.
+
+    Raises:
+        UsageError: There is no such table or file.
+        FormatError: The file has defects; lists all.
 
     >>> load_prices("x86_avx512_intel").processor.vendor
     'GenuineIntel'
@@ -399,7 +389,7 @@ def load_prices(prices: Prices | None = None) -> PriceTable:
         return prices
     if not isinstance(prices, str | Path):
         raise UsageError(
-            "prices are a name, the path of a .yaml file, or a PriceTable",
+            "prices must be a name, the path of a .yaml file, or a PriceTable",
             got=type(prices).__name__,
         )
     if isinstance(prices, Path) or prices.endswith((".yaml", ".yml")) or "/" in prices:
@@ -407,7 +397,7 @@ def load_prices(prices: Prices | None = None) -> PriceTable:
     if prices not in price_names():
         near = closest(prices, price_names())
         raise UsageError(
-            f"there is no table of prices {prices!r}{f'; {near}' if near else ''}",
+            f"there is no price table {prices!r}{f'; {near}' if near else ''}",
             expected="one of " + ", ".join(price_names()),
             remedy="choose one of these, or give the path of a .yaml file",
         )
@@ -415,7 +405,7 @@ def load_prices(prices: Prices | None = None) -> PriceTable:
 
 
 def nearest_table(processor: Processor) -> PriceTable:
-    """The shipped table of the family that is nearest to a processor.
+    """Return the shipped table of the family nearest to a processor.
 
     >>> nearest_table(Processor("GenuineIntel", 512, 2 << 20)).name
     'x86_avx512_intel'
@@ -431,13 +421,10 @@ def _shipped(name: str) -> PriceTable:
 
 @cache
 def _processor_of(name: str) -> Processor:
-    """The family that a shipped table is for; the figures, most of the file, are not read."""
-    from stitch.forms import ProblemLog, read_entry
-    from stitch.runtime.executors.prices import read_processor
-
+    """Read the family of a shipped table, without its figures."""
     file = _SHIPPED / f"{name}.yaml"
     node, log = read_entry(_content(file).decode(), file.name, "processor"), ProblemLog(file.name)
-    processor = None if node is None else read_processor(node, log)
+    processor = None if node is None else _PROCESSOR.read(node, ParseContext(log, sources=[]).root)
     assert processor is not None, "a test reads each table that Stitch ships"
     return processor
 
@@ -448,23 +435,23 @@ def _content(file: Path) -> bytes:
             return stream.read(MAX_FILE_NBYTES + 1)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"cannot read the prices {str(file)!r}",
+            f"cannot read price table {str(file)!r}",
             got=getattr(error, "strerror", None) or str(error),
             remedy="give an existing .yaml file, or one of " + ", ".join(price_names()),
         ) from error
 
 
 def parse_prices(content: bytes, file_name: str) -> PriceTable:
-    """A checked table from the bytes of a YAML file; raises `FormatError` with all problems."""
-    # Loaded when there is a text to read: who computes with NumPy alone needs no prices.
-    from stitch.forms import read_yaml_bytes
-    from stitch.runtime.executors.prices import read_prices
-
-    root, log = read_yaml_bytes(content, file_name, "table of prices")
-    table = read_prices(root, log)
-    log.raise_any("table of prices", f"correct the keys named below; {_FORM}")
-    assert table is not None, "what is wrong has been noted"
-    return table
+    """Parse a table from the bytes of a YAML file; raises `FormatError` listing all defects."""
+    root, log = read_yaml_bytes(content, file_name, "price table")
+    reading = ParseContext(log, sources=[])
+    parsed = PRICE_TABLE.fields(root, reading.root)
+    log.raise_any(
+        "price table",
+        "correct the keys named below; python -m pydoc stitch.runtime.executors.prices shows "
+        "the keys of the file",
+    )
+    return PriceTable(**parsed.values, sources=tuple(reading.sources or ()))
 
 
 # Fields of a file
@@ -472,13 +459,10 @@ def parse_prices(content: bytes, file_name: str) -> PriceTable:
 _POSITIVE = Number(above=0, is_float=True)
 _NOT_NEGATIVE = Number(least=0, is_float=True)
 _PART = Number(least=0, below=1, is_float=True)
-#: Operators that a table may name.
 _OPERATORS = frozenset(f"{o.domain}.{o.name}" if o.domain else o.name for o in operators())
 
 
-class _CurveKind(FieldType[Curve]):
-    """A figure, or figures by size."""
-
+class _CurveType(FieldType[Curve]):
     wanted = "a finite number above 0, or a mapping of sizes to such"
 
     def value(self, node: Node, place: SourceLocation) -> Curve | None:
@@ -490,7 +474,7 @@ class _CurveKind(FieldType[Curve]):
         for word, written in node.data.items():
             size = number_of(word)
             if not isinstance(size, int) or size < 1:
-                place.note("out_of_range", f"{word[:60]!r} is no size", written.key_line)
+                place.note("out_of_range", f"{word[:60]!r} is not a size", written.key_line)
                 continue
             figure = _POSITIVE.read(written, place.entry(word, written))
             points.append((size, figure or 1.0))
@@ -499,9 +483,7 @@ class _CurveKind(FieldType[Curve]):
         return Curve(tuple(points)) if points and place.reading.log.noted == noted else None
 
 
-class _ByOperator(FieldType[Mapping[str, Curve]]):
-    """Figures by operator."""
-
+class _CurvesByOperator(FieldType[Mapping[str, Curve]]):
     wanted = "a mapping of operators to figures"
 
     def value(self, node: Node, place: SourceLocation) -> Mapping[str, Curve] | None:
@@ -520,11 +502,10 @@ class _ByOperator(FieldType[Mapping[str, Curve]]):
         return found if place.reading.log.noted == noted else None
 
 
-CURVE = _CurveKind()
-_BY_OPERATOR = _ByOperator()
+CURVE = _CurveType()
 _fixed = partial(Field, kind=_NOT_NEGATIVE, needed=True)
 _curve = partial(Field, kind=CURVE, needed=True)
-_by_operator = partial(Field, kind=_BY_OPERATOR, needed=True)
+_by_operator = partial(Field, kind=_CurvesByOperator(), needed=True)
 
 _SHARED = (
     _fixed("matrix_us"), _fixed("round_us"), _fixed("round_element_us"),
@@ -539,7 +520,7 @@ _CONVOLUTIONS = Schema(
     "prices of PyTorch's convolutions", AtenConvolutions,
     _fixed("call_us"), _curve("element_ns"), _curve("products_per_us"),
 )  # fmt: skip
-#: The libraries that have prices, and the form of each.
+#: The schema of each library's section.
 SECTIONS: Mapping[str, Schema[NumpyPrices] | Schema[OnnxPrices] | Schema[AtenPrices]] = {
     "numpy": Schema(
         "prices of NumPy's kernels", NumpyPrices,
@@ -581,7 +562,7 @@ _GAINS = Schema(
     *(Field(key, _GAIN, needed=True) for key in ("division", "numpy", "library")),
 )
 PRICE_TABLE = Schema(
-    "a table of prices",
+    "a price table",
     PriceTable,
     Field("name", Word("a name", is_text=True), needed=True),
     Field("description", Word("a sentence", is_text=True), default=""),
@@ -592,17 +573,3 @@ PRICE_TABLE = Schema(
     Field("onnxruntime", SECTIONS["onnxruntime"]),
     Field("torch", SECTIONS["torch"]),
 )
-
-
-def read_processor(node: Node, log: ProblemLog) -> Processor | None:
-    """The family that a table says it is for; None where a defect was noted."""
-    return _PROCESSOR.read(node, ParseContext(log, sources=[]).root)
-
-
-def read_prices(root: Node, log: ProblemLog) -> PriceTable | None:
-    """The table that a file holds; None where a defect was noted."""
-    reading = ParseContext(log, sources=[])
-    fields = PRICE_TABLE.fields(root, reading.root)
-    if not fields.sound:
-        return None
-    return PriceTable(**fields.values, sources=tuple(reading.sources or ()))

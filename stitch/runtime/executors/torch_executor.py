@@ -1,9 +1,7 @@
-"""The torch executor: as the automatic one, with PyTorch's kernels beside NumPy's, for operators
-where ATen is much faster; forms that it would have to copy, integers, and arrays without elements
-are left to NumPy.
+"""The torch executor: the automatic executor with PyTorch's kernels where they are much faster.
 
-It imports torch, which takes seconds and some 200 MiB; a process that has it already pays nothing.
-Needs the extra `torch`; imported only when asked for.
+Layouts that ATen would copy, integers and empty arrays are left to NumPy. Needs the extra `torch`;
+importing torch takes seconds and some 200 MiB.
 """
 
 from __future__ import annotations
@@ -35,28 +33,25 @@ from stitch.runtime.executors.executor import LinkTerms, PreparedProgram, Worksp
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
 from stitch.runtime.executors.prices import AtenPrices, Prices, operator_name, products_rate
 
-# --------------------------------------------------------------------------------------------------
-# PyTorch's convolutions, transposed ones, and the gradients of weights, which oneDNN computes.
+# Convolutions, transposed convolutions and weight gradients, which oneDNN computes
 
 Shape = tuple[int, ...]
 _ATEN = torch.ops.aten
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose"), ("stitch", "ConvWeightGradient")})
 #: Channels of a block.
 BLOCK = 16
-#: Images of so few channels are read as they are.
+#: Images of at most this many channels are read in the plain layout.
 FEW_CHANNELS = 3
-#: As many samples are handled at a time as have images of this many bytes (at least one): what is
-#: arranged lies in memory that the system is asked for, and given back, call by call, where there
-#: is more of it. A gradient of 64 samples of 64x16x16 took 15 ms whole, 10 in pieces of 4 MiB; one
-#: of 64 of 16x14x14, 2.3 MiB with its results, 2.0 ms whole, 1.3 in two pieces.
+#: Bytes of images per call: for more, oneDNN allocates and releases its converted images in each
+#: call (a weight gradient of 64 samples of 64x16x16: 15 ms whole, 10 ms in pieces).
 PIECE_NBYTES = 1 << 21
-#: The most axes of places that ATen's convolutions have.
-MOST_AXES = 3
+#: Spatial axes that ATen's convolutions have at most.
+MAX_AXES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WindowsOfAten:
-    """Where windows lie, in ATen's words; `filled`: how many times as much full blocks compute."""
+class AtenWindows:
+    """Windows as ATen's arguments; `filled` is the work with padded blocks over that without."""
 
     strides: Shape
     padding: Shape
@@ -66,38 +61,36 @@ class WindowsOfAten:
     filled: float
 
 
-def laid(
+def aten_windows(
     op: str, operands: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]
-) -> WindowsOfAten | None:
-    """How a convolution's windows lie; None where ATen has no words for it."""
+) -> AtenWindows | None:
+    """Return a convolution's windows as ATen's arguments; None if ATen cannot express them."""
     x, other = operands[:2]
-    if not 1 <= len(x) - 2 <= MOST_AXES or 0 in (*x, *other, *result):
+    if not 1 <= len(x) - 2 <= MAX_AXES or 0 in (*x, *other, *result):
         return None
     if op == "ConvTranspose":
-        return _spread(x, other[2:], result, attributes)
+        return _transposed(x, other[2:], result, attributes)
     if op == "Conv":
-        return _seen(x, other[2:], result, attributes)
-    return _seen(x, result[2:], other, attributes)
+        return _plain(x, other[2:], result, attributes)
+    return _plain(x, result[2:], other, attributes)
 
 
-def _seen(
-    x: Shape, kernel: Shape, seen: Shape, attributes: Mapping[str, Any]
-) -> WindowsOfAten | None:
-    """Of an image in which windows are seen, or were."""
+def _plain(x: Shape, kernel: Shape, y: Shape, attributes: Mapping[str, Any]) -> AtenWindows | None:
+    """Return the windows of a convolution of `x` to `y`, or of its weight gradient."""
     windows = windows_of(attributes, x[2:], kernel)
-    if windows.begin != windows.end or windows.output != seen[2:]:
+    if windows.begin != windows.end or windows.output != y[2:]:
         return None
     groups, filled = int(attributes.get("group", 1)), 1.0
     if groups == 1:
-        filled = _filled(seen[1]) * (1.0 if x[1] <= FEW_CHANNELS else _filled(x[1]))
+        filled = _filled(y[1]) * (1.0 if x[1] <= FEW_CHANNELS else _filled(x[1]))
     extra = (0,) * len(kernel)
-    return WindowsOfAten(windows.strides, windows.begin, windows.dilations, extra, groups, filled)
+    return AtenWindows(windows.strides, windows.begin, windows.dilations, extra, groups, filled)
 
 
-def _spread(
+def _transposed(
     x: Shape, kernel: Shape, result: Shape, attributes: Mapping[str, Any]
-) -> WindowsOfAten | None:
-    """Of an image that windows are spread over; what they do not reach is at its end."""
+) -> AtenWindows | None:
+    """Return the windows of a transposed convolution, which may leave elements at the end."""
     windows = transposed_windows(attributes, x[2:], kernel)
     strides, dilations = windows.strides, windows.dilations
     extra = tuple(
@@ -106,12 +99,12 @@ def _spread(
             result[2:], x[2:], strides, windows.begin, dilations, kernel, strict=True
         )
     )
-    most = map(max, strides, dilations)
-    if not all(0 <= more < bound for more, bound in zip(extra, most, strict=True)):
+    bounds = map(max, strides, dilations)
+    if not all(0 <= more < bound for more, bound in zip(extra, bounds, strict=True)):
         return None
     groups = int(attributes.get("group", 1))
     filled = _filled(x[1]) * _filled(result[1]) if groups == 1 else 1.0
-    return WindowsOfAten(strides, windows.begin, dilations, extra, groups, filled)
+    return AtenWindows(strides, windows.begin, dilations, extra, groups, filled)
 
 
 def _filled(channels: int) -> float:
@@ -121,31 +114,30 @@ def _filled(channels: int) -> float:
 def convolution(
     op: str, x: Sequence[Any], results: Sequence[Any], attributes: Mapping[str, Any]
 ) -> Sequence[Thunk] | None:
-    """The steps of one, some samples at a time; None where ATen cannot be told how windows lie."""
-    first, second, place = *x[:2], results[0]
-    how = laid(op, [tuple(first.shape), tuple(second.shape)], tuple(place.shape), attributes)
-    if how is None:
+    """Return a convolution's steps, some samples at a time; None if ATen cannot express it."""
+    first, second, out = *x[:2], results[0]
+    windows = aten_windows(
+        op, [tuple(first.shape), tuple(second.shape)], tuple(out.shape), attributes
+    )
+    if windows is None:
         return None
-    places = how.strides, how.padding, how.dilations
+    sizes = windows.strides, windows.padding, windows.dilations
     if op == "ConvWeightGradient":
-        at_once = _at_once(first, second)
-        # Of the weights only the shape is looked at: their gradient's place has it.
-        rest = place, None, *places, False, how.extra, how.groups, [False, True, False]
-        pairs = zip(first.split(at_once), second.split(at_once), strict=True)
+        samples = _samples_per_piece(first, second)
+        # ATen reads only the shape of the weights, which `out` has.
+        rest = out, None, *sizes, False, windows.extra, windows.groups, [False, True, False]
+        pairs = zip(first.split(samples), second.split(samples), strict=True)
         return [
-            partial(
-                _add_onto if index else _write_into, place, _weight_gradient, seen, image, *rest
-            )
-            for index, (image, seen) in enumerate(pairs)
+            partial(_add_to if index else _copy_to, out, _weight_gradient, gradient, image, *rest)
+            for index, (image, gradient) in enumerate(pairs)
         ]
-    at_once, bias, is_transposed = _at_once(first, place), (*x, None)[2], op == "ConvTranspose"
-    kernel = second, bias, *places, is_transposed, how.extra, how.groups
-    pairs = zip(first.split(at_once), place.split(at_once), strict=True)
-    return [partial(_write_into, made, _ATEN.convolution, image, *kernel) for image, made in pairs]
+    samples, bias = _samples_per_piece(first, out), (*x, None)[2]
+    kernel = second, bias, *sizes, op == "ConvTranspose", windows.extra, windows.groups
+    pairs = zip(first.split(samples), out.split(samples), strict=True)
+    return [partial(_copy_to, part, _ATEN.convolution, image, *kernel) for image, part in pairs]
 
 
-def _at_once(*images: Any) -> int:
-    """Samples of a piece: about as many in each."""
+def _samples_per_piece(*images: Any) -> int:
     samples, nbytes = len(images[0]), sum(int(image.nbytes) for image in images)
     pieces = -(-nbytes // PIECE_NBYTES)
     return -(-samples // pieces)
@@ -155,22 +147,22 @@ def _weight_gradient(*operands: Any) -> Any:
     return _ATEN.convolution_backward(*operands)[1]
 
 
-def _write_into(place: Any, function: Callable[..., Any], *operands: Any) -> None:
-    """The result of a function that has no form which writes into a place."""
-    place.copy_(function(*operands))
+def _copy_to(out: Any, function: Callable[..., Any], *operands: Any) -> None:
+    """Call a function without an `out=` overload."""
+    out.copy_(function(*operands))
 
 
-def _add_onto(place: Any, function: Callable[..., Any], *operands: Any) -> None:
-    place.add_(function(*operands))
+def _add_to(out: Any, function: Callable[..., Any], *operands: Any) -> None:
+    out.add_(function(*operands))
 
 
-#: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
+#: (operands, results, attributes) to steps, on tensors; None to leave the operation to NumPy.
 Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]
 
-#: From so many rows for each column of the right operand on its transpose is copied.
+#: Rows per column of a transposed right operand from which it is copied.
 LONG = 8
-#: ATen takes longer where a channel has fewer places in an image.
-FEW_PLACES = 16
+#: Elements of a channel below which ATen is slower than NumPy.
+MIN_CHANNEL_SIZE = 16
 
 
 def _unary(function: Callable[..., Any]) -> Binding:
@@ -183,11 +175,11 @@ def _unary(function: Callable[..., Any]) -> Binding:
 def _matmul(x: list[Any], results: list[Any], _: Mapping[str, Any]) -> Sequence[Thunk] | None:
     (a, b), out = x, results[0]
     if b.ndim == 2 and a.ndim >= 2:
-        # One matrix on the right: all rows on the left are one tall matrix.
+        # All rows on the left form one tall matrix.
         return (partial(torch.mm, a.reshape(-1, a.shape[-1]), b, out=out.view(-1, b.shape[1])),)
     if a.ndim < 3 or a.shape[:-2] != b.shape[:-2]:
         return None
-    # Raises where the matrices of a batch do not lie at equal distances.
+    # Raises if the matrices of a batch are not at equal distances.
     a, b, out = (m.view(-1, *m.shape[-2:]) for m in (a, b, out))
     return (partial(torch.bmm, a, b, out=out),)
 
@@ -199,12 +191,12 @@ def _gemm(x: list[Any], results: list[Any], attributes: Mapping[str, Any]) -> Se
     if attributes["transB"]:
         b = b.t()
         if len(a) >= LONG * b.shape[1] and b.shape[0] > b.shape[1]:
-            # Read by columns it costs a tenth more of the product than to copy it costs.
+            # Reading it by columns costs a tenth of the product, more than a copy.
             b = _tensor(workspace(tuple(b.shape), b.numpy().dtype))
             before.append(partial(b.copy_, x[1].t()))
     alpha, beta, bias = attributes["alpha"], attributes["beta"], x[2] if len(x) > 2 else None
     if bias is not None and beta == alpha == 1.0:
-        # In one call it spreads the bias over the result first, and adds to that: a little slower.
+        # addmm would first copy the bias over the result: a little slower.
         product = partial(torch.mm, a, b, out=results[0])
         return (*before, product, partial(torch.add, results[0], bias, out=results[0]))
     if bias is not None and beta != 0.0:
@@ -236,7 +228,7 @@ def _layer(
         return None
     epsilon = attributes["epsilon"]
     function = partial(_ATEN.native_layer_norm, operand, normalized, scale, shift, epsilon)
-    return (partial(_copied, function, results),)
+    return (partial(_copy_results, function, results),)
 
 
 def _layer_gradient(
@@ -244,20 +236,20 @@ def _layer_gradient(
 ) -> Sequence[Thunk]:
     gradient, operand, mean, inverse, scale = x
     normalized = _normalized(operand, attributes)
-    # In the shift's place, which decides nothing but that there is one, stands the scale again.
+    # Of the shift, ATen reads only that it exists: pass the scale.
     function = partial(
         _ATEN.native_layer_norm_backward, gradient, operand, normalized, mean, inverse,
         scale, scale, [True] * 3,
     )  # fmt: skip
-    return (partial(_copied, function, results),)
+    return (partial(_copy_results, function, results),)
 
 
 def _batch_gradient(
     x: list[Any], results: list[Any], attributes: Mapping[str, Any]
 ) -> Sequence[Thunk] | None:
-    """Our sums, and ATen's last pass: its own gradient makes all results anew, and is no faster."""
+    """Use NumPy's sums and ATen's last pass: its own gradient allocates, and is no faster."""
     operand = x[1]
-    if operand.ndim < 3 or math.prod(operand.shape[2:]) < FEW_PLACES:
+    if operand.ndim < 3 or math.prod(operand.shape[2:]) < MIN_CHANNEL_SIZE:
         return None
     inputs, outputs = (tuple(tensor.numpy() for tensor in side) for side in (x, results))
     return batch_gradient_steps(KernelArguments(inputs, outputs, attributes, ()), _last_pass)
@@ -266,8 +258,8 @@ def _batch_gradient(
 def _last_pass(
     x: Array, gradient: Array, out: Array, along: Array, offset: Array, factor: Array
 ) -> Sequence[Thunk]:
-    """A normalization by means of zero and variances of one is x along + offset."""
-    image, given, place, slope, shift, share = map(
+    """Compute x along + offset as a normalization by means of 0 and variances of 1."""
+    image, upstream, result, slope, shift, share = map(
         _tensor, (x, gradient, out, along, offset, factor)
     )
     zeros, ones = torch.zeros_like(slope), torch.ones_like(slope)
@@ -275,19 +267,16 @@ def _last_pass(
     return (
         partial(
             _ATEN.native_batch_norm.out, image, slope, shift, zeros, ones, False, 0.0, 0.0,
-            out=place, **unused,
+            out=result, **unused,
         ),
-        partial(torch.addcmul, place, given, share.view(1, -1, 1), out=place),
+        partial(torch.addcmul, result, upstream, share.view(1, -1, 1), out=result),
     )  # fmt: skip
 
 
-def _copied(function: Callable[[], Sequence[Any]], places: Sequence[Any]) -> None:
-    """Results of a function that has no form which writes into places.
-
-    Its `out=` overload copies too, and takes a quarter longer (0.57 and 0.45 ms for 1 MiB).
-    """
-    for place, result in zip(places, function(), strict=False):
-        place.copy_(result)
+def _copy_results(function: Callable[[], Sequence[Any]], outputs: Sequence[Any]) -> None:
+    """Copy a function's results; its `out=` overload copies too, and is slower by a quarter."""
+    for output, result in zip(outputs, function(), strict=False):
+        output.copy_(result)
 
 
 def _normalized(operand: Any, attributes: Mapping[str, Any]) -> Any:
@@ -326,26 +315,22 @@ KERNELS: Mapping[tuple[str, str], Binding] = {
     ("stitch", "LayerNormalizationGradient"): _layer_gradient,
     ("stitch", "SoftmaxGradient"): _softmax_gradient,
 }
-#: Priced by their multiply-adds; the others by elements of the longest operand or result.
+#: Operators priced by multiply-adds; others by the elements of the longest operand or result.
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True)
 class AtenKernels(KernelLibrary):
-    """PyTorch's kernels as a library, priced for so many threads."""
+    """PyTorch's kernels as a library, priced for `threads` threads."""
 
     prices: AtenPrices
     threads: int = 1
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        """Microseconds of an operation; infinite where there is no kernel for it, or no price.
-
-        `products` are its multiply-adds, `batch` how many matrices it multiplies.
-        """
         kinds = [
             program.values[v].type for v in (*operation.inputs, *operation.outputs) if v != ABSENT
         ]
-        if (operation.domain, operation.op) not in KERNELS or any(map(_is_left, kinds)):
+        if (operation.domain, operation.op) not in KERNELS or any(map(_is_unsupported, kinds)):
             return math.inf
         if (operation.domain, operation.op) in CONVOLUTIONS:
             return self._convolution_price(program, operation, products)
@@ -365,67 +350,65 @@ class AtenKernels(KernelLibrary):
         *operands, result = (
             program.values[v].type.shape for v in (*operation.inputs[:2], operation.outputs[0])
         )
-        how = laid(operation.op, operands, result, operation.attributes)
-        if how is None:
+        windows = aten_windows(operation.op, operands, result, operation.attributes)
+        if windows is None:
             return math.inf
-        # Nothing of the weights is as long as the images are.
-        size, computed = sum(map(math.prod, (*operands, result))), products * how.filled
+        size, computed = sum(map(math.prod, (*operands, result))), products * windows.filled
         spent = size * prices.element_ns.at(size) / 1000
         spent += computed / prices.products_per_us.at(int(computed))
         return prices.call_us + spent / self.threads
 
     def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
-        """The steps of an operation; None where its arrays have a form that ATen would copy."""
+        """Return an operation's steps; None if ATen would copy its arrays."""
         results = [array for array in arguments.outputs if array is not None]
         if len({a.dtype for a in (*arguments.inputs, *results) if a is not None}) != 1:
             return None
         binding = KERNELS[operation.domain, operation.op]
-        # Tensors of inference mode could not be written to by a later call outside of it.
+        # Tensors of inference mode cannot be written outside of it.
         with suppress(RuntimeError, ValueError), torch.inference_mode(False):
             operands = [None if a is None else _tensor(a) for a in arguments.inputs]
             return binding(operands, [_tensor(a) for a in results], arguments.attributes)
         return None
 
 
-def _is_left(kind: ValueType) -> bool:
+def _is_unsupported(kind: ValueType) -> bool:
     return 0 in kind.shape or kind.data_type.compute_dtype.kind != "f"
 
 
 def _tensor(array: Array) -> Any:
-    """A tensor over an array's bytes; raises `ValueError` for strides that tensors do not have."""
+    """Return a tensor over an array's bytes; raises `ValueError` for negative strides."""
     with warnings.catch_warnings():
-        # That it may be read-only: operands are never written.
+        # Read-only arrays are operands, which are never written.
         warnings.simplefilter("ignore")
         return torch.from_numpy(np.asarray(array))
 
 
 class TorchExecutor(AutomaticExecutor):
-    """Chooses among PyTorch's kernels too, on as many threads as `torch.set_num_threads` said.
+    """Also chooses PyTorch's kernels, on the threads of `torch.set_num_threads`.
 
-    ONNX Runtime, which gets little here, has one: its threads would wait in loops for their next
-    call, on the cores on which PyTorch's then run.
+    ONNX Runtime has one thread here: others would spin on the cores of PyTorch's threads.
     """
 
     name = "torch"
 
     def __init__(self, prices: Prices | None = None) -> None:
         super().__init__(1, prices=prices)
-        # Without prices they are not used, as any library.
         if self.prices.torch is not None:
             self.library = AtenKernels(self.prices.torch, torch.get_num_threads())
 
     def takes_foreign(self) -> bool:
-        """What ONNX Runtime gets here depends on what is installed beside it."""
+        # ONNX Runtime is optional here.
         return False
 
     def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
-        """Every operation by ATen that it has a kernel for; raises `CompileError` if there is
-        none."""
-        known = [i for i, o in enumerate(program.operations) if (o.domain, o.op) in KERNELS]
-        if not known:
-            raise CompileError("PyTorch's kernels compute none of it", where=program.name)
-        return PreparedKernels(program, machine, Workspace(), (), self.library, known)
+        """Compute by ATen whatever it has a kernel for; raises `CompileError` if it has none."""
+        chosen = [i for i, o in enumerate(program.operations) if (o.domain, o.op) in KERNELS]
+        if not chosen:
+            raise CompileError(
+                "the torch executor has no PyTorch kernel for this program", where=program.name
+            )
+        return PreparedKernels(program, machine, Workspace(), (), self.library, chosen)
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """Never the same bits: a sum is taken in another order where what is around it differs."""
+        """Promise nothing: the order of a sum depends on the operations around it."""
         return LinkTerms("the sums of PyTorch's kernels would differ by 2e-7")

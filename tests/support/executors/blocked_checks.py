@@ -14,7 +14,7 @@ from stitch.graph import ComputationGraph
 from stitch.program import Program
 from stitch.runtime.executors import blocked_convolutions
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN
-from stitch.runtime.executors.onnx.onnx_model import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import write_model
 
 
 def save_very_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def program_of(graph: ComputationGraph) -> Program:
 
 def operators(graph: ComputationGraph) -> Counter[str]:
     """The operators of the model, those in blocks with a star."""
-    nodes = onnx.load_from_string(onnx_form(program_of(graph)).model).graph.node
+    nodes = onnx.load_from_string(write_model(program_of(graph)).serialized).graph.node
     return Counter(f"{n.op_type}*" if n.domain == DOMAIN else n.op_type for n in nodes)
 
 

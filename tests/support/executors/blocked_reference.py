@@ -15,15 +15,15 @@ from onnx import numpy_helper
 
 from stitch.ops import evaluate
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN
-from stitch.runtime.executors.onnx.model_writer import OnnxForm, value_name
+from stitch.runtime.executors.onnx.model_writer import OnnxModel, value_name
 
 Array = np.ndarray[Any, Any]
 
 
-def blocked_results(form: OnnxForm, arrays: Mapping[int, Array], block: int) -> list[Array]:
-    """What a form gives where a block has so many channels."""
-    graph = onnx.load_from_string(form.model).graph
-    known = {value_name(v): data for v, data in arrays.items()} | dict(form.weights)
+def blocked_results(model: OnnxModel, arrays: Mapping[int, Array], block: int) -> list[Array]:
+    """The results of a model for blocks of `block` channels."""
+    graph = onnx.load_from_string(model.serialized).graph
+    known = {value_name(v): data for v, data in arrays.items()} | dict(model.weights)
     small = [t for t in graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
     known |= {tensor.name: numpy_helper.to_array(tensor) for tensor in small}
     for node in graph.node:
@@ -36,7 +36,7 @@ def blocked_results(form: OnnxForm, arrays: Mapping[int, Array], block: int) -> 
                 node.op_type, operands, attributes=attributes, outputs=len(node.output)
             )
         known |= dict(zip(node.output, results, strict=True))
-    return [known[value_name(v)] for v in form.outputs]
+    return [known[value_name(v)] for v in model.outputs]
 
 
 def _in_blocks(op: str, operands: list[Any], attributes: dict[str, Any], block: int) -> Array:

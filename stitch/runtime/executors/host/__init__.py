@@ -17,7 +17,6 @@ from stitch.runtime.executors.host.numpy_executor import (
     PartOfProgram,
     PreparedKernels,
     WholeProgram,
-    running_alone,
 )
 from stitch.runtime.executors.host.staging import (
     StagedRegions,
@@ -32,5 +31,5 @@ __all__ = [
     "MOVEMENTS", "WINDOW", "KernelLibrary", "NumpyExecutor", "OperationReferences", "PartOfProgram",
     "PreparedKernels", "StagedRegions", "StagingArrays", "WholeProgram", "as_bytes",
     "chunked_sizes", "committed_nbytes", "computable", "compute_type", "dense_view", "either_bytes",
-    "program_bytes", "program_peak", "repacked_nbytes", "running_alone", "session_bytes",
+    "program_bytes", "program_peak", "repacked_nbytes", "session_bytes",
 ]  # fmt: skip

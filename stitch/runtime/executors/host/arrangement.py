@@ -1,9 +1,9 @@
 """Assign storage to the values inside a program on the host: views, and a workspace.
 
-A value is a view of the operand that it was moved from (`seen`), or is computed in place inside the
-result that it is moved to (`made`), if every operation that reads or writes it accepts that layout:
-batches of matrix products accept strided matrices, arithmetic accepts rows with gaps, all others
-need dense arrays. An output that reuses an input's bytes is left alone: its bytes hold two values.
+A value is a view of the operand that it was moved from, or is computed inside the result that it is
+moved to, if every operation that reads or writes it accepts that layout: batched matrix products
+accept strided matrices, arithmetic accepts rows with gaps, all others need dense arrays. An output
+that reuses an input's bytes has no views: its bytes hold two values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from stitch.program import ABSENT, Array, Operation, Program
 from stitch.runtime.executors.host.chunks import Unit
 from stitch.runtime.executors.host.staging import is_direct
 
-# Operations that only move elements
+# Movements
 
-#: Sees an array as another of the same elements, or some of them; raises `ValueError` where that
-#: takes a copy.
+#: Returns a view of an array; raises `ValueError` if a copy is needed.
 View = Callable[[Array], Array]
 WINDOW = ("stitch", "Window")
 MOVEMENTS = RESHAPING | {"Concat", "Expand", "Slice", "Split", "Transpose"}
@@ -33,26 +32,27 @@ MOVEMENTS = RESHAPING | {"Concat", "Expand", "Slice", "Split", "Transpose"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of operand `input` and the part of result `output` that gets it.
+    """A part of operand `input` that is copied to a part of result `output`.
 
-    `taken(input array)` and `place(output array)` have one shape. `seen` gives the whole result as
-    a view of the operand, `made` the whole operand as a view of the result; None where there is
-    more to it.
+    Attributes:
+        source, target: The two parts, of one shape, as views of operand and result.
+        result_view: The whole result as a view of the operand; None if it is not one.
+        operand_view: The whole operand as a view of the result; None if it is not one.
     """
 
     input: int
     output: int
-    taken: View
-    place: View
-    seen: View | None
-    made: View | None
+    source: View
+    target: View
+    result_view: View | None
+    operand_view: View | None
 
 
 def pieces(program: Program, operation: Operation, constants: dict[int, Array]) -> Sequence[Piece]:
-    """What an operation moves; nothing if it does more than move, or is not known to."""
+    """Return what a movement copies; empty for other operations and unknown positions."""
     if (operation.domain, operation.op) == WINDOW:
-        seen = _window(program, operation, constants)
-        return () if seen is None else (Piece(0, 0, seen, _same, seen, None),)
+        view = _window(program, operation, constants)
+        return () if view is None else (Piece(0, 0, view, _same, view, None),)
     if operation.domain or operation.op not in MOVEMENTS:
         return ()
     values = program.values
@@ -67,8 +67,7 @@ def pieces(program: Program, operation: Operation, constants: dict[int, Array]) 
         there, back = (partial(np.transpose, axes=a) for a in (order, np.argsort(order)))
         return (Piece(0, 0, there, _same, there, back),)
     if operation.op == "Expand":
-        # Numbers that repeat are seen, never made. The operand may be longer than the target says:
-        # the two broadcast, and this is the result's shape.
+        # The operand may be longer than the target shape: the two broadcast.
         there = partial(np.broadcast_to, shape=shapes[0])
         return (Piece(0, 0, there, _same, there, None),)
     if operation.op == "Slice":
@@ -93,7 +92,7 @@ def _same(array: Array) -> Array:
 
 
 def _parts(axis: int, sizes: Sequence[int]) -> list[View] | None:
-    """One part after the other along an axis; None if one is not wanted, and its size not known."""
+    """Return views of consecutive parts along an axis; None if a size is unknown (negative)."""
     if min(sizes) < 0:
         return None
     parts: list[View] = []
@@ -107,18 +106,18 @@ def _parts(axis: int, sizes: Sequence[int]) -> list[View] | None:
 def _slices(
     operation: Operation, shape: tuple[int, ...], constants: dict[int, Array]
 ) -> View | None:
-    known = [constants.get(v) for v in operation.inputs[1:]]
-    if any(k is None for k, v in zip(known, operation.inputs[1:], strict=True) if v >= 0):
+    data = [constants.get(v) for v in operation.inputs[1:]]
+    if any(d is None for d, v in zip(data, operation.inputs[1:], strict=True) if v >= 0):
         return None
-    given = [None if k is None else tuple(int(i) for i in k.ravel()) for k in known]
-    starts, ends, axes, steps = (*given, None, None)[:4]
+    bounds = [None if d is None else tuple(int(i) for i in d.ravel()) for d in data]
+    starts, ends, axes, steps = (*bounds, None, None)[:4]
     assert starts is not None and ends is not None
     axes = tuple(range(len(starts))) if axes is None else tuple(a % len(shape) for a in axes)
     return itemgetter(slices_of(shape, starts, ends, axes, steps or (1,) * len(starts)))
 
 
 def _window(program: Program, operation: Operation, constants: dict[int, Array]) -> View | None:
-    """A window whose rows are known, and in range; the kernel refuses what is not."""
+    """Return the view of a Window with constant rows in range; the kernel refuses others."""
     data, base, strides = operation.inputs
     if base not in constants or strides not in constants:
         return None
@@ -129,12 +128,12 @@ def _window(program: Program, operation: Operation, constants: dict[int, Array])
     return partial(windowed, base=first, strides=steps, lengths=lengths)
 
 
-#: NumPy functions of two operands, which repeat a short one, and take rows that lie apart.
+#: Operators whose NumPy functions broadcast and take rows with gaps.
 ARITHMETIC = frozenset({"Add", "Sub", "Mul"})
 
 
-class Seen(NamedTuple):
-    """A value in the bytes of `root`: where its first element lies, and its strides (bytes)."""
+class ValueStorage(NamedTuple):
+    """A value in the bytes of value `root`: offset of its first element and strides, in bytes."""
 
     root: int
     offset: int
@@ -143,20 +142,23 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """`seen` has every value that has bytes; `offsets` those with bytes in the workspace.
+    """The storage of a program's values.
 
-    `moved[i]` are the pieces that operation `i`, a movement, still copies: none where it is
-    nothing but views.
+    Attributes:
+        storage: By value; values inside foreign units have none.
+        offsets: Offsets in the workspace of the roots that are stored there.
+        nbytes: Size of the workspace.
+        moved: By movement, the pieces that it still copies; empty if it is views only.
     """
 
-    seen: Mapping[int, Seen]
+    storage: Mapping[int, ValueStorage]
     offsets: Mapping[int, int]
     nbytes: int
     moved: Mapping[int, tuple[Piece, ...]]
 
 
 def arrange(program: Program, units: Sequence[Unit], constants: dict[int, Array]) -> Arrangement:
-    """Where all values of a program lie."""
+    """Assign storage to all values of a program."""
     return _Arranger(program, units, constants).arrangement()
 
 
@@ -170,137 +172,137 @@ class _Arranger:
         self.units = units
         self.unit_of = {i: k for k, unit in enumerate(units) for i in unit.operations}
         self.outputs = {s.value: s for s in program.outputs}
-        self.given = {s.value for s in program.inputs} | set(constants)
+        self.inputs = {s.value for s in program.inputs} | set(constants)
         self.shared = {
             program.inputs[s.aliases_input].value
             for s in program.outputs
             if s.aliases_input is not None
         }
         self.makers: dict[int, int] = {}
-        self.readers: dict[int, list[tuple[int, int]]] = {}
+        self.readers: dict[int, list[int]] = {}
         self.pieces: dict[int, Sequence[Piece]] = {}
         for index, operation in enumerate(program.operations):
             self.makers.update((v, index) for v in operation.outputs if v != ABSENT)
-            for position, value in enumerate(operation.inputs):
-                self.readers.setdefault(value, []).append((index, position))
+            for value in operation.inputs:
+                self.readers.setdefault(value, []).append(index)
             if not units[self.unit_of[index]].foreign and self._all_direct(operation):
                 self.pieces[index] = pieces(program, operation, constants)
-        #: Each value that has bytes: the value whose bytes they are, and what it looks like there.
-        self.held: dict[int, tuple[int, Array]] = {v: (v, self._dense(v)) for v in self.given}
+        #: By value: its root and its view, a placeholder with the right shape and strides.
+        self.views: dict[int, tuple[int, Array]] = {v: (v, self._dense(v)) for v in self.inputs}
         self.moved: dict[int, tuple[Piece, ...]] = {}
-        #: Operands that are made inside a result: (operation, position).
-        self.made: set[tuple[int, int]] = set()
+        #: Operands that are computed inside a result: (operation, position).
+        self.inside: set[tuple[int, int]] = set()
 
     def _all_direct(self, operation: Operation) -> bool:
-        # Sizes and positions are constants, which have no part in the movement.
+        # Constants are sizes and positions, which are not moved.
         touched = [v for v in operation.inputs if v not in self.constants]
         return all(is_direct(self.values[v]) for v in (*touched, *operation.outputs) if v >= 0)
 
     def arrangement(self) -> Arrangement:
         for index in reversed(range(len(self.program.operations))):
             if self.pieces.get(index):
-                self._make_operands_in_place(index)
+                self._place_operands_in_result(index)
         for index, operation in enumerate(self.program.operations):
             if self.pieces.get(index):
-                self._see_results(index, operation)
+                self._view_results(index, operation)
             for value in operation.outputs:
-                if value != ABSENT and value not in self.held and not self._is_inner(value):
-                    self.held[value] = (value, self._dense(value))
+                if value != ABSENT and value not in self.views and not self._is_inner(value):
+                    self.views[value] = (value, self._dense(value))
         offsets, nbytes = _Workspace(self).packed()
-        seen = {}
-        for value, (root, view) in self.held.items():
-            start = _address(view) - _address(self.held[root][1])
-            seen[value] = Seen(root, start, view.strides)
-        return Arrangement(seen, offsets, nbytes, self.moved)
+        storage = {}
+        for value, (root, view) in self.views.items():
+            start = _address(view) - _address(self.views[root][1])
+            storage[value] = ValueStorage(root, start, view.strides)
+        return Arrangement(storage, offsets, nbytes, self.moved)
 
     def _is_inner(self, value: int) -> bool:
-        """Whether only the foreign unit that makes a value reads it."""
+        """Whether only the foreign unit that computes a value reads it."""
         unit = self.unit_of[self.makers[value]]
         return (
             self.units[unit].foreign
             and value not in self.outputs
-            and all(self.unit_of[i] == unit for i, _ in self.readers.get(value, ()))
+            and all(self.unit_of[i] == unit for i in self.readers.get(value, ()))
         )
 
     def _dense(self, value: int) -> Array:
-        """An array that is never read: it stands for the shape and strides of a dense value."""
+        """Return a placeholder with the shape and strides of a dense value."""
         kind = self.values[value].type
-        # Views of NumPy's are not made of others' types (float8): only the size counts here.
+        # NumPy makes no views of extension types (float8); only the item size matters here.
         dtype = np.dtype(f"u{kind.data_type.compute_dtype.itemsize}")
         strides = np.cumprod([dtype.itemsize, *kind.shape[:0:-1]])[::-1] if kind.shape else ()
         return np.lib.stride_tricks.as_strided(np.empty(1, dtype), kind.shape, tuple(strides))
 
-    def _make_operands_in_place(self, index: int) -> None:
-        """Operands of a movement become parts of its result, which lies where it must."""
+    def _place_operands_in_result(self, index: int) -> None:
+        """Compute the operands of a movement inside its result where possible."""
         operation = self.program.operations[index]
         result = operation.outputs[0]
         slot = self.outputs.get(result)
         if slot is not None and slot.aliases_input is not None:
             return
-        if slot is None and result not in self.held and operation.op != "Concat":
+        if slot is None and result not in self.views and operation.op != "Concat":
             return
-        root, whole = self.held.get(result) or (result, self._dense(result))
+        root, whole = self.views.get(result) or (result, self._dense(result))
         for piece in self.pieces[index]:
             value = operation.inputs[piece.input]
-            view = None if piece.made is None else _viewed(piece.made, whole)
-            if view is not None and self._can_lie_in(view, value, index):
-                self.held[value] = (root, view)
-                self.held[result] = (root, whole)
-                self.made.add((index, piece.input))
+            view = None if piece.operand_view is None else _viewed(piece.operand_view, whole)
+            if view is not None and self._can_be_inside(view, value, index):
+                self.views[value] = (root, view)
+                self.views[result] = (root, whole)
+                self.inside.add((index, piece.input))
 
-    def _can_lie_in(self, view: Array, value: int, index: int) -> bool:
+    def _can_be_inside(self, view: Array, value: int, index: int) -> bool:
         maker = self.makers.get(value)
-        if maker is None or value in self.held or value in self.outputs:
+        if maker is None or value in self.views or value in self.outputs:
             return False
         if [v for v in self.program.operations[index].inputs if v >= 0].count(value) > 1:
             return False
-        return self._is_written(maker, view) and all(
-            i == index or self._is_read(i, position, view) for i, position in self.readers[value]
+        return self._can_write(maker, view) and all(
+            i == index or self._can_read(i, view) for i in self.readers[value]
         )
 
-    def _see_results(self, index: int, operation: Operation) -> None:
-        """Results of a movement become views of its operand; what cannot is copied."""
-        left = []
+    def _view_results(self, index: int, operation: Operation) -> None:
+        """Make the results of a movement views of its operand; note the pieces to copy."""
+        copied = []
         for piece in self.pieces[index]:
-            if (index, piece.input) in self.made:
+            if (index, piece.input) in self.inside:
                 continue
             source, result = operation.inputs[piece.input], operation.outputs[piece.output]
             if result == ABSENT:
                 continue
-            root, whole = self.held[source]
+            root, whole = self.views[source]
             view = None
-            if result not in self.held and result not in self.outputs and root not in self.shared:
-                view = None if piece.seen is None else _viewed(piece.seen, whole)
+            if result not in self.views and result not in self.outputs and root not in self.shared:
+                view = None if piece.result_view is None else _viewed(piece.result_view, whole)
             if view is not None and all(
-                self._is_read(i, position, view) for i, position in self.readers.get(result, ())
+                self._can_read(i, view) for i in self.readers.get(result, ())
             ):
-                self.held[result] = (root, view)
+                self.views[result] = (root, view)
             else:
-                left.append(piece)
-        self.moved[index] = tuple(left)
+                copied.append(piece)
+        self.moved[index] = tuple(copied)
 
-    def _is_read(self, index: int, position: int, view: Array) -> bool:
-        """Whether an operation takes an operand in this form."""
+    def _can_read(self, index: int, view: Array) -> bool:
+        """Whether an operation accepts an operand in this layout."""
         if view.flags.c_contiguous or self.pieces.get(index):
             return True
         operation = self.program.operations[index]
         unit = self.units[self.unit_of[index]]
-        if unit.foreign or unit.group or operation.domain:
+        if unit.foreign or unit.is_chunked or operation.domain:
             return False
         if operation.op in ARITHMETIC:
             return _has_whole_rows(view)
         return operation.op == "MatMul" and self._is_batch(operation) and _is_matrix(view)
 
-    def _is_written(self, index: int, view: Array) -> bool:
-        """Whether an operation makes its result in this form."""
+    def _can_write(self, index: int, view: Array) -> bool:
+        """Whether an operation can write its result in this layout."""
         if view.flags.c_contiguous:
             return True
         operation = self.program.operations[index]
         unit = self.units[self.unit_of[index]]
         if self.pieces.get(index):
-            # What moves fills its result piece by piece, where a piece can be seen in it.
-            return all(_viewed(piece.place, view) is not None for piece in self.pieces[index])
-        if unit.foreign or unit.group or operation.domain:
+            # A movement writes piece by piece, if each piece is a view of the result.
+            return all(_viewed(piece.target, view) is not None for piece in self.pieces[index])
+        if unit.foreign or unit.is_chunked or operation.domain:
             return False
         if operation.op in ARITHMETIC:
             return _has_whole_rows(view)
@@ -309,36 +311,36 @@ class _Arranger:
         return batch and unit_stride and _is_matrix(view)
 
     def _is_batch(self, operation: Operation) -> bool:
-        # A single matrix on the right makes one tall matrix of the rows on the left.
+        # A single matrix on the right multiplies one tall, dense matrix of all rows on the left.
         return all(len(self.values[v].type.shape) > 2 for v in operation.inputs)
 
 
 class _Workspace:
-    """Packs the values that have bytes of their own by when they live."""
+    """Packs intermediate values by their lifetimes."""
 
-    def __init__(self, planner: _Arranger) -> None:
-        self.planner = planner
-        outside = planner.given | set(planner.outputs)
+    def __init__(self, arranger: _Arranger) -> None:
+        self.arranger = arranger
+        outside = arranger.inputs | set(arranger.outputs)
         roots = {
             root
-            for root, _ in planner.held.values()
-            if root not in outside and is_direct(planner.values[root])
+            for root, _ in arranger.views.values()
+            if root not in outside and is_direct(arranger.values[root])
         }
-        #: First and last operation of all that lies in a root's bytes.
+        #: By root: the first and last operation that uses its bytes.
         self.lives: dict[int, tuple[int, int]] = {}
-        for value, (root, _) in planner.held.items():
+        for value, (root, _) in arranger.views.items():
             if root in roots:
-                moments = [planner.makers[value], *(i for i, _ in planner.readers.get(value, ()))]
+                moments = [arranger.makers[value], *arranger.readers.get(value, ())]
                 first, last = self.lives.get(root, (moments[0], moments[0]))
                 self.lives[root] = min(first, *moments), max(last, *moments)
 
     def packed(self) -> tuple[dict[int, int], int]:
-        """Offsets by root, and the bytes of all."""
+        """Return the offsets by root, and the size of the workspace."""
         owner = self._share()
         groups: dict[int, list[int]] = {}
         for root in self.lives:
             groups.setdefault(owner[root], []).append(root)
-        unit_of = self.planner.unit_of
+        unit_of = self.arranger.unit_of
         packing = pack_intervals([
             Interval(
                 unit_of[min(self.lives[m][0] for m in members)],
@@ -355,34 +357,35 @@ class _Workspace:
         return offsets, packing.peak_nbytes
 
     def _nbytes(self, root: int) -> int:
-        return int(self.planner.held[root][1].nbytes)
+        return int(self.arranger.views[root][1].nbytes)
 
     def _share(self) -> dict[int, int]:
-        """For each root the one whose place it takes over: an elementwise result an operand's."""
+        """Return the root whose bytes each root reuses: an elementwise result an operand's."""
         owner = {root: root for root in self.lives}
-        for index, operation in enumerate(self.planner.program.operations):
+        for index, operation in enumerate(self.arranger.program.operations):
             result = operation.outputs[0] if operation.outputs else ABSENT
-            unit = self.planner.units[self.planner.unit_of[index]]
+            unit = self.arranger.units[self.arranger.unit_of[index]]
             if unit.foreign or self.lives.get(result, (-1, 0))[0] != index:
                 continue
             if not definition_of(operation).elementwise:
                 continue
             for value in operation.inputs:
-                if self._is_left(value, result, index):
-                    owner[result] = owner[self.planner.held[value][0]]
+                if self._is_last_use(value, result, index):
+                    owner[result] = owner[self.arranger.views[value][0]]
                     break
         return owner
 
-    def _is_left(self, value: int, result: int, index: int) -> bool:
-        """Whether an operand dies here, and nothing else is read of its bytes."""
-        held = self.planner.held
-        root, view = held.get(value, (ABSENT, None))
+    def _is_last_use(self, value: int, result: int, index: int) -> bool:
+        """Whether an operation is the last to read an operand, and reads nothing else of its root
+        in another shape."""
+        views = self.arranger.views
+        root, view = views.get(value, (ABSENT, None))
         if view is None or root not in self.lives or self.lives[root][1] != index or root == result:
             return False
-        others = [held[v] for v in self.planner.program.operations[index].inputs if v in held]
+        others = [views[v] for v in self.arranger.program.operations[index].inputs if v in views]
         return (
             view.flags.c_contiguous
-            and self.planner.values[value].type == self.planner.values[result].type
+            and self.arranger.values[value].type == self.arranger.values[result].type
             and self._nbytes(root) == view.nbytes
             and all(
                 other.flags.c_contiguous and other.shape == view.shape
@@ -404,12 +407,12 @@ def _address(array: Array) -> int:
 
 
 def _has_whole_rows(view: Array) -> bool:
-    """Whether the last axis lies dense, or repeats one number."""
+    """Whether the last axis is dense or repeats one element."""
     return view.shape[-1] == 1 or view.strides[-1] in (0, view.itemsize)
 
 
 def _is_matrix(view: Array) -> bool:
-    """Whether the matrices of a batch are ones that a BLAS takes, as they are or transposed."""
+    """Whether a BLAS accepts the matrices of a batch, plain or transposed."""
     rows, columns, size = view.strides[-2], view.strides[-1], view.itemsize
     height, width = view.shape[-2:]
     dense, leading = (columns, rows) if columns == size else (rows, columns)

@@ -1,4 +1,4 @@
-"""Bind a program's kernels to bytes: operation by operation, or unit by unit."""
+"""Bind a program's kernels to memory: operation by operation, or unit by unit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from stitch.runtime.executors.host.chunks import (
     Member,
     Unit,
     can_join,
+    inner_members,
     joins,
-    passing,
     steps_by_chunks,
     units_of,
 )
@@ -47,7 +47,7 @@ from stitch.runtime.executors.host.staging import (
 
 
 class ForeignCall(Protocol):
-    """Consecutive operations of a program that one call computes, by other kernels than ours."""
+    """Consecutive operations that one call of another runtime computes."""
 
     @property
     def operations(self) -> tuple[int, ...]:
@@ -59,30 +59,37 @@ class ForeignCall(Protocol):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The values that it makes and others read; the rest it keeps to itself."""
+        """The values that it computes and others read."""
 
     def bind(self, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        """Steps on dense arrays of the compute types, given by value."""
+        """Return the steps on dense arrays of the compute types, by value."""
 
 
 class KernelLibrary(Protocol):
-    """Kernels other than ours for single operations, on arrays in any form."""
+    """Kernels of another library for single operations, on strided arrays."""
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        """Microseconds of an operation; infinite where it has no kernel for it.
+        """Return the microseconds of an operation; infinite if there is no kernel for it.
 
-        `products` are the multiply-adds of a product, `batch` how many matrices it multiplies.
+        Args:
+            products: Multiply-adds of a product.
+            batch: Matrices that it multiplies.
         """
 
     def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
-        """The steps of an operation; None where its arrays do not suit."""
+        """Return the steps of an operation; None if its arrays do not suit."""
 
 
 class Kernels:
-    """A program's kernels, but for what `calls` compute; raises `CompileError`.
+    """The kernels of a program.
 
-    `chosen` are the operations that `library` computes where it can. `calls_apart` gives calls of
-    single operations: who computes each where it must be seen by itself.
+    Args:
+        calls: Foreign calls, whose operations need no kernels.
+        library: A library, used for the operations `chosen` where it can.
+        calls_apart: Creates foreign calls of single operations, to observe these.
+
+    Raises:
+        CompileError: An operator is unknown.
     """
 
     def __init__(
@@ -113,8 +120,7 @@ class Kernels:
         self._inside: dict[int, Kernels] = {}
 
     def inside(self, index: int) -> Kernels:
-        """The kernels of the body that an operation carries; operands that are constants here are
-        constants there."""
+        """Return the kernels of an operation's body; constant operands are constants there."""
         found = self._inside.get(index)
         if found is None:
             operation = self.program.operations[index]
@@ -127,8 +133,7 @@ class Kernels:
         return found
 
     def in_workspace(self, workspace: Workspace) -> Self:
-        """The same kernels with bytes of their own; constants and what was derived from them are
-        shared."""
+        """Return the kernels with a workspace and staging of their own; constants are shared."""
         own = copy(self)
         own.workspace, own.staging = workspace, StagingArrays(self.program, self.machine)
         own._inside = {i: inside.in_workspace(workspace) for i, inside in self._inside.items()}
@@ -136,27 +141,25 @@ class Kernels:
 
     @cached_attribute
     def calls_apart(self) -> dict[int, ForeignCall]:
-        """The call of each operation that one computes by itself, made when first asked for."""
+        """Foreign calls of single operations, by operation."""
         return {call.operations[0]: call for call in self._make_calls_apart()}
 
     @cached_attribute
     def is_staged(self) -> bool:
-        """Whether any value is computed elsewhere than where it lies."""
+        """Whether any value needs staging."""
         return not all(is_direct(value) for value in self.program.values)
 
     @cached_attribute
     def units(self) -> tuple[Unit, ...]:
-        """What is computed together."""
         return units_of(self.program, tuple(self.calls), self.chosen)
 
     @cached_attribute
     def arrangement(self) -> Arrangement:
-        """Where values lie when units are computed."""
         return arrange(self.program, self.units, self.constants)
 
 
 class OperationBinding:
-    """One binding under construction: operation by operation."""
+    """A binding under construction, operation by operation, every value in a separate array."""
 
     def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
         self.prepared = prepared
@@ -172,11 +175,11 @@ class OperationBinding:
 
     @property
     def nbytes(self) -> int:
-        """What it takes beside the regions."""
+        """Bytes that the binding takes outside the regions."""
         return self.prepared.staging.nbytes + self.workspace.nbytes
 
     def bound(self) -> BoundProgram:
-        """Steps operation by operation."""
+        """Bind all operations, one after the other."""
         marks = [len(self.steps)]
         for index, operation in enumerate(self.prepared.program.operations):
             self.append(index, operation)
@@ -186,22 +189,22 @@ class OperationBinding:
             tuple(self.steps), spans, self.arrays, self.nbytes, written=self.written
         )
 
-    def place(self, value: int) -> Array:
-        """The array that an operation writes a value into."""
-        return self.regions.place(value)
+    def output(self, value: int) -> Array:
+        """Return the array that an operation writes a value into."""
+        return self.regions.output(value)
 
     def append(self, index: int, operation: Operation) -> None:
-        """The steps of one operation."""
+        """Append the steps of one operation."""
         self.prepared.workspace.kernels.restart()
         self.steps += self.kernel_steps(index, self.arguments(index, operation))
         self.write(operation.outputs)
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        """The steps of an operation's kernel."""
+        """Return the steps of NumPy's kernel."""
         return self.prepared.definitions[index].steps(arguments)
 
     def library_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        """The steps of the library's kernel, where it is to compute this; else of NumPy's."""
+        """Return the steps of the library's kernel if it is chosen and suits; else of NumPy's."""
         library = self.prepared.library
         if library is not None and index in self.prepared.chosen:
             steps = library.bind(self.prepared.program.operations[index], arguments)
@@ -210,19 +213,18 @@ class OperationBinding:
         return self.prepared.definitions[index].steps(arguments)
 
     def call(self, call: ForeignCall) -> None:
-        """What a foreign call computes."""
+        """Append the steps of a foreign call."""
         arrays = {value: self.arrays[value] for value in call.inputs}
         for value in call.outputs:
-            arrays[value] = self.arrays[value] = self.place(value)
+            arrays[value] = self.arrays[value] = self.output(value)
         self.steps += self.bind_call(call, arrays)
         self.write(call.outputs)
 
     def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        """The steps of a foreign call on dense arrays."""
         return call.bind(arrays)
 
     def write(self, values: Sequence[int]) -> None:
-        """Steps that bring values from the arrays they were computed in to where they belong."""
+        """Append the steps that round values and store them in their layouts."""
         for value in values:
             if value != ABSENT:
                 later = value in self.prepared.staging.later_reads
@@ -231,11 +233,11 @@ class OperationBinding:
                 self.steps += steps
 
     def arguments(self, index: int, operation: Operation) -> KernelArguments:
-        """What an operation's kernel is bound to."""
+        """Return the arguments of an operation's kernel."""
         prepared = self.prepared
         for value in operation.outputs:
             if value != ABSENT:
-                self.arrays[value] = self.place(value)
+                self.arrays[value] = self.output(value)
         results = tuple(
             self._unused(value, i, index) if value == ABSENT else self.arrays[value]
             for i, value in enumerate(operation.outputs)
@@ -254,7 +256,7 @@ class OperationBinding:
         )
 
     def _unused(self, value: int, output: int, index: int) -> Array:
-        """A place for an output that is absent; kernels write all of theirs."""
+        """Return an array for an absent output, which kernels write too."""
         operation = self.prepared.program.operations[index]
         kinds = infer_operation(
             operation,
@@ -266,10 +268,9 @@ class OperationBinding:
 
 
 class ApartBinding(OperationBinding):
-    """Bind each operation separately, by the executor that it has in the whole program."""
+    """Bind each operation separately, with the runtime that computes it in the whole program."""
 
     def append(self, index: int, operation: Operation) -> None:
-        """The foreign call that computes the operation, else its kernel."""
         call = self.prepared.calls_apart.get(index)
         if call is None:
             super().append(index, operation)
@@ -277,23 +278,21 @@ class ApartBinding(OperationBinding):
             self.call(call)
 
     def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        """The call's steps; a result that lies in the bytes of an operand is computed elsewhere and
-        copied, as who computes several operations at once keeps what is between them."""
+        """Bind a call; compute results that overlap an operand in another array and copy them."""
         after: list[Thunk] = []
-        places = {value: arrays[value] for value in call.outputs}
-        for value, place in places.items():
-            if any(np.may_share_memory(place, arrays[operand]) for operand in call.inputs):
-                arrays[value] = np.empty_like(place)
-                after.append(partial(np.copyto, place, arrays[value]))
+        outputs = {value: arrays[value] for value in call.outputs}
+        for value, output in outputs.items():
+            if any(np.may_share_memory(output, arrays[operand]) for operand in call.inputs):
+                arrays[value] = np.empty_like(output)
+                after.append(partial(np.copyto, output, arrays[value]))
         return (*call.bind(arrays), *after)
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        """The steps of the library's kernel, else of NumPy's."""
         return self.library_steps(index, arguments)
 
 
 class UnitBinding(OperationBinding):
-    """One binding with values as they are arranged, unit by unit or operation by operation."""
+    """A binding with values stored as arranged, unit by unit or operation by operation."""
 
     def __init__(
         self, prepared: Kernels, regions: StagedRegions, workspace: Array | None = None
@@ -302,67 +301,66 @@ class UnitBinding(OperationBinding):
         self.arrangement = prepared.arrangement
         nbytes = self.arrangement.nbytes
         self.workspace = prepared.workspace.region(nbytes) if workspace is None else workspace
-        #: How many values are seen in each one's bytes, itself among them.
-        self.seen_in = Counter(seen.root for seen in self.arrangement.seen.values())
-        for value, seen in self.arrangement.seen.items():
-            if value not in self.arrays and seen.root in self.arrays:
+        #: By root, the number of values in its bytes.
+        self.sharers = Counter(stored.root for stored in self.arrangement.storage.values())
+        for value, stored in self.arrangement.storage.items():
+            if value not in self.arrays and stored.root in self.arrays:
                 # A view of an input or a constant.
-                self.arrays[value] = self.place(value)
+                self.arrays[value] = self.output(value)
 
     def bound_by_units(self) -> BoundProgram:
-        """Steps unit by unit."""
+        """Bind all units, one after the other."""
         for unit in self.prepared.units:
             call = self.prepared.calls.get(unit.operations)
             if call is not None:
                 self.call(call)
-            elif unit.group:
-                self.by_chunks(unit.operations)
+            elif unit.is_chunked:
+                self.append_chunked(unit.operations)
             else:
                 (index,) = unit.operations
                 self.append(index, self.prepared.program.operations[index])
         return BoundProgram(tuple(self.steps), (), self.arrays, self.nbytes)
 
-    def place(self, value: int) -> Array:
-        """A value's array, in the bytes of its root."""
-        seen = self.arrangement.seen[value]
-        root = self.arrays.get(seen.root)
+    def output(self, value: int) -> Array:
+        """Return a value's array, in the bytes of its root."""
+        stored = self.arrangement.storage[value]
+        root = self.arrays.get(stored.root)
         if root is None:
-            root = self.arrays[seen.root] = self._bytes_of(seen.root)
+            root = self.arrays[stored.root] = self._root_array(stored.root)
         shape = self.values[value].type.shape
-        if seen.root == value:
+        if stored.root == value:
             return root
         if 0 in shape:
-            # It has no bytes, and NumPy takes no strides for it.
+            # NumPy refuses the strides of an empty view.
             return np.empty(shape, root.dtype)
-        return np.ndarray(shape, root.dtype, root, seen.offset, seen.strides)
+        return np.ndarray(shape, root.dtype, root, stored.offset, stored.strides)
 
-    def _bytes_of(self, root: int) -> Array:
+    def _root_array(self, root: int) -> Array:
         offset = self.arrangement.offsets.get(root)
         if offset is None:
-            return self.regions.place(root)
+            return self.regions.output(root)
         kind = self.values[root].type
         return np.ndarray(kind.shape, kind.data_type.compute_dtype, self.workspace, offset)
 
     def append(self, index: int, operation: Operation) -> None:
-        """The steps of one operation; of a movement, what is not a view."""
-        left = self.arrangement.moved.get(index)
-        if left is None:
+        """Append the steps of one operation; of a movement the copies that are not views."""
+        copied = self.arrangement.moved.get(index)
+        if copied is None:
             super().append(index, operation)
             return
         for value in operation.outputs:
             if value != ABSENT:
-                self.arrays[value] = self.place(value)
-        for piece in left:
-            taken = piece.taken(self.arrays[operation.inputs[piece.input]])
-            there = piece.place(self.arrays[operation.outputs[piece.output]])
-            self.steps += [partial(np.copyto, *pair) for pair in row_copies(there, taken)]
+                self.arrays[value] = self.output(value)
+        for piece in copied:
+            source = piece.source(self.arrays[operation.inputs[piece.input]])
+            target = piece.target(self.arrays[operation.outputs[piece.output]])
+            self.steps += [partial(np.copyto, *pair) for pair in row_copies(target, source)]
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        """The steps of the library's kernel, else of NumPy's."""
         return self.library_steps(index, arguments)
 
-    def by_chunks(self, operations: tuple[int, ...]) -> None:
-        """A group of elementwise operations; one after the other where they would be tangled."""
+    def append_chunked(self, operations: tuple[int, ...]) -> None:
+        """Append a chunked unit; split it where a result overlaps another array."""
         self.prepared.workspace.kernels.restart()
         group: list[Member] = []
         for index in operations:
@@ -380,58 +378,58 @@ class UnitBinding(OperationBinding):
         self._finish(group)
 
     def _finish(self, group: list[Member]) -> None:
-        if passing(group):
+        if inner_members(group):
             self.steps += steps_by_chunks(group)
         else:
             for member in group:
                 self.steps += member.definition.kernel(member.arguments)
 
     def _only_readers(self, value: int) -> frozenset[int] | None:
-        """The operations that read a value; None if it is seen outside, or through a view."""
-        if value not in self.arrangement.offsets or self.seen_in[value] != 1:
+        """Return the readers of a value; None if it is also read outside or through a view."""
+        if value not in self.arrangement.offsets or self.sharers[value] != 1:
             return None
         return frozenset(self.prepared.readers.get(value, ()))
 
 
 class BodyBinding:
-    """The body of a scan, bound to arrays; what it takes lies in the memory of kernels, since it is
-    one kernel of the program around it."""
+    """The body of a scan, bound to arrays; its workspace is in the memory of kernels."""
 
-    def __init__(self, around: Kernels, index: int) -> None:
-        """The body that operation `index` carries."""
-        self.kernels = around.inside(index)
-        operation = around.program.operations[index]
-        body = around.program.bodies[operation.body]
+    def __init__(self, outer: Kernels, index: int) -> None:
+        """Bind the body that operation `index` of `outer` carries."""
+        self.kernels = outer.inside(index)
+        operation = outer.program.operations[index]
+        body = outer.program.bodies[operation.body]
         self.repeated = repeated_outputs(body, ScanForm.of(operation).states)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Thunk]:
-        """The steps of a round; arrays are of the compute types, one for each operand."""
+        """Return the steps of a round on arrays of the compute types, one per operand."""
         kernels, program = self.kernels, self.kernels.program
         memory = kernels.workspace.kernels
         before: list[Thunk] = []
         after: list[Thunk] = []
-        # One side of a scan's two never runs while the other does.
+        # The two sides of a scan never run at the same time.
         with memory.kept():
             memory.restart()
             region = memory.take(kernels.arrangement.nbytes)
             scratch = memory.take(program.scratch.size_per_bank if kernels.is_staged else 0)
-            # Slots are called by the numbers of the operands that they are.
-            given = [inputs[int(slot.name.split()[1])] for slot in program.inputs]
-            values = [s.value for s in program.inputs] + [s.value for s in program.outputs]
-            stored = list(map(self._stored, values, (*given, *outputs)))
-            sides = stored[: len(given)], stored[len(given) :]
-            for array, place in zip(given, sides[0], strict=True):
-                before += copy_steps(array, place)
-            for array, place in zip(outputs, sides[1], strict=True):
-                after += copy_steps(place, array)
-            taken, made = (tuple(map(as_bytes, side)) for side in sides)
+            # Slots are named by the numbers of their operands.
+            operands = [inputs[int(slot.name.split()[1])] for slot in program.inputs]
+            stored_in = list(map(self._stored, (s.value for s in program.inputs), operands))
+            stored_out = list(map(self._stored, (s.value for s in program.outputs), outputs))
+            for array, stored in zip(operands, stored_in, strict=True):
+                before += copy_steps(array, stored)
+            for array, stored in zip(outputs, stored_out, strict=True):
+                after += copy_steps(stored, array)
             with memory.kept():
-                regions = StagedRegions(kernels.staging, taken, made, scratch)
+                regions = StagedRegions(
+                    kernels.staging, tuple(map(as_bytes, stored_in)),
+                    tuple(map(as_bytes, stored_out)), scratch,
+                )  # fmt: skip
                 bound = UnitBinding(kernels, regions, region).bound_by_units()
         return (*before, *bound.steps, *after)
 
     def _stored(self, value: int, array: Array) -> Array:
-        """Where a slot's value lies in its own type: the array itself, if it has that."""
+        """Return the array of a slot's value in its own type: the given one if it has that type."""
         dtype = self.kernels.program.values[value].type.data_type.dtype
         if dtype == array.dtype:
             return array

@@ -1,7 +1,4 @@
-"""Host bytes: how many bytes of the host's memory an executor takes to run a program.
-
-Bytes of the spaces are the plan's, and constants are the file's mapping.
-"""
+"""Bound the host memory that an executor takes to run a program, outside the memory spaces."""
 
 from __future__ import annotations
 
@@ -37,22 +34,24 @@ from stitch.runtime.executors.host.arrangement import arrange
 from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
 from stitch.runtime.executors.host.staging import is_direct
 
-#: What a session, its threads and its arena's first pieces take however small it is.
+#: The smallest session of ONNX Runtime, with its threads and its arena.
 SESSION_NBYTES = 16 << 20
-#: Its arena grows by powers of two, so that values take up to twice what they need.
+#: The arena grows by powers of two, so values take up to twice their size.
 ARENA_GROWTH = 2
-#: Its kernels rearrange operands and results (blocked convolutions, transposed products).
+#: Kernels may convert operands and results (blocked convolutions, transposed products).
 FOREIGN_TIMES = 2
-#: Those that gather columns, of the operand or of the result.
+#: Operators that may gather the columns of the operand or the result.
 GATHERING = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv", "ConvTranspose"})
 
 
 def program_bytes(
     program: Program, bytes_of: OperationBytes = numpy_bytes, *, in_sessions: bool = False
 ) -> ProgramBytes:
-    """What an executor takes to run a program whose operations take what `bytes_of` says, at most.
+    """Return an upper bound of the memory to run an expanded program.
 
-    No operation carries a body but scans. `in_sessions`: it may give some to ONNX Runtime.
+    Args:
+        bytes_of: Returns the memory of an operation's kernel.
+        in_sessions: ONNX Runtime may compute some of the operations.
     """
     taken = _Counting(program.bodies, bytes_of, in_sessions).program(program)
     if not in_sessions:
@@ -66,15 +65,14 @@ def program_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _BodyBytes:
-    """What a body takes as a program of its own; `moved`: what lies between it and its scan, where
-    slots are narrower than what they are computed in."""
+    """The memory of a body as a program, and of converting its slots (`moved`)."""
 
     taken: ProgramBytes
     moved: int
 
 
 class _Counting:
-    """What a program takes, and the bodies of its scans: each counted once."""
+    """Counts a program and the bodies of its scans, each body once."""
 
     def __init__(
         self, bodies: tuple[Body, ...], bytes_of: OperationBytes, in_sessions: bool
@@ -82,10 +80,10 @@ class _Counting:
         self.bodies = OperationList("", (), (), (), (), (), bodies=bodies)
         self.bytes_of = bytes_of
         self.in_sessions = in_sessions
-        self._known: dict[int, _BodyBytes] = {}
+        self._counted: dict[int, _BodyBytes] = {}
 
     def program(self, program: Program, listed: Sequence[Operation] | None = None) -> ProgramBytes:
-        """All that a program takes; `listed` are its operations as `bodies` counts theirs."""
+        """Count a program; `listed` are its operations with the body indices of `self.bodies`."""
         mine = program.operations
         pairs = zip(mine, mine if listed is None else listed, strict=True)
         carried = {here.body: there.body for here, there in pairs}
@@ -106,25 +104,24 @@ class _Counting:
         units = units_of(program, ())
         values = arrange(program, units, program.constant_data()).nbytes
         taken = kernel_bytes(program, taken_by)
-        chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
+        chunks = max((len(u.operations) for u in units if u.is_chunked), default=0) * CHUNK_SIZE * 8
         kernels = max(taken.passing, chunks)
         return ProgramBytes(kept, taken.kept, values, kernels, taken.largest, staged)
 
     def _body(self, index: int) -> _BodyBytes:
-        found = self._known.get(index)
+        found = self._counted.get(index)
         if found is None:
             body = self.bodies.bodies[index]
-            # Results that are states again count as if they were made: it is a bound.
+            # An upper bound: results that repeat a state count too.
             program = program_of_body(self.bodies, index, len(body.outputs))
             taken = self.program(program, body.operations)
-            found = self._known[index] = _BodyBytes(taken, _moved_nbytes(program))
+            found = self._counted[index] = _BodyBytes(taken, _moved_nbytes(program))
         return found
 
     def _scan(
         self, within: OperationList, operation: Operation, inside: _BodyBytes
     ) -> tuple[int, int]:
-        """What a scan takes while it runs, all of it in the memory of kernels, and from its binding
-        on: the steps of its body, for each of its sides."""
+        """Return the bytes of a scan while it runs, and those from its binding on."""
         form, body = ScanForm.of(operation), within.bodies[operation.body]
         elements = [*body.input_types[form.states :][: form.sequences]]
         has_buffers = form.sides > 1 or form.has_condition
@@ -137,7 +134,7 @@ class _Counting:
             for kind, v in zip(form.result_types(body.output_types), operation.outputs, strict=True)
             if v == ABSENT and kind is not None
         )
-        # Once more for what is prepared, which all sides share.
+        # One more for the prepared body, which all sides share.
         kept = (form.sides + 1) * taken.bound + form.sides * taken.staged + unwanted
         if self.in_sessions:
             passing = max(passing, session_bytes(within, operation, {})[0])
@@ -145,8 +142,7 @@ class _Counting:
 
 
 def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:
-    """All bytes of the host's memory that one run of a program takes: inputs, outputs and scratch
-    in their spaces, and what the executor takes."""
+    """Return all host memory of one run: slots and scratch in their spaces, and the executor's."""
     slots = [program.input_desc(i) for i in range(len(program.inputs))]
     slots += [
         program.output_desc(i)
@@ -162,7 +158,7 @@ def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -
 
 
 def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
-    """What of a footprint is ever written: dense values lie at its start."""
+    """Return the bytes of a footprint that are ever written: dense values use its start only."""
     if desc.layout.is_dense:
         return desc.layout.data_type.nbytes(desc.elements)
     return footprint(desc, machine).nbytes
@@ -171,33 +167,32 @@ def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
 def either_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """The most that an operation takes by whichever kernel: ours, ONNX Runtime's or PyTorch's."""
-    ours, kept = numpy_bytes(program, operation, constants)
-    return max(ours, session_bytes(program, operation, constants)[0]), kept
+    """Return the maximum over NumPy's, ONNX Runtime's and PyTorch's kernels for an operation."""
+    by_numpy, kept = numpy_bytes(program, operation, constants)
+    return max(by_numpy, session_bytes(program, operation, constants)[0]), kept
 
 
 def session_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
+    """Return the maximum of ONNX Runtime's kernel, in the arena."""
     nbytes = FOREIGN_TIMES * operand_nbytes(program, operation)
     if is_scan(operation):
-        # Each round makes the values of the body anew.
+        # Each round allocates the values of the body.
         body = program.bodies[operation.body]
         inside = OperationList("", (), (), body.values, body.operations, body.constants,
                                bodies=program.bodies)  # fmt: skip
         most = max((session_bytes(inside, o, constants)[0] for o in body.operations), default=0)
         nbytes += FOREIGN_TIMES * sum(computed_nbytes(v.type) for v in body.values) + most
     elif operation.is_foreign:
-        nbytes += _scores(program, operation)
+        nbytes += _score_nbytes(program, operation)
     elif operation.op in GATHERING:
-        nbytes += _columns(program, operation)
+        nbytes += _column_nbytes(program, operation)
     return nbytes, 0
 
 
-def _scores(program: OperationList, operation: Operation) -> int:
-    """What a foreign operator may make besides: one with heads multiplies all rows of its largest
-    operand with each other, for each head, and keeps two such products."""
+def _score_nbytes(program: OperationList, operation: Operation) -> int:
+    """Return the attention scores of a foreign operator with heads: two products of all rows."""
     heads = operation.attributes.get("num_heads", operation.attributes.get("q_num_heads", 0))
     if not isinstance(heads, int) or heads < 1:
         return 0
@@ -207,8 +202,8 @@ def _scores(program: OperationList, operation: Operation) -> int:
     return FOREIGN_TIMES * heads * batch * max(lengths) * sum(lengths) * 4
 
 
-def _columns(program: OperationList, operation: Operation) -> int:
-    """All windows of a convolution's first operand, or those that make its result."""
+def _column_nbytes(program: OperationList, operation: Operation) -> int:
+    """Return the gathered windows of a convolution's operand or result."""
     shapes = [program.values[v].type.shape for v in operation.inputs if v != ABSENT]
     result = program.values[operation.outputs[0]].type.shape
     data, weights = shapes[0], next(s for s in shapes[1:] if len(s) > 2)
@@ -217,7 +212,7 @@ def _columns(program: OperationList, operation: Operation) -> int:
 
 
 def _computed_constants(program: Program) -> int:
-    """Narrow constants get copies in the type that kernels compute in."""
+    """Return the copies of narrow constants in their compute types."""
     nbytes = 0
     for constant in program.constants:
         kind = program.values[constant.value].type
@@ -227,7 +222,7 @@ def _computed_constants(program: Program) -> int:
 
 
 def _staged(program: Program) -> int:
-    """Values that are not computed where they lie, and what rounds them."""
+    """Return the staging arrays, and those that round them."""
     constants = {c.value for c in program.constants}
     touched = _slots(program)
     touched |= {v for o in program.operations for v in (*o.inputs, *o.outputs) if v != ABSENT}
@@ -240,7 +235,7 @@ def _staged(program: Program) -> int:
 
 
 def _moved_nbytes(body: Program) -> int:
-    """Slots in types of their own, and the scratch of what is not computed where it lies."""
+    """Return the slots of a staged body in their own types, and its scratch."""
     if all(map(is_direct, body.values)):
         return 0
     slots = (body.values[v].type for v in _slots(body))
@@ -252,10 +247,7 @@ def _slots(program: Program) -> set[int]:
 
 
 def repacked_nbytes(program: Program) -> int:
-    """Bytes of weights of products, of which a session keeps a rearranged copy, at most.
-
-    Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so.
-    """
+    """Return the bytes of constant weights, of which a session keeps a packed copy at most."""
     nbytes = 0
     parts: list[Program | Body] = [program, *program.bodies]
     for part in parts:
@@ -266,7 +258,7 @@ def repacked_nbytes(program: Program) -> int:
 
 
 def _weights(operations: Sequence[Operation], bodies: Sequence[Body]) -> set[int]:
-    """The values that products have on their right, also those within scans."""
+    """Return the values that are right operands of products, within scans too."""
     found: set[int] = set()
     for operation in operations:
         if is_scan(operation):
@@ -279,36 +271,36 @@ def _weights(operations: Sequence[Operation], bodies: Sequence[Body]) -> set[int
     return found
 
 
-#: Programs with more operations count all their values: which precedes which is a square of bits.
-MOST_OPERATIONS = 8192
+#: Longer programs count all values: the precedence of operations takes a square of bits.
+MAX_OPERATIONS = 8192
 
 
 def most_inner_nbytes(program: Program) -> int:
-    """What values that are no slots take, at most, while any one operation is computed, in whatever
-    order: ONNX Runtime frees a value after its last reader, but chooses the order itself, and may
-    compute all branches before it adds the first two up.
+    """Return the peak of intermediate values over all possible orders of the operations.
+
+    ONNX Runtime releases a value after its last reader, but chooses the order itself.
     """
     makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs if v != ABSENT}
     inner = makers.keys() - _slots(program)
     sizes = {v: computed_nbytes(program.values[v].type) for v in inner}
     count = len(program.operations)
-    if count > MOST_OPERATIONS or not inner:
+    if count > MAX_OPERATIONS or not inner:
         return sum(sizes.values())
     readers = program.readers()
     before, after = _before(program, makers, count), _after(program, readers, count)
     every = (1 << count) - 1
     alive = np.zeros(count, np.int64)
     for value, nbytes in sizes.items():
-        # Not alive while an operation runs that comes before its maker, or after all its readers.
-        gone = every if readers.get(value) else 0
+        # Dead during operations before its producer, and after all of its readers.
+        dead = every if readers.get(value) else 0
         for reader in readers.get(value, ()):
-            gone &= after[reader]
-        alive[_places(every & ~(gone | before[makers[value]]), count)] += nbytes
+            dead &= after[reader]
+        alive[_unpacked(every & ~(dead | before[makers[value]]), count)] += nbytes
     return int(alive.max())
 
 
 def _before(program: Program, makers: dict[int, int], count: int) -> list[int]:
-    """For each operation those that must come before it, as bits."""
+    """Return for each operation the bit set of those that must run before it."""
     before = [0] * count
     for index, operation in enumerate(program.operations):
         for value in operation.inputs:
@@ -319,7 +311,7 @@ def _before(program: Program, makers: dict[int, int], count: int) -> list[int]:
 
 
 def _after(program: Program, readers: dict[int, set[int]], count: int) -> list[int]:
-    """For each operation those that must come after it, as bits."""
+    """Return for each operation the bit set of those that must run after it."""
     after = [0] * count
     for index in reversed(range(count)):
         for value in program.operations[index].outputs:
@@ -328,6 +320,6 @@ def _after(program: Program, readers: dict[int, set[int]], count: int) -> list[i
     return after
 
 
-def _places(bits: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    held = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
-    return np.unpackbits(held, count=count, bitorder="little").astype(np.bool_)
+def _unpacked(bits: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    packed = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)

@@ -1,16 +1,14 @@
-"""The NumPy executor: each operator's own kernel, writing into preallocated arrays.
+"""The NumPy executor: one kernel per operator, writing into preallocated arrays.
 
-Dense values of the compute type are views of the space's bytes, others are staged; float16,
-bfloat16 and the block formats compute in float32 and round once per operator output.
-
-Consecutive long elementwise operations are computed in chunks (`chunks`), and values that differ
-only in shape are views (`arrangement`). To observe single operations, the program is bound
-operation by operation: the same bits, except where a foreign call computes several at once.
+float16, bfloat16 and the block formats compute in float32 and round once per operator output. Long
+elementwise operations are computed in chunks (`chunks`), and moved values are views
+(`arrangement`). To observe single operations, a program is bound operation by operation, with the
+same bits, except where a foreign call computes several at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import final
@@ -56,8 +54,7 @@ from stitch.runtime.executors.host.staging import StagedRegions, as_bytes, compu
 
 
 class NumpyExecutor(Executor):
-    """Runs every operator that Stitch defines, one NumPy kernel after the other; of an operation
-    that carries a body, the body: what it computes is what the program means."""
+    """Runs every operator that Stitch defines, by NumPy kernels: the reference of the others."""
 
     name = "numpy"
     supports_threads = True
@@ -65,17 +62,14 @@ class NumpyExecutor(Executor):
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
-        """Look every operation's kernel up; raises `CompileError` for an unknown operator."""
         self.check_foreign(program)
         return PreparedKernels(expanded(program), machine, workspace or Workspace())
 
     def host_bytes(self, program: Program) -> ProgramBytes:
-        """What our own kernels take, as their definitions say."""
         return program_bytes(expanded(program))
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """The same bits: each operation has a kernel of its own. Nothing is gained: as many calls
-        are made."""
+        """Promise the same bits; linking gains nothing, as each operation remains one call."""
         return LinkTerms()
 
 
@@ -84,17 +78,17 @@ class PreparedKernels(Kernels, PreparedProgram):
 
     @cached_attribute
     def is_plain(self) -> bool:
-        """Whether nothing is gained over one operation after the other."""
+        """Whether units and views gain nothing over one operation after the other."""
         if self.chosen or any(len(unit.operations) > 1 or unit.foreign for unit in self.units):
             return False
         moved = self.arrangement.moved.items()
-        return all(len(left) == len(self.program.operations[i].outputs) for i, left in moved)
+        return all(len(copied) == len(self.program.operations[i].outputs) for i, copied in moved)
 
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
-        """Steps by units and without copies; plain ones if nothing is gained so."""
-        if self.is_plain or not _lie_apart(self.program, inputs, outputs):
+        """Bind by units and views, or plainly if that gains nothing or slots overlap."""
+        if self.is_plain or not _are_disjoint(self.program, inputs, outputs):
             return self.bind_plainly(inputs, outputs, scratch)
 
         def binding() -> UnitBinding:
@@ -104,8 +98,8 @@ class PreparedKernels(Kernels, PreparedProgram):
         def one_by_one() -> BoundProgram:
             if self.calls:
                 return self.bind_apart(inputs, outputs, scratch)
-            # The same kernels on operands of the same forms: NumPy multiplies dense matrices in
-            # another order than those that lie apart, so the last bits would not be the same.
+            # Operands keep their strides: NumPy's products of strided matrices differ in the last
+            # bits from those of dense ones.
             with self.workspace.kernels:
                 return binding().bound()
 
@@ -113,15 +107,13 @@ class PreparedKernels(Kernels, PreparedProgram):
             return replace(binding().bound_by_units(), one_by_one=one_by_one)
 
     def on_thread(self, workspace: Workspace) -> PreparedProgram:
-        """With staging of its own; constants and what was derived from them are shared."""
         return self.in_workspace(workspace)
 
     def bind_apart(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
-        """Steps operation by operation, every value in a place of its own: each by its foreign
-        call, the library's kernel, or NumPy's."""
-        if not _lie_apart(self.program, inputs, outputs):
+        """Bind operation by operation with the runtimes that compute them in the whole program."""
+        if not _are_disjoint(self.program, inputs, outputs):
             return self.bind_plainly(inputs, outputs, scratch)
         with self.workspace.kernels:
             return ApartBinding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
@@ -129,15 +121,15 @@ class PreparedKernels(Kernels, PreparedProgram):
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
-        """Steps operation by operation, by NumPy's kernels, every value in a place of its own."""
+        """Bind operation by operation with NumPy's kernels, each value in a separate array."""
         with self.workspace.kernels:
             return OperationBinding(
                 self, StagedRegions(self.staging, inputs, outputs, scratch)
             ).bound()
 
 
-def _lie_apart(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:
-    """Whether nothing lies in an output's bytes but the input whose place it takes."""
+def _are_disjoint(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:
+    """Whether no slot overlaps an output but the input whose buffer that takes over."""
     spans, taken = [], set()
     for slot, array in zip(program.outputs, outputs, strict=True):
         start, source = array.ctypes.data, slot.aliases_input
@@ -160,22 +152,25 @@ def _lie_apart(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array
 
 
 class WholeProgram:
-    """A program, and what its parts ask of it."""
+    """A program with what `PartOfProgram` looks up in it."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.data = program.constant_data()
-        self.given = {slot.value for slot in program.outputs}
+        self.returned = {slot.value for slot in program.outputs}
         self.slots = {slot.value: slot for slot in program.inputs}
         self.readers = program.readers()
 
 
 class PartOfProgram:
-    """Some operations as a program; `inputs` and `outputs`: which values are its slots.
+    """Some operations of a program as a host program.
 
-    Outputs are what other operations read, the program's outputs, and `held`, which are given
-    whoever reads them. Its values are numbered by first use, so that equal parts are equal
-    programs.
+    Its outputs are the values that other operations read, outputs of the program, and `held`.
+    Values are numbered by first use, so that equal parts are equal programs.
+
+    Attributes:
+        numbers: The part's values by the program's.
+        inputs, outputs: The program's values that are the part's slots.
     """
 
     def __init__(
@@ -197,7 +192,7 @@ class PartOfProgram:
             if value != ABSENT:
                 self._number(value)
                 readers = self.whole.readers.get(value, set())
-                if value in self.whole.given or value in self.held or readers - self.inside:
+                if value in self.whole.returned or value in self.held or readers - self.inside:
                     self.outputs.append(value)
         outputs = tuple(self.numbers.get(v, ABSENT) for v in operation.outputs)
         return replace(operation, inputs=inputs, outputs=outputs)
@@ -215,13 +210,12 @@ class PartOfProgram:
 
     def _number(self, value: int) -> None:
         kind = self.program.values[value].type
-        # As the arrays have it: dense, in the type that it is computed in.
+        # Dense and in the compute type, as the executors' arrays are.
         name = f"v{len(self.values)}"
         self.numbers[value] = len(self.values)
         self.values.append(Value(name, kind, host_layout(compute_type(kind))))
 
     def program_of_part(self) -> Program:
-        """The part."""
         program, numbers = self.program, self.numbers
         slots = {v: self.whole.slots.get(v, InputSlot("", v)) for v in self.inputs}
         part = Program(
@@ -238,7 +232,7 @@ class PartOfProgram:
         return with_used_bodies(part)
 
     def _alias(self, value: int) -> int | None:
-        """Which of the part's inputs an output takes the place of."""
+        """Return the part's input whose buffer an output takes over."""
         for slot in self.program.outputs:
             if slot.value == value and slot.aliases_input is not None:
                 source = self.program.inputs[slot.aliases_input].value
@@ -251,37 +245,36 @@ class PartOfProgram:
 
 @final
 class OperationReferences:
-    """The operations of one program, each as a program of its own; nothing is kept of a call."""
+    """Computes single operations of a program by NumPy's kernels, for comparison."""
 
     def __init__(self, program: Program, machine: MachineShape) -> None:
         self._whole = WholeProgram(expanded(program))
         self._machine = machine
 
     def results(self, index: int, operands: Sequence[Array | None]) -> tuple[Array, ...]:
-        """What the operation makes, but for results that are absent, each as it is kept."""
+        """Compute an operation; return its results, but for absent ones, as they are stored."""
         program = self._whole.program
         operation = program.operations[index]
-        made = [value for value in operation.outputs if value != ABSENT]
-        part = PartOfProgram(self._whole, (index,), made)
-        given = dict(zip(operation.inputs, operands, strict=True))
-        taken = []
+        values = [value for value in operation.outputs if value != ABSENT]
+        part = PartOfProgram(self._whole, (index,), values)
+        arrays = dict(zip(operation.inputs, operands, strict=True))
+        inputs = []
         for value in part.inputs:
-            array = given[value]
-            assert array is not None, "only what is absent has no array"
-            taken.append(as_bytes(np.ascontiguousarray(array)))
+            array = arrays[value]
+            assert array is not None, "only absent operands have no array"
+            inputs.append(as_bytes(np.ascontiguousarray(array)))
         kinds = {value: program.values[value].type for value in part.outputs}
-        left = {
+        outputs = {
             value: _empty(kind.shape, kind.data_type.compute_dtype) for value, kind in kinds.items()
         }
         prepared = NumpyExecutor().prepare(part.program_of_part(), self._machine)
-        bound = prepared.bind(tuple(taken), tuple(map(as_bytes, left.values())), None)
+        bound = prepared.bind(tuple(inputs), tuple(map(as_bytes, outputs.values())), None)
         for step in bound.steps:
             with_fp_errors_ignored(step)
-        return tuple(self.kept(value, left[value]) for value in made)
+        return tuple(self.kept(value, outputs[value]) for value in values)
 
     def kept(self, value: int, array: Array) -> Array:
-        """The array that is computed for a value as whoever reads it gets it: rounded to the type
-        of the value, and to that in which it lies."""
+        """Round a computed array to the value's type and its storage type, as readers get it."""
         described = self._whole.program.values[value]
         kind, layout = described.type.data_type, described.desc.layout
         computed = compute_type(described.type)
@@ -290,11 +283,11 @@ class OperationReferences:
         if layout.data_type in (kind, computed):
             return array
         host = TensorDesc(array.shape, host_layout(computed))
-        lying = replace(
+        stored = replace(
             layout, space=Space.HOST, memory_layout=MemoryLayout.INTERLEAVED, shard_spec=None,
             address=None,
         )  # fmt: skip
-        desc = TensorDesc(array.shape, lying)
+        desc = TensorDesc(array.shape, stored)
         region = np.zeros(footprint(desc, self._machine).nbytes, np.uint8)
         result = np.empty_like(array)
         prepare_copy(host, desc, self._machine).bind(
@@ -305,35 +298,6 @@ class OperationReferences:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """An array that begins where the spaces' do, at a line of the cache."""
+    """Return an array at a cache line, as those of the spaces are."""
     count = int(np.prod(shape, dtype=np.int64))
     return bytes_from_a_line(count * dtype.itemsize).view(dtype).reshape(shape)
-
-
-# Measuring
-
-
-def running_alone(
-    executor: Executor, program: Program, machine: MachineShape, operands: Sequence[Array]
-) -> Callable[[int], object]:
-    """Return a function that runs a program `times` times in a row, on arrays of its own.
-
-    Raises:
-        CompileError: The executor has no kernels for the program.
-    """
-    prepared = executor.prepare_alone(program, machine)
-    kinds = [program.values[slot.value].type for slot in program.outputs]
-    results = [np.empty(kind.shape, kind.data_type.dtype) for kind in kinds]
-    scratch = np.empty(program.scratch.size_per_bank, np.uint8)
-    given, made = (tuple(map(as_bytes, arrays)) for arrays in (operands, results))
-    steps = prepared.bind(given, made, scratch).steps
-    # The steps know the bytes by their addresses alone.
-    held = operands, results, scratch
-
-    def run(times: int) -> object:
-        for _ in range(times):
-            for step in steps:
-                step()
-        return held
-
-    return lambda times: with_fp_errors_ignored(run, times)

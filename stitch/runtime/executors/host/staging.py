@@ -1,4 +1,4 @@
-"""Staging: values that cannot be computed where they lie get host arrays, prepared once.
+"""Staging: host arrays for values whose layout or type kernels cannot compute in.
 
 Dense values of the compute type are views of the regions' bytes and need no step.
 """
@@ -17,7 +17,7 @@ from stitch.runtime.executors.executor import Thunk
 
 
 class StagingArrays:
-    """The prepared arrays of one program, made when first asked for; every binding shares them."""
+    """The staging arrays of one program, created on first use and shared by its bindings."""
 
     def __init__(self, program: Program, machine: MachineShape) -> None:
         self.program = program
@@ -26,7 +26,7 @@ class StagingArrays:
         self.later_reads = {i for o in program.operations for i in o.inputs}
 
     def array(self, value: int) -> Array:
-        """The prepared array of a value that cannot be computed in place."""
+        """Return the staging array of a value, in its compute type."""
         array = self._arrays.get(value)
         if array is None:
             kind = self.program.values[value].type
@@ -36,12 +36,11 @@ class StagingArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
         return sum(a.nbytes for a in self._arrays.values())
 
 
 class StagedRegions:
-    """The regions of one binding, as arrays of the compute type and steps between the two."""
+    """The memory regions of one binding as arrays of the compute types, with conversion steps."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class StagedRegions:
         self.regions = dict(zip(slots, (*inputs, *outputs), strict=True))
 
     def read(self, value: int, steps: list[Thunk]) -> Array:
-        """The array of an input; what fills it is appended to `steps`."""
+        """Return the array of an input; append the steps that fill it."""
         described = self.values[value]
         if is_direct(described):
             return dense_view(self.regions[value], described.type)
@@ -68,8 +67,8 @@ class StagedRegions:
         steps += kernel.calls(self.regions[value], as_bytes(array))
         return array
 
-    def place(self, value: int) -> Array:
-        """The array that an operation writes a value into."""
+    def output(self, value: int) -> Array:
+        """Return the array that an operation writes a value into."""
         described = self.values[value]
         if value not in self.regions:
             self.regions[value] = self._scratch_region(described)
@@ -86,9 +85,9 @@ class StagedRegions:
         return self.scratch[start : start + desc.layout.data_type.nbytes(desc.elements)]
 
     def write(self, value: int, array: Array, *, read_back: bool) -> list[Thunk]:
-        """Steps that round to the value's type and write it in its layout.
+        """Return the steps that round an array to the value's type and store it in its layout.
 
-        With `read_back` the array then holds what was rounded.
+        With `read_back` the array is rounded too, for later reads.
         """
         described, machine = self.values[value], self.staging.machine
         if is_direct(described):
@@ -111,29 +110,29 @@ class StagedRegions:
 
 
 def is_direct(value: Value) -> bool:
-    """Whether a value's bytes are the array that kernels want."""
+    """Whether kernels can compute in a value's bytes: dense, in the compute type."""
     layout = value.layout or value.desc.layout
     kind = value.type.data_type
     return layout.is_dense and layout.data_type is kind and kind.dtype == kind.compute_dtype
 
 
 def compute_type(kind: ValueType) -> DataType:
-    """The data type in which a value is computed."""
+    """Return the data type in which a value is computed."""
     return DataType.from_dtype(kind.data_type.compute_dtype)
 
 
 def computable(data: Array, kind: ValueType) -> Array:
-    """A constant in its compute type: the array itself, or a float32 copy of a narrower one."""
+    """Return a constant in its compute type: the array, or a float32 copy of a narrower one."""
     return data if data.dtype == kind.data_type.compute_dtype else data.astype(np.float32)
 
 
 def as_bytes(array: Array) -> Array:
-    """The bytes of a C-contiguous array, as a flat uint8 view."""
+    """Return the bytes of a C-contiguous array as a flat uint8 view."""
     return array.reshape(-1).view(np.uint8)
 
 
 def dense_view(region: Array, kind: ValueType) -> Array:
-    """A dense row-major value at the start of a region, as an array over its bytes."""
+    """Return the dense value at the start of a region as an array over its bytes."""
     dtype = kind.data_type.dtype
     count = math.prod(kind.shape)
     return region[: count * dtype.itemsize].view(dtype).reshape(kind.shape)

@@ -1,8 +1,8 @@
-"""Convolutions in ONNX Runtime's blocked layout, written by its own operators for that.
+"""Write convolutions with ONNX Runtime's own operators for its blocked layout.
 
-An image [N, C, H, W] lies as [N, C / B, H, W, B], with channels filled up to whole blocks; weights
-[O, I, h, w] as [O / B, I / B, h, w, B of I, B of O], or without blocks of I where a filter reads
-one channel, or an image with too few.
+An image [N, C, H, W] is stored as [N, C / B, H, W, B], with channels padded to whole blocks, and
+weights [O, I, h, w] as [O / B, I / B, h, w, B of I, B of O]; depthwise convolutions and images of
+too few channels have no blocks of I.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from stitch.machine import round_up
 from stitch.ops import attributes_of, float_of, int_of, transposed_windows, turned_windows
 from stitch.program import ABSENT, Array, Operation
 from stitch.runtime.executors.blocked_convolutions import (
@@ -27,12 +28,13 @@ from stitch.runtime.executors.blocked_convolutions import (
     is_narrow,
     is_whole,
 )
-from stitch.runtime.executors.onnx.expansions import laid_out
+from stitch.runtime.executors.onnx.expansions import with_explicit_pads
 from stitch.runtime.executors.onnx.model_writer import (
     IR_VERSION,
     OPSET,
     Attributes,
-    FormWriter,
+    ModelWriter,
+    as_lists,
     value_name,
 )
 from stitch.runtime.executors.onnx.session import SESSION_ERRORS, tried
@@ -42,10 +44,10 @@ DOMAIN = "com.microsoft.nchwc"
 
 @cache
 def block_channels() -> int:
-    """Channels of a block on this processor; 0 where ONNX Runtime has no such layout.
+    """Return the channels of a block on this processor; 0 if ONNX Runtime has no blocked layout.
 
-    It does not say how many, so an image of 16 channels and 2 places is put into blocks: the second
-    place of the first channel follows the first places of a block's channels.
+    ONNX Runtime does not report it, so convert an image of 16 channels and 2 pixels and look where
+    the second pixel of the first channel is.
     """
     nodes = [helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)]
     sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 16, 1, 2)) for name in "xy"]
@@ -64,14 +66,14 @@ def block_channels() -> int:
 
 
 def _in_blocks(image: Array, block: int) -> Array:
-    places = image.reshape(image.shape[1] // block, block, -1)
-    return np.ascontiguousarray(places.transpose(0, 2, 1)).reshape(-1)
+    pixels = image.reshape(image.shape[1] // block, block, -1)
+    return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(-1)
 
 
 class BlockedWriter:
-    """Writes a part of a program; `names` has the values that are there in blocks."""
+    """Writes a `BlockedPart`; `names` are the blocked values of the model so far."""
 
-    def __init__(self, writer: FormWriter, part: BlockedPart) -> None:
+    def __init__(self, writer: ModelWriter, part: BlockedPart) -> None:
         self.writer = writer
         self.part = part
         self.names: dict[int, str] = {}
@@ -81,20 +83,20 @@ class BlockedWriter:
         self._outside = {s.value for s in program.inputs} | {c.value for c in program.constants}
 
     def write(self, index: int, operation: Operation) -> None:
-        """Write what ends with this operation, one of the part's."""
+        """Write the convolution that ends with this operation, or another operation of the part."""
         if index in self.part.convolutions:
             self._convolution(self.part.convolutions[index])
         elif index in self.part.others:
             self._other(operation)
 
     def _blocks(self, value: int) -> str:
-        """The name of an image in blocks, which is put into them if it is not there."""
+        """Return the name of a blocked image, converting it on first use."""
         if value not in self.names:
             self.names[value] = self._node("ReorderInput", [self.writer.operand(value)])
         return self.names[value]
 
-    def _made(self, value: int, name: str) -> None:
-        """A value was made in blocks: it goes out of them for those that read it plain."""
+    def _add_blocked(self, value: int, name: str) -> None:
+        """Register a blocked result, and convert it back for readers of the plain layout."""
         whole = is_whole(self.writer.program, value)
         if whole:
             self.names[value] = name
@@ -117,15 +119,15 @@ class BlockedWriter:
             inputs.append(self._blocks(found.added))
         while not inputs[-1]:
             inputs.pop()
-        written = self._laid(operation, attributes)
+        written = self._conv_attributes(operation, attributes)
         if found.activation is not None:
             written |= self._activation(operations[found.activation])
-        self._made(found.result, self._node("Conv", inputs, written))
+        self._add_blocked(found.result, self._node("Conv", inputs, written))
 
-    def _laid(self, operation: Operation, attributes: Attributes) -> dict[str, object]:
-        """The attributes of the convolution; of what is a transposed one too."""
+    def _conv_attributes(self, operation: Operation, attributes: Attributes) -> dict[str, object]:
+        """Return a convolution's attributes; for a transposed one those of its equivalent."""
         if operation.op != "ConvTranspose":
-            return _written(attributes)
+            return as_lists(attributes)
         size, kernel = (self.writer.type_of(v).shape[2:] for v in operation.inputs[:2])
         windows = turned_windows(transposed_windows(attributes, size, kernel))
         assert windows is not None
@@ -134,18 +136,17 @@ class BlockedWriter:
     def _kernel(
         self, found: BlockedConvolution, operation: Operation, attributes: Attributes
     ) -> tuple[str, str]:
-        """Kernel and shift of a convolution, in blocks.
+        """Write a convolution's blocked kernel and bias; return their names.
 
-        Of nodes that one node reads, ONNX Runtime runs first what stands last in the model. Were
-        weights arranged where they are read, all of them would be before the first convolution
-        runs; so those that come from outside are at the beginning.
+        ONNX Runtime runs the operands of a node in reverse model order. Weights from outside are
+        converted at the beginning of the model, else all would be before the first convolution.
         """
         writer, operations = self.writer, self.writer.program.operations
         read = [v for v in operation.inputs[1:] if v != ABSENT]
         if found.normalization is not None:
             read += operations[found.normalization].inputs[1:]
-        around, is_given = writer.nodes, self._outside.issuperset(read)
-        writer.nodes = self._first if is_given else around
+        outer, is_from_outside = writer.nodes, self._outside.issuperset(read)
+        writer.nodes = self._first if is_from_outside else outer
         kernel, *shifts = (writer.operand(v) for v in operation.inputs[1:] if v != ABSENT)
         shift = shifts[0] if shifts else ""
         if operation.op == "ConvTranspose":
@@ -153,15 +154,15 @@ class BlockedWriter:
         if found.normalization is not None:
             kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
         weight = filters_of(writer.program, operation)
-        is_alone = is_narrow(writer.program, operation, self.block)
-        is_alone = is_alone or is_depthwise(weight, int_of(attributes, "group"))
-        kernel = self._arranged(kernel, weight, filters_alone=is_alone)
-        shift = self._filled(shift, weight[0]) if shift else ""
-        writer.nodes = around
+        blocks_inputs = not is_narrow(writer.program, operation, self.block)
+        blocks_inputs &= not is_depthwise(weight, int_of(attributes, "group"))
+        kernel = self._reordered(kernel, weight, blocks_inputs=blocks_inputs)
+        shift = self._padded(shift, weight[0]) if shift else ""
+        writer.nodes = outer
         return kernel, shift
 
     def _turned(self, kernel: str) -> str:
-        """Weights with kernels reversed and channels exchanged."""
+        """Reverse the kernels and exchange input and output channels."""
         writer, back, first = self.writer, [-1, -1], [np.iinfo(np.int64).min] * 2
         bounds = (writer.ints(*v) for v in (back, first, (2, 3), back))
         return writer.node(
@@ -169,40 +170,40 @@ class BlockedWriter:
         )
 
     def finish(self) -> None:
-        """Put what comes first in front."""
+        """Insert the conversions of outer weights at the beginning of the model."""
         self.writer.nodes[:0] = self._first
 
     def _normalized(self, operation: Operation, kernel: str, shift: str) -> tuple[str, str]:
-        """Kernel and shift of a convolution with the normalization after it."""
+        """Fold a batch normalization into a convolution's kernel and bias."""
         writer = self.writer
         scale, beta, mean, variance = (writer.operand(v) for v in operation.inputs[1:5])
         epsilon = writer.scalar(float_of(attributes_of(operation), "epsilon"), np.float32)
         deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
         factor = writer.node("Div", [scale, deviation])
-        given = writer.node("Sub", [shift, mean]) if shift else writer.node("Neg", [mean])
-        shift = writer.node("Add", [writer.node("Mul", [given, factor]), beta])
+        centred = writer.node("Sub", [shift, mean]) if shift else writer.node("Neg", [mean])
+        shift = writer.node("Add", [writer.node("Mul", [centred, factor]), beta])
         column = writer.node("Reshape", [factor, writer.ints(-1, 1, 1, 1)])
         return writer.node("Mul", [kernel, column]), shift
 
-    def _arranged(self, kernel: str, shape: tuple[int, ...], *, filters_alone: bool) -> str:
-        """Weights in blocks; the reordering of images serves, of one image of O channels."""
+    def _reordered(self, kernel: str, shape: tuple[int, ...], *, blocks_inputs: bool) -> str:
+        """Convert weights to blocks: ReorderInput treats them as one image of O channels."""
         writer, block = self.writer, self.block
-        outer, windows = _up(shape[0], block), shape[2] * shape[3]
-        inner = shape[1] if filters_alone else _up(shape[1], block)
+        outer, windows = round_up(shape[0], block), shape[2] * shape[3]
+        inner = round_up(shape[1], block) if blocks_inputs else shape[1]
         rows = outer if shape[0] % REORDERED else shape[0]
         if (rows, inner) != shape[:2]:
             pads = writer.ints(0, 0, 0, 0, rows - shape[0], inner - shape[1], 0, 0)
             kernel = writer.node("Pad", [kernel, pads])
         flat = writer.node("Reshape", [kernel, writer.ints(1, rows, 1, inner * windows)])
         flat = self._node("ReorderInput", [flat])
-        if not filters_alone and windows > 1:
-            places = writer.ints(outer // block, inner // block, block, windows, block)
-            turned = writer.node("Reshape", [flat, places])
+        if blocks_inputs and windows > 1:
+            split = writer.ints(outer // block, inner // block, block, windows, block)
+            turned = writer.node("Reshape", [flat, split])
             flat = writer.node("Transpose", [turned], perm=[0, 1, 3, 2, 4])
         return writer.node("Reshape", [flat, writer.ints(outer, inner, *shape[2:])])
 
-    def _filled(self, shift: str, channels: int) -> str:
-        """A number for each channel, and zeros up to whole blocks."""
+    def _padded(self, shift: str, channels: int) -> str:
+        """Pad a number per channel with zeros to whole blocks."""
         more = -channels % self.block
         return self.writer.node("Pad", [shift, self.writer.ints(0, more)]) if more else shift
 
@@ -214,9 +215,10 @@ class BlockedWriter:
 
     def _other(self, operation: Operation) -> None:
         names, result = [self._blocks(v) for v in operation.inputs], operation.outputs[0]
-        written = _written(laid_out(self.writer, operation, attributes_of(operation)))
+        attributes = with_explicit_pads(self.writer, operation, attributes_of(operation))
         domain = DOMAIN if operation.op in POOLS else ""
-        self._made(result, self._node(operation.op, names, written, domain))
+        name = self._node(operation.op, names, as_lists(attributes), domain)
+        self._add_blocked(result, name)
 
     def _node(
         self, op: str, inputs: Sequence[str], attributes: Mapping[str, object] | None = None,
@@ -226,12 +228,3 @@ class BlockedWriter:
         node = helper.make_node(op, inputs, [output], domain=domain, **(attributes or {}))
         self.writer.nodes.append(node)
         return output
-
-
-def _written(attributes: Attributes) -> dict[str, object]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-
-
-def _up(count: int, block: int) -> int:
-    """A count, filled up to whole blocks."""
-    return -(-count // block) * block

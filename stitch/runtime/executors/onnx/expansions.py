@@ -1,20 +1,11 @@
-"""Write operators that ONNX Runtime lacks, or computes differently, with its primitive nodes.
-
-Covers windows of convolutions and pools, Stitch's gradient operators, and recurrent layers. ONNX
-Runtime's RNN, GRU and LSTM (1.32) have no kernel for float64 or batches in front, apply `clip` to
-some gates only, use other defaults for the parameters of activations, and crash on zero steps; they
-are used as they are only for default activations of float32 without a clip.
-"""
+"""Write convolutions, pools and Stitch's gradient operators with nodes that ONNX Runtime has."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import onnx
-from onnx import helper
 
 from stitch.errors import CompileError
 from stitch.ops import (
@@ -24,7 +15,6 @@ from stitch.ops import (
     computed_nbytes,
     float_of,
     int_of,
-    onnx_code,
     pool_windows,
     recurrent_activations,
     string_of,
@@ -33,42 +23,44 @@ from stitch.ops import (
 )
 from stitch.program import ABSENT, DataType, Operation, Program, ValueType
 from stitch.runtime.executors.element_runs import chunk_count
-from stitch.runtime.executors.host import compute_type
-from stitch.runtime.executors.onnx.model_writer import Attributes, FormWriter, value_name
+from stitch.runtime.executors.onnx.model_writer import (
+    Attributes,
+    ModelWriter,
+    as_lists,
+    value_name,
+)
 
 # Windows
 
-#: From images of so many bytes on, more than second-level caches hold, ...
+#: A MaxPool is written plane by plane for images above this size (a second-level cache), ...
 PLANES_NBYTES = 1 << 21
-#: ... and by windows up to so wide, up to so many places apart, planes take less time than blocks.
+#: ... with windows and strides up to these.
 PLANES_KERNEL, PLANES_STRIDE = 3, 2
-#: Windows up to so long may be longer than twice their image.
+#: Windows up to this length may be longer than twice their image.
 LONG_KERNEL = 1024
 
 
-def pool(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """A pool with the pads that `auto_pad` means: ONNX Runtime (1.32) forgets dilations in them,
-    and takes pads below 0 where strides are longer than windows."""
+def pool(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Write a pool with explicit pads: for `auto_pad` ONNX Runtime (1.32) ignores dilations, and
+    crops if strides are longer than windows."""
     check_kernel(writer.type_of(operation.inputs[0]), attributes)
     size = writer.type_of(operation.inputs[0]).shape[2:]
-    if operation.op == "MaxPool" and not all_see_something(attributes, size):
-        raise CompileError("of a window of padding alone it gives the least number, not -inf")
-    laid = laid_out(writer, operation, attributes)
-    if _is_of_planes(writer, operation, laid):
-        return _by_planes(writer, operation, laid)
-    if laid is not attributes:
-        writer.plain(operation, laid)
-    return laid is not attributes
+    if operation.op == "MaxPool" and not covers_elements(attributes, size):
+        raise CompileError("ONNX Runtime's MaxPool of padding alone is the lowest number, not -inf")
+    explicit = with_explicit_pads(writer, operation, attributes)
+    if _is_faster_by_planes(writer, operation, explicit):
+        return _write_by_planes(writer, operation, explicit)
+    if explicit is not attributes:
+        writer.plain(operation, explicit)
+    return explicit is not attributes
 
 
-def _is_of_planes(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Whether a MaxPool takes less time plane by plane.
+def _is_faster_by_planes(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Whether a MaxPool is faster plane by plane.
 
-    ONNX Runtime puts any image of whole blocks of channels into blocks for it, and out of them
-    afterwards. In blocks it is fast, but a long image has to go through memory twice more. (us, as
-    it is and by planes, out of memory: 64x16x28x28 by 2x2 408, 260; 8x64x56x56 848, 447, by 3x3 in
-    steps of 2 716, 573, of 3 701, 788; but 64x32x14x14 by 2x2 156, 202.) Behind convolutions by
-    constants, images are in blocks.
+    ONNX Runtime converts the image to its blocked layout and back, two more passes through memory
+    for a large image (8x64x56x56 by 2x2: 848 us, 447 by planes). After convolutions by constants
+    the image is in that layout already.
     """
     image = writer.type_of(operation.inputs[0])
     kernel, strides = attributes["kernel_shape"], attributes.get("strides") or (1, 1)
@@ -80,34 +72,36 @@ def _is_of_planes(writer: FormWriter, operation: Operation, attributes: Attribut
         and computed_nbytes(image) >= PLANES_NBYTES
         and max(map(int, kernel)) <= PLANES_KERNEL
         and max(map(int, strides)) <= PLANES_STRIDE
-        and not _has_blocks(writer.program)
+        and not _has_blocked_convolutions(writer.program)
     )
 
 
-def _has_blocks(program: Program) -> bool:
-    """Whether there are convolutions that ONNX Runtime puts into blocks by itself."""
+def _has_blocked_convolutions(program: Program) -> bool:
+    """Whether ONNX Runtime itself computes convolutions in the blocked layout."""
     fixed = program.fixed_values()
     return any(o.op == "Conv" and o.inputs[1] in fixed for o in program.operations)
 
 
-def _by_planes(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """One channel fills no block."""
+def _write_by_planes(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Write each channel as an image, which fills no block of channels."""
     image, value = writer.type_of(operation.inputs[0]), operation.outputs[0]
     count = math.prod(image.shape[:2])
     planes = writer.node(
         "Reshape", [writer.operand(operation.inputs[0]), writer.ints(count, 1, *image.shape[2:])]
     )
-    written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    name = writer.given_as(value, (count, 1, *writer.type_of(value).shape[2:]))
-    writer.shaped_back(value, writer.node("MaxPool", [planes], name, **written))
+    name = writer.output_name_as(value, (count, 1, *writer.type_of(value).shape[2:]))
+    writer.restore_shape(value, writer.node("MaxPool", [planes], name, **as_lists(attributes)))
     return True
 
 
-def laid_out(
-    writer: FormWriter, operation: Operation, attributes: Attributes, weights: int = 1
+def with_explicit_pads(
+    writer: ModelWriter, operation: Operation, attributes: Attributes, weights: int = 1
 ) -> Attributes:
-    """The attributes of a pool or a convolution, with pads in place of `auto_pad`; `weights` is the
-    operand whose shape says the kernel where no attribute does."""
+    """Return the attributes of a pool or convolution with `pads` instead of `auto_pad`.
+
+    Args:
+        weights: The operand whose shape gives the kernel if no attribute does.
+    """
     if not str(attributes.get("auto_pad", "")).startswith("SAME"):
         return attributes
     image = operation.inputs[operation.op == "MaxPoolGradient"]
@@ -120,7 +114,7 @@ def laid_out(
 
 
 def check_kernel(image: ValueType, attributes: Attributes) -> None:
-    """Refuse windows far longer than the image: it looks at each of their elements."""
+    """Refuse windows far longer than the image: ONNX Runtime visits each of their elements."""
     kernel = attributes["kernel_shape"]
     assert isinstance(kernel, tuple)
     for length, size in zip(map(int, kernel), image.shape[2:], strict=True):
@@ -128,12 +122,12 @@ def check_kernel(image: ValueType, attributes: Attributes) -> None:
             raise CompileError(f"a window of {length} elements over an image of {size}")
 
 
-def all_see_something(attributes: Attributes, size: tuple[int, ...]) -> bool:
-    """Whether each window of a pool has an element that is no padding."""
+def covers_elements(attributes: Attributes, size: tuple[int, ...]) -> bool:
+    """Whether each window of a pool covers at least one element that is not padding."""
     windows = pool_windows(attributes, size)
     for i, length in enumerate(windows.size):
         first = np.arange(windows.output[i]) * windows.strides[i] - windows.begin[i]
-        # The first element of each window that does not lie before the image.
+        # The first element of each window inside or after the image.
         tap = np.maximum(-(first // windows.dilations[i]), 0)
         is_inside = (tap < windows.kernel[i]) & (first + tap * windows.dilations[i] < length)
         if not is_inside.all():
@@ -141,26 +135,24 @@ def all_see_something(attributes: Attributes, size: tuple[int, ...]) -> bool:
     return True
 
 
-def convolution(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """A convolution with the pads that `auto_pad` means: it stops where windows are dilated."""
-    if operation.op == "ConvInteger" and math.prod(_shape_of(writer, operation, 3)) > 1:
-        raise CompileError("it takes one zero point for all weights")
-    laid = laid_out(writer, operation, attributes, 3 if operation.op == "QLinearConv" else 1)
-    if laid is not attributes:
-        writer.plain(operation, laid)
-    return laid is not attributes
-
-
-def _shape_of(writer: FormWriter, operation: Operation, index: int) -> tuple[int, ...]:
-    value = operation.inputs[index] if index < len(operation.inputs) else ABSENT
-    return () if value == ABSENT else writer.type_of(value).shape
+def convolution(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Write a convolution with explicit pads: ONNX Runtime refuses `auto_pad` with dilations."""
+    if operation.op == "ConvInteger" and len(operation.inputs) > 3:
+        point = operation.inputs[3]
+        if point != ABSENT and math.prod(writer.type_of(point).shape) > 1:
+            raise CompileError("ONNX Runtime takes one zero point for all weights")
+    weights = 3 if operation.op == "QLinearConv" else 1
+    explicit = with_explicit_pads(writer, operation, attributes, weights)
+    if explicit is not attributes:
+        writer.plain(operation, explicit)
+    return explicit is not attributes
 
 
 def transposed_convolution(
-    writer: FormWriter, operation: Operation, attributes: Attributes
+    writer: ModelWriter, operation: Operation, attributes: Attributes
 ) -> bool:
-    """A ConvTranspose with pads in place of `auto_pad` and `output_shape`, which it counts for
-    itself where strides or dilations leave gaps; refuses results longer than windows reach."""
+    """Write with explicit pads instead of `auto_pad` and `output_shape`, which ONNX Runtime
+    computes differently if strides or dilations leave gaps."""
     is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
     if not is_same and "output_shape" not in attributes:
         return False
@@ -176,21 +168,22 @@ def transposed_convolution(
         for i in range(rank)
     ]  # fmt: skip
     if reached != list(windows.size):
-        raise CompileError("it makes no result that is longer than its windows reach")
+        raise CompileError(
+            f"its windows reach {reached} elements, output_shape asks for {list(windows.size)}"
+        )
     pads = (*windows.begin, *windows.end)
-    laid = {k: v for k, v in attributes.items() if k != "output_shape"}
-    writer.plain(operation, {**laid, "auto_pad": "NOTSET", "pads": pads})
+    others = {k: v for k, v in attributes.items() if k != "output_shape"}
+    writer.plain(operation, {**others, "auto_pad": "NOTSET", "pads": pads})
     return True
 
 
-def window_of_rows(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Rows by number, the outermost axis first; a number below 0, which would count from the end,
-    becomes one that is refused."""
+def window_of_rows(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Gather rows by index; a negative index becomes one out of range, so that Gather fails."""
     data, base, strides = map(writer.operand, operation.inputs)
     count, rank = (writer.type_of(v).shape[0] for v in operation.inputs[::2])
     lengths = writer.type_of(operation.outputs[0]).shape[:rank]
     zero, end = writer.scalar(0, np.int64), writer.scalar(count, np.int64)
-    # Far outside is outside; of numbers that are cut no sum is too large for its type.
+    # Clipped indices stay out of range, and their sums cannot overflow.
     rows = writer.node("Clip", [base, writer.scalar(-1, np.int64), end])
     steps = writer.node("Clip", [strides, writer.scalar(-count, np.int64), end])
     for axis, length in enumerate(lengths):
@@ -204,17 +197,17 @@ def window_of_rows(writer: FormWriter, operation: Operation, attributes: Attribu
 
 # Gradients
 
-#: The most kernel elements that are written out.
-MOST_TAPS = 1024
+#: Kernel elements at most: each is a node.
+MAX_TAPS = 1024
 
 
-def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Pad, a slice per kernel element, one product per sample and group, and their sum."""
+def conv_weight_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Pad, slice per kernel element, multiply per sample and group, and sum over the samples."""
     image, seen = (writer.type_of(v).shape for v in operation.inputs)
     result = writer.type_of(operation.outputs[0]).shape
     windows = windows_of(attributes, image[2:], result[2:])
-    if math.prod(windows.kernel) > MOST_TAPS:
-        raise CompileError(f"more than {MOST_TAPS} kernel elements, of which each is a node")
+    if math.prod(windows.kernel) > MAX_TAPS:
+        raise CompileError(f"its kernel has more than {MAX_TAPS} elements, each of which is a node")
     rank, group = len(windows.kernel), image[1] // result[1]
     data = writer.operand(operation.inputs[0])
     if windows.needs_padding:
@@ -232,7 +225,7 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
         taps.append(writer.node("Slice", [data, *bounds]))
     places, count = math.prod(seen[2:]), len(taps)
     lead = [image[0], group, image[1] // group]
-    # [N, group, channels, taps, places], places last, then exchanged with all before.
+    # [N, group, channels, taps, positions], then positions first in the matrix.
     apart = writer.ints(*lead, 1, places)
     parts = [writer.node("Reshape", [tap, apart]) for tap in taps]
     joined = parts[0] if count == 1 else writer.node("Concat", parts, axis=3)
@@ -245,17 +238,16 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
     return writer.give(operation, "Reshape", [total, writer.ints(*result)])
 
 
-def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """The pool's own indices say where each gradient goes."""
+def max_pool_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Scatter gradients to the indices that MaxPool returns."""
     shape = writer.type_of(operation.inputs[1]).shape
     kind = writer.type_of(operation.outputs[0]).data_type
     gradient, x = (writer.operand(v) for v in operation.inputs[:2])
     check_kernel(writer.type_of(operation.inputs[1]), attributes)
-    if not all_see_something(attributes, shape[2:]):
-        raise CompileError("a window of padding alone has no place of its maximum")
-    laid = laid_out(writer, operation, attributes)
-    written = {k: list(v) if isinstance(v, tuple) else v for k, v in laid.items()}
-    indices = writer.second("MaxPool", [x], **written)
+    if not covers_elements(attributes, shape[2:]):
+        raise CompileError("a window covers padding only, so its maximum has no index")
+    explicit = with_explicit_pads(writer, operation, attributes)
+    indices = writer.second_output("MaxPool", [x], **as_lists(explicit))
     every = writer.ints(-1)
     places, given = (writer.node("Reshape", [v, every]) for v in (indices, gradient))
     zero = writer.constant(np.zeros((), kind.compute_dtype))
@@ -264,8 +256,8 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     return writer.give(operation, "Reshape", [scattered, writer.ints(*shape)])
 
 
-def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """The slope of x share(x) is share(x) + x share'(x); over chunks where memory would be slow."""
+def gelu_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """The slope of x share(x) is share(x) + x share'(x); in chunks for large tensors."""
     product = _tanh_product if attributes["approximate"] == "tanh" else _exact_product
     result = operation.outputs[0]
     kind = writer.type_of(result)
@@ -283,20 +275,20 @@ def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attribut
 
 
 def _exact_product(
-    writer: FormWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
+    writer: ModelWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
 ) -> str:
     """g ((1 + erf(x / sqrt 2)) / 2 + x exp(ln GELU_HEIGHT - x^2 / 2))."""
     inner = writer.node("Mul", [x, _number(writer, math.sqrt(0.5), kind)])
     share = _half(writer, writer.node("Erf", [inner]), kind)
     square = writer.node("Mul", [inner, inner])
-    # The difference turns the sign and brings the height in, for one pass in place of two.
+    # One subtraction negates the exponent and adds the logarithm of the height.
     exponent = writer.node("Sub", [_number(writer, math.log(GELU_HEIGHT), kind), square])
     rest = writer.node("Mul", [writer.node("Exp", [exponent]), x])
     return writer.node("Mul", [writer.node("Add", [share, rest]), gradient], out)
 
 
 def _tanh_product(
-    writer: FormWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
+    writer: ModelWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
 ) -> str:
     """g ((1 + t) / 2 + (1 - t^2) inner' x / 2): t = tanh(inner)."""
 
@@ -314,17 +306,17 @@ def _tanh_product(
     return writer.node("Mul", [slope, gradient], out)
 
 
-def _half(writer: FormWriter, value: str, kind: ValueType) -> str:
+def _half(writer: ModelWriter, value: str, kind: ValueType) -> str:
     """(1 + value) / 2."""
     half = _number(writer, 0.5, kind)
     return writer.node("Add", [writer.node("Mul", [value, half]), half])
 
 
-def _number(writer: FormWriter, value: float, kind: ValueType) -> str:
+def _number(writer: ModelWriter, value: float, kind: ValueType) -> str:
     return writer.scalar(value, kind.data_type.compute_dtype.type)
 
 
-def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+def layer_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     """dx = (h - mean(h) - c mean(h c) / deviation^2) / deviation with c = x - mean, h = dy scale.
 
     Sums over rows and over columns are products with a vector.
@@ -364,7 +356,7 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
     return True
 
 
-def batch_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+def batch_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     """dx = scale (dy - mean(dy) - c mean(dy c) / deviation^2) / deviation with c = x - mean, means
     over samples and places."""
     kind = writer.type_of(operation.inputs[1])
@@ -410,7 +402,7 @@ def batch_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
     return True
 
 
-def softmax_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+def softmax_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     """y (dy - sum(dy y))."""
     gradient, y = map(writer.operand, operation.inputs)
     axis = writer.ints(int_of(attributes, "axis"))
@@ -421,221 +413,21 @@ def softmax_gradient(writer: FormWriter, operation: Operation, attributes: Attri
 
 # Recurrent layers
 
-#: By operator: gates in a row of weights, states.
-FORMS: Mapping[str, tuple[int, int]] = {"RNN": (1, 1), "GRU": (3, 1), "LSTM": (4, 2)}
-#: The activations that its kernels compute as ONNX says.
-USUAL: Mapping[str, tuple[str, ...]] = {
+#: By operator, the activations that ONNX Runtime's kernels compute correctly.
+RECURRENT: Mapping[str, tuple[str, ...]] = {
     "RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")
 }  # fmt: skip
 
 
-def recurrent(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Write a layer step by step; False where ONNX Runtime's own kernel is right."""
-    kind, layer = writer.type_of(operation.inputs[0]), _Layer(writer, operation, attributes)
-    names = [tuple(name for name, _, _ in functions) for functions in layer.functions]
-    is_usual = all(found == USUAL[operation.op] for found in names)
-    told = any(attributes.get(name) for name in ("clip", "input_forget", "layout"))
-    changed = told or 0 in kind.shape
-    if is_usual and not changed and kind.data_type is not DataType.FLOAT64:
-        return False
-    layer.write()
-    return True
-
-
-class _Layer:
-    """One layer that is written: names of operands, types, the nodes of a step."""
-
-    def __init__(self, writer: FormWriter, operation: Operation, attributes: Attributes) -> None:
-        self.writer, self.operation, self.attributes = writer, operation, attributes
-        self.gates, self.states = FORMS[operation.op]
-        self.by_batch = bool(int_of(attributes, "layout"))
-        kind = writer.type_of(operation.inputs[0])
-        self.dtype = kind.data_type.compute_dtype.type
-        self.code = onnx_code(compute_type(kind))
-        self.hidden = writer.type_of(operation.inputs[2]).shape[2]
-        self.steps, self.batch = kind.shape[1::-1] if self.by_batch else kind.shape[:2]
-        direction = string_of(attributes, "direction")
-        self.backward = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[direction]
-        self.functions = recurrent_activations(operation.op, attributes, len(self.backward))
-
-    def optional(self, index: int) -> str:
-        """The name of an operand, empty where there is none."""
-        inputs = self.operation.inputs
-        return self.writer.operand(inputs[index]) if index < len(inputs) else ""
-
-    def one(self, name: str, d: int, axis: int = 0) -> str:
-        """The part of an operand that belongs to a direction."""
-        at = self.writer.scalar(d, np.int64)
-        return self.writer.node("Gather", [name, at], axis=axis) if name else ""
-
-    def write(self) -> None:
-        """Add all directions, and join their results."""
-        found = [self._direction(d, backward) for d, backward in enumerate(self.backward)]
-        results = [*self.operation.outputs, ABSENT, ABSENT]
-        # Y has directions behind its steps, or behind batch and steps; states before the batch, or
-        # behind it.
-        for index, axis in enumerate((2 if self.by_batch else 1, *[int(self.by_batch)] * 2)):
-            value = results[index]
-            if value == ABSENT:
-                continue
-            axes = self.writer.ints(axis)
-            parts = [self.writer.node("Unsqueeze", [f[index], axes]) for f in found]
-            self.writer.node("Concat", parts, value_name(value), axis=axis)
-
-    def _direction(self, d: int, backward: int) -> list[str]:
-        """The names of Y and of the last states of one direction."""
-        node, rows = self.writer.node, self.gates * self.hidden
-        states = []
-        for index in range(self.states):
-            given = self.one(self.optional(5 + index), d, int(self.by_batch))
-            if not given:
-                zeros = np.zeros((self.batch, self.hidden), self.dtype)
-                given = self.writer.constant(zeros)
-            states.append(given)
-        if not self.steps:
-            whole = (self.batch, 0) if self.by_batch else (0, self.batch)
-            nothing = self.writer.constant(np.empty((*whole, self.hidden), self.dtype))
-            return [nothing, *states]
-        x = self.optional(0)
-        if self.by_batch:
-            x = node("Transpose", [x], perm=[1, 0, 2])
-        w, r = (node("Transpose", [self.one(self.optional(i), d)], perm=[1, 0]) for i in (1, 2))
-        share, bias = node("MatMul", [x, w]), self.one(self.optional(3), d)
-        inner = ""
-        if bias:
-            halves = [self.writer.ints(*span) for span in ((0,), (rows,), (2 * rows,))]
-            outer, inner = (node("Slice", [bias, a, b]) for a, b in itertools.pairwise(halves))
-            share = node("Add", [share, outer])
-        peepholes = self._parts(self.one(self.optional(7), d), 3, 0) if self.states == 2 else []
-        return self._scan(share, states, (r, inner, peepholes), d, backward)
-
-    def _parts(self, name: str, count: int, axis: int) -> list[str]:
-        """An operand in so many parts of the hidden size."""
-        if not name:
-            return []
-        ends = [self.writer.ints(i * self.hidden) for i in range(count + 1)]
-        at = self.writer.ints(axis)
-        return [self.writer.node("Slice", [name, a, b, at]) for a, b in itertools.pairwise(ends)]
-
-    def _scan(
-        self, share: str, states: list[str], weights: tuple[str, str, list[str]], d: int, back: int
-    ) -> list[str]:
-        """The steps of one direction, and Y in its order of axes."""
-        writer, shape = self.writer, [self.batch, self.hidden]
-        lengths = self.optional(4)
-        scanned, rows = [share], [writer.fresh()]
-        before, after = [writer.fresh() for _ in states], []
-        slots = [self._slot(name, shape) for name in before]
-        slots.append(self._slot(rows[0], [self.batch, self.gates * self.hidden]))
-        if lengths:
-            scanned.append(writer.constant(np.arange(self.steps, dtype=np.int32)))
-            rows.append(writer.fresh())
-            slots.append(helper.make_tensor_value_info(rows[1], onnx_code(DataType.INT32), []))
-        outer, writer.nodes = writer.nodes, []
-        after = self._step(rows[0], before, weights, self.functions[d])
-        y = after[0]
-        if lengths:
-            column = writer.node("Unsqueeze", [lengths, writer.ints(1)])
-            alive = writer.node("Less", [rows[1], column])
-            nothing = writer.scalar(0, self.dtype)
-            after = [
-                writer.node("Where", [alive, new, old])
-                for new, old in zip(after, before, strict=True)
-            ]
-            y = writer.node("Where", [alive, y, nothing])
-        results = [writer.node("Identity", [name]) for name in (*after, y)]
-        nodes, writer.nodes = writer.nodes, outer
-        graph = helper.make_graph(
-            nodes, "step", slots, [self._slot(name, shape) for name in results]
-        )
-        names = [writer.fresh() for _ in results]
-        writer.nodes.append(helper.make_node(
-            "Scan", [*states, *scanned], names, body=graph, num_scan_inputs=len(scanned),
-            scan_input_directions=[back] * len(scanned), scan_output_directions=[back],
-        ))  # fmt: skip
-        whole = names[-1]
-        if self.by_batch:
-            whole = writer.node("Transpose", [whole], perm=[1, 0, 2])
-        return [whole, *names[:-1]]
-
-    def _slot(self, name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, self.code, shape)
-
-    def _step(
-        self, share: str, states: list[str], weights: tuple[str, str, list[str]],
-        functions: Sequence[tuple[str, float, float]],
-    ) -> list[str]:  # fmt: skip
-        """The states after one step."""
-        node, (r, inner, peepholes) = self.writer.node, weights
-        f = [self._function(*function) for function in functions]
-        h = states[0]
-
-        def add(*names: str) -> str:
-            first, *others = [name for name in names if name]
-            for other in others:
-                first = node("Add", [first, other])
-            return first
-
-        if self.operation.op == "GRU":
-            return [self._gru(share, h, r, inner, f)]
-        gates = add(share, node("MatMul", [h, r]), inner)
-        if self.operation.op == "RNN":
-            return [f[0](gates)]
-        c = states[1]
-        i, o, forget, cell = self._parts(gates, 4, 1)
-        i_peep, o_peep, f_peep = peepholes or ("", "", "")
-        i = f[0](add(i, node("Mul", [i_peep, c]) if i_peep else ""))
-        if int_of(self.attributes, "input_forget"):
-            forget = node("Sub", [self.writer.scalar(1, self.dtype), i])
-        else:
-            forget = f[0](add(forget, node("Mul", [f_peep, c]) if f_peep else ""))
-        c = add(node("Mul", [forget, c]), node("Mul", [i, f[1](cell)]))
-        o = f[0](add(o, node("Mul", [o_peep, c]) if o_peep else ""))
-        return [node("Mul", [o, f[2](c)]), c]
-
-    def _gru(
-        self, share: str, h: str, r: str, inner: str, f: Sequence[Callable[[str], str]]
-    ) -> str:
-        node = self.writer.node
-        shares, parts = self._parts(share, 3, 1), self._parts(r, 3, 1)
-        biases = self._parts(inner, 3, 0) or ["", "", ""]
-
-        def gate(index: int, state: str) -> str:
-            product = node("MatMul", [state, parts[index]])
-            return node("Add", [product, biases[index]]) if biases[index] else product
-
-        z, reset = (f[0](node("Add", [shares[i], gate(i, h)])) for i in (0, 1))
-        if int_of(self.attributes, "linear_before_reset"):
-            hidden = node("Mul", [reset, gate(2, h)])
-        else:
-            hidden = gate(2, node("Mul", [reset, h]))
-        new = f[1](node("Add", [shares[2], hidden]))
-        kept = node("Sub", [self.writer.scalar(1, self.dtype), z])
-        return node("Add", [node("Mul", [kept, new]), node("Mul", [z, h])])
-
-    def _function(self, name: str, alpha: float, beta: float) -> Callable[[str], str]:
-        """An activation, of what is bounded by `clip`, as nodes."""
-        writer, clip = self.writer, self.attributes.get("clip")
-
-        def call(x: str) -> str:
-            if isinstance(clip, float) and clip > 0:
-                bounds = (writer.scalar(limit, self.dtype) for limit in (-clip, clip))
-                x = writer.node("Clip", [x, *bounds])
-            a, b = (writer.scalar(number, self.dtype) for number in (alpha, beta))
-            if name == "affine":
-                return writer.node("Add", [writer.node("Mul", [x, a]), b])
-            if name == "scaledtanh":
-                return writer.node("Mul", [writer.node("Tanh", [writer.node("Mul", [x, b])]), a])
-            op, parameters = _OPERATORS[name]
-            given = {"alpha": alpha, "beta": beta}
-            return writer.node(op, [x], None, **{key: given[key] for key in parameters})
-
-        return call
-
-
-_OPERATORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "relu": ("Relu", ()), "tanh": ("Tanh", ()), "sigmoid": ("Sigmoid", ()),
-    "softsign": ("Softsign", ()), "softplus": ("Softplus", ()),
-    "leakyrelu": ("LeakyRelu", ("alpha",)), "thresholdedrelu": ("ThresholdedRelu", ("alpha",)),
-    "hardsigmoid": ("HardSigmoid", ("alpha", "beta")), "elu": ("Elu", ("alpha",)),
-}  # fmt: skip
+def recurrent(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Refuse what ONNX Runtime's RNN, GRU and LSTM (1.32) lack or compute differently from ONNX."""
+    if writer.type_of(operation.inputs[0]).data_type is DataType.FLOAT64:
+        raise CompileError(f"ONNX Runtime has no {operation.op} of float64")
+    for name in ("clip", "input_forget", "layout"):
+        if attributes.get(name):
+            raise CompileError(f"ONNX Runtime's {operation.op} differs with {name!r}")
+    directions = 2 if string_of(attributes, "direction") == "bidirectional" else 1
+    for functions in recurrent_activations(operation.op, attributes, directions):
+        if tuple(name for name, _, _ in functions) != RECURRENT[operation.op]:
+            raise CompileError(f"ONNX Runtime's {operation.op} differs for other activations")
+    return False

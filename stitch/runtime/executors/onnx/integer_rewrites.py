@@ -1,6 +1,6 @@
-"""Whole numbers where ONNX Runtime's kernels stop, crash or round, written so that they do not.
+"""Rewrite integer operators for which ONNX Runtime's kernels fail, crash or round.
 
-Raises `CompileError` where its result may be wrong and nothing helps.
+As in `rewrites`: a rewrite returns whether it wrote the operation, or raises `CompileError`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.program import ABSENT, DataType, Operation
-from stitch.runtime.executors.onnx.model_writer import Attributes, FormWriter, value_name
+from stitch.runtime.executors.onnx.model_writer import Attributes, ModelWriter, value_name
 
-#: Its reductions of 64-bit integers go through float64, which holds 53 bits.
+#: ONNX Runtime reduces these in float64, which holds 53 bits.
 _WIDE = (DataType.INT64, DataType.UINT64)
 _NARROW = (DataType.INT8, DataType.INT16, DataType.UINT8, DataType.UINT16)
-#: By what comparison an operand stays.
-_BEYOND = {"Max": "Greater", "Min": "Less"}
+#: The comparison by which an operand is the result.
+_COMPARISON = {"Max": "Greater", "Min": "Less"}
 _SUMMED = (DataType.INT32, DataType.INT64)
-#: Terms of 32 bits whose sum float64 still holds.
+#: The most 32-bit terms whose sum float64 holds exactly.
 _EXACT_TERMS = 2**21
 
 
-def divide(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Integers by 0 give 0, the least number by -1 itself; ONNX Runtime stops or crashes there."""
+def divide(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Divide by 0 to 0, and the lowest number by -1 to itself: ONNX Runtime fails or crashes."""
     if not _needs_guard(writer, operation):
         return False
     guarded = _Guarded(writer, operation)
@@ -37,8 +37,8 @@ def divide(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
-def modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Integers modulo 0 and -1 give 0; ONNX Runtime stops, crashes, or takes 53 bits of 64."""
+def modulo(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Return 0 modulo 0 and -1: ONNX Runtime fails, crashes, or computes 53 of 64 bits."""
     kind = writer.type_of(operation.inputs[1]).data_type
     fmod = attributes["fmod"]
     wide = fmod == 1 and kind in _WIDE
@@ -54,14 +54,14 @@ def modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     return True
 
 
-def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Max and Min of narrow integers, for which there is no kernel, in 32 bits; of wide ones by
-    comparisons, as its kernel (1.31) takes 5 for more than 2**31."""
+def extreme(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Compute Max and Min of narrow integers in 32 bits, as there is no kernel, and of 64-bit
+    integers by comparisons: the kernel (1.31) compares 32 bits."""
     kind = writer.type_of(operation.outputs[0]).data_type
     if kind is DataType.INT64:
         first, *others = (writer.operand(v) for v in operation.inputs)
         for other in others:
-            first = _chosen(writer, _BEYOND[operation.op], first, other)
+            first = _select(writer, _COMPARISON[operation.op], first, other)
         return writer.give(operation, "Identity", [first])
     if kind not in _NARROW:
         return False
@@ -70,22 +70,22 @@ def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
-def _chosen(writer: FormWriter, beyond: str, x: str, bound: str) -> str:
-    """`x` where it lies beyond the bound, elsewhere the bound."""
-    return writer.node("Where", [writer.node(beyond, [x, bound]), x, bound])
+def _select(writer: ModelWriter, comparison: str, x: str, bound: str) -> str:
+    """Return `x` where the comparison with the bound holds, else the bound."""
+    return writer.node("Where", [writer.node(comparison, [x, bound]), x, bound])
 
 
-def clip(writer: FormWriter, operation: Operation) -> bool:
-    """Clip of 64-bit integers by comparisons: its kernel compares 32 bits of them."""
+def clip(writer: ModelWriter, operation: Operation) -> bool:
+    """Clip 64-bit integers by comparisons: the kernel compares 32 bits."""
     x = writer.operand(operation.inputs[0])
-    for beyond, bound in zip(("Greater", "Less"), operation.inputs[1:], strict=False):
+    for comparison, bound in zip(("Greater", "Less"), operation.inputs[1:], strict=False):
         if bound != ABSENT:
-            x = _chosen(writer, beyond, x, writer.operand(bound))
+            x = _select(writer, comparison, x, writer.operand(bound))
     return writer.give(operation, "Identity", [x])
 
 
-def sign(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Sign of 64-bit integers by comparisons: its kernel compares 32 bits of them."""
+def sign(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Compute the sign of 64-bit integers by comparisons: the kernel compares 32 bits."""
     if writer.type_of(operation.outputs[0]).data_type is not DataType.INT64:
         return False
     x, zero = writer.operand(operation.inputs[0]), writer.scalar(0, np.int64)
@@ -93,14 +93,14 @@ def sign(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return writer.give(operation, "Sub", [writer.cast(s, DataType.INT64) for s in signs])
 
 
-def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """ReduceMax and ReduceMin of 64-bit integers: of the upper halves, then of the lower halves
-    that go with it; its kernel compares 32 bits of them."""
+def reduced_extreme(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Reduce 64-bit integers by their upper halves, then by the lower halves of the extreme upper
+    half: the kernel compares 32 bits."""
     kind = writer.type_of(operation.inputs[0])
     axes = writer.known(operation.inputs[1]) if len(operation.inputs) > 1 else None
     idle = attributes["noop_with_empty_axes"] == 1 and (axes is None or not axes.size)
     if kind.data_type is DataType.BOOL and 0 in kind.shape:
-        raise CompileError("it has no extreme of no truth values")
+        raise CompileError("ONNX Runtime has no extreme of an empty tensor of booleans")
     if kind.data_type is not DataType.INT64 or 0 in kind.shape or idle:
         return False
     x, *rest = (writer.operand(v) for v in operation.inputs)
@@ -122,7 +122,7 @@ def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attrib
     return writer.give(operation, "Add", [total, middle])
 
 
-def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
+def _needs_guard(writer: ModelWriter, operation: Operation) -> bool:
     divisor = operation.inputs[1]
     if writer.type_of(divisor).data_type.dtype.kind not in "iu":
         return False
@@ -131,12 +131,12 @@ def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
 
 
 class _Guarded:
-    """Dividend, divisor, the divisor with 1 for 0 and -1, and where it was 0.
+    """The dividend, the divisor, the divisor with 1 for 0 and -1, and where it was 0.
 
-    Narrow integers are widened to 32 bits: there are kernels for choosing among those.
+    Narrow integers are widened to 32 bits, which have a Where kernel.
     """
 
-    def __init__(self, writer: FormWriter, operation: Operation) -> None:
+    def __init__(self, writer: ModelWriter, operation: Operation) -> None:
         self.writer = writer
         self.out = value_name(operation.outputs[0])
         self.kind = writer.type_of(operation.inputs[1]).data_type
@@ -151,36 +151,35 @@ class _Guarded:
         self.safe = writer.node("Where", [bad, self.scalar(1), self.d])
 
     def scalar(self, number: int) -> str:
-        """A constant of the type that is computed in."""
         return self.writer.scalar(number, self.wide.dtype.type)
 
     def write(self, name: str) -> None:
-        """Make this the operation's result."""
+        """Write the operation's result, narrowed to its type."""
         if self.wide is self.kind:
             self.writer.node("Identity", [name], self.out)
         else:
             self.writer.cast(name, self.kind, self.out)
 
 
-def power(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Integer powers go through float64 there, which holds 53 bits."""
+def power(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuse powers that ONNX Runtime computes in float64, which holds 53 bits."""
     if writer.type_of(operation.inputs[0]).data_type is not DataType.INT64:
         return False
     exponent = writer.known(operation.inputs[1])
     if exponent is None or exponent.size != 1 or exponent.reshape(()) not in (2, 3):
-        raise CompileError("it rounds 64-bit integers to 53 bits unless the exponent is 2 or 3")
+        raise CompileError("ONNX Runtime rounds powers of int64 to 53 bits, except 2 and 3")
     return False
 
 
-def summed(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """ReduceSum of integers: in parts that are exact in float64; the whole wraps around."""
+def summed(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Sum integers in parts that are exact in float64; the total wraps around."""
     kind = writer.type_of(operation.inputs[0])
     axes = writer.known(operation.inputs[1]) if len(operation.inputs) > 1 else None
     idle = attributes["noop_with_empty_axes"] == 1 and (axes is None or not axes.size)
     if kind.data_type.is_floating or idle:
         return False
     if kind.data_type not in _SUMMED or math.prod(kind.shape) > _EXACT_TERMS:
-        raise CompileError("it sums integers in float64, which rounds and saturates")
+        raise CompileError("ONNX Runtime sums integers in float64, which rounds and saturates")
     x, *rest = (writer.operand(v) for v in operation.inputs)
     out, keepdims = value_name(operation.outputs[0]), attributes["keepdims"]
     if kind.data_type is DataType.INT32:
@@ -197,17 +196,16 @@ def summed(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     return True
 
 
-def rounded_reduction(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Refuses integers that may round or saturate in float64; a mean of 32 bits cannot."""
+def rounded_reduction(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuse integers that may round or saturate in float64; a mean of 32 bits cannot."""
     kind = writer.type_of(operation.inputs[0]).data_type
     exact = operation.op == "ReduceMean" and kind not in _WIDE
     if not kind.is_floating and not exact:
-        raise CompileError("it reduces such integers in float64, which rounds and saturates")
+        raise CompileError("ONNX Runtime reduces integers in float64, which rounds and saturates")
     return False
 
 
-def einsum(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Refuses integers, whose sums saturate."""
+def einsum(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
     if not all(writer.type_of(v).data_type.is_floating for v in operation.inputs):
-        raise CompileError("its sums of integers saturate")
+        raise CompileError("ONNX Runtime's Einsum saturates sums of integers")
     return False

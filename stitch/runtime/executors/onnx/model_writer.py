@@ -1,6 +1,6 @@
-"""Write an ONNX model node by node: names, constants, types, and the schemas of its operators.
+"""Write an ONNX model node by node, and look up operator schemas.
 
-A model imports one version of a domain; an operator has the newest definition that is not newer.
+A model imports one opset per domain; an operator has its newest definition up to that opset.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from stitch.runtime.executors.host import computable, compute_type
 
 @cache
 def _definitions() -> Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]:
-    """By domain and name, the versions that define an operator anew, in rising order, each with the
-    kinds of its attributes."""
+    """Return the attribute types of each operator by (domain, name) and version, ascending."""
     found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for schema in library.get_all_operator_schema():
         kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
@@ -48,14 +47,14 @@ def _definitions() -> Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]:
 
 def draws_random_numbers(op: str, domain: str) -> bool:
     """Whether an operator's results differ from run to run."""
-    # Whole numbers are the seeds of hash functions.
+    # An integer `seed` is that of a hash function.
     real = library.schemadef.OpSchema.AttrType.FLOAT
     versions = _definitions().get((domain, op), {})
     return any(kinds.get("seed") == real for kinds in versions.values())
 
 
 def is_tensor_attribute(op: str, domain: str, version: int, name: str) -> bool:
-    """Whether an attribute of an operator, as this version defines it, is a tensor.
+    """Whether an attribute of an operator is a tensor at a version of its domain.
 
     >>> is_tensor_attribute("LabelEncoder", "ai.onnx.ml", 4, "keys_tensor")
     True
@@ -65,7 +64,7 @@ def is_tensor_attribute(op: str, domain: str, version: int, name: str) -> bool:
 
 
 def defining_version(op: str, domain: str, opset: int) -> int:
-    """The version that defines an operator as of an opset of its domain; 0 where none does.
+    """Return the version that defines an operator at an opset of its domain; 0 if none does.
 
     >>> defining_version("LabelEncoder", "ai.onnx.ml", 3), defining_version("Nothing", "", 20)
     (2, 0)
@@ -81,36 +80,33 @@ Attributes = Mapping[str, AttributeValue]
 
 OPSET = 26
 IR_VERSION = 13
-#: Constants up to here are written into the model: optimisations look at them (shapes, scalars).
+#: Constants up to this size are written into the model: optimisers read them (shapes, scalars).
 EMBEDDED_NBYTES = 1024
-#: Makes one of a Pad and what reads it, also of a Pad with zeros and a MaxPool (1.31), whose own
-#: padding counts as less than every number: of numbers below 0 the result would not be 0.
+#: Wrong (1.31) for a Pad with zeros before a MaxPool, whose own padding is below every number.
 PAD_FUSION = "Pad_Fusion"
-#: Makes one of a product and a number beside it, which it keeps as float32: of float64 (1.31) half
-#: of the digits would be lost.
+#: Wrong (1.31) for float64: it stores the scale as float32.
 SCALE_FUSION = "MatMulScaleFusion"
-#: Puts pairs of QuantizeLinear and DequantizeLinear around what only moves elements; those of int8
-#: at opset 21 and newer (1.32) have the type as an attribute too, which another optimizer, that
-#: makes them uint8, leaves as it was: the model is refused.
+#: Wrong (1.32) for int8 at opset 21 and newer: the model is refused, as another optimiser changes
+#: the pairs' type to uint8 but not their type attribute.
 PAIRS_PROPAGATION = "QDQPropagationTransformer"
-#: Makes weights of float32 between a DequantizeLinear and a QuantizeLinear int8, one scale for the
-#: whole tensor (1.32): weights that have a scale a channel, or none, would be others.
+#: Wrong (1.32) for weights without one scale for the whole tensor, which it quantizes to int8.
 WEIGHTS_QUANTIZATION = "WeightBiasQuantization"
-#: Make one of what normalises and the scale behind it, also of a mean along axes of one element and
-#: a scale that makes it longer (1.32): the kernel stops.
+#: Wrong (1.32) for a mean of single elements with a longer scale: the kernel fails.
 NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OnnxForm:
-    """A model, the values that are its inputs and outputs, and its constants by name.
+class OnnxModel:
+    """A serialized ONNX model, the program's values that are its inputs and outputs, its weights.
 
-    `chunked` has the outputs that the model gives in another shape, the same elements; `without`
-    names the optimizers that would change what the model computes; `is_optimised` models are run as
-    they are.
+    Attributes:
+        weights: Large constants by name, which the session refers to.
+        chunked: Outputs that the model returns in another shape, with the same elements.
+        without: Optimisers to disable, as they would change the results.
+        is_optimised: Whether to run the model without optimising it.
     """
 
-    model: bytes
+    serialized: bytes
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     weights: tuple[tuple[str, Array], ...]
@@ -120,18 +116,17 @@ class OnnxForm:
 
 
 def value_name(value: int) -> str:
-    """The name of a value in the model: names of a file are data and stay out."""
+    """Return the name of a value in the model; names from the program's file are never used."""
     return f"v{value}"
 
 
 def value_info(value: int, kind: ValueType, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
-    """The declaration of a value that goes in or out of a model."""
+    """Declare an input or output of a model."""
     return helper.make_tensor_value_info(value_name(value), onnx_code(compute_type(kind)), shape)
 
 
 def placeholder(name: str, data: Array) -> TensorProto:
-    """What stands for a large constant: ONNX Runtime is given the array itself under this name, by
-    the session's options."""
+    """Declare a large constant, whose array the session's options supply under its name."""
     code = onnx_code(DataType.from_dtype(data.dtype))
     tensor = TensorProto(
         name=name, data_type=code, dims=data.shape, data_location=TensorProto.EXTERNAL
@@ -143,8 +138,7 @@ def placeholder(name: str, data: Array) -> TensorProto:
 
 
 def attribute_protos(operation: Operation) -> Iterator[onnx.AttributeProto]:
-    """The attributes of a foreign operation; raises `FormatError` for one that is not the text of
-    a tensor, where its operator has a tensor."""
+    """Yield the attributes of a foreign operation; raises `FormatError` for a malformed tensor."""
     for name, value in sorted(operation.attributes.items()):
         if is_tensor_attribute(operation.op, operation.domain, operation.opset, name):
             yield helper.make_attribute(name, _tensor_of(str(value), name, operation))
@@ -153,7 +147,7 @@ def attribute_protos(operation: Operation) -> Iterator[onnx.AttributeProto]:
 
 
 def tensor_text(data: Array) -> str:
-    """A tensor as the value of an attribute of a foreign operation: its proto in base64."""
+    """Encode a tensor as an attribute of a foreign operation: its proto in base64."""
     return base64.b64encode(numpy_helper.from_array(data).SerializeToString()).decode()
 
 
@@ -162,13 +156,13 @@ def _tensor_of(text: str, name: str, operation: Operation) -> TensorProto:
         return TensorProto.FromString(base64.b64decode(text, validate=True))
     except (ValueError, DecodeError) as error:
         raise FormatError(
-            f"attribute {name!r} of {operation.title} is not the text of a tensor",
+            f"attribute {name!r} of {operation.title} is not an encoded tensor",
             where=operation.location, expected="a TensorProto in base64", got=text[:40],
         ) from error  # fmt: skip
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those within their bodies."""
+    """Yield nodes and the nodes of their inner graphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -176,76 +170,86 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, also from within its bodies."""
+    """Yield the names that a node and its inner graphs read."""
     for each in all_nodes([node]):
         yield from each.input
 
 
-class FormWriter:
-    """A model under construction; rewrites of operators write their nodes through it."""
+def as_lists(attributes: Attributes) -> dict[str, Any]:
+    """Return attributes as `make_node` takes them."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+
+
+class ModelWriter:
+    """An ONNX model under construction."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = dict(program.constant_data())
-        #: Types of the program's values, and of those of bodies, which get new numbers.
+        #: Types of the program's values, then of the values of inner graphs.
         self.types = [value.type for value in program.values]
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.weights: list[tuple[str, Array]] = []
         #: The values that nodes refer to.
         self.used: set[int] = set()
-        #: Values that nodes know by another name, and those that go out as so many chunks.
+        #: Names of values that nodes read under another name than `value_name`.
         self.named: dict[int, str] = {}
         self.chunked: dict[int, tuple[int, ...]] = {}
-        #: Foreign operators in the model, by domain and name: the version that defines each.
+        #: The opset of each foreign operator in the model, by domain and name.
         self.foreign: dict[tuple[str, str], int] = {}
         self._names = 0
         self._body_constants: dict[tuple[int, int], int] = {}
 
-    def entered(self, index: int, given: Mapping[int, int]) -> dict[int, int]:
-        """New numbers for the values of a body, by its own, but for inputs that are `given` theirs.
+    def number_body_values(self, index: int, outer: Mapping[int, int]) -> dict[int, int]:
+        """Number the values of a body in the model, so that every name is unique.
 
-        So no two values of the model have one name, and a body reads what is around it by name. Its
-        constants are the model's, once for all that carry it.
+        Args:
+            index: The body.
+            outer: Numbers of body values that are values of the surrounding graph.
+
+        Returns:
+            The number of each body value. Constants are shared by all uses of the body.
         """
-        body, at = self.program.bodies[index], {ABSENT: ABSENT, **given}
+        body, at = self.program.bodies[index], {ABSENT: ABSENT, **outer}
         for constant in body.constants:
             key = index, constant.value
             if key not in self._body_constants:
-                self._body_constants[key] = number = self._new(body.values[constant.value].type)
+                self._body_constants[key] = number = self._add_value(
+                    body.values[constant.value].type
+                )
                 self.constants[number] = constant.data
             at[constant.value] = self._body_constants[key]
         for value, described in enumerate(body.values):
             if value not in at:
-                at[value] = self._new(described.type)
+                at[value] = self._add_value(described.type)
         return at
 
-    def _new(self, kind: ValueType) -> int:
+    def _add_value(self, kind: ValueType) -> int:
         self.types.append(kind)
         return len(self.types) - 1
 
     def type_of(self, value: int) -> ValueType:
-        """The type of a value."""
         return self.types[value]
 
     def known(self, value: int) -> Array | None:
-        """The data of a constant; None for other values."""
+        """Return the data of a constant; None for other values."""
         return self.constants.get(value)
 
     def fresh(self) -> str:
-        """A name that nothing has yet."""
+        """Return an unused name."""
         self._names += 1
         return f"t{self._names}"
 
     def operand(self, value: int) -> str:
-        """The name of an operand; a constant is written when it is first used."""
+        """Return the name of an operand, writing a constant on first use."""
         if value == ABSENT:
             return ""
         data = self.constants.get(value)
         if data is not None and value not in self.used:
             kind = self.type_of(value)
             if kind.data_type.is_narrow:
-                # Two elements a byte there, so it cannot take the array itself.
+                # ONNX packs two elements into a byte, so the array cannot be referred to.
                 self.initializers.append(numpy_helper.from_array(data, value_name(value)))
             else:
                 self._write_constant(value_name(value), computable(data, kind))
@@ -253,14 +257,14 @@ class FormWriter:
         return self.named.get(value) or value_name(value)
 
     def constant(self, data: Array) -> str:
-        """The name of a new constant."""
+        """Add a constant and return its name."""
         name = self.fresh()
         self._write_constant(name, data)
         return name
 
     def node(self, op: str, inputs: Sequence[str], output: str | None = None,
              **attributes: object) -> str:  # fmt: skip
-        """Add a node with one output; gives the output's name."""
+        """Add a node with one output and return the output's name."""
         output = output or self.fresh()
         self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
         return output
@@ -268,26 +272,26 @@ class FormWriter:
     def give(
         self, operation: Operation, op: str, inputs: Sequence[str], **attributes: object
     ) -> Literal[True]:
-        """Add a node that gives an operation's result: the operation is rewritten."""
+        """Add a node whose output is the operation's result; return True for rewrites."""
         self.node(op, inputs, value_name(operation.outputs[0]), **attributes)
         return True
 
     def scalar(self, number: object, kind: type[np.generic]) -> str:
-        """The name of a constant without dimensions."""
+        """Add a scalar constant and return its name."""
         return self.constant(np.array(number, kind))
 
     def ints(self, *numbers: int) -> str:
-        """The name of a constant vector of whole numbers."""
+        """Add a constant int64 vector and return its name."""
         return self.constant(np.array(numbers, np.int64))
 
-    def second(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
-        """Add a node with two outputs; gives the name of the second."""
+    def second_output(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
+        """Add a node with two outputs and return the name of the second."""
         outputs = [self.fresh(), self.fresh()]
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
 
     def cast(self, name: str, kind: DataType, output: str | None = None) -> str:
-        """Add a node that converts to a type; gives the output's name."""
+        """Add a Cast and return the output's name."""
         return self.node("Cast", [name], output, to=onnx_code(kind))
 
     def over_chunks(
@@ -297,12 +301,14 @@ class FormWriter:
         count: int,
         write: Callable[[Sequence[str]], Sequence[str]],
     ) -> None:
-        """Long operands in chunks, a `Scan` over them, and its results, all of one type.
+        """Compute long elementwise operations in chunks that stay in the caches, by a `Scan`.
 
-        ONNX Runtime computes every node over the whole of its operands, so each of a dozen passes
-        goes by way of memory; the rows of a `Scan` are views, and stay in the caches. `write` is
-        given the names of one chunk of each operand, writes nodes, and gives the names of the
-        results.
+        Args:
+            operands: Values of the results' type and size.
+            results: The values that `write` computes.
+            count: Number of chunks.
+            write: Adds the nodes for one chunk: names of the operands' chunks to those of the
+                results' chunks.
         """
         kind = self.type_of(results[0])
         cut = self.ints(count, -1)
@@ -311,7 +317,7 @@ class FormWriter:
         outer, self.nodes = self.nodes, []
         inner = write(rows)
         body, self.nodes = self.nodes, outer
-        scanned = [self.given_as(v, (count, size)) for v in results]
+        scanned = [self.output_name_as(v, (count, size)) for v in results]
         code = onnx_code(kind.data_type)
         slots = (
             [helper.make_tensor_value_info(name, code, (size,)) for name in names]
@@ -321,51 +327,50 @@ class FormWriter:
         node = helper.make_node("Scan", chunks, scanned, body=graph, num_scan_inputs=len(chunks))
         self.nodes.append(node)
         for value, name in zip(results, scanned, strict=True):
-            self.shaped_back(value, name)
+            self.restore_shape(value, name)
 
-    def given_as(self, value: int, shape: tuple[int, ...]) -> str:
-        """The name under which a node gives a value in another shape, the same bytes. So it goes
-        out of the model: a node that gave it its shape back would copy it."""
+    def output_name_as(self, value: int, shape: tuple[int, ...]) -> str:
+        """Return the name for a result computed in another shape of the same bytes.
+
+        A model output is returned in that shape: a Reshape would copy it.
+        """
         if value not in {s.value for s in self.program.outputs}:
             return self.fresh()
         self.chunked[value] = shape
         return value_name(value)
 
-    def shaped_back(self, value: int, name: str) -> None:
-        """Give who reads a value within the model its shape back, where a node has given it under a
-        name by `given_as`."""
+    def restore_shape(self, value: int, name: str) -> None:
+        """Reshape a result named by `output_name_as` for its readers within the model."""
         if value not in self.chunked or any(value in o.inputs for o in self.program.operations):
             whole = value_name(value) if value not in self.chunked else self.fresh()
             self.node("Reshape", [name, self.ints(*self.type_of(value).shape)], whole)
             self.named[value] = whole
 
     def plain(self, operation: Operation, attributes: Attributes) -> None:
-        """Add an operation as it is."""
+        """Add an operation as a node of the same operator."""
         outputs = [value_name(v) if v != ABSENT else "" for v in operation.outputs]
         least = lookup(operation.op, operation.domain).outputs[0]
         while len(outputs) > least and not outputs[-1]:
             outputs.pop()
-        # An empty list does not say of what: no attribute of ONNX's means more by one than by none.
-        written = {
-            k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items() if v != ()
-        }
+        # An empty list has no type; for every ONNX attribute it means the same as absence.
+        written = as_lists({k: v for k, v in attributes.items() if v != ()})
         inputs = [self.operand(v) for v in operation.inputs]
         named = [name or self.fresh() for name in outputs]
         self.nodes.append(helper.make_node(operation.op, inputs, named, **written))
 
     def plain_foreign(self, operation: Operation) -> None:
-        """Add an operation of a foreign operator, on operands of their own types."""
+        """Add a foreign operation on operands of their own types, not of their compute types."""
         key = operation.domain, operation.op
         if self.foreign.setdefault(key, operation.opset) != operation.opset:
             raise CompileError(
                 f"one model cannot hold {operation.title} of opset {operation.opset} and of "
-                f"{self.foreign[key]}"
+                f"opset {self.foreign[key]}"
             )
         for value in operation.inputs:
             data = self.constants.get(value)
             if data is not None and not data.size:
-                # Its kernels read the first element while they are made.
-                raise CompileError("a constant without elements is not given to it")
+                # Kernels read the first element when they are created.
+                raise CompileError("ONNX Runtime crashes for an empty constant operand here")
         inputs = [self._in_own_type(v) for v in operation.inputs]
         outputs, rounded = [], []
         for value in operation.outputs:
@@ -381,7 +386,7 @@ class FormWriter:
             self.cast(name, compute_type(self.type_of(value)), value_name(value))
 
     def _in_own_type(self, value: int) -> str:
-        """The name of an operand in the type that it has, not in the one that it is computed in."""
+        """Return the name of an operand in its own type, not its compute type."""
         if value == ABSENT:
             return ""
         kind, name = self.type_of(value), self.operand(value)
@@ -394,12 +399,12 @@ class FormWriter:
         self.initializers.append(placeholder(name, data))
         self.weights.append((name, np.ascontiguousarray(data)))
 
-    def form(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxForm:
-        """The finished model; raises `CompileError` where a narrow type would go in or out: it
-        packs several elements into a byte."""
+    def finish(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxModel:
+        """Build the model; raises `CompileError` for inputs or outputs of narrow types, which ONNX
+        packs several into a byte."""
         for kind in (self.type_of(value).data_type for value in (*inputs, *outputs)):
             if kind.is_narrow:
-                raise CompileError(f"tensors of type {kind.value} are not given to it")
+                raise CompileError(f"{kind.value} tensors cannot be inputs or outputs of a model")
         graph = helper.make_graph(
             self._in_order(), "program", [self._info(v) for v in inputs],
             [self._info(v) for v in outputs], self.initializers,
@@ -408,24 +413,24 @@ class FormWriter:
         versions = {domain: self._version(domain) for domain in ("", *domains)}
         opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-        return OnnxForm(
+        return OnnxModel(
             model.SerializeToString(), inputs, outputs, tuple(self.weights), self.chunked,
-            self._without(),
+            self._wrong_optimisers(),
         )  # fmt: skip
 
     def _version(self, domain: str) -> int:
-        """The version of a domain at which all foreign operators of it mean what they should."""
+        """Return the opset at which all foreign operators of a domain have their definitions."""
         found = {op: version for (its, op), version in self.foreign.items() if its == domain}
         newest = max(found.values(), default=1) if domain else OPSET
         for op, version in found.items():
             if defining_version(op, domain, newest) != version:
                 raise CompileError(
-                    f"one model cannot hold {op} of opset {version} beside operators of "
-                    f"{domain or 'ai.onnx'} of opset {newest}, where it is another"
+                    f"one model cannot hold {op} of opset {version} and operators of "
+                    f"{domain or 'ai.onnx'} of opset {newest}, which redefines it"
                 )
         return newest
 
-    def _without(self) -> tuple[str, ...]:
+    def _wrong_optimisers(self) -> tuple[str, ...]:
         nodes = list(all_nodes(self.nodes))
         padded = {name for node in nodes if node.op_type == "Pad" for name in node.output}
         pools_padding = any(n.op_type == "MaxPool" and n.input[0] in padded for n in nodes)
@@ -449,11 +454,10 @@ class FormWriter:
         return len(sizes) == 1 and None not in ends
 
     def _in_order(self) -> list[onnx.NodeProto]:
-        """The nodes, those that no other reads at the end, the last of them first.
+        """Order the nodes so that ONNX Runtime runs leaf nodes early, as the program does.
 
-        ONNX Runtime goes back from such nodes, beginning with the last, and runs what each needs.
-        So it runs them soon after what they read was made and while it is in the cache, as the
-        program has it; a backward pass would else make the weights' gradients at its very end.
+        It walks back from the leaf nodes (read by no other), the last one first. In program order,
+        a backward pass would compute all weight gradients at its end.
         """
         read = {name for node in self.nodes for name in names_read(node)}
         ends = [node for node in self.nodes if read.isdisjoint(node.output)]

@@ -1,24 +1,10 @@
 """The ONNX Runtime executor: a program is one model, one session, and one call per run.
 
-Dense values are bound where they lie in the spaces: nothing is copied to enter or leave, and
-constants are read from the file's mapping. Others are staged. Programs compute in float32 where
-their types are narrower, and round at casts, at their outputs, and what a scan's rounds hand on; so
-results agree with the NumPy executor's within a relative 1e-4 in float32 (sums are taken in another
-order), and within one rounding of the narrow type for every operation between an output and its
-inputs.
-
-What ONNX leaves open, ONNX Runtime decides otherwise than NumPy, on NaN, infinities and other
-values at the edges of their types: `docs/executor_differences.md` lists all of it.
-
-A linked program (one with seams) is run as the optimised forms of its parts, joined: the bits of
-its programs apart, in one call (`joined_form`). Programs of which only some take small numbers as
-zero, as follows, all do so once they are linked.
-
-Numbers below the smallest normal one (1.2e-38) count as zero in programs with a Softmax, where the
-platform can be told so for one call: see `flushing`.
-
-An output that takes the buffer of an input is computed apart and copied, but where every operation
-of the program is one that ONNX Runtime itself declares safe in place.
+Dense inputs, outputs and constants are bound in place; others are staged. Types narrower than
+float32 compute in float32 and round at casts, program outputs and a scan's carried states; results
+in float32 agree with the NumPy executor's within a relative 1e-4. `docs/executor_differences.md`
+lists where the two differ on NaN, infinities and extreme values. A linked program runs as the
+merged optimised models of its parts and gives the bits of the separate programs (`merge_models`).
 """
 
 from __future__ import annotations
@@ -67,14 +53,14 @@ from stitch.runtime.executors.onnx.model_writer import (
     EMBEDDED_NBYTES,
     IR_VERSION,
     OPSET,
-    OnnxForm,
+    OnnxModel,
     all_nodes,
     names_read,
     placeholder,
     value_info,
     value_name,
 )
-from stitch.runtime.executors.onnx.onnx_model import onnx_form, operation_form
+from stitch.runtime.executors.onnx.onnx_model import write_model, write_operation_model
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,
@@ -88,71 +74,74 @@ from stitch.runtime.executors.onnx.session import (
     write_optimised,
 )
 
-# --------------------------------------------------------------------------------------------------
-# The optimised form: what ONNX Runtime makes of a form, read back from it.
+# Optimised models
 
 _MODEL, _CONSTANTS = "model.onnx", "constants"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OptimisedForm:
-    """A graph, its large constants by name, and the versions of the operators' domains.
+class OptimisedModel:
+    """The graph that ONNX Runtime makes of `original`, its large constants by name, and its opsets.
 
-    The graph's inputs and outputs have the names that they have in `form`.
+    Inputs and outputs keep their names.
     """
 
-    form: OnnxForm
+    original: OnnxModel
     graph: onnx.GraphProto
     weights: Mapping[str, Array]
     opsets: Mapping[str, int]
 
 
-def optimised_form(form: OnnxForm) -> OptimisedForm:
-    """What ONNX Runtime makes of a form; raises one of `REFUSALS` for what it cannot run."""
+def optimise_model(model: OnnxModel) -> OptimisedModel:
+    """Optimise a model with ONNX Runtime, through a temporary file.
+
+    Raises:
+        CompileError, SESSION_ERRORS: ONNX Runtime cannot run the model, or the file cannot be
+            written.
+    """
     try:
-        return _optimised(form)
+        with tempfile.TemporaryDirectory(prefix="stitch-") as name:
+            folder = Path(name)
+            write_optimised(model, str(folder / _MODEL), _CONSTANTS, EMBEDDED_NBYTES + 1)
+            proto = onnx.load(folder / _MODEL, load_external_data=False)
+            weights = _load_weights(proto, folder, dict(model.weights))
     except OSError as error:
         raise CompileError(
-            "what ONNX Runtime makes of it cannot be written to a temporary file",
+            "cannot write the optimised ONNX model to a temporary file",
             got=str(error),
-            remedy="set TMPDIR to a folder with room for the program's constants",
+            remedy="set TMPDIR to a folder with free space for the program's constants",
         ) from error
+    if proto.functions:
+        raise CompileError("the model that ONNX Runtime optimised holds local functions")
+    _add_constant_outputs(proto.graph, weights)
+    return OptimisedModel(model, proto.graph, weights, _opsets(proto))
 
 
-def _optimised(form: OnnxForm) -> OptimisedForm:
-    with tempfile.TemporaryDirectory(prefix="stitch-") as name:
-        folder = Path(name)
-        write_optimised(form, str(folder / _MODEL), _CONSTANTS, EMBEDDED_NBYTES + 1)
-        model = onnx.load(folder / _MODEL, load_external_data=False)
-        if model.functions:
-            raise CompileError("what ONNX Runtime makes of it has functions of its own")
-        given, weights = dict(form.weights), {}
-        initializers = model.graph.initializer
-        for tensor in (t for t in initializers if _is_outside(t)):
-            weights[tensor.name] = _read(tensor, folder, given.get(tensor.name))
-        for tensor in _inner_tensors(model.graph):
-            if _is_outside(tensor):
-                tensor.CopyFrom(numpy_helper.from_array(_read(tensor, folder, None), tensor.name))
-    kept = [tensor for tensor in initializers if tensor.name not in weights]
+def _load_weights(
+    proto: onnx.ModelProto, folder: Path, originals: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Move external initializers out of the graph; embed those of inner graphs."""
+    initializers = proto.graph.initializer
+    weights = {
+        tensor.name: _read(tensor, folder, originals.get(tensor.name))
+        for tensor in initializers
+        if _is_external(tensor)
+    }
+    for tensor in _inner_tensors(proto.graph):
+        if _is_external(tensor):
+            tensor.CopyFrom(numpy_helper.from_array(_read(tensor, folder, None), tensor.name))
+    embedded = [tensor for tensor in initializers if tensor.name not in weights]
     del initializers[:]
-    initializers.extend(kept)
-    _make_outputs(model.graph, weights)
-    return OptimisedForm(form, model.graph, weights, _opsets(model))
+    initializers.extend(embedded)
+    return weights
 
 
-def plain_form(form: OnnxForm) -> OptimisedForm:
-    """A form without large constants as it is, for one that is not optimised."""
-    model = onnx.load_from_string(form.model)
-    return OptimisedForm(form, model.graph, {}, _opsets(model))
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {opset.domain: opset.version for opset in proto.opset_import}
 
 
-def _opsets(model: onnx.ModelProto) -> dict[str, int]:
-    """The versions of the domains that the model's nodes are of."""
-    return {opset.domain: opset.version for opset in model.opset_import}
-
-
-def _make_outputs(graph: onnx.GraphProto, weights: dict[str, Array]) -> None:
-    """Nodes for those outputs that have become constants."""
+def _add_constant_outputs(graph: onnx.GraphProto, weights: dict[str, Array]) -> None:
+    """Add an Identity for each output that was folded into a constant."""
     small = {tensor.name: tensor for tensor in graph.initializer}
     for name in [output.name for output in graph.output]:
         constant = f"{name}.constant"
@@ -167,12 +156,12 @@ def _make_outputs(graph: onnx.GraphProto, weights: dict[str, Array]) -> None:
         graph.node.append(helper.make_node("Identity", [constant], [name]))
 
 
-def _is_outside(tensor: onnx.TensorProto) -> bool:
+def _is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The constants of bodies inside a graph."""
+    """Yield the initializers of inner graphs (bodies of Scan, Loop, If)."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -180,66 +169,51 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _inner_tensors(attribute.g)
 
 
-def _read(tensor: onnx.TensorProto, folder: Path, given: Array | None) -> Array:
-    """The elements of a constant: the array that was given where it has the same bytes."""
+def _read(tensor: onnx.TensorProto, folder: Path, original: Array | None) -> Array:
+    """Read an external tensor; return the original array instead if its bytes are equal."""
     facts = {entry.key: entry.value for entry in tensor.external_data}
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     count, offset = int(np.prod(tensor.dims, dtype=np.int64)), int(facts.get("offset", 0))
     data = np.fromfile(folder / facts["location"], dtype, count, offset=offset)
     data = data.reshape(tuple(tensor.dims))
-    alike = given is not None and (given.dtype, given.shape) == (data.dtype, data.shape)
-    return given if given is not None and alike and _bytes_equal(given, data) else data
+    if original is None or (original.dtype, original.shape) != (data.dtype, data.shape):
+        return data
+    return original if np.array_equal(as_bytes(original), as_bytes(data)) else data
 
 
-def _bytes_equal(one: Array, other: Array) -> bool:
-    return np.array_equal(as_bytes(one), as_bytes(other))
+# Merged models
 
 
-# --------------------------------------------------------------------------------------------------
-# The joined form of a linked program: the optimised forms of its parts, joined by their names.
+def merge_models(program: Program) -> OnnxModel:
+    """Convert a linked program: optimise each part alone, then join the graphs.
 
-
-def joined_form(program: Program) -> OnnxForm:
-    """The form of a program with seams; raises one of `REFUSALS` for what cannot be run."""
-    _check_expectations(program)
-    forms, joint = _OptimisedForms(), _Joint(program)
-    whole = WholeProgram(program)
+    Optimising the parts separately preserves the bits of the separate programs; equal parts are
+    optimised once. Raises one of `REFUSALS` if ONNX Runtime cannot run a part.
+    """
+    inputs = {slot.value for slot in program.inputs}
+    for operation in program.operations:
+        if (operation.domain, operation.op) == EXPECT and operation.inputs[1] not in inputs:
+            raise CompileError("Expect compares program inputs with constants only")
+    contents, optimised = Contents(), dict[tuple[object, ...], OptimisedModel]()
+    merging, whole = _MergedModel(program), WholeProgram(program)
     for seam, operations in zip(program.seams or (Seam(0),), program.parts(), strict=True):
         part = PartOfProgram(whole, operations, frozenset(seam.held))
-        joint.add(part, forms.of(part))
-    return joint.form()
-
-
-def _check_expectations(program: Program) -> None:
-    """What a program expects of an input is checked before it runs, so it must be an input."""
-    given = {slot.value for slot in program.inputs}
-    for operation in program.operations:
-        if (operation.domain, operation.op) == EXPECT and operation.inputs[1] not in given:
-            raise CompileError("only inputs are compared, and only with constants")
-
-
-class _OptimisedForms:
-    """Optimised forms by what they are made of: many equal parts cost one."""
-
-    def __init__(self) -> None:
-        self._contents = Contents()
-        self._found: dict[tuple[object, ...], OptimisedForm] = {}
-
-    def of(self, part: PartOfProgram) -> OptimisedForm:
-        """The optimised form of a part; a `Cast` of a wire stays as it is."""
-        form = onnx_form(part.program_of_part())
+        model = write_model(part.program_of_part())
         if all(operation.op == "Cast" for operation in part.operations):
-            return plain_form(form)
-        weights = tuple([self._contents.number(data, data.dtype.str) for _, data in form.weights])
-        key = form.model, weights, form.without
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = optimised_form(form)
-        return found
+            # A wire's cast: optimising it gains nothing.
+            proto = onnx.load_from_string(model.serialized)
+            merging.add(part, OptimisedModel(model, proto.graph, {}, _opsets(proto)))
+            continue
+        weights = tuple([contents.number(data, data.dtype.str) for _, data in model.weights])
+        key = model.serialized, weights, model.without
+        if key not in optimised:
+            optimised[key] = optimise_model(model)
+        merging.add(part, optimised[key])
+    return merging.finish()
 
 
-class _Joint:
-    """The model under construction: nodes of all parts, under names of the whole."""
+class _MergedModel:
+    """The merged model under construction: the nodes of all parts, renamed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -248,40 +222,42 @@ class _Joint:
         self.contents = Contents()
         self.opsets = {"": OPSET}
         self.chunked: dict[int, tuple[int, ...]] = {}
-        #: The name under which later parts read a value.
+        #: The name under which later parts read each value.
         self.names = {slot.value: value_name(slot.value) for slot in program.inputs}
         self.parts = 0
 
-    def add(self, part: PartOfProgram, optimised: OptimisedForm) -> None:
-        """Append a part; what it reads was given by parts before it, or is an input."""
+    def add(self, part: PartOfProgram, optimised: OptimisedModel) -> None:
+        """Append a part whose inputs are program inputs or outputs of earlier parts."""
         values = {number: value for value, number in part.numbers.items()}
-        form = optimised.form
-        names = {value_name(n): self.names[values[n]] for n in form.inputs}
-        names |= {value_name(n): value_name(values[n]) for n in form.outputs}
+        model = optimised.original
+        names = {value_name(n): self.names[values[n]] for n in model.inputs}
+        names |= {value_name(n): value_name(values[n]) for n in model.outputs}
         names |= {name: self._weight(data) for name, data in optimised.weights.items()}
         renamed = onnx.GraphProto()
         renamed.CopyFrom(optimised.graph)
-        _rename(renamed, _Names(names, f"p{self.parts}."))
+        _rename(renamed, _NewNames(names, f"p{self.parts}."))
         self.nodes += renamed.node
         self.initializers += renamed.initializer
         used = {node.domain for node in all_nodes(renamed.node)}
         for domain, version in optimised.opsets.items():
             if domain in used and self.opsets.setdefault(domain, version) != version:
                 raise CompileError(
-                    f"its parts hold operators of {domain} of opset {version} and of "
-                    f"{self.opsets[domain]}, which one model cannot"
+                    f"one model cannot import {domain} at opsets {self.opsets[domain]} and "
+                    f"{version}, which its parts need"
                 )
         rounded = {v for o in part.operations if o.op != "Cast" for v in o.outputs}
-        for number in form.outputs:
+        for number in model.outputs:
             value = values[number]
-            self.names[value] = self._between(value, form.chunked.get(number), number in rounded)
+            self.names[value] = self._boundary_name(
+                value, model.chunked.get(number), number in rounded
+            )
         self.parts += 1
 
-    def form(self) -> OnnxForm:
-        """The finished model: what its outputs need of all that was added."""
+    def finish(self) -> OnnxModel:
+        """Build the model of the nodes that the program's outputs depend on."""
         program = self.program
         outputs = tuple(slot.value for slot in program.outputs)
-        nodes = _needed(self.nodes, map(value_name, outputs))
+        nodes = _live_nodes(self.nodes, map(value_name, outputs))
         read = {name for node in nodes for name in names_read(node)}
         inputs = tuple(s.value for s in program.inputs if value_name(s.value) in read)
         weights = [(f"w{i}", data) for i, data in enumerate(self.contents.arrays)]
@@ -296,7 +272,7 @@ class _Joint:
         opsets = [helper.make_opsetid(domain, number) for domain, number in self.opsets.items()]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         chunked = {v: self.chunked[v] for v in outputs if v in self.chunked}
-        return OnnxForm(
+        return OnnxModel(
             model.SerializeToString(), inputs, outputs, tuple(weights), chunked, is_optimised=True
         )
 
@@ -306,8 +282,8 @@ class _Joint:
     def _weight(self, data: Array) -> str:
         return f"w{self.contents.number(data, (data.dtype.str, data.shape))}"
 
-    def _between(self, value: int, chunks: tuple[int, ...] | None, is_rounded: bool) -> str:
-        """The name of a value for parts that read it: in its own shape, as it is when stored."""
+    def _boundary_name(self, value: int, chunks: tuple[int, ...] | None, is_rounded: bool) -> str:
+        """Return the name that later parts read: a value in its own shape, rounded to its type."""
         name, kind = value_name(value), self.program.values[value].type
         if chunks is not None:
             self.chunked[value] = chunks
@@ -324,8 +300,8 @@ class _Joint:
         return output
 
 
-class _Names(dict[str, str]):
-    """New names by old ones; all that have none are told apart by a prefix."""
+class _NewNames(dict[str, str]):
+    """New names by old names; a name that is not listed gets the part's prefix."""
 
     def __init__(self, names: Mapping[str, str], prefix: str) -> None:
         super().__init__(names)
@@ -335,8 +311,8 @@ class _Names(dict[str, str]):
         return f"{self._prefix}{name}" if name else ""
 
 
-def _rename(graph: onnx.GraphProto, names: _Names) -> None:
-    """Names of values, in bodies too; those of nodes, which mean nothing, go."""
+def _rename(graph: onnx.GraphProto, names: _NewNames) -> None:
+    """Rename the values of a graph and its inner graphs, and clear node names."""
     for node in graph.node:
         node.name = ""
         node.input[:] = [names[name] for name in node.input]
@@ -349,34 +325,32 @@ def _rename(graph: onnx.GraphProto, names: _Names) -> None:
             each.name = names[each.name]
 
 
-def _needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that outputs depend on, in their order."""
+def _live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """Return the nodes that outputs depend on, in their order."""
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    open_names, found = list(outputs), set[int]()
-    while open_names:
-        index = makers.get(open_names.pop())
-        if index is not None and index not in found:
-            found.add(index)
-            open_names += names_read(nodes[index])
-    return [node for i, node in enumerate(nodes) if i in found]
+    pending, live = list(outputs), set[int]()
+    while pending:
+        index = makers.get(pending.pop())
+        if index is not None and index not in live:
+            live.add(index)
+            pending += names_read(nodes[index])
+    return [node for i, node in enumerate(nodes) if i in live]
 
 
-# --------------------------------------------------------------------------------------------------
-# On what terms programs may be joined to one session of ONNX Runtime, bit for bit.
+# Terms of linking
 
-#: Runs after which programs are joined. Optimising one takes as long as 1000 calls of a small
-#: program, and each run then takes one call less for every program but one: what has run so often
-#: is taken to run thousands of times more.
+#: Runs before programs are linked: optimising the linked program takes as long as 1,000 calls of a
+#: small program, and then saves one call per program and run.
 REPEATS = 100
-#: Multiply-adds of a program, on average, from which on a call of 2 us is less than a hundredth.
-WORTH_NOTHING = 16_000_000
-#: Bytes of a program's constants beyond which its optimised form, which has them, is not made:
-#: the form goes through a file of less than 2 GiB.
-MOST_CONSTANTS = 1 << 30
+#: Multiply-adds per program above which saving a call (2 us) gains less than 1 %.
+MAX_MULTIPLY_ADDS = 16_000_000
+#: Bytes of constants above which a program is not linked: its optimised model goes through a file
+#: of less than 2 GiB.
+MAX_CONSTANT_NBYTES = 1 << 30
 
 
-def joining_terms(programs: Sequence[Program]) -> LinkTerms:
-    """The terms for programs in run order."""
+def merge_terms(programs: Sequence[Program]) -> LinkTerms:
+    """Return whether the merged programs give the same bits, and after how many runs it pays."""
     masked = list(map(is_masked, programs))
     if has_effect() and any(masked) and not all(masked):
         yes, no = programs[masked.index(True)].name, programs[masked.index(False)].name
@@ -386,39 +360,40 @@ def joining_terms(programs: Sequence[Program]) -> LinkTerms:
         if obstacle:
             return LinkTerms(f"{program.name!r} {obstacle}")
     work = sum(multiply_adds(o, p.values, p.bodies) for p in programs for o in p.operations)
-    gains = len(programs) > 1 and work < WORTH_NOTHING * len(programs)
+    gains = len(programs) > 1 and work < MAX_MULTIPLY_ADDS * len(programs)
     return LinkTerms(repeats=REPEATS if gains else None)
 
 
 def _obstacle(program: Program) -> str:
-    """What of one program stands in the way of joining it to others."""
+    """Return why a program, merged with others, would not give the same bits; empty if it would."""
     if any((o.domain, o.op) == EXPECT for o in program.operations):
-        return "checks the values of an input, which could come from another program"
-    if sum(constant.data.nbytes for constant in program.constants) > MOST_CONSTANTS:
-        return f"has more than {MOST_CONSTANTS} bytes of constants"
+        return "checks the values of an input, which another program could compute"
+    if sum(constant.data.nbytes for constant in program.constants) > MAX_CONSTANT_NBYTES:
+        return f"has more than {MAX_CONSTANT_NBYTES} bytes of constants"
     names = {slot.value: slot.name for slot in program.inputs}
     names |= {slot.value: slot.name for slot in program.outputs}
     stored = {v: program.values[v].desc.layout.data_type for v in names}
     for v, name in names.items():
         kind = program.values[v].type
         if stored[v].is_narrow:
-            return f"has {name!r} as {stored[v].value}, to which ONNX Runtime converts nothing"
+            return f"stores {name!r} as {stored[v].value}, to which ONNX Runtime cannot convert"
         if compute_type(kind) is not kind.data_type is not stored[v]:
             return f"stores {name!r}, which is {kind.data_type.value}, as {stored[v].value}"
     read = {v for operation in program.operations for v in operation.inputs}
     for slot in program.outputs:
         v = slot.value
         if v in read and stored[v] is not program.values[v].type.data_type:
-            return f"reads its output {slot.name!r} before that is rounded to {stored[v].value}"
+            return f"reads its output {slot.name!r} before rounding it to {stored[v].value}"
     return ""
 
 
 class OnnxRuntimeExecutor(Executor):
-    """Runs whole programs by ONNX Runtime's CPU kernels; `intra_op_threads` is the user's to set.
+    """Runs whole programs by ONNX Runtime's CPU kernels.
 
-    The parts of a linked program are optimised each by itself, and so give the bits that they give
-    apart; with `fuse_across_seams` the whole is optimised, which is a little faster and equal only
-    within the tolerance. Raises `UsageError` for fewer than one thread.
+    Args:
+        intra_op_threads: Threads per session; `UsageError` below 1.
+        fuse_across_seams: Optimise linked programs as a whole: slightly faster, but the bits of the
+            separate programs are no longer guaranteed.
     """
 
     name = "onnxruntime"
@@ -431,49 +406,46 @@ class OnnxRuntimeExecutor(Executor):
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
-        """Make a session; raises `CompileError` listing every operation that it cannot run."""
+        """Create the session; raises `CompileError` naming every operation that it cannot run."""
         program = expanded(program)
         if not program.outputs:
-            return _Prepared(program, machine, None, self.intra_op_threads)
+            return _PreparedSession(program, machine, None, self.intra_op_threads)
         try:
             is_whole = self.fuse_across_seams or not program.seams
-            form = onnx_form(program) if is_whole else joined_form(program)
-            session = Session(form, self.intra_op_threads)
+            model = write_model(program) if is_whole else merge_models(program)
+            session = Session(model, self.intra_op_threads)
         except REFUSALS as error:
             raise self._refusal(program, error) from error
-        return _Prepared(program, machine, session, self.intra_op_threads)
+        return _PreparedSession(program, machine, session, self.intra_op_threads)
 
     def check(self, program: Program, machine: MachineShape) -> None:
-        """A session that is not optimised tells which operator has no kernel, in a quarter of the
-        time; what that refuses, the optimised one decides."""
         super().check(program, machine)
         if not program.outputs:
             return
+        # A session without optimisation finds missing kernels in a quarter of the time; it may
+        # refuse what an optimised one can run.
         try:
-            check_kernels(onnx_form(expanded(program)))
+            check_kernels(write_model(expanded(program)))
         except REFUSALS:
             self.prepare(program, machine)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
-        """A bound for each operator of ONNX Runtime, and for its arena."""
         return program_bytes(expanded(program), session_bytes, in_sessions=True)
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """The same bits: a linked program is computed by the forms of its parts."""
-        return joining_terms([expanded(program) for program in programs])
+        return merge_terms([expanded(program) for program in programs])
 
     def takes_foreign(self) -> bool:
-        """Always."""
         return True
 
     def _refusal(self, program: Program, error: Exception) -> CompileError:
-        """Which operations are to blame: each is tried by itself."""
+        """Return the error that names each operation that ONNX Runtime refuses when tried alone."""
         reasons: dict[str, str] = {}
         for index, operation in enumerate(program.operations):
             name = operation.title
             where = operation.location or f"operation {index}"
             try:
-                Session(operation_form(program, operation), self.intra_op_threads)
+                Session(write_operation_model(program, operation), self.intra_op_threads)
             except REFUSALS as refusal:
                 kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
                 reasons.setdefault(f"{name}({kinds}) at {where}", first_line(refusal))
@@ -486,7 +458,9 @@ class OnnxRuntimeExecutor(Executor):
         )
 
 
-class _Prepared(PreparedProgram):
+class _PreparedSession(PreparedProgram):
+    """A program as one session; without outputs there is none."""
+
     def __init__(
         self, program: Program, machine: MachineShape, session: Session | None, threads: int
     ) -> None:
@@ -503,25 +477,22 @@ class _Prepared(PreparedProgram):
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
-        """One call between the steps of staging; or a call for each operation, where it must be
-        seen by itself."""
+        """Return one call between the staging steps; `one_by_one` calls each operation alone."""
         if self.session is None:
             return BoundProgram((), (), {}, 0)
         before: list[Thunk] = []
         after: list[Thunk] = []
-        regions = StagedRegions(self.staging, inputs, outputs, scratch)
+        regions, model = StagedRegions(self.staging, inputs, outputs, scratch), self.session.model
         checked = {o.inputs[1] for o in self.expectations}
-        arrays = {
-            v: regions.read(v, before) for v in dict.fromkeys((*self.session.form.inputs, *checked))
-        }
+        arrays = {v: regions.read(v, before) for v in dict.fromkeys((*model.inputs, *checked))}
         for operation in self.expectations:
             before += _check(operation, arrays, self.constants)
-        for value in self.session.form.outputs:
-            place = regions.place(value)
-            arrays[value] = self.staging.array(value) if value in self.apart else place
+        for value in model.outputs:
+            output = regions.output(value)
+            arrays[value] = self.staging.array(value) if value in self.apart else output
             after += regions.write(value, arrays[value], read_back=False)
-            if place is not arrays[value]:
-                after.append(partial(np.copyto, place, arrays[value]))
+            if output is not arrays[value]:
+                after.append(partial(np.copyto, output, arrays[value]))
         call = session_call(self.session, arrays, self.program)
 
         @cache
@@ -533,14 +504,14 @@ class _Prepared(PreparedProgram):
         return BoundProgram(steps, (), arrays, staged, one_by_one)
 
     def on_thread(self, workspace: Workspace) -> PreparedProgram:
-        """With staging of its own; a session may be run by several threads."""
+        """Return a copy with its own staging; several threads may run one session."""
         own = copy(self)
         own.staging = StagingArrays(self.program, self.machine)
         return own
 
     @cached_attribute
     def _by_operation(self) -> PreparedKernels:
-        """What it cannot run by itself, such as a check of an input, NumPy's kernels compute."""
+        """One session per operation; NumPy's kernels compute what has none, such as Expect."""
         every = range(len(self.program.operations))
         apart = partial(Sessions(self.threads).calls_apart, self.program, every)
         return PreparedKernels(self.program, self.machine, Workspace(), calls_apart=apart)
@@ -549,14 +520,11 @@ class _Prepared(PreparedProgram):
 def _check(
     operation: Operation, arrays: dict[int, Array], constants: dict[int, Array]
 ) -> Sequence[Thunk]:
-    """Steps that compare an input with the value that the program was compiled for."""
+    """Return the steps that compare an input with the constant that the program expects."""
     nothing = np.empty(0, np.float32)
-    wanted = constants[operation.inputs[2]]
-    given = arrays[operation.inputs[1]]
+    actual = arrays[operation.inputs[1]]
+    expected = constants[operation.inputs[2]].astype(actual.dtype, copy=False)
     return bind(
-        operation.op,
-        [nothing, given, wanted.astype(given.dtype, copy=False)],
-        [nothing],
-        attributes=operation.attributes,
-        domain=operation.domain,
-    )
+        operation.op, [nothing, actual, expected], [nothing],
+        attributes=operation.attributes, domain=operation.domain,
+    )  # fmt: skip

@@ -1,10 +1,8 @@
-"""Create a session of ONNX Runtime from a model, bind it to arrays, and run it; infer result types.
+"""Create sessions of ONNX Runtime, bind them to arrays and run them; infer result types.
 
-A forked child has none of its parent's threads. A session with several threads joins them when it
-is destroyed, which crashes a forked child; since version 1.29 the library itself waits at exit for
-a thread of its own, forever. So a child keeps inherited sessions until it ends, and its exit skips
-the handlers that the parent had registered with the C library, as multiprocessing's children do.
-Sessions created in the child work as usual.
+A forked child lacks its parent's threads: destroying an inherited session crashes, and since ONNX
+Runtime 1.29 exit handlers wait forever. So a child never destroys inherited sessions, and its exit
+skips the C library's handlers, as multiprocessing does. Sessions created in the child are normal.
 """
 
 from __future__ import annotations
@@ -33,28 +31,27 @@ from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx.model_writer import (
     IR_VERSION,
     OPSET,
-    OnnxForm,
+    OnnxModel,
     attribute_protos,
     value_name,
 )
 
-#: What sessions raise, when they are made and when they run.
+#: Errors of creating and of running a session.
 SESSION_ERRORS: tuple[type[Exception], ...] = (
     ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.InvalidGraph,
     ort_errors.InvalidProtobuf, ort_errors.NotImplemented, ort_errors.RuntimeException,
     ort_errors.EPFail, ort_errors.EngineError, ort_errors.NoSuchFile, RuntimeError,
 )  # fmt: skip
 REFUSALS: tuple[type[Exception], ...] = (CompileError, *SESSION_ERRORS)
-#: Its kernels for these may write over an operand (`MayInplace`), and no fusion joins them to one
-#: that may not.
+#: Operators whose kernels may overwrite an operand (`MayInplace`) and are never fused with others.
 SAFE_IN_PLACE = frozenset({"Add", "Sub", "Mul", "Div"})
 
-#: Its check is a step of its own; the model only passes its data on.
+#: Checked by a step before the call; the model passes its data on.
 EXPECT = ("stitch", "Expect")
-#: Operators whose kernels make denormal numbers of masked scores.
+#: Operators whose kernels produce denormal numbers from masked scores.
 MASKED = frozenset({"Attention", "Softmax"})
-#: Fusions whose kernel is slower than what it stands for: an addition and a normalisation of
-#: 64x256 numbers take 25 us apart and 95 us as one (1.31).
+#: Fusions whose kernel is slower than its parts (Add and LayerNormalization of 64x256: 95 us fused,
+#: 25 us separate, ORT 1.31).
 SLOWER_FUSIONS = ("SkipLayerNormFusion",)
 
 _sessions: LiveObjects[Any] = LiveObjects()
@@ -62,65 +59,62 @@ _c_library = ctypes.CDLL(None)
 
 
 class Session:
-    """A session and what it refers to, for as long as it lives."""
+    """A session, its model, and the weights that it refers to."""
 
-    def __init__(self, form: OnnxForm, threads: int) -> None:
-        self.form = form
-        self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights]
-        self.session = _load(form, self.held, _options(threads, form.is_optimised))
+    def __init__(self, model: OnnxModel, threads: int) -> None:
+        self.model = model
+        self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights]
+        self.session = _load(model, self.held, _options(threads, model.is_optimised))
 
     def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
-        """A call that computes on these arrays, which must outlive it."""
+        """Return a call that computes on these arrays, which must outlive it."""
         binding = self.session.io_binding()
         for values, point in (
-            (self.form.inputs, binding.bind_input), (self.form.outputs, binding.bind_output)
+            (self.model.inputs, binding.bind_input), (self.model.outputs, binding.bind_output)
         ):  # fmt: skip
             for value in values:
                 array = arrays[value]
                 where = array.ctypes.data
-                shape = self.form.chunked.get(value, array.shape)
+                shape = self.model.chunked.get(value, array.shape)
                 point(value_name(value), "cpu", 0, array.dtype.type, shape, where)
         return bound_call(self.session, binding)
 
 
-def check_kernels(form: OnnxForm) -> None:
-    """Raise one of `SESSION_ERRORS` where a node of a form has no kernel; nothing is optimised."""
+def check_kernels(model: OnnxModel) -> None:
+    """Raise one of `SESSION_ERRORS` if a node has no kernel, without optimising the model."""
     options = _options(1, is_optimised=True)
     options.add_session_config_entry("session.disable_prepacking", "1")
-    _load(form, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights], options)
+    _load(model, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights], options)
 
 
-def write_optimised(form: OnnxForm, path: str, constants: str, least: int) -> None:
-    """What ONNX Runtime makes of a form, as a file; its constants of at least so many bytes as
-    another file beside it. Raises one of `SESSION_ERRORS`."""
+def write_optimised(model: OnnxModel, path: str, constants: str, least: int) -> None:
+    """Write the model that ONNX Runtime optimises to `path`; raises one of `SESSION_ERRORS`.
+
+    Args:
+        constants: Name of the file beside it that holds constants of at least `least` bytes.
+    """
     options = _options(1, is_optimised=False)
     options.optimized_model_filepath = path
     for key, word in (
         ("session.optimized_model_external_initializers_file_name", constants),
         ("session.optimized_model_external_initializers_min_size_in_bytes", str(least)),
-        # Nothing is run: its kernels need not arrange their weights.
+        # The session never runs, so weights need no packing.
         ("session.disable_prepacking", "1"),
     ):
         options.add_session_config_entry(key, word)
-    _load(form, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights], options)
+    _load(model, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights], options)
 
 
 def tried(model: bytes, **arrays: Array) -> list[Array]:
-    """What a model gives, run once; raises one of `SESSION_ERRORS`."""
-    session = onnxruntime.InferenceSession(
-        model, _options(1, is_optimised=True), providers=["CPUExecutionProvider"]
-    )
-    found: list[Array] = session.run(None, arrays)
+    """Run a model once and return its results; raises one of `SESSION_ERRORS`."""
+    found: list[Array] = _plain_session(model).run(None, arrays)
     return found
 
 
-def declared_outputs(model: bytes) -> list[tuple[str, Sequence[object]]]:
-    """The type and the shape that ONNX Runtime infers for each output of a model; raises one of
-    `SESSION_ERRORS`."""
-    session = onnxruntime.InferenceSession(
+def _plain_session(model: bytes) -> Any:
+    return onnxruntime.InferenceSession(
         model, _options(1, is_optimised=True), providers=["CPUExecutionProvider"]
     )
-    return [(output.type, output.shape) for output in session.get_outputs()]
 
 
 def _options(threads: int, is_optimised: bool) -> Any:
@@ -128,8 +122,7 @@ def _options(threads: int, is_optimised: bool) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
-    # One allocation for all values of a run, beside what the first run took: 5 MiB more for a
-    # small transformer's training, and no faster.
+    # Memory patterns take 5 MiB more for training a small transformer, and are no faster.
     options.enable_mem_pattern = False
     _share_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
@@ -137,17 +130,17 @@ def _options(threads: int, is_optimised: bool) -> Any:
     options.graph_optimization_level = (
         level.ORT_DISABLE_ALL if is_optimised else level.ORT_ENABLE_ALL
     )
-    # Errors are raised; what it would print beside them helps no further.
+    # Errors are raised; do not print them too.
     options.log_severity_level = 4
     return options
 
 
-def _load(form: OnnxForm, weights: list[Any], options: Any) -> Any:
-    if form.weights:
-        options.add_external_initializers([name for name, _ in form.weights], weights)
+def _load(model: OnnxModel, weights: list[Any], options: Any) -> Any:
+    if model.weights:
+        options.add_external_initializers([name for name, _ in model.weights], weights)
     session = onnxruntime.InferenceSession(
-        form.model, options, providers=["CPUExecutionProvider"],
-        disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
+        model.serialized, options, providers=["CPUExecutionProvider"],
+        disabled_optimizers=[*SLOWER_FUSIONS, *model.without],
     )  # fmt: skip
     _sessions.add(session)
     return session
@@ -155,11 +148,8 @@ def _load(form: OnnxForm, weights: list[Any], options: Any) -> Any:
 
 @cache
 def _share_arena() -> None:
-    """One arena for the sessions of this process, once: made here, or by the process before.
-
-    Programs run one after the other, so the same bytes, still in the caches, serve the values
-    inside all of them.
-    """
+    """Register one arena for all sessions of the process: programs run in turn and reuse its bytes,
+    which are still in the caches."""
     where = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
@@ -168,10 +158,10 @@ def _share_arena() -> None:
 
 
 def bound_call(session: Any, binding: Any) -> Callable[[], object]:
-    """The fastest call of a binding.
+    """Return the fastest call of a binding.
 
-    The session's public method makes new run options every time and takes half as long again for
-    a small program, so the object beneath it is called where it is as it was (1.31).
+    The public method creates run options per call, which takes half as long again for a small
+    program; so call the private object (as of ORT 1.31) where it exists.
     """
     beneath, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
     if beneath is None or bound is None or not hasattr(beneath, "run_with_iobinding"):
@@ -180,7 +170,7 @@ def bound_call(session: Any, binding: Any) -> Callable[[], object]:
 
 
 def session_call(session: Session, arrays: dict[int, Array], program: Program) -> Thunk:
-    """A step that runs a program's session on arrays; raises `TaskError` naming the program."""
+    """Return a step that runs a program's session on arrays; it raises `TaskError` on failure."""
     call = session.bind(arrays)
     if is_masked(program):
         call = flushing(call)
@@ -193,30 +183,30 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
                 "ONNX Runtime stopped: " + first_line(error), where=f"program {program.name!r}"
             ) from error
 
-    # It may be called again after a failure unless it writes what it reads.
-    read = {arrays[value].ctypes.data for value in session.form.inputs}
-    is_repeatable = read.isdisjoint([arrays[value].ctypes.data for value in session.form.outputs])
+    # It can be retried after a failure unless it overwrites its inputs.
+    read = {arrays[value].ctypes.data for value in session.model.inputs}
+    is_repeatable = read.isdisjoint([arrays[value].ctypes.data for value in session.model.outputs])
     vars(run)["is_repeatable"] = is_repeatable
     return run
 
 
 def is_masked(program: Program) -> bool:
-    """Whether a program is computed with denormal numbers as zero, where that can be had."""
+    """Whether a program runs with denormal numbers flushed to zero, where `has_effect`."""
     bodies = (o for body in program.bodies for o in body.operations)
     return any(not o.domain and o.op in MASKED for o in chain(program.operations, bodies))
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """Return the first line of an error's text."""
     text = error.what if isinstance(error, CompileError) else str(error)
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
 def computed_apart(program: Program) -> frozenset[int]:
-    """The outputs that take an input's buffer and cannot be proved safe in place.
+    """Return the outputs that take over an input's buffer and need a separate array to compute in.
 
-    Proved are those in programs of nothing but `SAFE_IN_PLACE` operations, where the operation
-    that writes the output is the only one that reads the input.
+    In place is safe if the program has only `SAFE_IN_PLACE` operations and the operation that
+    writes the output is the only reader of the input.
     """
     safe = all(o.op in SAFE_IN_PLACE and not o.domain for o in program.operations)
     apart = set()
@@ -231,11 +221,10 @@ def computed_apart(program: Program) -> frozenset[int]:
 
 
 def _keep_in_child() -> None:
-    """Never destroy the sessions that this process inherited, nor wait for their threads."""
+    """Leak inherited sessions and skip inherited exit handlers."""
     for session in tuple(_sessions):
-        # One reference that is never given back.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
-    # Called first of all that the child inherits, with the exit code. Only glibc has it.
+    # Runs before all inherited handlers, with the exit code. Only glibc has it.
     on_exit = getattr(_c_library, "on_exit", None)
     if on_exit is not None:
         on_exit(_c_library._exit, None)
@@ -244,29 +233,26 @@ def _keep_in_child() -> None:
 os.register_at_fork(after_in_child=_keep_in_child)
 
 
-#: Bytes of glibc's `fenv_t`, and where MXCSR lies in it.
+#: Bytes of glibc's `fenv_t`, and the offset of MXCSR in it.
 _FENV_NBYTES = 32
 _MXCSR = 28
-#: MXCSR's bits for denormal results and operands as zero.
+#: MXCSR's flush-to-zero and denormals-are-zero bits.
 _FLUSH = 0x8040
 
 
 def flushing(call: Callable[[], object]) -> Callable[[], object]:
-    """The call with denormal numbers as zero; the call itself where that cannot be had.
+    """Wrap a call to flush denormal numbers to zero; return it as it is where not `has_effect`.
 
-    The calling thread's floating-point unit is set before and put back after it. Why: exponentials
-    of masked scores are the smallest numbers that there are, and x86 takes a hundred times as long
-    over each of them; a masked Softmax takes six times as long, and so do products of what it
-    gives. Only the thread that calls is touched, and only on Linux on x86-64 with glibc, whose
-    `fenv_t` holds the register for it (MXCSR) after 28 bytes; elsewhere, or where a trial shows no
-    effect, calls stay as they are. It costs 0.6 us.
+    Exponentials of masked scores are denormal, and x86 takes a hundred times as long for each: a
+    masked Softmax and products with its result take six times as long. Only the calling thread is
+    affected (MXCSR in glibc's `fenv_t`, Linux x86-64); setting it costs 0.6 us.
     """
     return _flushing(call) if has_effect() else call
 
 
 def _flushing(call: Callable[[], object]) -> Callable[[], object]:
     usual, flush = (ctypes.create_string_buffer(_FENV_NBYTES) for _ in range(2))
-    # PyDLL: releasing the interpreter's lock would cost more than the call.
+    # PyDLL keeps the GIL: releasing it would cost more than the call.
     library = ctypes.PyDLL(None)
     get, put = library.fegetenv, library.fesetenv
     get(flush)
@@ -286,7 +272,7 @@ def _flushing(call: Callable[[], object]) -> Callable[[], object]:
 
 @cache
 def has_effect() -> bool:
-    """Whether denormals vanish within a call and are there again after it."""
+    """Whether this platform flushes denormals within a call and restores them after it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     if platform.libc_ver()[0] != "glibc":
@@ -300,7 +286,6 @@ def has_effect() -> bool:
     try:
         _flushing(multiply)()
     except (AttributeError, OSError):
-        # No math functions in the process: nothing was called.
         return False
     return products == [0.0] and smallest * 1.0 > 0.0
 
@@ -310,8 +295,10 @@ def has_effect() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InferredType:
-    """What ONNX Runtime says of one result; None where it does not say it: the type of its
-    elements, its dimensions, each of them. `kind` is its own word (`tensor(float)`)."""
+    """The type that ONNX Runtime infers for a result; None for what it does not infer.
+
+    `kind` is its own text, such as `tensor(float)`.
+    """
 
     kind: str
     data_type: DataType | None
@@ -324,29 +311,30 @@ def inferred_results(
     known: Sequence[Array | None],
     wanted: Sequence[bool],
 ) -> list[InferredType | None]:
-    """The types of an operation's results, None for those that are not wanted.
+    """Infer the types of an operation's results; None for those that are not wanted.
 
     Args:
-        operation: Its operator, attributes and version count.
-        operands: Their types, None where one is absent.
-        known: The data of each operand that is known.
-        wanted: Which results to ask for.
+        operation: The operation; its operator, attributes and opset are used.
+        operands: The operands' types; None for an absent operand.
+        known: The data of constant operands.
+        wanted: Which results to infer.
 
     Raises:
-        CompileError: ONNX Runtime refuses the operation, and why.
+        CompileError: ONNX Runtime refuses the operation.
     """
     model = _model(operation, operands, known, wanted, with_ranks=True)
     try:
-        found = iter(declared_outputs(model))
+        outputs = _plain_session(model).get_outputs()
     except SESSION_ERRORS as error:
         raise CompileError(first_line(error)) from error
+    found = iter([(output.type, output.shape) for output in outputs])
     return [_inferred(next(found), next(found)) if each else None for each in wanted]
 
 
 def computed_results(
     operation: Operation, operands: Sequence[Array | None], wanted: Sequence[bool]
 ) -> list[Array | None] | None:
-    """The results of an operation on known data; None where ONNX Runtime does not give arrays."""
+    """Compute an operation on constants; None if ONNX Runtime refuses it or returns no arrays."""
     types = [
         None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands
     ]
@@ -369,10 +357,10 @@ def _model(
     *,
     with_ranks: bool = False,
 ) -> bytes:
-    """A model of the operation alone, its known operands initializers; results have no types.
+    """Return a model of the operation alone, with constants as initializers and untyped results.
 
-    `with_ranks`: behind each result its shape is an output too, whose one dimension is the rank: a
-    session says `[]` of a number and of what it knows no rank of.
+    `with_ranks` adds the shape of each result as an output, whose length is the rank: a session
+    reports `[]` both for a scalar and for an unknown rank.
     """
     names = ["" if kind is None else f"x{i}" for i, kind in enumerate(operands)]
     results = [f"y{i}" if each else "" for i, each in enumerate(wanted)]
@@ -403,7 +391,6 @@ def _model(
 def _inferred(
     result: tuple[str, Sequence[object]], rank: tuple[str, Sequence[object]]
 ) -> InferredType:
-    """What the words of a session for a result and for its shape say."""
     kind, dims = result
     name = kind.removeprefix("tensor(").removesuffix(")").upper()
     data_type = None

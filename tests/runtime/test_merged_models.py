@@ -1,4 +1,4 @@
-"""The joined form: what ONNX Runtime is given of a linked program, and what making it leaves."""
+"""The merged ONNX model of a linked program, and what optimising its parts leaves behind."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from stitch.runtime.executors.onnx import OnnxRuntimeExecutor, onnxruntime_executor  # noqa: E402
-from stitch.runtime.executors.onnx.model_writer import OnnxForm  # noqa: E402
-from stitch.runtime.executors.onnx.onnxruntime_executor import joined_form  # noqa: E402
+from stitch.runtime.executors.onnx.model_writer import OnnxModel  # noqa: E402
+from stitch.runtime.executors.onnx.onnxruntime_executor import merge_models  # noqa: E402
 from stitch.runtime.executors.onnx.session import Session, write_optimised  # noqa: E402
 
 TARGET = "wormhole_n150"
@@ -61,7 +61,7 @@ def model_of(program: Program) -> stitch.LinkedModel:
 
 
 def operators(program: Program) -> Counter[str]:
-    model = onnx.load_from_string(joined_form(program).model)
+    model = onnx.load_from_string(merge_models(program).serialized)
     onnx_nodes: Counter[str] = Counter(node.op_type for node in model.graph.node)
     return onnx_nodes
 
@@ -103,23 +103,23 @@ def test_what_only_served_a_dropped_output_is_not_computed() -> None:
 def test_equal_parts_are_optimised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
 
-    def counted(form: OnnxForm, path: str, constants: str, least: int) -> None:
-        made.append(form)
-        write_optimised(form, path, constants, least)
+    def counted(model: OnnxModel, path: str, constants: str, least: int) -> None:
+        made.append(model)
+        write_optimised(model, path, constants, least)
 
     monkeypatch.setattr(onnxruntime_executor, "write_optimised", counted)
     tables = [table(64, 64) for _ in range(3)]
-    joined_form(linked([dense(f"p{i}", tables[i % 3].copy()) for i in range(24)]))
+    merge_models(linked([dense(f"p{i}", tables[i % 3].copy()) for i in range(24)]))
     assert len(made) == 3
 
 
 def test_weights_that_stay_as_they_are_are_not_copied() -> None:
     whole = linked([dense("a", table(64, 64)), dense("b", table(64, 64))])
-    form = joined_form(whole)
+    model = merge_models(whole)
     given = [constant.data for constant in whole.constants if constant.data.nbytes > 1024]
-    assert len(form.weights) == len(given) == 2
-    assert all(any(np.shares_memory(data, one) for one in given) for _, data in form.weights)
-    assert len(form.model) < 4096
+    assert len(model.weights) == len(given) == 2
+    assert all(any(np.shares_memory(data, one) for one in given) for _, data in model.weights)
+    assert len(model.serialized) < 4096
 
 
 def test_a_long_run_of_arithmetic_gets_its_shape_back_between_parts() -> None:
@@ -131,23 +131,23 @@ def test_a_long_run_of_arithmetic_gets_its_shape_back_between_parts() -> None:
     program = stitch.compile(b.build(), target=TARGET).program
     whole = linked([program, program], kept=[(0, 0), (1, 0)])
     assert operators(whole)["Scan"] == 2
-    form = joined_form(whole)
-    assert all(np.prod(form.chunked[v]) == 512 * 256 for v in form.outputs)
+    model = merge_models(whole)
+    assert all(np.prod(model.chunked[v]) == 512 * 256 for v in model.outputs)
 
 
 def test_the_whole_is_optimised_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = linked([dense("a", table(64, 64)), dense("b", table(64, 64))])
-    forms: list[OnnxForm] = []
+    models: list[OnnxModel] = []
     make = Session.__init__
 
-    def noted(session: Session, form: OnnxForm, threads: int) -> None:
-        forms.append(form)
-        make(session, form, threads)
+    def noted(session: Session, model: OnnxModel, threads: int) -> None:
+        models.append(model)
+        make(session, model, threads)
 
     monkeypatch.setattr(Session, "__init__", noted)
     make_executor("onnxruntime").prepare(whole, MACHINE)
     make_executor("onnxruntime", fuse_across_seams=True).prepare(whole, MACHINE)
-    assert [form.is_optimised for form in forms] == [True, False]
+    assert [model.is_optimised for model in models] == [True, False]
     automatic = make_executor("auto", fuse_across_seams=True)
     assert isinstance(automatic, AutomaticExecutor)
     assert isinstance(automatic.onnxruntime, OnnxRuntimeExecutor)
@@ -160,16 +160,16 @@ def test_nothing_is_left_in_the_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     whole = linked([dense("a", table(64, 64)), dense("b", table(64, 64))])
-    joined_form(whole)
+    merge_models(whole)
     assert list(tmp_path.iterdir()) == []
 
-    def fail(form: object, path: str, *words: object) -> None:
+    def fail(model: object, path: str, *words: object) -> None:
         Path(path).write_bytes(b"a part of it")
         raise OSError("no space left")
 
     monkeypatch.setattr(onnxruntime_executor, "write_optimised", fail)
     with pytest.raises(CompileError, match="no space left") as caught:
-        joined_form(whole)
+        merge_models(whole)
     assert "TMPDIR" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +181,7 @@ def test_an_executor_that_cannot_write_says_so_and_the_device_goes_on(
     x = table(16, 64)
     with stitch.open_device(TARGET, executor="onnxruntime") as device:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-        with pytest.raises(CompileError, match="cannot be written to a temporary file"):
+        with pytest.raises(CompileError, match="cannot write the optimised ONNX model"):
             one(device.load(whole)(x)).numpy()
         monkeypatch.undo()
         assert np.isfinite(one(device.load(whole)(x)).numpy()).all()
