@@ -1,6 +1,4 @@
-"""Memory: the bytes of each space, which buffer may take which address, and copies between
-layouts.
-"""
+"""The bytes of memory spaces, allocation of addresses, and copies between layouts."""
 
 from stitch.memory.allocator import Allocator, FreeGaps
 from stitch.memory.conversion import CopyKernel, prepare_copy

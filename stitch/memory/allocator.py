@@ -1,8 +1,7 @@
-"""Addresses of one space: which buffer takes which bytes of every bank.
+"""Allocate addresses of one space, the same in every bank: best fit, or first fit as on devices.
 
-Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 |
-address`, in a sorted list; two dictionaries and a list of starts name the same holes by their ends.
-All three are plain Python containers: below ten thousand buffers nothing is faster in CPython.
+A hole is one number, `size << 40 | address` in granules, in a sorted list; two dictionaries and a
+list of starts index the same holes. Below ten thousand buffers nothing is faster in CPython.
 """
 
 from __future__ import annotations
@@ -10,16 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
-from typing import Protocol
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import MOST_GRANULES, Policy, SpaceShape
 
-# Free gaps ----------------------------------------------------------------------------------------
+_ADDRESS = MOST_GRANULES
+_SHIFT = _ADDRESS.bit_length()
+_BEST = Policy.BEST_FIT
+#: How many live buffers an error lists.
+_LISTED = 5
 
 
 class FreeGaps:
-    """Gaps as (granules, first granule), the smallest first; what is taken is no longer there."""
+    """Gaps (granules, first granule), the smallest first, to take addresses from."""
 
     __slots__ = ("_alignment", "_gaps", "_policy")
 
@@ -32,97 +34,45 @@ class FreeGaps:
         self._gaps, self._alignment, self._policy = sorted(gaps), alignment, policy
 
     def take(self, size: int, count: int = 1) -> list[int]:
-        """Places for `size` bytes, at most so many: from the top of the smallest gap that fits, the
-        lowest of equal ones. By first fit from the top of the highest that fits, upwards from the
-        bottom of the lowest.
+        """Take up to `count` addresses for `size` bytes per bank, as `Allocator.alloc` would.
 
         >>> FreeGaps([(4, 0), (8, 10)], 16).take(60, 2)
         [0, 224]
         """
         alignment, gaps = self._alignment, self._gaps
         need = -(-size // alignment) or 1
-        places: list[int] = []
+        addresses: list[int] = []
         at = bisect_left(gaps, (need, 0))
-        while at < len(gaps) and len(places) < count:
+        while at < len(gaps) and len(addresses) < count:
             granules, start = gaps.pop(self._chosen(at))
-            # What is left of it comes first again.
+            # The rest of a gap comes first again.
             if self._policy is Policy.FIRST_FIT_UPWARDS:
-                taken = range(start, start + granules - need + 1, need)[: count - len(places)]
+                taken = range(start, start + granules - need + 1, need)[: count - len(addresses)]
                 start += len(taken) * need
             else:
-                taken = range(start + granules - need, start - 1, -need)[: count - len(places)]
-            places += [place * alignment for place in taken]
-            left = granules - len(taken) * need
-            if left:
-                insort(gaps, (left, start))
-                at += left < need
-        return places
+                taken = range(start + granules - need, start - 1, -need)[: count - len(addresses)]
+            addresses += [granule * alignment for granule in taken]
+            rest = granules - len(taken) * need
+            if rest:
+                insort(gaps, (rest, start))
+                at += rest < need
+        return addresses
 
     def _chosen(self, at: int) -> int:
-        """Which of the gaps that have room, those from `at` on, is taken from first."""
-        if self._policy is Policy.BEST_FIT:
+        """Return the index of the gap to take from first; those from `at` on are large enough."""
+        if self._policy is _BEST:
             return at
         upwards = self._policy is Policy.FIRST_FIT_UPWARDS
-        room = range(at, len(self._gaps))
-        return (min if upwards else max)(room, key=lambda i: self._gaps[i][1])
-
-
-# Out-of-memory errors -----------------------------------------------------------------------------
-
-#: How many live buffers an error names.
-_NAMED = 5
-
-
-class Occupied(Protocol):
-    """A space and what lies in it, in bytes per bank."""
-
-    def buffers(self) -> tuple[tuple[int, int], ...]:
-        """The live buffers, (address, size), by address."""
-
-    @property
-    def capacity(self) -> int:
-        """Bytes, live and free."""
-
-    @property
-    def free_nbytes(self) -> int:
-        """Bytes that are free."""
-
-    @property
-    def largest_hole(self) -> int:
-        """Bytes of the largest hole."""
-
-
-def pressure_text(space: Occupied) -> str:
-    """How much is free, in one piece and in all, and the biggest live buffers."""
-    live = space.buffers()
-    biggest = nlargest(_NAMED, live, key=lambda buffer: buffer[1])
-    named = ", ".join(f"{size} B at {address:#x}" for address, size in biggest)
-    return (
-        f"{space.free_nbytes} B free of {space.capacity}, largest hole {space.largest_hole} B, "
-        f"{len(live)} live blocks, the biggest: {named or 'none'}"
-    )
-
-
-def takers_text(space: Occupied, address: int, size: int) -> str:
-    """Which live buffers lie in `[address, address + size)`."""
-    end = address + size
-    taken = [f"[{a:#x}, {a + s:#x})" for a, s in space.buffers() if a < end and address < a + s]
-    more = f" and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
-    return "taken by " + ", ".join(taken[:_NAMED]) + more
-
-
-_ADDRESS = MOST_GRANULES
-_SHIFT = _ADDRESS.bit_length()
-_BEST = Policy.BEST_FIT
+        fitting = range(at, len(self._gaps))
+        return (min if upwards else max)(fitting, key=lambda i: self._gaps[i][1])
 
 
 class Allocator:
-    """Allocation of `[base, limit)` in granules; addresses and sizes in bytes per bank.
+    """Allocates `[base, limit)` in granules of `alignment` bytes; all sizes in bytes per bank.
 
-    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. By best
-    fit a buffer lies at the top of the smallest hole that has room, the lowest of equal ones, or at
-    its bottom with `low=True`; by first fit at the top of the highest, or at the bottom of the
-    lowest with `low=True` (and always so by first fit upwards).
+    Best fit takes the top of the smallest hole that fits, the lowest of equal ones, or its bottom
+    with `low=True`. First fit takes the top of the highest hole that fits, or the bottom of the
+    lowest with `low=True`; first fit upwards always the latter. An empty buffer takes a granule.
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -158,15 +108,15 @@ class Allocator:
 
     @classmethod
     def of(cls, shape: SpaceShape) -> Allocator:
-        """An empty allocator of a machine's space."""
+        """Create an empty allocator of a machine's space."""
         return cls(shape.base, shape.limit, shape.granule, shape.policy)
 
     def emptied(self) -> Allocator:
-        """An allocator of the same range in which nothing lies."""
+        """Return an empty allocator of the same range."""
         return Allocator(self.base, self.limit, self.alignment, self.policy)
 
     def try_alloc(self, size: int, *, low: bool = False) -> int | None:
-        """The address of a new buffer of `size` bytes per bank, or None where no hole fits."""
+        """Allocate a buffer and return its address, or None if no hole fits."""
         alignment = self.alignment
         need = -(-size // alignment) or 1
         holes = self._holes
@@ -198,23 +148,24 @@ class Allocator:
         return start * alignment
 
     def alloc(self, size: int, *, low: bool = False) -> int:
-        """As `try_alloc`; raises `OutOfMemoryError` naming needed, free, holes and big buffers."""
+        """Allocate a buffer and return its address; raises `OutOfMemoryError` if no hole fits."""
         address = self.try_alloc(size, low=low)
         if address is None:
             raise OutOfMemoryError(
-                f"no room for {self._rounded(size)} bytes per bank",
+                f"no hole of {self._rounded(size)} bytes per bank is free",
                 where=f"addresses [{self.base:#x}, {self.limit:#x}) of every bank",
                 expected=f"a hole of {self._rounded(size)} B",
-                got=pressure_text(self),
+                got=self._usage_text(),
                 remedy="free or move a live tensor, or store it in another space",
             )
         return address
 
     def fit(self, size: int, outside: Sequence[tuple[int, int]] = (), count: int = 1) -> list[int]:
-        """Where `alloc_at` would succeed one after the other, at most so many times, outside of
-        ranges (address, end) that are sorted and lie apart: from the top of the smallest gap
-        between them that fits, the lowest of equal ones (of the highest, where the policy is first
-        fit; so upwards too, from the bottom of the lowest). Nothing is taken.
+        """Return up to `count` addresses where `alloc_at` would succeed one after the other.
+
+        Args:
+            size: Bytes per bank.
+            outside: Sorted, disjoint (address, end) ranges to leave free.
 
         >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
         [256, 960, 896]
@@ -222,8 +173,8 @@ class Allocator:
         return self.gaps(outside, size).take(size, count)
 
     def gaps(self, outside: Sequence[tuple[int, int]] = (), least: int = 1) -> FreeGaps:
-        """What is free now outside of ranges (address, end) that are sorted and lie apart, where it
-        has room for `least` bytes per bank."""
+        """Return the free gaps of at least `least` bytes per bank outside sorted, disjoint
+        (address, end) ranges."""
         alignment = self.alignment
         need = -(-least // alignment) or 1
         gaps: list[tuple[int, int]] = []
@@ -240,17 +191,18 @@ class Allocator:
         return FreeGaps(gaps, alignment, self.policy)
 
     def alloc_at(self, address: int, size: int) -> None:
-        """Takes `[address, address + size)`.
+        """Allocate `[address, address + size)`.
 
-        Raises `LayoutError` where the range is misaligned or outside the space, and
-        `OutOfMemoryError` where a live buffer is in the way, naming it.
+        Raises:
+            LayoutError: The range is misaligned or outside the space.
+            OutOfMemoryError: A live buffer overlaps it.
         """
         alignment = self.alignment
         start, need = address // alignment, -(-size // alignment) or 1
         hole = self._ends.get(start + need)
         if hole is None or hole > start or start * alignment != address:
             hole = self._hole_for(address, size)
-        # A plan that runs again takes the upper end of a hole: only that hole shrinks.
+        # A repeated plan allocates the upper end of a hole: only that hole shrinks.
         sizes, ends, holes = self._sizes, self._ends, self._holes
         granules = sizes[hole]
         del holes[bisect_left(holes, granules << _SHIFT | hole)]
@@ -274,38 +226,53 @@ class Allocator:
         self._token ^= hash((start, need))
 
     def _hole_for(self, address: int, size: int) -> int:
-        """The start of the hole that holds a range; raises as `alloc_at` says."""
+        """Return the start of the hole that contains a range; raises as `alloc_at`."""
         problem = self._range_problem(address, size)
         if problem:
             raise LayoutError(
-                f"no block can lie at {address:#x} with {size} bytes per bank: {problem}",
+                f"no buffer of {size} bytes per bank can be at {address:#x}: {problem}",
                 expected=f"a multiple of {self.alignment} in [{self.base:#x}, {self.limit:#x})",
                 got=f"{address:#x}",
             )
-        start, need = address // self.alignment, self._rounded(size) // self.alignment
-        hole = self._hole_around(start, need)
+        nbytes = self._rounded(size)
+        hole = self._hole_around(address // self.alignment, nbytes // self.alignment)
         if hole is None:
+            end = address + nbytes
+            live = [(a, a + s) for a, s in self.buffers() if a < end and address < a + s]
+            more = f" and {len(live) - _LISTED} more" if len(live) > _LISTED else ""
             raise OutOfMemoryError(
-                f"address {address:#x} with {need * self.alignment} bytes per bank is taken",
-                where=takers_text(self, address, need * self.alignment),
-                got=pressure_text(self),
-                remedy="move or free the block that is in the way first",
+                f"address {address:#x} with {nbytes} bytes per bank is taken",
+                where="taken by "
+                + ", ".join(f"[{a:#x}, {b:#x})" for a, b in live[:_LISTED])
+                + more,
+                got=self._usage_text(),
+                remedy="move or free the overlapping buffer first",
             )
         return hole
 
-    def free(self, address: int) -> int:
-        """Gives a buffer back and returns its bytes per bank.
+    def _usage_text(self) -> str:
+        """Describe free memory, the largest hole and the largest live buffers, for errors."""
+        live = self.buffers()
+        largest = nlargest(_LISTED, live, key=lambda buffer: buffer[1])
+        listed = ", ".join(f"{size} B at {address:#x}" for address, size in largest)
+        return (
+            f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B, "
+            f"{len(live)} live buffers, the largest: {listed or 'none'}"
+        )
 
-        Raises `TaskError` where no live buffer starts at the address.
+    def free(self, address: int) -> int:
+        """Free a buffer and return its bytes per bank.
+
+        Raises `TaskError` if no live buffer starts at the address.
         """
         alignment = self.alignment
         start = address // alignment
         need = self._live.pop(start, None) if start * alignment == address else None
         if need is None:
             raise TaskError(
-                f"no live block starts at {address:#x}: freed twice, or never allocated",
-                got=pressure_text(self),
-                remedy="free each address once, with the value that alloc gave",
+                f"no live buffer starts at {address:#x}: freed twice, or never allocated",
+                got=self._usage_text(),
+                remedy="free each address that alloc returned once",
             )
         self._token ^= hash((start, need))
         self._free += need
@@ -336,19 +303,19 @@ class Allocator:
         return self._hole_around(address // self.alignment, granules) is not None
 
     def size_of(self, address: int) -> int | None:
-        """Bytes per bank of the live buffer that starts at the address, None if there is none."""
+        """Return the bytes per bank of the live buffer at an address; None if there is none."""
         start = address // self.alignment
         granules = self._live.get(start) if start * self.alignment == address else None
         return None if granules is None else granules * self.alignment
 
     def buffers(self) -> tuple[tuple[int, int], ...]:
-        """The live buffers, (address, size), by address."""
+        """Return the live buffers, (address, size), by address."""
         return tuple(
             (a * self.alignment, s * self.alignment) for a, s in sorted(self._live.items())
         )
 
     def holes(self) -> tuple[tuple[int, int], ...]:
-        """The holes, (address, size), by address."""
+        """Return the holes, (address, size), by address."""
         alignment = self.alignment
         return tuple((a * alignment, self._sizes[a] * alignment) for a in self._sorted_starts())
 
@@ -372,11 +339,11 @@ class Allocator:
 
     @property
     def token(self) -> int:
-        """Equal wherever the sets of live buffers are equal (a 64-bit hash, kept in O(1))."""
+        """A 64-bit hash of the set of live buffers, maintained in O(1)."""
         return self._token
 
     def clone(self) -> Allocator:
-        """An independent copy, for planners to try things on."""
+        """Return an independent copy."""
         twin = Allocator.__new__(Allocator)
         twin.base, twin.limit, twin.alignment = self.base, self.limit, self.alignment
         twin.policy = self.policy
@@ -386,20 +353,20 @@ class Allocator:
         return twin
 
     def become(self, buffers: Iterable[tuple[int, int]]) -> None:
-        """These buffers, (address, size), are live and no others, whatever was before.
+        """Replace the live buffers by these (address, size), atomically.
 
-        All or nothing; it works on what an interrupt has left in the middle of a change too.
+        Also works if an interrupt has left the indices inconsistent.
         """
         fresh = self.emptied()
         for address, size in buffers:
             fresh.alloc_at(address, size)
-        # Nothing can come in between these: not one of them is a call.
+        # Atomic under the GIL: no call in between.
         self._live, self._sizes, self._ends = fresh._live, fresh._sizes, fresh._ends
         self._holes, self._starts = fresh._holes, None
         self._token, self._free = fresh._token, fresh._free
 
     def check(self) -> None:
-        """Asserts our own invariants: disjoint buffers, no adjacent holes, three equal indices."""
+        """Assert the invariants: disjoint buffers, no adjacent holes, equal indices."""
         spans = sorted(
             [(a, s, True) for a, s in self._live.items()]
             + [(a, s, False) for a, s in self._sizes.items()]
@@ -423,7 +390,7 @@ class Allocator:
         return (-(-size // self.alignment) or 1) * self.alignment
 
     def _first(self, need: int, low: bool) -> int:
-        """Where among the holes the first one that fits stands: there is one."""
+        """Return the index of the hole that first fit takes, which must exist."""
         starts, sizes = self._sorted_starts(), self._sizes
         start = next(s for s in (starts if low else reversed(starts)) if sizes[s] >= need)
         return bisect_left(self._holes, sizes[start] << _SHIFT | start)
@@ -445,7 +412,7 @@ class Allocator:
         insort(self._holes, granules << _SHIFT | start)
 
     def _move_start(self, gone: int | None, come: int | None) -> None:
-        """A hole starts elsewhere, no longer, or anew: kept up once someone needed the list."""
+        """Update the list of starts, if it is in use: remove `gone`, add `come`."""
         starts = self._starts
         if starts is None:
             return
@@ -456,7 +423,7 @@ class Allocator:
         i = bisect_left(starts, gone)
         if come is None:
             del starts[i]
-        else:  # No other hole starts between the two.
+        else:  # No other start is between the two.
             starts[i] = come
 
     def _sorted_starts(self) -> list[int]:
@@ -465,7 +432,7 @@ class Allocator:
         return self._starts
 
     def _hole_around(self, start: int, need: int) -> int | None:
-        # What a plan repeats fits the end or the start of a hole: no search then.
+        # Repeated plans fit the end or the start of a hole: no search then.
         hole = self._ends.get(start + need)
         if hole is not None and hole <= start:
             return hole
@@ -482,5 +449,5 @@ class Allocator:
         if address % self.alignment:
             return f"it is not a multiple of {self.alignment}"
         if address < self.base or address + self._rounded(size) > self.limit:
-            return "it leaves the space"
+            return "it is outside the space"
         return ""

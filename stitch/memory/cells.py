@@ -1,7 +1,7 @@
-"""Where the cells of a tensor lie: a cell is a tile of a tiled layout, else one element.
+"""The positions of a tensor's cells in its footprint: a cell is a tile, or an element if row-major.
 
-Source: tt-metal's tensor layout reports. Interleaved, cell i follows cell i-1 by one aligned page
-(dense rows where row-major). Sharded, a shard lies in its core's bank, its pages in order.
+From tt-metal's tensor layout reports: interleaved cells follow each other at aligned pages (dense
+if row-major); the pages of a shard are in order in its core's bank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CellRectangle:
     column_stride: int
 
     def part(self, row: int, column: int, rows: int, columns: int) -> CellRectangle:
-        """The rectangle's own cells among those of another place and size."""
+        """Return the intersection with another rectangle of cells."""
         top, left = max(self.row, row), max(self.column, column)
         bottom = min(self.row + self.rows, row + rows)
         right = min(self.column + self.columns, column + columns)
@@ -45,7 +45,7 @@ class CellRectangle:
 
 @dataclass(frozen=True, slots=True)
 class CellMap:
-    """The matrix of cells of one tensor, cut into rectangles that lie evenly in its footprint."""
+    """The matrix of cells of one tensor, as rectangles with constant strides in its footprint."""
 
     rows: int
     columns: int
@@ -54,7 +54,7 @@ class CellMap:
     rectangles: tuple[CellRectangle, ...]
 
     def contiguous(self, row: int, rows: int) -> int | None:
-        """The byte offset of whole rows of cells that lie gap-free and in order, else None."""
+        """Return the byte offset of whole rows of cells if they are contiguous, else None."""
         for r in self.rectangles:
             if r.row <= row and row + rows <= r.row + r.rows:
                 whole = r.columns == self.columns and (
@@ -66,11 +66,11 @@ class CellMap:
 
 
 def shard_bank(spec: ShardSpec, memory_layout: MemoryLayout, down: int, across: int) -> int:
-    """The bank of the shard that is `down`-th from the top and `across`-th from the left.
+    """Return the bank of the shard that is `down`-th from the top and `across`-th from the left.
 
     The core in row r and column c of a grid has bank r * columns + c. Height and width shards are
-    dealt to the cores row by row, or column by column where the orientation is col_major. A block
-    lies on the core of its own place; col_major transposes the grid, as tt-metal does.
+    assigned to cores row by row, or column by column if col_major; block shards to the core at
+    their own position, in a transposed grid if col_major, as in tt-metal.
     """
     rows, columns = spec.core_grid
     by_row = spec.orientation is Orientation.ROW_MAJOR
@@ -81,7 +81,7 @@ def shard_bank(spec: ShardSpec, memory_layout: MemoryLayout, down: int, across: 
 
 
 def map_cells(desc: TensorDesc, machine: MachineShape) -> CellMap:
-    """The cells of a tensor; raises `LayoutError` where its shards do not fit."""
+    """Return the cells of a tensor; raises `LayoutError` if its shards do not fit the machine."""
     place = footprint(desc, machine)
     layout, spec = desc.layout, desc.layout.shard_spec
     height, width = layout.tile_shape or (1, 1)
@@ -114,7 +114,7 @@ def map_cells(desc: TensorDesc, machine: MachineShape) -> CellMap:
 
 
 def cell_view(region: Bytes, part: CellRectangle, dtype: np.dtype[Any]) -> Array:
-    """The cells of a rectangle as a strided array of `dtype` (one item per cell)."""
+    """Return the cells of a rectangle as a strided array with one `dtype` item per cell."""
     strides = (part.row_stride, part.column_stride)
     return np.ndarray((part.rows, part.columns), dtype, region, part.offset, strides)
 
@@ -122,7 +122,7 @@ def cell_view(region: Bytes, part: CellRectangle, dtype: np.dtype[Any]) -> Array
 def shared_parts(
     source: CellMap, target: CellMap, row: int = 0, rows: int | None = None
 ) -> Iterator[tuple[CellRectangle, CellRectangle]]:
-    """Pairs of rectangles, (source, target), that hold the same cells of some rows, or of all."""
+    """Yield (source, target) rectangles that hold the same cells, of `rows` rows from `row` on."""
     rows = target.rows - row if rows is None else rows
     for mine in target.rectangles:
         if mine.row >= row + rows or mine.row + mine.rows <= row:
@@ -137,7 +137,7 @@ def shared_parts(
 def paired_views(
     source: Bytes, target: Bytes, parts: tuple[CellRectangle, CellRectangle], cell_nbytes: int
 ) -> tuple[Array, Array]:
-    """Both rectangles as arrays of one shape, in the widest items that lie gap-free in both."""
+    """Return both rectangles as arrays of one shape, in the widest items contiguous in both."""
     ours, theirs = parts
     if ours.column_stride == theirs.column_stride == cell_nbytes or ours.columns == 1:
         shape = (ours.rows, ours.columns * cell_nbytes)
@@ -150,11 +150,10 @@ def paired_views(
 
 
 def used_bytes(desc: TensorDesc, machine: MachineShape) -> Iterator[tuple[int, int, int, int]]:
-    """The bytes of a footprint that hold the tensor: (offset, count, stride, run length).
+    """Yield the bytes of a footprint that hold the tensor: (offset, count, stride, run length).
 
-    A tile is used as a whole (its padding elements are zeros that kernels may read). Everything
-    else, that is page padding, the cells of a shard beyond the matrix, and the rest of the
-    footprint, is unused: no copy and no kernel ever writes it.
+    Padding elements of a tile are used, as kernels may read them. Page padding, cells of a shard
+    beyond the matrix, and the rest of the footprint are never written.
     """
     cells = map_cells(desc, machine)
     for r in cells.rectangles:

@@ -1,8 +1,8 @@
-"""Layout conversion: any legal layout to any other, prepared once and run often.
+"""Convert any legal layout to any other: prepared once, run often.
 
-The cheapest path: same form, the used bytes as they are; same kind of cell, one strided copy per
-pair of shards; else strips of about 256 KiB run through gather, decode, cast, tilize or untilize,
-cast, encode, scatter, of which most conversions need one or two, and staging stays in the cache.
+Layouts with the same kind of cell are copied by strided copies between shards. Others run in strips
+of about 256 KiB, whose staging stays in the cache, through the stages gather, decode, cast, tilize
+or untilize, cast, encode, scatter, of which most conversions need one or two.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
 from stitch.ops import conversion_steps, workspace_nbytes
 from stitch.program import TILE_SHAPE, DataType, TensorDesc, host_layout
 
-# Strips and their stages --------------------------------------------------------------------------
+# Strips
 
-#: A strip's bytes: small enough that staging stays in the second-level cache.
+#: Bytes of a strip: its staging fits in a second-level cache.
 _STRIP_NBYTES = 256 << 10
 _TILE_ELEMENTS = TILE_SHAPE[0] * TILE_SHAPE[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One end of a conversion: the description and where its cells lie."""
+    """The source or target of a conversion."""
 
     desc: TensorDesc
     cells: CellMap
@@ -53,31 +53,31 @@ class Side:
 
 
 def dense_twin(side: Side, machine: MachineShape) -> Side:
-    """The same tensor as dense rows on the host."""
+    """Return the tensor as dense rows on the host."""
     desc = TensorDesc(side.desc.shape, host_layout(side.data_type))
     return Side(desc, map_cells(desc, machine))
 
 
 def conversion_strips(source: Side, target: Side) -> Iterator[Strip]:
-    """The strips of a conversion; neither side may be row-major and sharded."""
+    """Yield the strips of a conversion; neither side may be row-major and sharded."""
     if not source.is_tiled and not target.is_tiled:
         yield from _dense_strips(source, target)
         return
     columns = source.desc.shape[-1] if source.desc.shape else 1
     widest = max(side.data_type.in_arrays.itemsize for side in (source, target))
-    for at in _strip_places(source.desc, widest):
-        stages = list(_middle(source, target, at, columns))
-        place, goal = _place(source, at, columns), _place(target, at, columns)
-        if place is None:
-            stages.insert(0, _carry(source.cells, _gapless(source.cells, at), at))
-        if goal is None:
-            stages.append(_carry(_gapless(target.cells, at), target.cells, at))
-        yield Strip(tuple(stages), place, goal)
+    for rows in _strip_rows(source.desc, widest):
+        stages = list(_middle(source, target, rows, columns))
+        start, end = _contiguous(source, rows, columns), _contiguous(target, rows, columns)
+        if start is None:
+            stages.insert(0, _copy_cells(source.cells, _contiguous_cells(source.cells, rows), rows))
+        if end is None:
+            stages.append(_copy_cells(_contiguous_cells(target.cells, rows), target.cells, rows))
+        yield Strip(tuple(stages), start, end)
 
 
 @dataclass(frozen=True, slots=True)
-class _StripPlace:
-    """Whole matrices, or tile rows of one matrix; rows counted in elements and in tiles."""
+class _StripRows:
+    """Whole matrices, or tile rows of one matrix: rows counted in elements and in tiles."""
 
     row: int
     outer: int
@@ -86,7 +86,7 @@ class _StripPlace:
     tile_rows: int
 
 
-def _strip_places(desc: TensorDesc, itemsize: int) -> Iterator[_StripPlace]:
+def _strip_rows(desc: TensorDesc, itemsize: int) -> Iterator[_StripRows]:
     shape = desc.shape
     height = shape[-2] if len(shape) > 1 else 1
     outer = math.prod(shape[:-2])
@@ -99,17 +99,17 @@ def _strip_places(desc: TensorDesc, itemsize: int) -> Iterator[_StripPlace]:
         group = max(1, tile_rows_at_once // tiles_high)
         for o in range(0, outer, group):
             count = min(group, outer - o)
-            yield _StripPlace(o * height, count, height, o * tiles_high, count * tiles_high)
+            yield _StripRows(o * height, count, height, o * tiles_high, count * tiles_high)
         return
     for o in range(outer):
         for t in range(0, tiles_high, tile_rows_at_once):
             tiles = min(tile_rows_at_once, tiles_high - t)
             rows = min(tiles * step, height - t * step)
-            yield _StripPlace(o * height + t * step, 1, rows, o * tiles_high + t, tiles)
+            yield _StripRows(o * height + t * step, 1, rows, o * tiles_high + t, tiles)
 
 
-def _place(side: Side, at: _StripPlace, columns: int) -> slice | None:
-    """Where a strip lies contiguously on one side; None where its cells have to be carried."""
+def _contiguous(side: Side, at: _StripRows, columns: int) -> slice | None:
+    """Return a strip's bytes on one side; None if they are not contiguous."""
     if not side.is_tiled:
         row = columns * side.data_type.itemsize
         return slice(at.row * row, (at.row + at.outer * at.rows) * row)
@@ -119,26 +119,34 @@ def _place(side: Side, at: _StripPlace, columns: int) -> slice | None:
     return slice(start, start + at.tile_rows * side.cells.columns * side.cells.cell_nbytes)
 
 
-def _gapless(cells: CellMap, at: _StripPlace) -> CellMap:
-    """The strip's cells as they lie in staging: in order, without gaps."""
+def _contiguous_cells(cells: CellMap, at: _StripRows) -> CellMap:
+    """Return the strip's cells as they are in staging, contiguous."""
     cell, row = cells.cell_nbytes, cells.columns * cells.cell_nbytes
     whole = CellRectangle(at.tile_row, 0, at.tile_rows, cells.columns, 0, row, cell)
     return replace(cells, rectangles=(whole,))
 
 
-def _carry(ours: CellMap, theirs: CellMap, at: _StripPlace) -> Stage:
-    nbytes = ours.cell_nbytes
-
+def _copy_cells(before: CellMap, after: CellMap, at: _StripRows) -> Stage:
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        shared = shared_parts(ours, theirs, at.tile_row, at.tile_rows)
-        pairs = (paired_views(source, target, parts, nbytes) for parts in shared)
-        return [partial(np.copyto, goal, given) for given, goal in pairs]
+        return _cell_copies(source, target, before, after, at.tile_row, at.tile_rows)
 
-    return Stage(at.tile_rows * ours.columns * nbytes, calls)
+    return Stage(at.tile_rows * before.columns * before.cell_nbytes, calls)
 
 
-def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterator[Stage]:
-    """Decode, cast, tilize or untilize, encode: those that are needed, from strip to strip."""
+def _cell_copies(
+    source: Bytes, target: Bytes, before: CellMap, after: CellMap, row: int = 0,
+    rows: int | None = None,
+) -> list[Call]:  # fmt: skip
+    """Return the strided copies between two cell maps, of `rows` rows from `row` on."""
+    copies = []
+    for parts in shared_parts(before, after, row, rows):
+        ours, theirs = paired_views(source, target, parts, after.cell_nbytes)
+        copies.append(partial(np.copyto, theirs, ours))
+    return copies
+
+
+def _middle(source: Side, target: Side, at: _StripRows, columns: int) -> Iterator[Stage]:
+    """Yield the stages between gather and scatter that a conversion needs."""
     before, after = source.data_type.in_arrays.dtype, target.data_type.in_arrays.dtype
     shape = StripShape(at.outer, at.rows, columns, before.itemsize)
     tiles = shape.tiled_elements // _TILE_ELEMENTS
@@ -146,8 +154,7 @@ def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterat
         yield decode_stage(source.data_type, tiles)
     cast = partial(_cast_stages, source.data_type, target.data_type)
     changed = replace(shape, itemsize=after.itemsize)
-    # The fewest bytes go through the tiles: cast first where the target is narrower, or where
-    # most of a tile is padding that need not be cast.
+    # Tilize the fewest bytes: cast first if the target is narrower or tiles are mostly padding.
     narrower = after.itemsize <= before.itemsize
     padded = shape.elements * 2 < shape.tiled_elements
     if source.is_tiled and target.is_tiled:
@@ -182,7 +189,7 @@ def _dense_strips(source: Side, target: Side) -> Iterator[Strip]:
 
 
 def _cast_stages(source: DataType, target: DataType, count: int) -> tuple[Stage, ...]:
-    """The stages that cast `count` elements; the dense elements of block formats are float32."""
+    """Return the stages that cast `count` elements; those of block formats are float32."""
     if source is target:
         return ()
     before, after = source.compute_dtype, target.compute_dtype
@@ -209,16 +216,15 @@ def _converting(
 
 
 _NO_STAGING = Staging((0, 0), 0)
-#: Copy pairs of shards directly up to this many calls per shard; beyond, by way of dense rows.
+#: Calls per shard up to which shards are copied directly; else by way of dense rows.
 _CALLS_PER_SHARD = 4
-#: Calls of a copy that a run makes one by one; where there are more, what a call costs weighs
-#: little.
+#: Calls that a plan makes one by one; more are grouped into one call.
 _FEW_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """One part of a conversion: strips, or cell-by-cell copies between two maps of cells."""
+    """One part of a conversion: strips, or copies between two cell maps."""
 
     strips: tuple[Strip, ...]
     cells: tuple[CellMap, CellMap] | None
@@ -227,34 +233,30 @@ class _Leg:
     def calls(self, source: Bytes, target: Bytes) -> list[Call]:
         if self.cells is None:
             return bind_strips(self.strips, self.staging, source, target)
-        ours, theirs = self.cells
-        nbytes = theirs.cell_nbytes
-        pairs = (
-            paired_views(source, target, parts, nbytes) for parts in shared_parts(ours, theirs)
-        )
-        return [partial(np.copyto, goal, given) for given, goal in pairs]
+        return _cell_copies(source, target, *self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyKernel:
-    """A prepared copy between two layouts; `path` says what it does, in order.
+    """A prepared copy between two layouts.
 
-    `written_nbytes` is what a counter records per run: see `Footprint.own_nbytes`.
+    Attributes:
+        path: The names of its conversions, in order.
+        between: Bytes of dense rows after each leg but the last.
+        changes_numbers: Whether it casts.
     """
 
     source: TensorDesc
     target: TensorDesc
     path: tuple[str, ...]
-    source_footprint: Footprint
     target_footprint: Footprint
     legs: tuple[_Leg, ...]
-    #: Bytes of dense rows after each leg but the last.
     between: tuple[int, ...]
     changes_numbers: bool
 
     @property
     def staging_nbytes(self) -> int:
-        """Bytes that `bind` allocates beside source and target."""
+        """Bytes that `bind` allocates."""
         return sum(self.between) + sum(leg.staging.nbytes for leg in self.legs)
 
     @property
@@ -262,21 +264,22 @@ class CopyKernel:
         return self.target_footprint.own_nbytes
 
     def bind(self, source: Bytes, target: Bytes, counter: WriteCounter | None = None) -> Call:
-        """The copy on given bytes, as a call without arguments that allocates nothing.
+        """Return the copy as a call without arguments that allocates nothing.
 
-        `source`, `target`: one-dimensional uint8 arrays, at least as long as the footprints (a
-        dense side may be as short as its elements). Each run adds itself to `counter`.
+        Args:
+            source, target: One-dimensional uint8 arrays, at least as long as the footprints (for
+                dense layouts, as the elements).
+            counter: Counts the write at each run.
         """
         calls = self.calls(source, target, counter)
         if not self.changes_numbers:
             return calls[0] if len(calls) == 1 else partial(_call_all, calls)
-        return partial(_call_all_quietly, calls)
+        return partial(_call_all_ignoring_errors, calls)
 
     def calls(
         self, source: Bytes, target: Bytes, counter: WriteCounter | None = None
     ) -> tuple[Call, ...]:
-        """As `bind`: few calls one after the other, for a run in which NumPy ignores overflow and
-        NaN, of which it would warn (they are defined here, see strips)."""
+        """Return the copy as a few calls, for callers that ignore NumPy's floating-point errors."""
         stops = [source, *(np.empty(nbytes, np.uint8) for nbytes in self.between), target]
         calls: list[Call] = []
         for i, leg in enumerate(self.legs):
@@ -293,20 +296,20 @@ def _call_all(calls: tuple[Call, ...]) -> None:
         call()
 
 
-def _call_all_quietly(calls: tuple[Call, ...]) -> None:
+def _call_all_ignoring_errors(calls: tuple[Call, ...]) -> None:
     with np.errstate(all="ignore"):
         _call_all(calls)
 
 
 @lru_cache(maxsize=1024)
 def prepare_copy(source: TensorDesc, target: TensorDesc, machine: MachineShape) -> CopyKernel:
-    """The cheapest copy from one layout to another; remembered per pair of descriptions.
+    """Prepare the cheapest copy between two layouts (cached).
 
-    Raises `LayoutError` where the shapes differ or a layout does not fit the machine.
+    Raises `LayoutError` if the shapes differ or a layout does not fit the machine.
     """
     if source.shape != target.shape:
         raise LayoutError(
-            "a copy changes layouts, never shapes",
+            "a copy cannot change the shape",
             expected=f"shape {target.shape}",
             got=f"shape {source.shape}",
             remedy="reshape first",
@@ -317,15 +320,15 @@ def prepare_copy(source: TensorDesc, target: TensorDesc, machine: MachineShape) 
     )
     legs, between = _plan_legs(ours, theirs, machine)
     return CopyKernel(
-        source, target, _path(ours, theirs), ours.cells.footprint, theirs.cells.footprint,
-        legs, between, source.layout.data_type is not target.layout.data_type,
+        source, target, _path(ours, theirs), theirs.cells.footprint, legs, between,
+        source.layout.data_type is not target.layout.data_type,
     )  # fmt: skip
 
 
 def _plan_legs(
     source: Side, target: Side, machine: MachineShape
 ) -> tuple[tuple[_Leg, ...], tuple[int, ...]]:
-    """The legs from source to target, and the bytes of dense rows between them."""
+    """Return the legs from source to target, and the bytes of dense rows between them."""
     if not source.desc.elements:
         return (), ()
     if source.is_tiled == target.is_tiled and source.data_type is target.data_type:
@@ -333,7 +336,7 @@ def _plan_legs(
         pairs = sum(1 for _ in shared_parts(source.cells, target.cells))
         if source.is_tiled or pairs <= _CALLS_PER_SHARD * shards:
             return (_Leg((), (source.cells, target.cells), _NO_STAGING),), ()
-    # Row-major shards become dense rows before anything else, or after everything else.
+    # Row-major shards are converted to dense rows first, or from dense rows last.
     for side in (source, target):
         if side.is_sharded and not side.is_tiled:
             dense = dense_twin(side, machine)

@@ -1,7 +1,7 @@
 """The bytes of one memory space: a lazily committed mapping, its allocator, moves and counters.
 
 A buffer at bank address `a` owns host bytes `[a * banks, (a + size_per_bank) * banks)`, so
-footprints overlap exactly where the device's ranges do.
+footprints overlap exactly if the device's ranges do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from stitch.memory.allocator import Allocator
 from stitch.memory.cells import Bytes, used_bytes
 from stitch.program import Space, TensorDesc
 
-# Written byte ranges ------------------------------------------------------------------------------
-
 
 class ByteRanges:
-    """A set of bytes, kept as sorted ranges that neither overlap nor touch.
+    """A set of bytes in whole system pages, as sorted ranges that neither overlap nor touch.
 
     >>> ranges = ByteRanges([(0, 4096), (8192, 8193)])
     >>> ranges.added([(4096, 8192), (8192, 12288)]), ranges.nbytes
@@ -43,20 +41,19 @@ class ByteRanges:
         return iter(zip(self._starts, self._stops, strict=True))
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether all bytes of a range are there."""
+        """Whether the set contains all bytes of a range."""
         start, stop = _pages(start, stop)
         where = bisect_left(self._stops, stop)
         return start >= stop or (where < len(self._starts) and self._starts[where] <= start)
 
     def added(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """How many bytes these ranges would add."""
+        """Return the bytes that these ranges would add."""
         new = [_pages(*r) for r in ranges if not self.covers(*r)]
         if len(new) == 1:
             return self._missing(*new[0])
         return sum(self._missing(*r) for r in ByteRanges(new)) if new else 0
 
     def _missing(self, start: int, stop: int) -> int:
-        """How many bytes of a range are not there."""
         starts, stops = self._starts, self._stops
         missing, at = stop - start, bisect_right(stops, start)
         while at < len(starts) and starts[at] < stop:
@@ -71,7 +68,7 @@ class ByteRanges:
             start, stop = _pages(*given)
             if start >= stop:
                 continue
-            # What it overlaps or touches becomes one with it.
+            # Merge it with the ranges that it overlaps or touches.
             first, last = bisect_left(stops, start), bisect_right(starts, stop)
             if first < last:
                 start, stop = min(start, starts[first]), max(stop, stops[last - 1])
@@ -86,23 +83,20 @@ def _pages(start: int, stop: int) -> tuple[int, int]:
     return start // page * page, -(-stop // page) * page
 
 
-#: Lent bytes are addressed from here on, and never twice at the same address.
+#: The first address of lent bytes; their addresses are never reused.
 LENT_ADDRESSES = 1 << 56
-#: What debug mode writes where nothing is stored, and where something was freed.
+#: Written by debug mode to unused and to freed bytes.
 PADDING_BYTE = 0xA5
 POISON_BYTE = 0xDB
-#: Freed ranges from this size on go back to the system; smaller ones stay warm for the next user.
+#: Freed ranges of at least this size are returned to the system; smaller ones stay in the caches.
 RELEASE_NBYTES = 32 << 20
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class WriteCounter:
-    """What a space's memory really saw: the number of writes by copies and moves, and their bytes.
+    """Counts the writes to a space by copies bound with it, and their `Footprint.own_nbytes`.
 
-    Bytes are the tensors' own, see `Footprint.own_nbytes`. Footprints that move are counted
-    by the backend, which moves them.
-
-    Copies that are bound with a counter add to it each time they run.
+    The backend counts the footprints that it moves.
     """
 
     __slots__ = ("_arrivals",)
@@ -111,10 +105,8 @@ class WriteCounter:
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
 
     def arrivals(self, writes: int, nbytes: int) -> Arrivals:
-        """What counts so many tensors with so many bytes of their own, each time it is called."""
-        kind = writes, nbytes
-        found = self._arrivals.get(kind)
-        return self._arrivals.setdefault(kind, Arrivals()) if found is None else found
+        """Return a callable that counts `writes` tensors with `nbytes` bytes at each call."""
+        return self._arrivals.setdefault((writes, nbytes), Arrivals())
 
     @property
     def writes(self) -> int:
@@ -126,7 +118,7 @@ class WriteCounter:
 
 
 class Arrivals:
-    """How often writes of one kind came: one number to add to in a run, whatever they carry."""
+    """The number of times that writes of one kind have run."""
 
     __slots__ = ("times",)
 
@@ -138,9 +130,9 @@ class Arrivals:
 
 
 class SpaceMemory:
-    """One space's bytes; a 12 GiB space costs nothing before it is written.
+    """The bytes of one space, committed as they are written.
 
-    `debug` poisons freed bytes and guards the unused part of footprints.
+    `debug` poisons freed bytes and checks the unused part of footprints.
     """
 
     def __init__(self, space: Space, shape: SpaceShape, *, debug: bool = False) -> None:
@@ -162,12 +154,11 @@ class SpaceMemory:
         self._next_lent = LENT_ADDRESSES
 
     def lend(self, lent: Bytes) -> int:
-        """The address at which a caller's own bytes can be read as if they lay in this space.
+        """Return an address beyond the end of the space at which plans can read a caller's bytes.
 
-        They lie beyond its end: nothing is ever allocated there, moved there or freed. The
-        caller keeps them alive for as long as anything is run on them.
+        The caller keeps the bytes alive while plans run on them.
         """
-        assert self.shape.banks == 1, "only a space of one bank has its bytes in one piece"
+        assert self.shape.banks == 1, "only a space of one bank has contiguous bytes"
         address = self._next_lent
         step = self.shape.alignment
         self._next_lent += max(1, -(-lent.nbytes // step)) * step
@@ -175,17 +166,20 @@ class SpaceMemory:
         return address
 
     def take_back(self, address: int) -> None:
-        """Lent bytes are gone: their address means nothing any more."""
+        """Invalidate the address of lent bytes."""
         self._lent.pop(address, None)
 
     def region(self, address: int, size_per_bank: int) -> Bytes:
-        """A writable view of the footprint at a bank address; raises `LayoutError` outside."""
+        """Return a writable view of the footprint at a bank address.
+
+        Raises `LayoutError` if it is outside the space.
+        """
         banks = self.shape.banks
         if address >= LENT_ADDRESSES and address in self._lent:
             return self._lent[address][:size_per_bank]
         if address < 0 or size_per_bank < 0 or address + size_per_bank > self.shape.limit:
             raise LayoutError(
-                f"{size_per_bank} bytes per bank at {address:#x} leave {self.space.value}",
+                f"{size_per_bank} bytes per bank at {address:#x} are outside {self.space.value}",
                 expected=f"a range of [0, {self.shape.limit:#x})",
             )
         return self.bytes[address * banks : (address + size_per_bank) * banks]
@@ -193,9 +187,10 @@ class SpaceMemory:
     def mover(
         self, address: int, target: SpaceMemory, target_address: int, nbytes: int
     ) -> Callable[[], object]:
-        """What copies raw bytes to an address of this space, the two may overlap, or of another.
+        """Return a call that copies raw bytes to an address of this or another space.
 
-        It allocates nothing and runs no line of Python; raises `LayoutError` for a place outside.
+        Source and target may overlap. The call allocates nothing and runs no Python code. Raises
+        `LayoutError` for a range outside its space.
         """
         views = []
         for memory, at in ((target, target_address), (self, address)):
@@ -203,18 +198,16 @@ class SpaceMemory:
             if min(at, nbytes) < 0 or start + nbytes > memory.shape.limit * memory.shape.banks:
                 raise LayoutError(
                     f"a move of {nbytes} bytes from {self.space.value} {address:#x} to "
-                    f"{target.space.value} {target_address:#x} leaves {memory.space.value}"
+                    f"{target.space.value} {target_address:#x} is outside {memory.space.value}"
                 )
             views.append(memory._view[start : start + nbytes])
-        # Slices of a memoryview copy as memmove does; NumPy would copy overlapping bytes twice.
-        there, here = views
-        return partial(setitem, there, slice(None), here)
+        # memoryview slices copy by memmove; NumPy would copy overlapping bytes twice.
+        target_view, source_view = views
+        return partial(setitem, target_view, slice(None), source_view)
 
     def release(self, address: int, size_per_bank: int) -> None:
-        """Forgets the bytes of a freed footprint: poisoned in debug mode, else given back if large.
-
-        Afterwards the bytes are undefined (zero, poison, or what was there).
-        """
+        """Release the bytes of a freed footprint: poison them in debug mode, else return large
+        ranges to the system. Their content is undefined afterwards."""
         banks = self.shape.banks
         start, stop = address * banks, (address + size_per_bank) * banks
         if self.debug:
@@ -222,30 +215,30 @@ class SpaceMemory:
             return
         if stop - start < RELEASE_NBYTES:
             return
-        # Only whole system pages inside the range: their neighbours may be alive.
+        # Only pages that are wholly inside the range: others may hold live bytes.
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
-    def give_back_all_but(self, kept: ByteRanges, written: ByteRanges) -> None:
-        """Give the system the bytes that were written and are not among those to keep.
+    def release_all_but(self, live: ByteRanges, written: ByteRanges) -> None:
+        """Return the written bytes outside the live ranges to the system.
 
-        Ranges are of whole pages; what is given back is undefined afterwards.
+        Their content is undefined afterwards.
         """
         for start, stop in written:
-            place = start
-            for first, last in kept:
-                if last <= place or first >= stop:
+            at = start
+            for first, last in live:
+                if last <= at or first >= stop:
                     continue
-                if first > place:
-                    self._mapping.madvise(mmap.MADV_DONTNEED, place, first - place)
-                place = max(place, last)
-            if place < min(stop, len(self._mapping)):
-                self._mapping.madvise(mmap.MADV_DONTNEED, place, stop - place)
+                if first > at:
+                    self._mapping.madvise(mmap.MADV_DONTNEED, at, first - at)
+                at = max(at, last)
+            if at < min(stop, len(self._mapping)):
+                self._mapping.madvise(mmap.MADV_DONTNEED, at, stop - at)
 
     def fill_padding(self, desc: TensorDesc, address: int, machine: MachineShape) -> None:
-        """Debug mode: marks the unused bytes of a footprint (see `cells.used_bytes`)."""
+        """In debug mode, fill the unused bytes of a footprint (see `cells.used_bytes`)."""
         if self.debug:
             region = self.region(address, footprint(desc, machine).size_per_bank)
             region[_unused(desc, machine)] = PADDING_BYTE
@@ -253,7 +246,7 @@ class SpaceMemory:
     def check_padding(
         self, desc: TensorDesc, address: int, machine: MachineShape, *, name: str
     ) -> None:
-        """Debug mode: raises `TaskError` naming the buffer where its unused bytes were written."""
+        """In debug mode, raise `TaskError` if the unused bytes of buffer `name` were written."""
         if not self.debug:
             return
         size_per_bank = footprint(desc, machine).size_per_bank
@@ -274,10 +267,10 @@ class SpaceMemory:
 
 def _no_addresses(space: Space, nbytes: int, error: OSError) -> OutOfMemoryError:
     return OutOfMemoryError(
-        f"the system gives no addresses for {space.value}: {error.strerror or error}",
-        expected=f"{nbytes} bytes of addresses; memory is committed only as it is used",
-        remedy="lift the limit on addresses (ulimit -v unlimited, RLIMIT_AS) and bound what is "
-        "used by open_device(max_memory=) or --max_memory, or describe a smaller machine",
+        f"cannot map {nbytes} bytes of address space for {space.value}: {error.strerror or error}",
+        expected=f"{nbytes} bytes of address space; memory is committed only as it is used",
+        remedy="raise the limit on address space (ulimit -v unlimited, RLIMIT_AS) and limit memory "
+        "by open_device(max_memory=) or --max_memory, or describe a smaller machine",
     )
 
 

@@ -1,4 +1,4 @@
-"""Stages: what a conversion does to one strip of a tensor, and how strips run one after another."""
+"""The stages that convert one strip of a tensor, and the staging memory that strips share."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import numpy as np
 
 from stitch.memory.cells import Bytes
 
-#: One prepared call.
 Call = Callable[[], object]
-#: Where a stage writes: starts, strides and widths.
-Places: TypeAlias = tuple[tuple[int, int, int], ...]
+#: Where a stage writes into zeroed bytes: (start, stride, width) of rows.
+RowSpans: TypeAlias = tuple[tuple[int, int, int], ...]
 _LINE_NBYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step for one strip: `calls(source, target, scratch)` prepares it on given bytes."""
+    """One step for one strip; `calls(source, target, scratch)` binds it to memory.
+
+    With `zeros_nbytes`, `scratch` is zeroed memory that only stages with the same `rows` write, so
+    the bytes between the rows remain zeros.
+    """
 
     target_nbytes: int
     calls: Callable[[Bytes, Bytes, Bytes], Sequence[Call]]
     scratch_nbytes: int = 0
-    #: Instead of `scratch`: bytes that begin as zeros, where only stages with the same `places`
-    #: write, all of them the same bytes: what lies between these stays zeros.
     zeros_nbytes: int = 0
-    places: Places = ()
+    rows: RowSpans = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The stages of one strip, from source bytes to target bytes.
+    """The stages of one strip.
 
-    `source`, `target` say where the strip lies contiguously in its footprint; None means that
-    the first stage gathers from the whole source region, or the last scatters into the target's.
+    `source` and `target` are the strip's contiguous bytes in the footprints; None if the first
+    stage gathers from the whole source, or the last stage scatters into the whole target.
     """
 
     stages: tuple[Stage, ...]
@@ -45,12 +46,11 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Bytes that all strips of a conversion share: two that take turns, scratch, and zeros, by
-    where stages write there."""
+    """Sizes of the memory that all strips share: two alternating buffers, scratch, zeroed bytes."""
 
     turns: tuple[int, int]
     scratch: int
-    zeros: tuple[tuple[Places, int], ...] = ()
+    zeros: tuple[tuple[RowSpans, int], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -58,14 +58,14 @@ class Staging:
 
     @staticmethod
     def of(strips: Sequence[Strip]) -> Staging:
-        """The least staging with which every strip can run."""
+        """Return the least staging with which every strip can run."""
         turns = [0, 0]
-        scratch, zeros = 0, dict[Places, int]()
+        scratch, zeros = 0, dict[RowSpans, int]()
         for strip in strips:
             for i, stage in enumerate(strip.stages):
                 scratch = max(scratch, stage.scratch_nbytes)
                 if stage.zeros_nbytes:
-                    zeros[stage.places] = max(zeros.get(stage.places, 0), stage.zeros_nbytes)
+                    zeros[stage.rows] = max(zeros.get(stage.rows, 0), stage.zeros_nbytes)
                 if i + 1 < len(strip.stages):
                     turns[i % 2] = max(turns[i % 2], stage.target_nbytes)
         return Staging((turns[0], turns[1]), scratch, tuple(zeros.items()))
@@ -74,10 +74,10 @@ class Staging:
 def bind_strips(
     strips: Sequence[Strip], staging: Staging, source: Bytes, target: Bytes
 ) -> list[Call]:
-    """The calls of all strips on given regions, with staging of their own."""
+    """Return the calls of all strips on two regions, with newly allocated staging."""
     turns = [aligned_bytes(nbytes) for nbytes in staging.turns]
     scratch = aligned_bytes(staging.scratch)
-    zeros = {places: aligned_bytes(nbytes) for places, nbytes in staging.zeros}
+    zeros = {rows: aligned_bytes(nbytes) for rows, nbytes in staging.zeros}
     for raw in zeros.values():
         raw.fill(0)
     calls: list[Call] = []
@@ -89,18 +89,18 @@ def bind_strips(
                 following = turns[i % 2][: stage.target_nbytes]
             else:
                 following = target if strip.target is None else target[strip.target]
-            calls += stage.calls(current, following, zeros.get(stage.places, scratch))
+            calls += stage.calls(current, following, zeros.get(stage.rows, scratch))
             current = following
     return calls
 
 
 def aligned_bytes(nbytes: int) -> Bytes:
-    """New bytes that begin with a cache line: no chunk of a copy lies across two of them."""
+    """Allocate bytes at a cache line, so that no chunk of a copy crosses one."""
     raw = np.empty(nbytes + _LINE_NBYTES, np.uint8)
     start = -raw.ctypes.data % _LINE_NBYTES
     return raw[start : start + nbytes]
 
 
 def typed(raw: Bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """The first `count` elements of a strip as elements of a type."""
+    """Return the first `count` elements of a strip as an array of a type."""
     return raw[: count * dtype.itemsize].view(dtype)

@@ -1,13 +1,13 @@
 """Tilize and untilize one strip: dense rows to tiles of four faces, and back.
 
-A strip is either some whole matrices, or some tile rows of one matrix; both sides are contiguous.
-A tile is four 16 x 16 faces, row-major, in the order top-left, top-right, bottom-left,
-bottom-right (tt-metal tensor layouts); its padding elements are zeros.
+A strip is whole matrices or tile rows of one matrix, contiguous on both sides. A tile is four
+16 x 16 faces, row-major, in the order top-left, top-right, bottom-left, bottom-right (tt-metal
+tensor layouts); its padding elements are zeros.
 
-`ndarray.take` with a prepared index copies chunks of 16 or 32 bytes: its inner loop is a fixed-size
-copy. Rows of whole chunks are taken as they lie. Others go by way of the scratch, in longer rows
-after a cache line of zeros, from which tiles take their padding; so do rows that collide in the
-first-level cache. Where tiles are mostly padding, they are cleared and the rows put into them.
+`ndarray.take` with a prepared index copies chunks of 16 or 32 bytes. Rows of whole chunks are taken
+directly. Others, and rows that collide in the first-level cache, are staged in longer rows after a
+cache line of zeros, which is the tiles' padding. If tiles are mostly padding, they are cleared and
+the rows put into them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _TILE = TILE_SHAPE[0]
 _FACE = 16
-#: An index this long still lies in the second-level cache.
+#: The longest index that stays in the second-level cache.
 _LARGEST_INDEX = 1 << 17
-#: A staged tile row of more bytes is copied in pieces: rows and index stay in the cache.
+#: Larger staged tile rows are copied in pieces, so that rows and index stay in the cache.
 _PIECE_NBYTES = 256 << 10
-#: A cache line: a multiple of every chunk.
+#: A cache line, a multiple of every chunk.
 _LINE_NBYTES = 64
-#: Rows so many bytes apart begin in the same set of a first-level cache.
+#: Rows at multiples of this distance share a set of the first-level cache.
 _COLLIDING_NBYTES = 4096
 
 
@@ -86,7 +86,7 @@ class StripShape:
 
     @property
     def direct_chunk(self) -> int:
-        """Bytes of a chunk of rows as they lie; 0 where rows have to be staged."""
+        """Bytes of a chunk of unstaged rows; 0 if rows must be staged."""
         for chunk in (self.chunk, 16):
             fits = self.elements * self.itemsize <= _LARGEST_INDEX * chunk
             if fits and self.row_nbytes % chunk == 0:
@@ -95,10 +95,10 @@ class StripShape:
 
     @property
     def is_tiled_directly(self) -> bool:
-        """Whether tiles are best taken from rows as they lie, and their padding cleared."""
+        """Whether to take tiles from unstaged rows, and clear their padding."""
         if not self.direct_chunk or self.tiled_elements * 8 > self.elements * 9:
             return False
-        # Where rows collide, a cache line is gone before the next face takes the rest of it.
+        # If rows collide, a cache line is evicted before the next face reads the rest of it.
         is_part_of_a_line = _FACE * self.itemsize < _LINE_NBYTES
         return not (is_part_of_a_line and self.row_nbytes % _COLLIDING_NBYTES == 0)
 
@@ -109,8 +109,8 @@ class StripShape:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Columns of a strip: where they begin in its first row, in its tiles, in the scratch, and how
-    far apart rows begin there."""
+    """Columns of a strip: their byte offsets in its first row, its tiles and the scratch, and the
+    stride of rows in the scratch."""
 
     shape: StripShape
     row_start: int
@@ -133,17 +133,16 @@ class _Piece:
 
 
 def _row_items(shape: StripShape, raw: Bytes, start: int, stride: int) -> Array:
-    """The rows, each one item, which a copy moves whole."""
+    """Return the rows as an array of one item each."""
     row = np.dtype((np.void, shape.row_nbytes))
     return np.ndarray(shape.outer * shape.rows, row, raw, start, (stride,))
 
 
 def _pieces(shape: StripShape, *, apart: bool = False) -> list[_Piece]:
-    """The strip itself, or its only tile row from left to right.
+    """Return the strip, or its only tile row in pieces from left to right.
 
-    Where staged rows begin does not depend on how many there are: strips of different heights have
-    one place for them, where the end of a row's last chunk stays zeros. `apart`: staged rows do not
-    collide.
+    Offsets of staged rows do not depend on the strip's height, so strips of all heights share
+    zeroed scratch. `apart`: pad strides so that staged rows do not collide in the cache.
     """
     step = shape.columns
     if shape.outer * shape.tile_rows == 1 and not shape.is_sparse:
@@ -167,7 +166,7 @@ def _scratch_nbytes(pieces: list[_Piece]) -> int:
 
 
 def tilize_stage(shape: StripShape) -> Stage:
-    """Dense rows to tiles, padding elements zeroed."""
+    """Convert dense rows to tiles with zeroed padding."""
     if shape.is_in_one_face:
         return Stage(shape.tiled_nbytes, partial(_copy_face, shape, tilize=True))
     if shape.is_sparse:
@@ -190,12 +189,12 @@ def tilize_stage(shape: StripShape) -> Stage:
             ]
         return copies
 
-    places = tuple([(p.staged_start, p.stride, p.shape.row_nbytes) for p in pieces])
-    return Stage(shape.tiled_nbytes, calls, 0, _scratch_nbytes(pieces), places)
+    spans = tuple([(p.staged_start, p.stride, p.shape.row_nbytes) for p in pieces])
+    return Stage(shape.tiled_nbytes, calls, 0, _scratch_nbytes(pieces), spans)
 
 
 def _take_tiles(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-    """Takes the tiles from the rows as they lie, then clears the padding."""
+    """Take the tiles from unstaged rows, then clear the padding."""
     chunk, tiled = shape.direct_chunk, target[: shape.tiled_nbytes]
     index = _tiled_index(shape, chunk, shape.row_nbytes // chunk, 0)
     taking = _taking(source, tiled, index, chunk)
@@ -207,7 +206,7 @@ def _take_tiles(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes)
 
 
 def _put_rows(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-    """Clears the tiles, then puts the chunks of the rows into them."""
+    """Clear the tiles, then put the chunks of the rows into them."""
     tiled = target[: shape.tiled_nbytes]
     calls: list[Call] = [partial(tiled.fill, 0)]
     rows, chunk = source[: shape.elements * shape.itemsize], shape.direct_chunk
@@ -221,7 +220,7 @@ def _put_rows(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -
 
 
 def untilize_stage(shape: StripShape) -> Stage:
-    """Tiles to dense rows, padding elements dropped."""
+    """Convert tiles to dense rows, dropping padding."""
     nbytes = shape.elements * shape.itemsize
     if shape.is_in_one_face:
         return Stage(nbytes, partial(_copy_face, shape, tilize=False))
@@ -265,15 +264,15 @@ def _chunks(raw: Bytes, chunk: int) -> Array:
 
 
 def _taking(source: Bytes, target: Bytes, index: NDArray[np.intp], chunk: int) -> Call:
-    # No place is out of bounds; "wrap" looks at that for less than "clip" (1.4 times as fast).
+    # No index is out of bounds; mode "wrap" is 1.4 times as fast as "clip".
     return partial(_chunks(source, chunk).take, index, None, _chunks(target, chunk), "wrap")
 
 
 @lru_cache(maxsize=64)
 def _tiled_index(shape: StripShape, chunk: int, stride: int, first: int) -> NDArray[np.intp]:
-    """For each chunk of the tiles, in order, its place in dense rows (0 for padding).
+    """Return for each chunk of the tiles its chunk in dense rows (0 for padding).
 
-    Rows begin every `stride` chunks, the first of them at the chunk `first`.
+    Rows begin every `stride` chunks, from chunk `first` on.
     """
     row_chunks = -(-shape.row_nbytes // chunk)
     all_chunks = shape.tile_columns * _TILE * shape.itemsize // chunk
@@ -286,13 +285,13 @@ def _tiled_index(shape: StripShape, chunk: int, stride: int, first: int) -> NDAr
 
 @lru_cache(maxsize=64)
 def _padding_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
-    """The places of the chunks of tiles that are padding."""
+    """Return the chunks of the tiles that are padding."""
     return np.flatnonzero(_tiled_index(shape, chunk, shape.row_nbytes // chunk, 1) == 0)
 
 
 @lru_cache(maxsize=64)
 def _dense_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
-    """For each chunk of dense rows of whole chunks, in order, its place in the tiles."""
+    """Return for each chunk of dense rows its chunk in the tiles."""
     chunks = -(-shape.row_nbytes // chunk)
     tiles = shape.outer * shape.tile_rows, shape.tile_columns
     places = np.arange(shape.tiled_elements * shape.itemsize // chunk)
@@ -301,5 +300,5 @@ def _dense_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
 
 
 def _flat(index: Array) -> NDArray[np.intp]:
-    # Not read-only, although it is shared: `take` copies a read-only index at every call.
+    # Writable although shared: `take` copies a read-only index at every call.
     return np.ascontiguousarray(index, dtype=np.intp).reshape(-1)

@@ -1,8 +1,6 @@
-"""Packing: where pieces go such that they fit, by bounded searches with bounds from below.
+"""Pack pieces into gaps and intervals into arenas, by bounded searches with lower bounds.
 
-The same input gives the same output, on any machine: every search takes a budget in placements, and
-says whether it ended. Serves compiler, linker, planner and executors; must not know values,
-programs or spaces.
+Deterministic: every search has a budget in placements, not in time.
 """
 
 from stitch.packing.bins import (
@@ -19,17 +17,6 @@ from stitch.packing.bins import (
 from stitch.packing.interval_packing import Interval, Packing, max_load, pack_intervals
 
 __all__ = [
-    "PLACEMENTS",
-    "BinPacking",
-    "Interval",
-    "Packing",
-    "Refutation",
-    "Span",
-    "gaps_between",
-    "largest_sum",
-    "max_load",
-    "minus",
-    "pack",
-    "pack_intervals",
-    "union",
-]
+    "PLACEMENTS", "BinPacking", "Interval", "Packing", "Refutation", "Span", "gaps_between",
+    "largest_sum", "max_load", "minus", "pack", "pack_intervals", "union",
+]  # fmt: skip

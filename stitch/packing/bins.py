@@ -1,9 +1,9 @@
-"""Exact and heuristic placement of pieces in the gaps between regions that cannot move.
+"""Pack pieces into gaps, exactly: a packing, or a refutation that can be checked.
 
-Depth first, the largest piece first, into the tightest gap first. Each gap holds at most the
-largest sum of pieces left over that it has room for: a branch ends where these sums add up to too
-little, and gaps that hold the same are tried once. What was refuted once is not searched again. A
-search that takes long is interrupted to fill gap after gap by such sums.
+Depth-first search, the largest piece first, into the tightest gap first. A gap can hold at most the
+largest sum of remaining pieces that fits; a branch ends if these sums are too small, gaps with
+equal sums are tried once, and refuted states are cached. A long search is interrupted to fill gap
+after gap with such sums.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: Placements that a packing may take unless told otherwise.
+#: Default budget of `pack`.
 PLACEMENTS = 20_000
-#: Placements of the first search; then gaps are filled by sums, then the search begins anew.
+#: The first search takes this fraction of the budget; then gaps are filled by sums.
 _FIRST_SHARE = 10
-#: Sums of pieces, over all sets of pieces left over, above which gaps count as wholly usable.
+#: Bits of sums over all depths above which gaps count as wholly usable.
 _MOST_SUMS = 1 << 27
 _SEED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """Why no assignment of pieces to gaps exists: the branches of a search, as they were met.
+    """A proof that pieces do not fit the gaps: the branches of a search, in order.
 
-    Pieces go in, largest first. Each step is about the pieces left over and what each gap can still
-    hold: the largest sum of such pieces up to its room. `FULL`: these sums add up to less than the
-    pieces. `KNOWN`: the same pieces and sums were refuted before. `BRANCH`: the steps that follow
-    refute the next piece in each gap that holds it, one of every sum, smallest first; where the
-    piece alone is the sum, only there, as whatever else lay there could lie where the piece lies.
-    Without `by_sums` (they would be too many) a gap holds its room, in multiples of what divides
-    all pieces, or nothing where no piece fits.
+    Pieces are placed largest first. Each step concerns the remaining pieces and the largest sum of
+    them that fits each gap. `FULL`: the sums are less than the pieces. `KNOWN`: the same pieces and
+    sums were refuted before. `BRANCH`: the following steps refute the next piece in each gap that
+    can hold it, one gap per sum, smallest first; if the piece alone is a gap's sum, only there, as
+    anything else in that gap could be exchanged with the piece. Without `by_sums` (there would be
+    too many) a gap holds its size in multiples of the pieces' divisor, or 0 if no piece fits.
     """
 
     steps: bytes
@@ -47,7 +46,7 @@ BRANCH, FULL, KNOWN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class BinPacking:
-    """What a search ended with: the gap of each piece, or a refutation, or (budget) neither."""
+    """The gap of each piece, or a refutation, or neither if the budget ended."""
 
     chosen: tuple[int, ...] | None
     refutation: Refutation | None
@@ -61,7 +60,7 @@ class BinPacking:
 def gaps_between(
     obstacles: Sequence[tuple[int, int]], base: int, limit: int
 ) -> tuple[tuple[int, int], ...]:
-    """The (address, size) regions of `[base, limit)` outside disjoint (address, size) obstacles.
+    """Return the (address, size) gaps of `[base, limit)` between disjoint obstacles.
 
     >>> gaps_between([(16, 16)], 0, 64)
     ((0, 16), (32, 32))
@@ -77,9 +76,9 @@ def gaps_between(
 
 
 def pack(pieces: Sequence[int], gaps: Sequence[int], *, placements: int = PLACEMENTS) -> BinPacking:
-    """A gap for each piece such that all fit, or the proof that there is none.
+    """Assign each piece to a gap such that all fit, or prove that this is impossible.
 
-    Neither where `placements` did not suffice; what needs no search is found with 0 as well.
+    Returns neither if the budget of `placements` does not suffice.
 
     >>> pack([4, 3, 3], [6, 4]).chosen, pack([3, 3, 3], [5, 5]).refutation.by_sums
     ((1, 0, 0), True)
@@ -100,14 +99,14 @@ def pack(pieces: Sequence[int], gaps: Sequence[int], *, placements: int = PLACEM
 
 
 class _Search:
-    """Searches for one packing. Sizes are counted in granules, which divide every piece."""
+    """Searches for one packing, in granules that divide every piece."""
 
     def __init__(self, pieces: Sequence[int], gaps: Sequence[int]) -> None:
         granule = math.gcd(*pieces) or 1
         self._order = sorted(range(len(pieces)), key=lambda i: -pieces[i])
         self._sizes = [pieces[i] // granule for i in self._order]
         self._gaps = [gap // granule for gap in gaps]
-        #: By depth the granules of the pieces left over.
+        #: By depth the granules of the remaining pieces.
         self._left = [*itertools.accumulate(reversed(self._sizes), initial=0)][::-1]
         self._held: dict[tuple[int, int], int] = {}
         self.chosen = [0] * len(pieces)
@@ -115,14 +114,14 @@ class _Search:
         self.placements = 0
 
     def fit_tightly(self) -> bool:
-        """Whether every piece fits where the largest go first, each into the tightest gap."""
-        room = list(self._gaps)
+        """Place the largest pieces first, each into the tightest gap; return whether all fit."""
+        free = list(self._gaps)
         for piece, size in zip(self._order, self._sizes, strict=True):
-            fitting = [gap for gap in range(len(room)) if room[gap] >= size]
+            fitting = [gap for gap in range(len(free)) if free[gap] >= size]
             if not fitting:
                 return False
-            self.chosen[piece] = gap = min(fitting, key=room.__getitem__)
-            room[gap] -= size
+            self.chosen[piece] = gap = min(fitting, key=free.__getitem__)
+            free[gap] -= size
         return True
 
     @property
@@ -131,7 +130,7 @@ class _Search:
 
     @functools.cached_property
     def _sums(self) -> list[int]:
-        """By depth the sums of pieces left over, as bits; nothing where they would be too many."""
+        """By depth the possible sums of remaining pieces, as bits; empty if there are too many."""
         most = min(self._left[0], max(self._gaps, default=0)) + 1
         if most * len(self._left) > _MOST_SUMS:
             return []
@@ -140,29 +139,29 @@ class _Search:
             sums.append((sums[-1] | sums[-1] << size) & ((1 << most) - 1))
         return sums[::-1]
 
-    def _hold(self, depth: int, room: int) -> int:
-        """The most granules of the pieces left over that this room can hold."""
-        held = self._held.get((depth, room))
+    def _capacity(self, depth: int, free: int) -> int:
+        """Return the most granules of the remaining pieces that fit into `free` granules."""
+        held = self._held.get((depth, free))
         if held is None:
             if self._sums:
-                held = (self._sums[depth] & ((1 << room + 1) - 1)).bit_length() - 1
+                held = (self._sums[depth] & ((1 << free + 1) - 1)).bit_length() - 1
             else:
-                held = room if room >= self._sizes[-1] else 0
-            self._held[depth, room] = held
+                held = free if free >= self._sizes[-1] else 0
+            self._held[depth, free] = held
         return held
 
     def branch(self, budget: int) -> bool | None:
-        """Whether all fit, by trying every gap for every piece; None where the budget ended."""
+        """Try every gap for every piece; return whether all fit, or None if the budget ended."""
         self.steps.clear()
         refuted: set[tuple[int, ...]] = set()
-        room, states = list(self._gaps), []
-        #: By depth the gaps that are still to be tried, the first one last.
+        free, states = list(self._gaps), []
+        #: By depth the gaps still to be tried, the first one last.
         untried: list[list[int]] = []
         while True:
             depth = len(untried)
             if depth == len(self._sizes):
                 return True
-            held = [self._hold(depth, space) for space in room]
+            held = [self._capacity(depth, size) for size in free]
             state = (depth, *sorted(held))
             options: list[int] = []
             if sum(held) < self._left[depth]:
@@ -174,7 +173,7 @@ class _Search:
             else:
                 self.placements += 1
                 self.steps.append(BRANCH)
-                options = self._options(self._sizes[depth], room, held)
+                options = self._options(self._sizes[depth], free, held)
             untried.append(options)
             states.append(state)
             while not untried[-1]:
@@ -182,26 +181,23 @@ class _Search:
                 untried.pop()
                 if not untried:
                     return False
-                room[self.chosen[self._order[len(untried) - 1]]] += self._sizes[len(untried) - 1]
+                free[self.chosen[self._order[len(untried) - 1]]] += self._sizes[len(untried) - 1]
             gap = untried[-1].pop()
             self.chosen[self._order[len(untried) - 1]] = gap
-            room[gap] -= self._sizes[len(untried) - 1]
+            free[gap] -= self._sizes[len(untried) - 1]
 
-    def _options(self, size: int, room: list[int], held: list[int]) -> list[int]:
-        """The gaps worth trying for a piece, the tightest last; one of each that holds as much."""
+    def _options(self, size: int, free: list[int], held: list[int]) -> list[int]:
+        """Return the gaps worth trying for a piece, the tightest last, one for each capacity."""
         options: dict[int, int] = {}
-        for gap in sorted(range(len(room)), key=room.__getitem__):
+        for gap in sorted(range(len(free)), key=free.__getitem__):
             if held[gap] == size:
-                return [gap]  # whatever else lay here could lie where the piece lies
+                return [gap]  # Anything else in this gap could be exchanged with the piece.
             if held[gap] > size:
                 options.setdefault(held[gap], gap)
         return [*options.values()][::-1]
 
     def fill_gaps(self, budget: int) -> bool:
-        """Whether all fit where one gap after the other takes the largest sum that it holds.
-
-        The order of gaps and pieces is drawn again and again.
-        """
+        """Fill each gap with the largest sum that fits, in random orders; return if all fit."""
         chance = random.Random(_SEED)
         gaps, pieces = sorted(range(len(self._gaps)), key=self._gaps.__getitem__), self._order[:]
         size_of = dict(zip(self._order, self._sizes, strict=True))
@@ -220,16 +216,17 @@ class _Search:
         return False
 
 
-def largest_sum(sizes: Sequence[int], room: int) -> list[int]:
-    """The positions of sizes whose sum is the largest up to `room`, the first ones preferred, from
-    the last to the first.
+def largest_sum(sizes: Sequence[int], limit: int) -> list[int]:
+    """Return the indices, descending, of sizes whose sum is the largest up to `limit`.
+
+    Prefers the first sizes.
 
     >>> largest_sum([5, 4, 3], 8)
     [2, 0]
     """
     sums = [1]
     for size in sizes:
-        sums.append((sums[-1] | sums[-1] << size) & ((1 << room + 1) - 1))
+        sums.append((sums[-1] | sums[-1] << size) & ((1 << limit + 1) - 1))
     rest, taken = sums[-1].bit_length() - 1, []
     for k in reversed(range(len(sizes))):
         if not sums[k] >> rest & 1:
@@ -238,14 +235,12 @@ def largest_sum(sizes: Sequence[int], room: int) -> list[int]:
     return taken
 
 
-# Spans of addresses -------------------------------------------------------------------------------
-
-#: (start, end), the end not included.
+#: (start, end) of addresses, the end not included.
 Span = tuple[int, int]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same addresses as spans in order and apart.
+    """Return the same addresses as sorted, disjoint spans.
 
     >>> union([(8, 16), (0, 8), (32, 40)])
     [(0, 16), (32, 40)]
@@ -260,7 +255,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def minus(spans: Iterable[Span], without: Sequence[Span]) -> list[Span]:
-    """What is left of sorted spans outside of others, which are sorted and apart.
+    """Return the addresses of sorted spans outside sorted, disjoint ones.
 
     >>> minus([(0, 16), (32, 40)], [(8, 36)])
     [(0, 8), (36, 40)]

@@ -1,10 +1,8 @@
-"""Offline packing: buffers with known lifetimes get offsets such that the arena stays small.
+"""Offline packing: offsets for buffers with known lifetimes such that the arena is small.
 
-The same input gives the same output, on any machine.
-
-Method: several greedy orders; then, while the peak is above the greatest load at any moment (no
-packing can be lower), bounded searches of each part that shares no moment with the rest (see
-`skyline` and, for few buffers, `exact`). Ordinary programs never get that far.
+Deterministic. Tries several greedy orders; while the peak is above the greatest load at any moment,
+which no packing can beat, a bounded local search packs each part that shares no moment with the
+rest. Ordinary programs do not need it.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ import numpy as np
 
 from stitch.errors import UsageError
 
-# Intervals ----------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A buffer of `nbytes` that is alive from moment `first` to moment `last`, both included.
+    """A buffer of `nbytes` that is live from moment `first` to `last`, both included.
 
-    With an `offset` it lies there, whatever else happens.
+    With an `offset` it is fixed there.
     """
 
     first: int
@@ -37,10 +33,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The offset of each interval, in bytes from the start of the arena, and the arena's size.
+    """The offset of each interval in the arena, and the arena's size.
 
-    No packing has a peak below `bound_nbytes`; `ended`: nothing is left to search for, as the
-    peak is that bound. `placements`: what the search took of its budget.
+    Attributes:
+        bound_nbytes: A lower bound for the peak of any packing.
+        placements: Placements that the search made.
     """
 
     offsets: tuple[int, ...]
@@ -50,11 +47,12 @@ class Packing:
 
     @property
     def ended(self) -> bool:
+        """Whether the peak is proved to be the lowest."""
         return self.peak_nbytes == self.bound_nbytes
 
 
 def max_load(intervals: Sequence[Interval]) -> int:
-    """The most bytes alive at one moment: no packing can have a lower peak.
+    """Return the most bytes live at one moment, a lower bound for any peak.
 
     >>> max_load([Interval(0, 1, 10), Interval(1, 2, 5), Interval(2, 3, 10)])
     15
@@ -71,7 +69,7 @@ def max_load(intervals: Sequence[Interval]) -> int:
 
 
 def components(intervals: Sequence[Interval]) -> list[list[int]]:
-    """The intervals by index, in groups that share no moment: each may be packed for itself.
+    """Group the intervals, by index, into parts that share no moment.
 
     >>> components([Interval(0, 1, 10), Interval(2, 3, 5), Interval(1, 1, 10)])
     [[0, 2], [1]]
@@ -88,14 +86,14 @@ def components(intervals: Sequence[Interval]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-# Skyline search -----------------------------------------------------------------------------------
+# Skyline search
 
 _SEED = 20
-#: How far a change puts an interval forward, at most, and others, in the mean, as shares of all.
+#: Changes of priorities, relative to the number of intervals: of one interval, and of others.
 _FORWARD, _ASIDE = 0.5, 0.2
-#: Passes in which no fewer intervals were left over, after which the walk begins elsewhere.
+#: Passes without progress after which the search restarts.
 _PATIENCE = 1_500
-#: Higher than any skyline: what stands left of the first moment and right of the last.
+#: The height beyond the first and the last moment.
 _WALL = 1 << 62
 
 _RULES: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
@@ -108,9 +106,14 @@ _RULES: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
 def search_skyline(
     intervals: Sequence[Interval], target: int, budget: int
 ) -> tuple[list[int], int, int]:
-    """Offsets, their peak, and the placements taken: at most about a pass above `budget`.
+    """Search priorities for skyline passes by random local changes.
 
-    The first passes always run to their end. Ends early at a peak of at most `target`.
+    Args:
+        target: The search ends at a peak of at most this.
+        budget: Placements; the first passes always complete.
+
+    Returns:
+        The offsets, their peak, and the placements made.
     """
     count, chance = len(intervals), random.Random(_SEED)
     skyline, taken, peak = _Skyline(intervals), 0, _WALL
@@ -121,25 +124,25 @@ def search_skyline(
         taken += skyline.steps
         if skyline.peak < peak:
             peak, offsets, changed = skyline.peak, skyline.offsets, priorities
-    kept, fewest, in_vain, restarts = changed, count, 0, 0
-    culprits: Sequence[int] = ()
+    best, fewest, in_vain, restarts = changed, count, 0, 0
+    unplaced: Sequence[int] = ()
     while taken < budget and peak > target:
         left = skyline.fill(changed, peak - 1)
         taken += skyline.steps
         in_vain = 0 if left < fewest else in_vain + 1
         if not left:
-            # The same priorities are asked again: where do they fail below the new peak?
-            peak, offsets, kept, fewest = skyline.peak, skyline.offsets, changed, count
+            # Retry the same priorities below the new peak.
+            peak, offsets, best, fewest = skyline.peak, skyline.offsets, changed, count
             continue
         if left <= fewest:
-            fewest, kept, culprits = left, changed, skyline.left_over()
+            fewest, best, unplaced = left, changed, skyline.unplaced()
         if in_vain > _PATIENCE:
             restarts, in_vain, fewest = restarts + 1, 0, count
             start = starts[restarts % len(starts)]
             changed = [priority + chance.gauss(0, count * _ASIDE) for priority in start]
             continue
-        changed = list(kept)
-        forward = chance.choice(culprits if chance.random() < 0.5 else range(count))
+        changed = list(best)
+        forward = chance.choice(unplaced if chance.random() < 0.5 else range(count))
         changed[forward] += chance.random() * count * _FORWARD
         for _ in range(chance.randrange(3)):
             changed[chance.randrange(count)] += chance.gauss(0, count * _ASIDE)
@@ -147,7 +150,7 @@ def search_skyline(
 
 
 def _ranks(keys: Sequence[tuple[int, ...]]) -> list[float]:
-    """The place of each key among all, from the smallest."""
+    """Return the rank of each key, from the smallest."""
     ranks = [0.0] * len(keys)
     for rank, (_, i) in enumerate(sorted((key, i) for i, key in enumerate(keys))):
         ranks[i] = float(rank)
@@ -155,10 +158,10 @@ def _ranks(keys: Sequence[tuple[int, ...]]) -> list[float]:
 
 
 class _Skyline:
-    """Runs passes over one set of intervals; moments are numbered without gaps.
+    """Places intervals on the lowest segment of a skyline, by priorities; moments are renumbered.
 
-    Segment k of the skyline is `[_begins[k], _stops[k])`, at `_heights[k]`. Fixed intervals are
-    ceilings until the skyline has risen to them.
+    Segment k is `[_begins[k], _stops[k])` at `_heights[k]`. Fixed intervals are ceilings until the
+    skyline has risen to them.
     """
 
     __slots__ = (
@@ -175,7 +178,7 @@ class _Skyline:
         self._sizes = [i.nbytes for i in intervals]
         self._load = [0] * (len(moments) - 1)
         self._starting: list[list[int]] = [[] for _ in self._load]
-        #: By moment the fixed intervals (offset, end), highest first; none at all where none is.
+        #: By moment the fixed intervals (offset, end), highest first; empty without any.
         self._all_ceilings: list[list[tuple[int, int]]] = []
         fixed = [i for i, interval in enumerate(intervals) if interval.offset is not None]
         if fixed:
@@ -195,9 +198,9 @@ class _Skyline:
         self._count = len(intervals) - len(fixed)
 
     def fill(self, priorities: Sequence[float], limit: int) -> int:
-        """One pass: how many intervals are left over where the peak must exceed `limit`, else 0.
+        """Run one pass; return the number of unplaced intervals when the peak must exceed `limit`.
 
-        After 0, `offsets` and `peak` are the packing's.
+        If it returns 0, `offsets` and `peak` are the packing.
         """
         rank = priorities.__getitem__
         self._waiting = [sorted(starting, key=rank, reverse=True) for starting in self._starting]
@@ -221,13 +224,13 @@ class _Skyline:
         self.offsets, self.peak = offsets, max(tops)
         return 0
 
-    def left_over(self) -> Sequence[int]:
-        """The intervals that wait for the segment at which a pass has stopped, over some of it."""
+    def unplaced(self) -> Sequence[int]:
+        """Return the waiting intervals that overlap the segment at which the pass stopped."""
         begin, stop = self._begins[self._at], self._stops[self._at]
         return [i for at in range(stop) for i in self._waiting[at] if self._ends[i] > begin]
 
     def _choose(self, at: int, height: int, priorities: Sequence[float]) -> int:
-        """The interval to place on a segment; -1 if none fits."""
+        """Return the interval to place on a segment; -1 if none fits."""
         waiting, ends, sizes = self._waiting, self._ends, self._sizes
         begin, stop, heights = self._begins[at], self._stops[at], self._heights
         lower = heights[at - 1] - height if at else _WALL
@@ -244,7 +247,7 @@ class _Skyline:
             if flush > most or (flush == most and priorities[i] > highest):
                 best, most, highest = i, flush, priorities[i]
         if most >= 2:
-            return best  # flush on both sides or level: none that begins later comes before it
+            return best  # Flush on both sides or level: no later interval is better.
         for moment in range(begin + 1, stop):
             for i in waiting[moment]:
                 end = ends[i]
@@ -258,7 +261,7 @@ class _Skyline:
         return best
 
     def _put(self, at: int, height: int, chosen: int) -> None:
-        """Puts an interval on segment `at`, and joins it to neighbours that it is level with."""
+        """Put an interval on segment `at`, and merge segments of equal height."""
         begins, stops, heights = self._begins, self._stops, self._heights
         begin, stop = begins[at], stops[at]
         start, end = self._starts[chosen], self._ends[chosen]
@@ -281,7 +284,7 @@ class _Skyline:
         begins[low:high], stops[low:high], heights[low:high] = left, right, tops
 
     def _raise(self, at: int, height: int) -> bool:
-        """Raises segment `at` to what bounds it next; False where a moment has no slack left."""
+        """Raise segment `at` to its lowest neighbour or ceiling; return False without slack."""
         begins, stops, heights = self._begins, self._stops, self._heights
         begin, stop = begins[at], stops[at]
         lower = heights[at - 1] if at else _WALL
@@ -304,11 +307,11 @@ class _Skyline:
         return True
 
     def _ceiling(self, begin: int, stop: int) -> int:
-        """The offset of the lowest fixed interval over any of these moments."""
+        """Return the lowest offset of a fixed interval above these moments."""
         return min((spans[-1][0] for spans in self._ceilings[begin:stop] if spans), default=_WALL)
 
     def _pass_ceilings(self, at: int, top: int) -> None:
-        """Puts segment `at`, as high as `top`, on the fixed intervals that lie there."""
+        """Raise segment `at`, now at `top`, onto the fixed intervals that begin there."""
         by_moment = []
         for k, height in enumerate(self._heights):
             by_moment += [height] * (self._stops[k] - self._begins[k])
@@ -321,112 +324,25 @@ class _Skyline:
         self._heights[:] = [by_moment[m] for m in edges]
 
 
-# Exact search -------------------------------------------------------------------------------------
-
-
-class ExactSearch:
-    """Looks for a packing of one or more intervals below `peak`, down to `target`.
-
-    `offsets` and `peak` are those of the best; `ended` tells that none is lower or that the target
-    is reached. `placements` stays within the budget. No interval may be fixed.
-    """
-
-    __slots__ = (
-        "_budget", "_ends", "_lying", "_rest", "_sizes", "_starts", "_target", "ended", "offsets",
-        "peak", "placements",
-    )  # fmt: skip
-
-    def __init__(self, intervals: Sequence[Interval], peak: int, target: int, budget: int) -> None:
-        moments = sorted({m for i in intervals for m in (i.first, i.last + 1)})
-        number = {moment: n for n, moment in enumerate(moments)}
-        self._starts = [number[i.first] for i in intervals]
-        self._ends = [number[i.last + 1] for i in intervals]
-        self._sizes = [i.nbytes for i in intervals]
-        #: By moment the bytes that still have to be placed.
-        self._rest = [0] * (len(moments) - 1)
-        for i in range(len(intervals)):
-            for moment in range(self._starts[i], self._ends[i]):
-                self._rest[moment] += self._sizes[i]
-        self._lying: list[int | None] = [None] * len(intervals)
-        self.offsets: tuple[int, ...] | None = None
-        self.peak, self._target, self._budget = peak, target, budget
-        self.placements = 0
-        self.ended = peak <= target or self._fill([0] * len(self._rest))
-
-    def _fill(self, heights: list[int]) -> bool:
-        """Tries everything above a skyline; False where the budget ended first."""
-        if None not in self._lying:
-            self.offsets = tuple(offset or 0 for offset in self._lying)
-            self.peak = max(heights)
-            return True
-        if self.placements >= self._budget:
-            return False
-        self.placements += 1
-        height = min(heights)
-        begin = heights.index(height)
-        stop = begin
-        while stop < len(heights) and heights[stop] == height:
-            stop += 1
-        lower = heights[begin - 1] if begin else _WALL
-        upper = heights[stop] if stop < len(heights) else _WALL
-        for i in self._candidates(begin, stop):
-            start, end, size = self._starts[i], self._ends[i], self._sizes[i]
-            raised = list(heights)
-            raised[start:end] = [height + size] * (end - start)
-            raised[begin:start] = [min(lower, height + size)] * (start - begin)
-            if not self._place(i, height, raised):
-                return False
-            if self.peak <= self._target:
-                return True
-        top = min(lower, upper)
-        if top == _WALL:
-            return True
-        raised = list(heights)
-        raised[begin:stop] = [top] * (stop - begin)
-        return self._too_high(raised) or self._fill(raised)
-
-    def _candidates(self, begin: int, stop: int) -> list[int]:
-        """The intervals that lie inside a segment, largest first, one of each kind."""
-        kinds: dict[tuple[int, int, int], int] = {}
-        for i, lying in enumerate(self._lying):
-            if lying is None and self._starts[i] >= begin and self._ends[i] <= stop:
-                kinds.setdefault((-self._sizes[i], self._starts[i], self._ends[i]), i)
-        return [i for _, i in sorted(kinds.items())]
-
-    def _place(self, i: int, height: int, raised: list[int]) -> bool:
-        """What follows from one placement; False where the budget ended first."""
-        over = range(self._starts[i], self._ends[i])
-        self._lying[i] = height
-        for moment in over:
-            self._rest[moment] -= self._sizes[i]
-        ended = self._too_high(raised) or self._fill(raised)
-        for moment in over:
-            self._rest[moment] += self._sizes[i]
-        self._lying[i] = None
-        return ended
-
-    def _too_high(self, heights: list[int]) -> bool:
-        return max(map(sum, zip(heights, self._rest, strict=True))) >= self.peak
-
-
 Offsets = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 
-#: Buffers above which only the greedy orders are tried.
+#: Buffers above which only greedy orders are tried.
 SEARCH_BUFFERS = 500
-#: Buffers up to which a search of all packings usually ends within the budget.
-EXACT_BUFFERS = 12
-#: Placements that the search may make by default: some tens of milliseconds.
+#: Default budget of the search: some tens of milliseconds.
 SEARCH_PLACEMENTS = 5_000
 
 
 def pack_intervals(
     intervals: Sequence[Interval], *, placements: int = SEARCH_PLACEMENTS
 ) -> Packing:
-    """Offsets such that intervals alive at one moment never share a byte, with a small peak.
+    """Pack intervals such that those live at one moment do not overlap, with a small peak.
 
-    `placements` bounds the search, but for its first passes: more of them may find a lower peak
-    (100,000 take about 0.3 s), never a higher one; with 0 only greedy orders are tried. Raises
-    `UsageError` where two fixed intervals share bytes.
+    Args:
+        placements: Budget of the search (100,000 take about 0.3 s); with 0 only greedy orders are
+            tried. A larger budget never gives a higher peak.
+
+    Raises:
+        UsageError: Two fixed intervals overlap.
 
     >>> pack_intervals([Interval(0, 1, 10), Interval(1, 2, 5), Interval(2, 3, 10)])
     Packing(offsets=(0, 10, 0), peak_nbytes=15, bound_nbytes=15, placements=0)
@@ -464,7 +380,7 @@ def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
 
 
 def _greedily(intervals: Sequence[Interval], bound: int) -> tuple[tuple[int, ...], int]:
-    """Offsets and their peak by the best of the orders, the first that reaches the bound."""
+    """Return the offsets and peak of the best greedy order."""
     placer = _Placer(intervals)
     offsets: tuple[int, ...] = ()
     peak = None
@@ -482,8 +398,8 @@ def _greedily(intervals: Sequence[Interval], bound: int) -> tuple[tuple[int, ...
 def _search(
     intervals: Sequence[Interval], greedy: tuple[int, ...], bound: int, placements: int
 ) -> Packing:
-    """The greedy offsets with each part above the bound packed anew."""
-    offsets, proved, taken = list(greedy), bound, 0
+    """Repack each part of a greedy packing whose peak is above the bound."""
+    offsets, taken = list(greedy), 0
     parts = [
         part
         for part in sorted(components(intervals), key=len)
@@ -491,55 +407,29 @@ def _search(
     ]
     waiting, budget = sum(map(len, parts)), placements
     for part in parts:
-        members = [intervals[i] for i in part]
-        peak = max(offsets[i] + intervals[i].nbytes for i in part)
         share = budget * len(part) // waiting
-        few = len(part) <= EXACT_BUFFERS and all(i.offset is None for i in members)
-        better, height, used = search_skyline(members, bound, share // 2 if few else share)
-        if height < peak:
-            peak = height
+        better, peak, used = search_skyline([intervals[i] for i in part], bound, share)
+        if peak < max(greedy[i] + intervals[i].nbytes for i in part):
             for i, offset in zip(part, better, strict=True):
                 offsets[i] = offset
-        if few:
-            exact = ExactSearch(members, peak, bound, share // 2)
-            used += exact.placements
-            for i, offset in zip(part, exact.offsets or (), strict=False):
-                offsets[i] = offset
-            if exact.ended:
-                proved = max(proved, exact.peak)
         taken += used
-        # What a part leaves of its share is for those after it.
+        # Later parts get the rest of a part's share.
         waiting, budget = waiting - len(part), budget - min(used, share)
     peak = max(offset + i.nbytes for offset, i in zip(offsets, intervals, strict=True))
-    return Packing(tuple(offsets), peak, proved, taken)
+    return Packing(tuple(offsets), peak, bound, taken)
 
 
-def _by_size(i: Interval) -> tuple[int, ...]:
-    return (-i.nbytes, i.first - i.last)
-
-
-def _by_duration(i: Interval) -> tuple[int, ...]:
-    return (i.first - i.last, -i.nbytes)
-
-
-def _by_area(i: Interval) -> tuple[int, ...]:
-    return (-(i.last - i.first + 1) * i.nbytes,)
-
-
-def _by_start(i: Interval) -> tuple[int, ...]:
-    return (i.first, -i.nbytes)
-
-
+#: Keys of the greedy orders: by size, area, duration and start.
 _ORDERS: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
-    _by_size,
-    _by_area,
-    _by_duration,
-    _by_start,
+    lambda i: (-i.nbytes, i.first - i.last),
+    lambda i: (-(i.last - i.first + 1) * i.nbytes,),
+    lambda i: (i.first - i.last, -i.nbytes),
+    lambda i: (i.first, -i.nbytes),
 )
 
 
 class _Placer:
-    """Places buffers one after the other, each at the lowest offset that is free for its life."""
+    """Places buffers in order, each at the lowest offset that is free during its lifetime."""
 
     __slots__ = ("_firsts", "_fixed", "_lasts", "_sizes")
 
@@ -550,7 +440,7 @@ class _Placer:
         self._fixed = {k: i.offset for k, i in enumerate(intervals) if i.offset is not None}
 
     def place(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """The offsets that an order gives, fixed buffers before all others, and their peak."""
+        """Place fixed buffers, then the others in order; return the offsets and their peak."""
         fixed = self._fixed
         ranked = np.array([*fixed, *(i for i in order if i not in fixed)], np.int64)
         firsts, lasts = self._firsts[ranked], self._lasts[ranked]
@@ -569,7 +459,7 @@ class _Placer:
 
 
 def _lowest_gap(starts: Offsets, ends: Offsets, size: int) -> int:
-    """The lowest offset at which `size` bytes miss all of the given regions."""
+    """Return the lowest offset at which `size` bytes overlap none of the regions."""
     if size == 0 or not len(starts):
         return 0
     order = np.argsort(starts, kind="stable")

@@ -160,7 +160,7 @@ def test_what_the_onnx_executor_cannot_write_is_named_with_the_scan() -> None:
     b.output("spectra", spectra)
     model = stitch.compile(b.build(), target="host", schedule="rounds")
     executor = make_executor("onnxruntime")
-    with pytest.raises(CompileError, match=r"stitch\.Scan.*DFT.*in its body.*less exact"):
+    with pytest.raises(CompileError, match=r"stitch\.Scan.*DFT.*in its body.*less accurate"):
         executor.prepare(model.program, load_machine("host").shape)
     # The automatic one gives it to NumPy's kernels.
     given = np.random.default_rng(0).standard_normal((3, 8), np.float32)

@@ -119,7 +119,12 @@ def test_alloc_at_says_which_buffer_is_in_the_way() -> None:
 
 @pytest.mark.parametrize(
     ("address", "size", "reason"),
-    [(8, 16, "multiple of 16"), (1024, 16, "leaves"), (1008, 32, "leaves"), (-16, 16, "leaves")],
+    [
+        (8, 16, "multiple of 16"),
+        (1024, 16, "outside the space"),
+        (1008, 32, "leaves"),
+        (-16, 16, "leaves"),
+    ],
 )
 def test_alloc_at_says_what_is_wrong_with_a_range(address: int, size: int, reason: str) -> None:
     allocator = Allocator(0, 1024, 16)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stitch.errors import UsageError
 from stitch.packing import Interval, max_load, pack_intervals
-from stitch.packing.interval_packing import EXACT_BUFFERS
 from tests.support.benches import BENCHES
 from tests.support.packing_brute_force import clashes, lowest_peak
 
@@ -105,12 +104,10 @@ def _few_intervals(draw: st.DrawFn) -> list[Interval]:
 
 @given(_few_intervals())
 @settings(max_examples=25, deadline=None)
-def test_few_intervals_get_the_lowest_peak_of_all_and_the_proof_of_it(
-    intervals: list[Interval],
-) -> None:
+def test_few_intervals_get_the_lowest_peak_of_all(intervals: list[Interval]) -> None:
     packing = pack_intervals(intervals)
-    assert packing.peak_nbytes == packing.bound_nbytes == lowest_peak(intervals)
-    assert packing.ended and clashes(intervals, packing.offsets) == []
+    assert packing.bound_nbytes <= packing.peak_nbytes == lowest_peak(intervals)
+    assert clashes(intervals, packing.offsets) == []
 
 
 #: Every moment has 5 bytes, and no packing of them stays below 6.
@@ -120,10 +117,10 @@ _DEARER_THAN_ITS_LOAD = [
 ]  # fmt: skip
 
 
-def test_a_peak_above_the_greatest_load_is_proved_the_lowest() -> None:
+def test_a_peak_above_the_greatest_load_is_the_lowest() -> None:
     packing = pack_intervals(_DEARER_THAN_ITS_LOAD)
-    assert packing.ended and max_load(_DEARER_THAN_ITS_LOAD) == 5
-    assert packing.peak_nbytes == packing.bound_nbytes == 6 == lowest_peak(_DEARER_THAN_ITS_LOAD)
+    assert packing.bound_nbytes == max_load(_DEARER_THAN_ITS_LOAD) == 5
+    assert packing.peak_nbytes == 6 == lowest_peak(_DEARER_THAN_ITS_LOAD)
 
 
 @given(_intervals(), st.data())
@@ -183,7 +180,7 @@ def test_parts_that_share_no_moment_are_packed_apart() -> None:
     assert packing.ended and packing.placements == 0
     few = _DEARER_THAN_ITS_LOAD
     twice = [*few, *(replace(i, first=i.first + 50, last=i.last + 50) for i in few)]
-    assert len(twice) > EXACT_BUFFERS and pack_intervals(twice).ended
+    assert pack_intervals(twice).peak_nbytes == 6
 
 
 @pytest.mark.parametrize("case", ["A", "B", "C", "D", "E"])

@@ -14,7 +14,6 @@ import pytest
 from stitch.errors import OutOfMemoryError
 from stitch.machine import load_machine
 from stitch.packing import Interval, gaps_between, pack_intervals
-from stitch.packing.interval_packing import ExactSearch
 from stitch.planner import PlanRequest, Relocate, check_plan, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
@@ -22,7 +21,6 @@ from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
 from stitch.planner.residency import CoverProblem, choose, greedy_cover, prices_of
 from stitch.program import Space
 from tests.packing.test_bins import perfect
-from tests.support.packing_brute_force import lowest_peak
 from tests.support.planner.residency_chains import random_chain
 from tests.support.planner.small_requests import DRAM, Scene, desc_of, machine_with, program
 
@@ -200,36 +198,6 @@ def test_a_part_that_is_packed_later_has_its_share_of_the_budget() -> None:
 def test_a_search_for_a_lower_peak_takes_the_placements_that_it_is_given(budget: int) -> None:
     packing = pack_intervals(cut_rectangle(100, 5), placements=budget)
     assert not packing.ended and budget <= packing.placements < budget + 3 * 100
-
-
-def few(seed: int, count: int) -> list[Interval]:
-    random = Random(seed)
-    firsts = [random.randrange(7) for _ in range(count)]
-    return [Interval(f, f + random.randrange(5), random.randrange(1, 7)) for f in firsts]
-
-
-def test_the_exact_search_finds_the_lowest_peak_and_says_so_in_few_placements() -> None:
-    placements = 0
-    for seed in range(60):
-        intervals = few(seed, 6)
-        search = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, 0, 100_000)
-        assert search.ended and search.peak == lowest_peak(intervals), seed
-        placements += search.placements
-    assert placements <= 703
-
-
-@pytest.mark.parametrize(("above", "most"), [(1, 1_225), (3, 1_051)])
-def test_the_exact_search_ends_at_its_target(above: int, most: int) -> None:
-    """Here the lowest peak is the greatest load, where every search ends: so targets lie above."""
-    placements = 0
-    for seed in range(60):
-        intervals = few(seed, 9)
-        lowest = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, 0, 10**6)
-        target = lowest.peak + above
-        again = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, target, 10**6)
-        assert again.ended and lowest.peak <= again.peak <= target
-        placements += again.placements
-    assert placements <= most
 
 
 # -- whole plans ----------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_where_nothing_may_spill_constants_stay() -> None:
         program, x = device.load(holding("a", 40, 1)), integers((2, 40))
         with pytest.raises(stitch.OutOfMemoryError, match="dram cannot hold"):
             placed(device, 1, 60)
-        with pytest.raises(stitch.OutOfMemoryError, match="no room for"):
+        with pytest.raises(stitch.OutOfMemoryError, match="no hole of"):
             device.load(holding("b", 40, 2))
         np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
         assert loads(device, "a") == 0

@@ -192,7 +192,7 @@ class HostMemory:
         try:
             for space, memory in self._spaces.items():
                 left = ByteRanges((a, b) for where, a, b in kept if where is space)
-                memory.give_back_all_but(left, self._written[space])
+                memory.release_all_but(left, self._written[space])
                 self._written[space] = left
         finally:
             nbytes = sum(written.nbytes for written in self._written.values())

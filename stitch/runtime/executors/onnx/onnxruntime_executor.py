@@ -452,7 +452,8 @@ class OnnxRuntimeExecutor(Executor):
         other = "auto" if program.foreign_operations() else "numpy"
         listed = "; ".join(f"{what}: {why}" for what, why in reasons.items())
         return CompileError(
-            "the onnxruntime executor cannot run " + (listed or first_line(error)),
+            "the onnxruntime executor cannot run "
+            + (listed or f"this program: {first_line(error)}"),
             where=f"program {program.name!r}",
             remedy=f"use the {other} executor for this program (executor={other!r})",
         )
