@@ -138,7 +138,7 @@ def _cell_copies(
     rows: int | None = None,
 ) -> list[Call]:  # fmt: skip
     """Return the strided copies between two cell maps, of `rows` rows from `row` on."""
-    copies = []
+    copies: list[Call] = []
     for parts in shared_parts(before, after, row, rows):
         ours, theirs = paired_views(source, target, parts, after.cell_nbytes)
         copies.append(partial(np.copyto, theirs, ours))
