@@ -518,7 +518,7 @@ def _refusal(
             if s.kind in KEPT_KINDS}  # fmt: skip
     weights = sum(case.size(name, case.home) * banks for name in kept)
     if weights > case.capacity():
-        remedies = ["use a larger machine", "fewer weights"]
+        remedies = ["a larger machine", "fewer weights"]
         if config.optimizer.states:
             remedies.append("an optimizer with less state (sgd without momentum)")
     else:
