@@ -71,10 +71,11 @@ class TrainingInstance(TrainingTensors):
         compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None = None,
         compile_evaluation: Callable[[NamedShapes], Program] | None = None,
     ) -> None:
-        """Args:     compile_update: Compiles the update program again when settings change that are
-        constants of it.     capture_call: Captures functions of torch over predictions as graphs.
-        compile_step: Compiles forward, loss and backward for other input shapes.
-        compile_evaluation: Compiles the evaluation program for other input shapes."""
+        """Put the programs and initial values on a device; see `CompiledTraining.start`.
+
+        `compile_update` compiles the update again when settings change that are constants of it;
+        `compile_step` and `compile_evaluation` compile programs for other input shapes.
+        """
         cells = NamedCells(device)
         optimizer.check_free()
         step_programs = (programs.forward, programs.loss, programs.backward)

@@ -64,7 +64,7 @@ class Loss(ABC):
         return b.build()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings beside `reduction` that differ from their defaults."""
+        """Return the settings beside `reduction`, without those that are unset."""
         return {}
 
     def config(self) -> dict[str, Any]:

@@ -102,8 +102,10 @@ class BoundProgram:
         entering: Container[str] = (),
         lost_by: str = "a program failed after it had overwritten a part",
     ) -> None:  # fmt: skip
-        """Args:     prefix: Prefix of the names of output cells.     entering: Inputs that each
-        call passes.     lost_by: Text of the error for tensors that a failed run has overwritten.
+        """Bind the slots of a loaded program to cells.
+
+        `prefix` precedes the names of output cells; `entering` are inputs that each call passes;
+        `lost_by` is the text of the error for tensors that a failed run has overwritten.
         """
         self.agent = agent
         self.cells = cells
