@@ -133,7 +133,7 @@ class CompiledTraining:
         missing = [name for name in wanted if name not in values]
         if missing:
             raise UsageError(
-                f"training cannot start: {', '.join(missing)} have no initial values",
+                f"training cannot start: no initial values for {', '.join(missing)}",
                 remedy="pass start(device, weights={...}), or dump the model with weights",
             )
         if self.instance is not None:

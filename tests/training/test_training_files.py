@@ -132,7 +132,7 @@ def test_without_weights_a_dumped_model_asks_for_them(tmp_path: Path) -> None:
         file.seek(0)
         bare = stitch.CompiledModel.load(file)
     ((x, _),) = batches(1)
-    with pytest.raises(stitch.StitchError, match=r"fc1\.weight have no initial values"):
+    with pytest.raises(stitch.StitchError, match=r"no initial values for fc1\.weight"):
         bare(x)
     assert model.training is not None
     bare.start(weights=model.training.values)
