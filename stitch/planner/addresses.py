@@ -178,7 +178,7 @@ SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 
 
 @dataclass(slots=True)
-class Want:
+class NewBuffer:
     """A buffer to allocate for a task: the copy of an input, a block that is brought back, or an
     output.
 
@@ -203,7 +203,7 @@ class Want:
     @classmethod
     def of(
         cls, state: PlanState, what: str, desc: TensorDesc, value: int, becomes: int | None = None
-    ) -> Want:
+    ) -> NewBuffer:
         """Create it for a slot's descriptor; `becomes` defaults to `value`."""
         bare, address, size = desc.without_address(), desc.layout.address, state.size_of(desc)
         origin = f"{what} of {state.request.tasks[state.task].transformation.name!r}"
@@ -213,7 +213,7 @@ class Want:
 def allocate(
     state: PlanState,
     demands: Mapping[Space, SpaceDemand],
-    wants: Sequence[Want],
+    wants: Sequence[NewBuffer],
     required: RequiredAddresses | None,
     static_layout: StaticLayout | None = None,
 ) -> None:
@@ -236,7 +236,10 @@ def allocate(
 
 
 def _place(
-    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], required: RequiredAddresses | None
+    state: PlanState,
+    demand: SpaceDemand,
+    wants: Sequence[NewBuffer],
+    required: RequiredAddresses | None,
 ) -> None:
     fixed = [w for w in wants if w.address is not None]
     loose = [w for w in wants if w.address is None]
@@ -257,7 +260,7 @@ def _place(
 
 
 def _apply_layout(
-    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], static_layout: StaticLayout
+    state: PlanState, demand: SpaceDemand, wants: Sequence[NewBuffer], static_layout: StaticLayout
 ) -> bool:
     """Assign the static layout's addresses and make its moves; False if that evicts something."""
     relocate = dict(demand.relocate)
@@ -276,7 +279,7 @@ def _apply_layout(
 
 
 def _at_preferred_addresses(
-    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], required: RequiredAddresses
+    state: PlanState, demand: SpaceDemand, wants: Sequence[NewBuffer], required: RequiredAddresses
 ) -> list[int] | None:
     """Return addresses that later tasks require, if that evicts nothing; else None."""
     named = [required.preferred_address(state, w.becomes, w.desc, w.size) for w in wants]
@@ -288,7 +291,7 @@ def _at_preferred_addresses(
 
 
 def _without_eviction(
-    state: PlanState, demand: SpaceDemand, wants: Sequence[Want], chosen: Sequence[int | None]
+    state: PlanState, demand: SpaceDemand, wants: Sequence[NewBuffer], chosen: Sequence[int | None]
 ) -> list[int] | None:
     """Free memory at the chosen addresses (None: any) by moves only; None if that fails."""
     places = list(zip(wants, chosen, strict=True))

@@ -283,7 +283,7 @@ def _least_change(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) 
         else:
             others = tuple(obstacle for obstacle in problem.obstacles if obstacle != region)
             gaps = replace(problem, obstacles=others).gaps
-        packing = pack(left, [room for _, room in gaps], placements=max(0, budget))
+        packing = pack(left, [n for _, n in gaps], placements=max(0, budget))
         budget -= packing.placements
         if packing.chosen is not None:
             missing = (
@@ -471,9 +471,9 @@ def _reason(demand: SpaceDemand, certificate: Certificate) -> str:
 def _evict(
     state: PlanState, buffer: Buffer, to: Space, why: tuple[str, Certificate | None], spills: bool
 ) -> None:
-    room = SpaceDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
-    room.floating.append((state.size_of(evicted_desc(buffer.desc, to)), buffer.origin))
-    (address,) = find_addresses(state, room)
+    demand = SpaceDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
+    demand.floating.append((state.size_of(evicted_desc(buffer.desc, to)), buffer.origin))
+    (address,) = find_addresses(state, demand)
     desc = evicted_desc(buffer.desc, to)
     new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
     carry(state, "evict", buffer, new, why)

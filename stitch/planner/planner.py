@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.addresses import RequiredAddresses, Want, allocate
+from stitch.planner.addresses import NewBuffer, RequiredAddresses, allocate
 from stitch.planner.eviction import SpaceDemand
 from stitch.planner.plan import (
     Copy,
@@ -30,7 +30,7 @@ from stitch.planner.plan import (
 from stitch.planner.plan_state import RULES, PlanState, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import (
-    Return,
+    BlockReturn,
     blocks_to_return,
     bring_back,
     returned_for,
@@ -167,7 +167,7 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, fl
         if stay.first < end
         for value in chain.holders[stay.holder].values
     }
-    if not chain.is_whole:
+    if not chain.is_exact:
         return frozenset(away), 0.0, 0.0
     return frozenset(away), chain.first_seconds, chain.first_seconds + choice.least_seconds
 
@@ -227,7 +227,7 @@ def _run(
     inputs, copies = _choose_inputs(state, task, demands, returns)
     taken = dict(transformation.aliases)
     outputs = [
-        Want.of(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
+        NewBuffer.of(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
         for o, desc in enumerate(transformation.outputs)
         if o not in taken
     ]
@@ -248,21 +248,21 @@ def _run(
 
 
 #: An instance used as an input, or (the buffer to be made for it, byte offset).
-_Input = Instance | tuple[Want, int]
+_Input = Instance | tuple[NewBuffer, int]
 
 
 def _choose_inputs(
     state: PlanState,
     task: NumberedTask,
     demands: dict[Space, SpaceDemand],
-    returns: Sequence[Return],
-) -> tuple[list[_Input], list[Want]]:
+    returns: Sequence[BlockReturn],
+) -> tuple[list[_Input], list[NewBuffer]]:
     """Return the instance or new buffer for each input, and the copies to make."""
     transformation = task.transformation
     gives = {source: task.outputs[o] for o, source in transformation.aliases}
     chosen: list[_Input] = []
     #: By (value, descriptor, address, input index if it is overwritten, else -1).
-    copies: dict[tuple[int, TensorDesc, int | None, int], Want] = {}
+    copies: dict[tuple[int, TensorDesc, int | None, int], NewBuffer] = {}
     for index, desc in enumerate(transformation.inputs):
         value, address, bare = task.inputs[index], desc.layout.address, desc.without_address()
         instance = _serving(state, task, value, bare, address, index in gives, demands)
@@ -280,7 +280,7 @@ def _choose_inputs(
         key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
-            copies[key] = Want.of(state, what, desc, value, gives.get(index))
+            copies[key] = NewBuffer.of(state, what, desc, value, gives.get(index))
         chosen.append((copies[key], 0))
     served = zip(task.inputs, chosen, strict=False)
     state.views = view_options(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
@@ -324,7 +324,7 @@ def _serving(
 
 def _scratch_wants(
     state: PlanState, task: NumberedTask, demands: dict[Space, SpaceDemand]
-) -> list[Want]:
+) -> list[NewBuffer]:
     """Reserve scratch: in L1 a fixed region, elsewhere a temporary buffer."""
     scratch = task.transformation.scratch
     promised = scratch_in_l1(scratch, state.machine.shape)
@@ -333,7 +333,7 @@ def _scratch_wants(
         state.claimed.append(promised)
     elif scratch is not None and scratch.size_per_bank:
         desc = scratch_desc(scratch, state.shape(scratch.space).banks)
-        return [Want.of(state, "scratch", desc, -1)]
+        return [NewBuffer.of(state, "scratch", desc, -1)]
     return []
 
 
@@ -342,7 +342,9 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
-def _copy(state: PlanState, want: Want, task: NumberedTask, source_of: int | None = None) -> None:
+def _copy(
+    state: PlanState, want: NewBuffer, task: NumberedTask, source_of: int | None = None
+) -> None:
     value = want.value if source_of is None else source_of
     source = _cheapest_source(state, value, want.desc)
     state.touch(source.buffer)
@@ -367,8 +369,8 @@ def _execute(
     state: PlanState,
     task: NumberedTask,
     chosen: list[_Input],
-    outputs: list[Want],
-    scratch: list[Want],
+    outputs: list[NewBuffer],
+    scratch: list[NewBuffer],
 ) -> None:
     transformation = task.transformation
     inputs = tuple(

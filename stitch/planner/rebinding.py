@@ -64,7 +64,7 @@ _Fixed = Mapping[int, Collection[int | None]]
 
 
 def new_addresses(
-    request: PlanRequest, known: Plan, numbers: Mapping[int, int], freed: Collection[int],
+    request: PlanRequest, plan: Plan, numbers: Mapping[int, int], freed: Collection[int],
     taken: Mapping[Space, Allocator],
 ) -> tuple[dict[int, int], dict[int, int]] | None:  # fmt: skip
     """Return the new addresses of the buffers that a known plan uses, and the new targets of its
@@ -74,15 +74,15 @@ def new_addresses(
         request: The request to rebind to.
         known: The plan.
         numbers: The request's buffer for each buffer of the known plan's request.
-        given_up: Buffers that the plan frees.
+        freed: Buffers that the plan frees.
         taken: Allocators of the spaces, including buffers that the request does not list.
     """
-    old = {b.number: b for b in known.request.buffers}
+    old = {b.number: b for b in plan.request.buffers}
     new = {b.number: b for b in request.buffers}
-    fixed, moved = known.fixed, moves_of(known)
+    fixed, moved = plan.fixed, moves_of(plan)
     if not all(_has_same_requirement(old[n], new[b], fixed, moved) for n, b in numbers.items()):
         return None
-    made = [*_new_parts(known, fixed, moved)]
+    made = [*_new_parts(plan, fixed, moved)]
     if any(_need_not_move(moved[n][0], n in old, fixed, made) for n in moved):
         return None
     leaving = {*freed, *(moved.keys() & old.keys())}
@@ -111,13 +111,13 @@ def new_addresses(
     return addresses, targets
 
 
-def moves_of(known: Plan) -> dict[int, tuple[Buffer, int]]:
+def moves_of(plan: Plan) -> dict[int, tuple[Buffer, int]]:
     """Return the buffers that a plan moves inside their space, with their targets, by number."""
-    moved = {n: at for s in known.steps if isinstance(s, Relocate) for n, at in s.targets}
+    moved = {n: at for s in plan.steps if isinstance(s, Relocate) for n, at in s.targets}
     if not moved:
         return {}
-    made = [step.buffer for step in known.steps if isinstance(step, Allocate)]
-    those = (*known.request.buffers, *made)
+    made = [step.buffer for step in plan.steps if isinstance(step, Allocate)]
+    those = (*plan.request.buffers, *made)
     return {b.number: (b, moved[b.number]) for b in those if b.number in moved}
 
 
@@ -153,9 +153,9 @@ def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequenc
 
 
 def _new_parts(
-    known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
+    plan: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
 ) -> Iterator[_Part]:
-    for step in known.steps:
+    for step in plan.steps:
         if isinstance(step, Allocate):
             b, at = step.buffer, step.buffer.address
             assert at is not None
@@ -217,7 +217,7 @@ _Form = tuple[object, ...]
 _Order = list[tuple[_Form, int, list[int]]]
 
 
-def map_evictions(known: Plan, request: PlanRequest) -> dict[int, int] | None:
+def map_evictions(plan: Plan, request: PlanRequest) -> dict[int, int] | None:
     """Map the values that a known plan evicts to those that the same rules evict now.
 
     Sizes alone decide whether something must be evicted, so the candidates of the space must have
@@ -228,8 +228,8 @@ def map_evictions(known: Plan, request: PlanRequest) -> dict[int, int] | None:
         Values by those of the known plan, without the tasks' own; None if the rules may choose
             differently.
     """
-    before = known.request
-    leaving = known.leaving
+    before = plan.request
+    leaving = plan.leaving
     spaces = {space for space, _ in leaving}
     if not spaces:
         return {}
@@ -305,7 +305,7 @@ Numbers = dict[int, int]
 
 
 def rebind_plan(
-    known: Plan, request: PlanRequest, taken: Mapping[Space, Allocator] | None = None
+    plan: Plan, request: PlanRequest, taken: Mapping[Space, Allocator] | None = None
 ) -> Plan | None:
     """Return the steps of a known plan for another request, or None if they do not apply.
 
@@ -315,67 +315,67 @@ def rebind_plan(
 
     Args:
         known: A plan for the same tasks.
-        request: The new state; may list only the spaces in `known.pressured_spaces`.
+        request: The new state; may list only the spaces in `plan.pressured_spaces`.
         taken: Allocators of all spaces; default: those of `request`.
     """
-    before = known.request
+    before = plan.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
-    if not is_rebindable(known):
+    if not is_rebindable(plan):
         return None
-    others = map_evictions(known, request)
+    others = map_evictions(plan, request)
     if others is None:
         return None
     values = {value: value for value in _used(request.tasks)} | others
-    numbers = _numbers(known, request, values)
+    numbers = _numbers(plan, request, values)
     if numbers is None:
         return None
     taken = taken or allocators_of(request)
-    if _bypasses_dram(known, taken):
+    if _bypasses_dram(plan, taken):
         return None
-    places = new_addresses(request, known, numbers, _freed(known), taken)
-    return None if places is None else _rebind(known, request, numbers, values, *places)
+    places = new_addresses(request, plan, numbers, _freed(plan), taken)
+    return None if places is None else _rebind(plan, request, numbers, values, *places)
 
 
-def _bypasses_dram(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
+def _bypasses_dram(plan: Plan, taken: Mapping[Space, Allocator]) -> bool:
     """Whether the plan evicts from L1 to the host something that would fit into DRAM now."""
     dram = taken.get(Space.DRAM)
     if dram is None:
         return False
-    shape = known.request.machine.shape
+    shape = plan.request.machine.shape
     return any(
         isinstance(step, Copy)
         and step.kind == "evict"
         and step.source.desc.layout.space is Space.L1
         and step.target.desc.layout.space is Space.HOST
         and room_per_bank(evicted_desc(step.source.desc), shape) <= dram.largest_hole
-        for step in known.steps
+        for step in plan.steps
     )
 
 
-def is_rebindable(known: Plan) -> bool:
+def is_rebindable(plan: Plan) -> bool:
     """Whether a plan moves each buffer at most once, in one transfer, and then evicts nothing."""
-    moves = [step for step in known.steps if isinstance(step, Relocate)]
+    moves = [step for step in plan.steps if isinstance(step, Relocate)]
     targets = [target for step in moves for target in step.targets]
-    is_direct = len(moves_of(known)) == len(targets) and all(
+    is_direct = len(moves_of(plan)) == len(targets) and all(
         step.stage is None
         and step.certificate is None
         and sorted(t.target_address for t in step.transfers) == sorted(at for _, at in step.targets)
         for step in moves
     )
-    return not moves or (is_direct and not _evicts(known))
+    return not moves or (is_direct and not _evicts(plan))
 
 
-def _evicts(known: Plan) -> bool:
+def _evicts(plan: Plan) -> bool:
     """Whether a live tensor is evicted, dropped, or brought back."""
-    tasks, done = known.request.tasks, 0
+    tasks, done = plan.request.tasks, 0
     needed = {value: t for t, task in enumerate(tasks) for value in task.inputs}
-    needed |= dict.fromkeys([r.value for r in known.final_values], len(tasks))
+    needed |= dict.fromkeys([r.value for r in plan.final_values], len(tasks))
     lying: dict[int, set[int]] = {}
-    for resident in known.request.residents:
+    for resident in plan.request.residents:
         for instance in resident.instances:
             lying.setdefault(instance.buffer, set()).add(resident.value)
-    for step in known.steps:
+    for step in plan.steps:
         if isinstance(step, Copy):
             if step.kind != "copy":
                 return True
@@ -395,14 +395,14 @@ def _used(tasks: tuple[NumberedTask, ...]) -> set[int]:
     return {value for task in tasks for value in (*task.inputs, *task.outputs)}
 
 
-def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | None:
+def _numbers(plan: Plan, request: PlanRequest, values: Numbers) -> Numbers | None:
     """Map the touched buffers to those of the request; None if more than addresses differ."""
     used = _used(request.tasks)
-    if known.request.kept & used != request.kept & used:
+    if plan.request.kept & used != request.kept & used:
         return None
     here = {r.value: r.instances for r in request.residents}
     numbers: Numbers = {}
-    for resident in known.request.residents:
+    for resident in plan.request.residents:
         if resident.value not in values:
             continue
         now = here.get(values[resident.value], ())
@@ -414,37 +414,37 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
                 return None
     # A moved buffer need not belong to a task: find it by its address.
     there = {(b.space, b.address): b.number for b in request.buffers}
-    for number, (buffer, _) in moves_of(known).items():
+    for number, (buffer, _) in moves_of(plan).items():
         now_there = there.get((buffer.space, buffer.address))
-        if number in known.touched and number not in numbers and now_there is not None:
+        if number in plan.touched and number not in numbers and now_there is not None:
             numbers[number] = now_there
-    if len(set(numbers.values())) < len(numbers) or not known.touched <= numbers.keys():
+    if len(set(numbers.values())) < len(numbers) or not plan.touched <= numbers.keys():
         return None
-    old, new = _by_number(known.request), _by_number(request)
+    old, new = _by_number(plan.request), _by_number(request)
     if any(_form(old[a]) != _form(new[b]) for a, b in numbers.items()):
         return None
     idle = values.keys() - used
-    leaving = {i.buffer for r in known.request.residents if r.value in idle for i in r.instances}
+    leaving = {i.buffer for r in plan.request.residents if r.value in idle for i in r.instances}
     if any(old[a].origin != new[numbers[a]].origin for a in leaving):
         return None
     # Other values in a buffer keep it alive, so the same buffers must be shared, and none that is
     # freed or overwritten.
-    others, others_now = _shared(known.request, values), _shared(request, values.values())
+    others, others_now = _shared(plan.request, values), _shared(request, values.values())
     passing = used - request.kept
-    dying = {i.buffer for r in known.request.residents if r.value in passing for i in r.instances}
-    shared = {number for number in known.touched | dying if number in others}
-    if shared != {n for n in known.touched | dying if numbers[n] in others_now}:
+    dying = {i.buffer for r in plan.request.residents if r.value in passing for i in r.instances}
+    shared = {number for number in plan.touched | dying if number in others}
+    if shared != {n for n in plan.touched | dying if numbers[n] in others_now}:
         return None
     donated = {t.inputs[at] for t in request.tasks for at in t.transformation.donated}
-    taken = {i.buffer for r in known.request.residents if r.value in donated for i in r.instances}
-    if shared & (_freed(known) | taken):
+    taken = {i.buffer for r in plan.request.residents if r.value in donated for i in r.instances}
+    if shared & (_freed(plan) | taken):
         return None
     return numbers
 
 
 def _shared(request: PlanRequest, values: Iterable[int]) -> set[int]:
-    known = {*values}
-    return {i.buffer for r in request.residents if r.value not in known for i in r.instances}
+    excluded = {*values}
+    return {i.buffer for r in request.residents if r.value not in excluded for i in r.instances}
 
 
 def _form(buffer: Buffer) -> tuple[object, ...]:
@@ -456,28 +456,28 @@ def _by_number(request: PlanRequest) -> dict[int, Buffer]:
     return {buffer.number: buffer for buffer in request.buffers}
 
 
-def _freed(known: Plan) -> frozenset[int]:
+def _freed(plan: Plan) -> frozenset[int]:
     """Return the resident buffers that the plan frees."""
-    return known.touched - {buffer.number for buffer in known.final_buffers}
+    return plan.touched - {buffer.number for buffer in plan.final_buffers}
 
 
 def _rebind(
-    known: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers,
+    plan: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers,
     targets: Numbers,
 ) -> Plan:  # fmt: skip
     fresh = max([b.number for b in request.buffers], default=-1) + 1
     made: dict[int, Buffer] = {}
-    for step in known.steps:
+    for step in plan.steps:
         if isinstance(step, Allocate):
             b = step.buffer
             number = numbers[b.number] = fresh + len(made)
             if number != b.number or addresses[b.number] != b.address:
                 b = replace(b, number=number, address=addresses[b.number])
             made[number] = b
-    steps = tuple(_steps(known, numbers, values, made, addresses, targets))
+    steps = tuple(_steps(plan, numbers, values, made, addresses, targets))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
     present = _by_number(request)
-    for number, (buffer, _) in moves_of(known).items():
+    for number, (buffer, _) in moves_of(plan).items():
         address, now = targets[number], numbers[number]
         claimed.append((buffer.space, address, buffer.size_per_bank))
         those = present if now in present else made
@@ -485,28 +485,28 @@ def _rebind(
     claimed += [
         step.scratch for step in steps if isinstance(step, Execute) and step.scratch is not None
     ]
-    touched = frozenset([numbers[number] for number in known.touched])
+    touched = frozenset([numbers[number] for number in plan.touched])
     holders = [b for b in request.buffers if b.number in touched]
     return Plan(
         request=request,
         steps=steps,
-        final_buffers=_final_buffers(known, present, numbers, made),
-        final_values=_final_values(known, request, numbers, values),
+        final_buffers=_final_buffers(plan, present, numbers, made),
+        final_values=_final_values(plan, request, numbers, values),
         free_regions=needed_regions(claimed, holders),
         touched=touched,
-        least_seconds=known.least_seconds,
-        fewest_bytes=known.fewest_bytes,
+        least_seconds=plan.least_seconds,
+        fewest_bytes=plan.fewest_bytes,
     )
 
 
 def _steps(
-    known: Plan, numbers: Numbers, values: Numbers, made: Mapping[int, Buffer], addresses: Numbers,
+    plan: Plan, numbers: Numbers, values: Numbers, made: Mapping[int, Buffer], addresses: Numbers,
     targets: Numbers,
 ) -> Iterator[Step]:  # fmt: skip
     is_same = all(a == b for those in (numbers, values) for a, b in those.items())
     #: New addresses of buffers by their old ones.
     lies: dict[tuple[Space, int | None], int] = {}
-    for step in known.steps:
+    for step in plan.steps:
         if isinstance(step, Allocate):
             buffer = made[numbers[step.buffer.number]]
             lies[buffer.space, step.buffer.address] = buffer.address or 0
@@ -551,12 +551,12 @@ def _instance(instance: Instance, numbers: Numbers) -> Instance:
 
 
 def _final_buffers(
-    known: Plan, present: Mapping[int, Buffer], numbers: Numbers, made: Mapping[int, Buffer]
+    plan: Plan, present: Mapping[int, Buffer], numbers: Numbers, made: Mapping[int, Buffer]
 ) -> tuple[Buffer, ...]:
-    old, final = _by_number(known.request), dict(present)
-    for number in _freed(known):
+    old, final = _by_number(plan.request), dict(present)
+    for number in _freed(plan):
         del final[numbers[number]]
-    for buffer in known.final_buffers:
+    for buffer in plan.final_buffers:
         now = numbers.get(buffer.number)
         if now is None:
             continue
@@ -568,13 +568,13 @@ def _final_buffers(
 
 
 def _final_values(
-    known: Plan, request: PlanRequest, numbers: Numbers, values: Numbers
+    plan: Plan, request: PlanRequest, numbers: Numbers, values: Numbers
 ) -> tuple[Resident, ...]:
     here = {*values.values()}
     final = {
         r.value: Resident(r.value, r.instances) for r in request.residents if r.value not in here
     }
-    for resident in known.final_values:
+    for resident in plan.final_values:
         value = values.get(resident.value)
         if value is not None:
             instances = tuple([_instance(i, numbers) for i in resident.instances])

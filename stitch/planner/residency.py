@@ -63,7 +63,7 @@ class StayChain:
 
     Predicted reads follow the tasks of the request, with as much pressure as its fullest task.
 
-    `first_seconds`: the cost of copies that every plan makes. `is_whole`: no plan costs less than
+    `first_seconds`: the cost of copies that every plan makes. `is_exact`: no plan costs less than
     these and a cover; false if parts of a buffer, or one of several copies, can be brought back
     alone.
     """
@@ -72,7 +72,7 @@ class StayChain:
     stays: tuple[Stay, ...]
     excess: tuple[int, ...]
     first_seconds: float = 0.0
-    is_whole: bool = True
+    is_exact: bool = True
 
     def spanning(self) -> dict[int, list[int]]:
         """Return the numbers of the stays over each task at which something must be evicted."""
@@ -118,14 +118,14 @@ class _ChainReader:
     lossless_outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
     #: (value, descriptor) pairs in spaces outside L1; the data type in which values were made.
     stored_outside: set[tuple[int, TensorDesc]] = field(default_factory=set)
-    made_in: dict[int, DataType] = field(default_factory=dict)
+    dtypes: dict[int, DataType] = field(default_factory=dict)
     first_seconds: float = 0.0
-    is_whole: bool = True
+    is_exact: bool = True
 
     def chain(self) -> StayChain:
         request = self.request
         shape = request.machine.shape.space(Space.L1)
-        room = shape.capacity - self._read_residents()
+        capacity = shape.capacity - self._read_residents()
         last_use = {v: t for t, task in enumerate(request.tasks) for v in task.inputs}
         last_use |= dict.fromkeys(request.kept, len(request.tasks))
         busy = [0] * len(request.tasks)
@@ -155,9 +155,9 @@ class _ChainReader:
         excess, lying = [], 0
         for t in range(end):
             lying += idle[t]
-            excess.append(busy[t] + lying - room)
+            excess.append(busy[t] + lying - capacity)
         return StayChain(
-            tuple(self.holders), tuple(self.stays), tuple(excess), self.first_seconds, self.is_whole
+            tuple(self.holders), tuple(self.stays), tuple(excess), self.first_seconds, self.is_exact
         )
 
     def _read_residents(self) -> int:
@@ -166,7 +166,7 @@ class _ChainReader:
         users: dict[int, list[tuple[int, Instance]]] = {}
         places = {b.number: b for b in request.buffers}
         for resident in request.residents:
-            origin = self.made_in[resident.value] = resident.instances[0].desc.layout.data_type
+            origin = self.dtypes[resident.value] = resident.instances[0].desc.layout.data_type
             for instance in resident.instances:
                 users.setdefault(instance.buffer, []).append((resident.value, instance))
                 buffer = places[instance.buffer]
@@ -180,14 +180,14 @@ class _ChainReader:
             inside = users.get(buffer.number, [])
             if buffer.space is not Space.L1 or buffer.address is None:
                 # Views may be brought in together with their block.
-                self.is_whole &= len(inside) <= 1
+                self.is_exact &= len(inside) <= 1
                 continue
             stays = buffer.pinned or not inside
             values = frozenset(value for value, _ in inside)
             if len(inside) > 1:
                 self.shared |= values
             # A view can be brought back without its block.
-            self.is_whole &= [instance.desc for _, instance in inside] in ([], [buffer.desc])
+            self.is_exact &= [instance.desc for _, instance in inside] in ([], [buffer.desc])
             if stays:
                 stuck += buffer.size_per_bank
                 self.pinned |= {(value, instance.desc) for value, instance in inside}
@@ -201,7 +201,7 @@ class _ChainReader:
     def _open(self, value: int, desc: TensorDesc, held: _OpenHolder) -> None:
         """Add an instance in L1; a value with several can be brought back from any."""
         if value in self.inside:
-            self.is_whole = False
+            self.is_exact = False
         self.inside.add(value)
         self.open[value, desc] = held
 
@@ -239,7 +239,7 @@ class _ChainReader:
                 if desc.layout.space is Space.L1:
                     need += self._size(bare)
                 self._count_copy(value, bare)
-                self.is_whole &= task.inputs.count(value) == 1
+                self.is_exact &= task.inputs.count(value) == 1
             elif held is not None:
                 used[id(held)] = held
             elif (value, bare) in self.pinned:
@@ -261,7 +261,7 @@ class _ChainReader:
         taken = dict(what.aliases)
         for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
             bare = desc.without_address()
-            self.made_in[value] = bare.layout.data_type
+            self.dtypes[value] = bare.layout.data_type
             if desc.layout.space is not Space.L1:
                 self.lossless_outside.setdefault(value, []).append(bare)
                 self.stored_outside.add((value, bare))
@@ -327,7 +327,7 @@ class _ChainReader:
                 self._count_copy(value, desc)
             self.stored_outside.add((value, desc))
         inside = [(d.layout.data_type, held) for (v, d), held in self.open.items() if v == value]
-        if kind is self.made_in.get(value) or any(other is kind for other, _ in inside):
+        if kind is self.dtypes.get(value) or any(other is kind for other, _ in inside):
             self.lossless_outside.setdefault(value, []).append(desc)
         for other, held in inside:
             if other is kind and held.is_dirty:
@@ -343,7 +343,7 @@ class _ChainReader:
         waiting = self._seconds(evicted_desc(holder.desc), holder.desc)
         if waiting < dear <= holder.write_seconds + waiting:
             # The better choice depends on how often it is brought back.
-            self.is_whole = False
+            self.is_exact = False
         return dear <= holder.write_seconds + waiting
 
     def _stay(self, held: _OpenHolder, end: int, back_seconds: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.addresses import Want
+from stitch.planner.addresses import NewBuffer
 from stitch.planner.eviction import SpaceDemand, carry, is_spare
 from stitch.planner.plan import Buffer, Copy, Instance, Relocate, copy_cost, evicted_desc
 from stitch.planner.plan_state import PlanState, ViewOption
@@ -69,22 +69,22 @@ def _reads_views(state: PlanState, task: NumberedTask) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class BlockReturn:
     """Bring an evicted block back, for views of it: (value, descriptor) to byte offset."""
 
-    want: Want
+    want: NewBuffer
     views: dict[tuple[int, TensorDesc], int]
 
 
 def blocks_to_return(
     state: PlanState, task: NumberedTask, demands: Mapping[Space, SpaceDemand]
-) -> list[Return]:
+) -> list[BlockReturn]:
     """Return the blocks to bring back whole because their views take more memory separately."""
     for value, joins in state.chosen_views:
         if joins:
             for copy in _copies_beside(state, value):
                 state.detach(value, copy)
-    found: list[Return] = []
+    found: list[BlockReturn] = []
     for (number, space), parts in _parts(state, task).items():
         views = {
             view: offset
@@ -95,8 +95,8 @@ def blocks_to_return(
         if views and _is_larger_apart(state, block, space, views):
             desc, owner = evicted_desc(block.desc, space), min(state.users[number])
             size = state.size_of(desc)
-            want = Want(block.origin, block.origin, desc, None, size, owner, owner)
-            found.append(Return(want, views))
+            want = NewBuffer(block.origin, block.origin, desc, None, size, owner, owner)
+            found.append(BlockReturn(want, views))
             if is_spare(state, block):
                 # Keep a redundant block until it has been read; others are evicted as a whole.
                 demands[block.space].locked.add(number)
@@ -105,8 +105,8 @@ def blocks_to_return(
 
 
 def returned_for(
-    view: tuple[int, TensorDesc], address: int | None, returns: Iterable[Return]
-) -> tuple[Want, int] | None:
+    view: tuple[int, TensorDesc], address: int | None, returns: Iterable[BlockReturn]
+) -> tuple[NewBuffer, int] | None:
     """Return the block that is brought back for a view, and the view's byte offset, if any."""
     for back in returns:
         offset, want = back.views.get(view), back.want
@@ -118,7 +118,7 @@ def returned_for(
     return None
 
 
-def bring_back(state: PlanState, back: Return) -> None:
+def bring_back(state: PlanState, back: BlockReturn) -> None:
     """Copy a block into its new buffer; all its values then have an instance there."""
     values, new = {value for value, _ in back.views}, back.want.buffer
     sources = [

@@ -315,7 +315,7 @@ class _Search:
     def _best_hole(self, i: int, taken: Sequence[_Used]) -> int | None:
         problem, size, ends = self.problem, self._sizes[i], self._ends
         scale, mine = 100 / self._count, ends[i]
-        room = self._weight / (problem.limit - problem.base)
+        weight = self._weight / (problem.limit - problem.base)
         draw, vary = self._chance.random, self._vary
         best, least = None, 0.0
         at, beside = problem.base, -1
@@ -324,7 +324,7 @@ class _Search:
             if rest >= 0:
                 for address, neighbour in ((at, beside), (start - size, other)):
                     apart = abs(ends[neighbour] - mine) * scale if neighbour >= 0 else _WALL
-                    price = rest * room + apart * (1 + vary * (2 * draw() - 1))
+                    price = rest * weight + apart * (1 + vary * (2 * draw() - 1))
                     price -= 0 if rest else _FILLED
                     if best is None or price < least:
                         best, least = address, price

@@ -24,7 +24,7 @@ from stitch.planner import (
     plan,
 )
 from stitch.planner.checker import proof
-from stitch.planner.checker.relocations import Curves, cheaper_inside
+from stitch.planner.checker.relocations import TransferCosts, cheaper_inside
 from stitch.planner.eviction import certificate_of, problem_of
 from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
@@ -298,7 +298,7 @@ def test_an_exchange_through_dram_that_is_dearer_than_moves_inside_is_refused(
 
 
 def test_the_checker_looks_at_many_sizes_of_pieces() -> None:
-    curves, free = Curves(load_machine("tiny")), [(0, 160), (3184, 3216)]
+    curves, free = TransferCosts(load_machine("tiny")), [(0, 160), (3184, 3216)]
     core = [(160, 1584, 256), (416, 1840, 1344), (1760, 160, 1424)]
     way = cheaper_inside(core, free, 16, curves, 1.0)
     assert way is not None and way.seconds < 1.5e-6
@@ -306,7 +306,7 @@ def test_the_checker_looks_at_many_sizes_of_pieces() -> None:
 
 @pytest.mark.parametrize("free", [16_384, 51_808])
 def test_the_checker_finds_moves_that_take_hardly_less_than_they_may(free: int) -> None:
-    curves, size = Curves(load_machine("wormhole_n150")), 640 << 10
+    curves, size = TransferCosts(load_machine("wormhole_n150")), 640 << 10
     core, rooms = [(0, size, size), (size, 0, size)], [(2 * size, 2 * size + free)]
     way = cheaper_inside(core, rooms, 32, curves, 1.0)
     assert way is not None

@@ -14,7 +14,7 @@ from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.planner.mover import cycles
 from stitch.planner.mover.cycles import Pieces, break_cycles, cheapest_cut
-from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine
@@ -42,10 +42,10 @@ def carried_out(moves: list[Move], limit: int, *, outside: int = 0) -> list[Move
     before = Random(1).randbytes(limit)
     memory, aside = bytearray(before), {}
     for move in ordered:
-        if move.target >= ASIDE:
+        if move.target >= STAGED:
             aside[move.target] = memory[move.source : move.source + move.size]
         else:
-            source = aside[move.source] if move.source >= ASIDE else (
+            source = aside[move.source] if move.source >= STAGED else (
                 memory[move.source : move.source + move.size])  # fmt: skip
             assert len(source) == move.size
             memory[move.target : move.target + move.size] = source
@@ -56,7 +56,7 @@ def carried_out(moves: list[Move], limit: int, *, outside: int = 0) -> list[Move
 
 
 def outside_bytes(moves: list[Move]) -> int:
-    return sum(move.size for move in moves if move.target >= ASIDE)
+    return sum(move.size for move in moves if move.target >= STAGED)
 
 
 def shuffled_buffers(random: Random, *, slack: int) -> tuple[list[Move], int]:
@@ -117,7 +117,7 @@ def test_in_a_full_space_one_piece_leaves_once_for_all_cycles(random: Random) ->
     moves, limit = shuffled_buffers(random, slack=0)
     ordered = carried_out(moves, limit, outside=7)
     assert outside_bytes(ordered) <= 7
-    assert all(move.source < ASIDE for move in ordered) or outside_bytes(ordered)
+    assert all(move.source < STAGED for move in ordered) or outside_bytes(ordered)
 
 
 def test_a_cycle_of_three_equal_buffers_stages_no_more_than_one_of_them() -> None:
@@ -130,7 +130,7 @@ def test_of_a_tensor_only_the_bytes_that_another_waits_for_give_way() -> None:
     done = cheapest_cut(moves, [], [(5000, 5100)], 1000, prices, away=True)
     assert done is not None and outside_bytes(done) == 20
     assert sorted(done, key=lambda move: move.source)[:2] == [
-        Move(0, 2000, 980), Move(980, ASIDE + 980, 20)
+        Move(0, 2000, 980), Move(980, STAGED + 980, 20)
     ]  # fmt: skip
 
 

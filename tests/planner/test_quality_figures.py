@@ -17,7 +17,7 @@ from stitch.packing import Interval, gaps_between, pack_intervals
 from stitch.planner import PlanRequest, Relocate, check_plan, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.planner.residency import CoverProblem, choose, greedy_cover, prices_of
 from stitch.program import Space
 from tests.packing.test_bins import perfect
@@ -143,7 +143,7 @@ def relayouts(machine: str, *, full: bool) -> tuple[float, int, int]:
         free = [(a, a + size) for a, size in gaps_between(busy, 0, sum(sizes) + sum(gaps))]
         done = break_cycles(core, free, 1 << 20 if full else 0, prices, 16)
         seconds, count = seconds + prices.seconds(done), count + len(done)
-        outside += sum(move.size for move in done if move.target >= ASIDE)
+        outside += sum(move.size for move in done if move.target >= STAGED)
     return seconds * 1e6, count, outside
 
 

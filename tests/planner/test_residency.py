@@ -183,7 +183,7 @@ def test_a_value_between_two_uses_stays() -> None:
     assert chain.excess == (
         1024 - 4096, 1024 + 512 + 256 + scratch - 4096, 1024 + 512 + 256 - 4096,
     )  # fmt: skip
-    assert chain.is_whole and chain.first_seconds > 0
+    assert chain.is_exact and chain.first_seconds > 0
 
 
 def test_views_of_one_buffer_leave_with_it_and_count_once() -> None:
@@ -195,7 +195,7 @@ def test_views_of_one_buffer_leave_with_it_and_count_once() -> None:
         scene.run(program("p", [half], [desc_of(256, DRAM)]), value)
     scene.run(program("q", [], [desc_of(256, DRAM)]))
     chain = chain_of(scene.request())
-    assert chain.stays == () and not chain.is_whole
+    assert chain.stays == () and not chain.is_exact
     # Once its last reader has run the buffer is free.
     assert chain.excess == (1024 - 4096,) * 3 + (-4096,)
 
@@ -299,7 +299,7 @@ def test_what_is_wanted_outside_is_copied_there_once_by_every_plan() -> None:
     first = copied(scene, given, given) + copied(scene, given, wanted)
     last = min(copied(scene, source, desc_of(256)) for source in (given, wanted))
     chain = chain_of(scene.request())
-    assert chain.is_whole and chain.first_seconds == pytest.approx(first + last)
+    assert chain.is_exact and chain.first_seconds == pytest.approx(first + last)
     made = plan(scene.request())
     assert made.seconds == pytest.approx(chain.first_seconds)
 
@@ -314,7 +314,7 @@ def test_what_comes_to_lie_as_it_is_wanted_when_it_leaves_is_no_copy_of_every_pl
         chain = chain_of(scene.request())
         assert (chain.first_seconds > 0) == first
         choice = choose(chain)
-        assert choice is not None and chain.is_whole
+        assert choice is not None and chain.is_exact
         made = plan(scene.request())
         assert made.seconds >= made.least_seconds == chain.first_seconds + choice.least_seconds > 0
 
@@ -328,7 +328,7 @@ def test_no_bound_is_known_where_inputs_of_a_task_are_copied_from_what_it_overwr
     other = TensorDesc((64, 4), Layout(BF16, L1))
     what = program("p", [desc_of(256, space), other], [desc_of(256, space)], aliases=((0, 0),))
     scene.run(what, a, a, keep=True)
-    assert not chain_of(scene.request()).is_whole
+    assert not chain_of(scene.request()).is_exact
 
 
 def test_copies_outside_are_no_distance_to_the_best_plan() -> None:
@@ -355,7 +355,7 @@ def test_no_plan_of_a_random_request_is_below_the_chains_bound(
         request = random_request(Random(seed))
         chain = chain_of(request)
         choice = choose(chain)
-        if not chain.is_whole or choice is None:
+        if not chain.is_exact or choice is None:
             continue
         least = chain.first_seconds + choice.least_seconds
         for rules in (RULES, *((rule,) for rule in RULES)):
@@ -479,6 +479,6 @@ def test_a_bound_counts_that_what_is_dear_to_bring_back_may_wait_otherwise(
         scene.run(program("q", [tiled], []), a)
         chain = chain_of(scene.request())
         choice, made = choose(chain), plan(scene.request())
-        if choice is not None and chain.is_whole:
+        if choice is not None and chain.is_exact:
             least = chain.first_seconds + choice.least_seconds
             assert least <= made.seconds * (1 + 1e-9)

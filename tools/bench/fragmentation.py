@@ -38,7 +38,7 @@ from stitch.packing import gaps_between, pack
 from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import Repacking, SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 
@@ -299,7 +299,7 @@ def _carry_out(
         busy += [(m.source, m.size) for m in (*core, *last)]
         free = [(a, a + n) for a, n in gaps_between(busy, 0, capacity)]
         done = break_cycles(core, free, 0, PRICES, 1)
-        left = sum(move.size for move in done if move.target >= ASIDE)
+        left = sum(move.size for move in done if move.target >= STAGED)
         tally.dram += left
         tally.uncertified += left
 

@@ -39,7 +39,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.checker.relocations import Curves, Exchange
+from stitch.planner.checker.relocations import MoveSequence, TransferCosts
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 
@@ -119,11 +119,11 @@ def request_of(case: Case) -> PlanRequest:
 # -- the best of everything ------------------------------------------------------------------------
 
 
-def best_of(case: Case) -> Exchange:
+def best_of(case: Case) -> MoveSequence:
     """The fastest of the plain ways."""
     shape = case.machine.shape.space(Space.L1)
     parts = [(move.source, move.target, move.size) for move in case.moves]
-    best = best_way(parts, shape.base, shape.limit, shape.granule, Curves(case.machine))
+    best = best_way(parts, shape.base, shape.limit, shape.granule, TransferCosts(case.machine))
     assert lands(parts, best.transfers), "a way that loses bytes judges nothing"
     return best
 

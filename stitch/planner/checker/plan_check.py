@@ -1,7 +1,7 @@
 """Check a plan by running it symbolically, and report everything that is wrong with it.
 
 Kinds of problems: `address` (out of range, misaligned, overlapping), `buffer` (unknown, or
-allocated twice), `room` (does not fit its buffer), `content` (the bytes are not those that the step
+allocated twice), `fits` (does not fit its buffer), `content` (the bytes are not those that the step
 expects), `order` (tasks missing, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`,
 `transfer`, `stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`,
 `free_region`, `later` (an impossible prediction), `bound`, `touched`; and two warnings:
@@ -103,7 +103,7 @@ def _final_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
                 where = f"buffer {instance.buffer} as {instance.desc.text()}"
                 yield "final", f"value {resident.value} is not stored in {where}"
         primary = resident.instances[0].desc.layout.data_type
-        if primary is not state.made_in.get(resident.value):
+        if primary is not state.dtypes.get(resident.value):
             yield "lossy", f"the primary instance of value {resident.value} lost precision"
 
 
@@ -116,7 +116,7 @@ def _kept_values(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
         whole = [
             i
             for i in final.get(value, ())
-            if i.desc.layout.data_type is state.made_in[value] and state.holds(i, value)
+            if i.desc.layout.data_type is state.dtypes[value] and state.holds(i, value)
         ]
         if not whole:
             yield "kept", f"value {value} must be kept, but no exact instance is"
@@ -364,7 +364,7 @@ class _Checker(Inspection):
         if target.pinned or target.address is None or target.number == source.number:
             self.report("overlap", f"{target.origin} cannot be written by this copy")
             return
-        if not state.room(step.target):
+        if not state.fits(step.target):
             self.report("room", f"{step.target.desc.text()} does not fit {target.origin}")
             return
         written = footprint(step.target.desc, self.machine.shape)
@@ -381,7 +381,7 @@ class _Checker(Inspection):
             self.report(
                 "content", f"value {step.value} is not completely stored in {source.origin}"
             )
-        if step.source.desc.layout.data_type is not state.made_in.get(step.value):
+        if step.source.desc.layout.data_type is not state.dtypes.get(step.value):
             self.report("lossy", f"value {step.value} is read from a copy of another data type")
         if step.source.desc.shape != step.target.desc.shape:
             self.report("layout", "a copy must keep the shape")
@@ -434,7 +434,7 @@ class _Checker(Inspection):
         if instance.desc != wanted.without_address():
             self.report("layout", f"{what} is {instance.desc.text()}, expected {wanted.text()}")
         at = wanted.layout.address
-        if buffer is None or buffer.address is None or not self.state.room(instance):
+        if buffer is None or buffer.address is None or not self.state.fits(instance):
             self.report("room", f"{what} does not fit into buffer {instance.buffer}")
         elif at is not None and (buffer.address != at or instance.offset_nbytes):
             self.report("layout", f"{what} is at {buffer.address:#x}, expected {at:#x}")
@@ -456,7 +456,7 @@ class _Checker(Inspection):
         self._outputs(step, task)
         self._scratch(step, task)
         for instance, value in zip(step.outputs, task.outputs, strict=True):
-            if instance.buffer in state.buffers and state.room(instance):
+            if instance.buffer in state.buffers and state.fits(instance):
                 state.write(instance, value)
 
     def _outputs(self, step: Execute, task: NumberedTask) -> None:

@@ -37,20 +37,20 @@ def packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool | None:
         if position in failed:
             continue
         failed.add(position)
-        index, *rooms = position
+        index, *capacities = position
         work += len(position)
         if index == len(order):
             return True
-        usable = rooms[bisect_right(rooms, order[-1] - 1) :]
+        usable = capacities[bisect_right(capacities, order[-1] - 1) :]
         if left[index] > sum(usable):
             continue
         size = order[index]
-        for i, room in enumerate(usable):
-            if room >= size and (i == 0 or usable[i - 1] != room):
+        for i, capacity in enumerate(usable):
+            if capacity >= size and (i == 0 or usable[i - 1] != capacity):
                 work += len(usable)
                 if work > WORK_LIMIT:
                     return None
-                after = [*usable[:i], *usable[i + 1 :], room - size]
+                after = [*usable[:i], *usable[i + 1 :], capacity - size]
                 stack.append((index + 1, *sorted(after)))
     return False
 
@@ -77,10 +77,10 @@ def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> b
             sums.append((sums[-1] | sums[-1] << size) & ((1 << most) - 1))
         sums.reverse()
 
-    def hold(depth: int, room: int) -> int:
+    def hold(depth: int, capacity: int) -> int:
         if sums:
-            return (sums[depth] & ((1 << min(room, most) + 1) - 1)).bit_length() - 1
-        return room if room >= sizes[-1] else 0
+            return (sums[depth] & ((1 << min(capacity, most) + 1) - 1)).bit_length() - 1
+        return capacity if capacity >= sizes[-1] else 0
 
     refuted: set[tuple[int, ...]] = set()
     #: By depth: gap capacities, state, and the capacities still to try, the next one last.
@@ -91,11 +91,15 @@ def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> b
         work += len(held) + 1
         if work > WORK_LIMIT:
             return None
-        held = tuple([hold(depth, room) for room in held])
+        held = tuple([hold(depth, capacity) for capacity in held])
         position = (depth, *sorted(held))
         if step == "b" and depth < len(sizes):
             size = sizes[depth]
-            into = [size] if size in held else sorted({room for room in held if room > size})
+            into = (
+                [size]
+                if size in held
+                else sorted({capacity for capacity in held if capacity > size})
+            )
             path.append((held, position, into[::-1]))
         elif (step == "f" and sum(held) < left[depth]) or (step == "k" and position in refuted):
             refuted.add(position)
@@ -106,9 +110,9 @@ def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> b
         if not path:
             return next(steps, "") == ""
         before, _, untried = path[-1]
-        room = untried.pop()
-        gap = before.index(room)
-        held = (*before[:gap], room - sizes[len(path) - 1], *before[gap + 1 :])
+        capacity = untried.pop()
+        gap = before.index(capacity)
+        held = (*before[:gap], capacity - sizes[len(path) - 1], *before[gap + 1 :])
 
 
 #: Kind of problem (`certificate` or `undecided`), and detail.

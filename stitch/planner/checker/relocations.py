@@ -29,7 +29,7 @@ MOST_WHOLE = 8
 WORK_LIMIT = 2_000_000
 
 
-class Curves:
+class TransferCosts:
     """Simulated seconds of transfers inside a space and to the space beside; sizes are per bank."""
 
     def __init__(self, machine: Machine, space: Space = Space.L1, beside: Space = Space.DRAM):
@@ -62,7 +62,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class MoveSequence:
     """An option to carry out moves: its transfers in order, and their seconds."""
 
     name: str
@@ -71,8 +71,8 @@ class Exchange:
 
 
 def cheaper_inside(
-    core: Sequence[Part], free: Sequence[Region], granule: int, curves: Curves, most: float
-) -> Exchange | None:
+    core: Sequence[Part], free: Sequence[Region], granule: int, curves: TransferCosts, most: float
+) -> MoveSequence | None:
     """Search for moves inside the space that carry out cycles in less than `most` seconds.
 
     Raises TimeoutError at the work limit.
@@ -84,13 +84,13 @@ def cheaper_inside(
     ((0, 128, 64), (64, 0, 64), (128, 64, 64))
     >>> cheaper_inside(swap, [(128, 256)], 16, curves, 1e-9)
     """
-    best: Exchange | None = None
+    best: MoveSequence | None = None
     work = [WORK_LIMIT]
     few = core if len(core) <= MOST_WHOLE else ()
     for name, transfers in whole_tensors(few, free, away=False):
         seconds = curves.seconds(transfers)
         if seconds < most:
-            best, most = Exchange(name, seconds, tuple(transfers)), seconds
+            best, most = MoveSequence(name, seconds, tuple(transfers)), seconds
     for size in ladder(core, granule):
         nbytes = sum(size for _, _, size in core)
         if nbytes / size * curves.inside(size) >= most:
@@ -98,7 +98,7 @@ def cheaper_inside(
         for narrow in NARROW:
             done = by_pieces(core, (), free, size, narrow, curves, most, away=False, work=work)
             if done is not None:
-                best = Exchange(f"pieces of {size} B", curves.seconds(done), tuple(done))
+                best = MoveSequence(f"pieces of {size} B", curves.seconds(done), tuple(done))
                 most = best.seconds
     return best
 
@@ -130,8 +130,8 @@ def whole_tensors(
             continue
         stays = [core[i] for i in going]
         chosen = [move for i, move in enumerate(core) if aside >> i & 1]
-        for name, rooms in (("inside", spare), ("outside", ()))[: 1 + away]:
-            places = _places([size for _, _, size in chosen], rooms)
+        for name, regions in (("inside", spare), ("outside", ()))[: 1 + away]:
+            places = _places([size for _, _, size in chosen], regions)
             if not away and max(places) >= OUTSIDE:
                 continue
             out = [(move[0], at, move[2]) for move, at in zip(chosen, places, strict=True)]
@@ -144,13 +144,13 @@ def waits_for(move: Part, other: Part) -> bool:
     return move[1] < other[0] + other[2] and other[0] < move[1] + move[2]
 
 
-def _places(sizes: Sequence[int], rooms: Sequence[Region]) -> list[int]:
+def _places(sizes: Sequence[int], regions: Sequence[Region]) -> list[int]:
     """Return an address for each size: the largest first, in the smallest hole, or outside."""
-    left, places = list(rooms), [OUTSIDE * (i + 1) for i, _ in enumerate(sizes)]
+    left, places = list(regions), [OUTSIDE * (i + 1) for i, _ in enumerate(sizes)]
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        fitting = [room for room in left if room[1] - room[0] >= sizes[i]]
+        fitting = [region for region in left if region[1] - region[0] >= sizes[i]]
         if fitting:
-            places[i] = min(fitting, key=lambda room: room[1] - room[0])[0]
+            places[i] = min(fitting, key=lambda region: region[1] - region[0])[0]
             left = without(left, places[i], places[i] + sizes[i])
     return places
 
@@ -161,7 +161,7 @@ def by_pieces(
     free: Sequence[Region],
     piece: int,
     narrow: float,
-    curves: Curves,
+    curves: TransferCosts,
     most: float,
     *,
     away: bool,
@@ -187,22 +187,22 @@ def by_pieces(
             spare = free
             for _, target, size in (*parts, *after):
                 spare = without(spare, target, target + size)
-            room = max(spare, key=lambda region: region[1] - region[0], default=(0, 0))
+            region = max(spare, key=lambda region: region[1] - region[0], default=(0, 0))
             if away:
-                room = OUTSIDE * (1 + len(done)), OUTSIDE * (1 + len(done)) + piece
-            wanted = min(piece - width, room[1] - room[0])
+                region = OUTSIDE * (1 + len(done)), OUTSIDE * (1 + len(done)) + piece
+            wanted = min(piece - width, region[1] - region[0])
             low, high = _beside(parts, (start, end), wanted) if wanted else (0, 0)
             widened = low < high
         if widened:
-            shift = room[0] - low
+            shift = region[0] - low
             parts = [
                 (source + shift if low <= source < high else source, target, size)
                 for part in parts
                 for source, target, size in _cut(part, low, high)
             ]
             free = joined(free, low, high)
-            free = without(free, room[0], room[0] + high - low)
-            done.append((low, room[0], high - low))
+            free = without(free, region[0], region[0] + high - low)
+            done.append((low, region[0], high - low))
         elif not width:
             return None
         else:
@@ -423,10 +423,10 @@ def _justify(
         kind, defect = "certificate", f"it lists gaps {listed(certificate.gaps)}, but none is free"
     if defect is not None:
         run.report(kind, defect)
-    room = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
-    if certificate.kind != "no_path" and step.bounced_nbytes > room:
+    staged = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
+    if certificate.kind != "no_path" and step.bounced_nbytes > staged:
         run.report("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, but "
-                               f"{room} B are staged")  # fmt: skip
+                               f"{staged} B are staged")  # fmt: skip
 
 
 def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
@@ -467,7 +467,7 @@ def _cost_defect(
         claimed = certificate.through_seconds
         return "certificate", f"it claims {claimed} s, the transfers take {through} s"
     moves = _moves(run, step)
-    curves = Curves(run.machine, step.space, step.stage_space)
+    curves = TransferCosts(run.machine, step.space, step.stage_space)
     try:
         found = cheaper_inside(
             sorted(_on_cycles(moves)), _unused(run, step, moves), granule, curves, through / LESS

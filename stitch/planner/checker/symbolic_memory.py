@@ -132,7 +132,7 @@ class SymbolicMemory:
         self._facts: dict[int, set[Fact]] = {}
         self._extents: dict[TensorDesc, int] = {}
         #: The data type in which each value was made: others are lossy.
-        self.made_in: dict[int, DataType] = {}
+        self.dtypes: dict[int, DataType] = {}
         for buffer in request.buffers:
             self.buffers[buffer.number] = buffer
             if buffer.address is None:
@@ -142,10 +142,10 @@ class SymbolicMemory:
             for instance in resident.instances:
                 self._know(instance, resident.value)
             if resident.instances:
-                self.made_in[resident.value] = resident.instances[0].desc.layout.data_type
+                self.dtypes[resident.value] = resident.instances[0].desc.layout.data_type
         for task in request.tasks:
             for value, desc in zip(task.outputs, task.transformation.outputs, strict=True):
-                self.made_in[value] = desc.layout.data_type
+                self.dtypes[value] = desc.layout.data_type
 
     def span(self, buffer: Buffer) -> tuple[Place, int, int]:
         """Return the bytes of a buffer."""
@@ -179,7 +179,7 @@ class SymbolicMemory:
             self._extents[desc] = known
         return known
 
-    def room(self, instance: Instance) -> bool:
+    def fits(self, instance: Instance) -> bool:
         """Whether an instance fits into its buffer, in the same space."""
         buffer = self.buffers[instance.buffer]
         _, start, end = self.span(buffer)
@@ -194,7 +194,7 @@ class SymbolicMemory:
 
     def _at(self, instance: Instance) -> tuple[int, int] | None:
         """Return the content stored at an instance, and its first byte; None if there are more."""
-        if instance.buffer not in self.buffers or not self.room(instance):
+        if instance.buffer not in self.buffers or not self.fits(instance):
             return None
         place, start, _ = self.span(self.buffers[instance.buffer])
         start += instance.offset_nbytes

@@ -76,7 +76,7 @@ class Holes:
         #: Start and end of the free bytes around each buffer.
         self._before: list[int] = []
         self._after: list[int] = []
-        rooms: list[int] = []
+        gaps: list[int] = []
         rank = 0
         for gap, size in problem.gaps:
             at, end = gap, gap + size
@@ -85,36 +85,36 @@ class Holes:
                     self._after.append(start)
                 self._before.append(at)
                 if at < start:
-                    rooms.append(start - at << SHIFT | at)
+                    gaps.append(start - at << SHIFT | at)
                 at = start + self.sizes[rank]
                 rank += 1
             if at > gap:
                 self._after.append(end)
             if at < end:
-                rooms.append(end - at << SHIFT | at)
-        rooms.sort()
-        self._rooms = rooms
+                gaps.append(end - at << SHIFT | at)
+        gaps.sort()
+        self._gaps = gaps
         self._windows: dict[tuple[int, bool], list[tuple[int, int]]] = {}
 
-    def rooms(self, mask: int) -> list[int]:
+    def gaps(self, mask: int) -> list[int]:
         """Return the holes (size above address), sorted, once the buffers of a set are removed."""
-        rooms = list(self._rooms)
+        gaps = list(self._gaps)
         start = at = after = -1
         for rank in members(mask):
             before, address = self._before[rank], self.starts[rank]
             if before != at:
                 # A new hole begins unless the buffer before is removed too.
                 if start >= 0:
-                    insort(rooms, after - start << SHIFT | start)
+                    insort(gaps, after - start << SHIFT | start)
                 start = before
                 if before < address:
-                    _remove(rooms, before, address)
+                    _remove(gaps, before, address)
             at, after = address + self.sizes[rank], self._after[rank]
             if at < after:
-                _remove(rooms, at, after)
+                _remove(gaps, at, after)
         if start >= 0:
-            insort(rooms, after - start << SHIFT | start)
-        return rooms
+            insort(gaps, after - start << SHIFT | start)
+        return gaps
 
     def windows(self, size: int, *, keeps: bool = False) -> list[tuple[int, int]]:
         """Return (cost, set) of the shortest runs of neighbours that free `size` bytes, cheapest
@@ -150,8 +150,8 @@ class Holes:
         return runs
 
 
-def _remove(rooms: list[int], start: int, end: int) -> None:
-    del rooms[bisect_left(rooms, end - start << SHIFT | start)]
+def _remove(gaps: list[int], start: int, end: int) -> None:
+    del gaps[bisect_left(gaps, end - start << SHIFT | start)]
 
 
 def members(mask: int) -> list[int]:
@@ -248,7 +248,7 @@ class _Search:
 
     def _slide(self, cost: int, mask: int) -> None:
         ranks = members(mask)
-        first = self.holes.rooms(mask)
+        first = self.holes.gaps(mask)
         start = next(
             r & ADDRESS
             for r in first
@@ -312,8 +312,8 @@ class _Search:
         for rank, cost in enumerate(costs):
             choices += [(c + cost, mask | 1 << rank) for c, mask in choices]
         for cost, mask in sorted(choice for choice in choices if choice[0] < self.least):
-            rooms, _ = self._rooms(mask)
-            if max(self.wanted, default=0) > (rooms[-1] >> SHIFT if rooms else 0):
+            gaps, _ = self._gaps(mask)
+            if max(self.wanted, default=0) > (gaps[-1] >> SHIFT if gaps else 0):
                 continue
             try:
                 fit = self._exactly(mask)
@@ -356,12 +356,12 @@ class _Search:
             return self.wanted
         return [*self.wanted, *(self.holes.sizes[rank] for rank in members(mask))]
 
-    def _rooms(self, mask: int) -> tuple[list[int], _Fit]:
+    def _gaps(self, mask: int) -> tuple[list[int], _Fit]:
         """Return the holes without a set (`in_order`: less its members), and the members' holes."""
-        rooms = self.holes.rooms(mask)
+        gaps = self.holes.gaps(mask)
         if not self.in_order:
-            return rooms, ()
-        sizes = {room & ADDRESS: room >> SHIFT for room in rooms}
+            return gaps, ()
+        sizes = {gap & ADDRESS: gap >> SHIFT for gap in gaps}
         starts = sorted(sizes)
         homes = []
         for rank in members(mask):
@@ -372,25 +372,25 @@ class _Search:
 
     def _fits(self, mask: int) -> tuple[_Fit | None, int]:
         """Return the hole of each item, or None and the size of an item that does not fit."""
-        rooms, homes = self._rooms(mask)
+        gaps, homes = self._gaps(mask)
         items = self._items(mask)
-        self.work += 5 + 2 * len(items) + len(rooms) // 16
+        self.work += 5 + 2 * len(items) + len(gaps) // 16
         order = sorted(range(len(items)), key=lambda i: -items[i])
-        if not rooms or items[order[0]] > rooms[-1] >> SHIFT:
+        if not gaps or items[order[0]] > gaps[-1] >> SHIFT:
             return None, items[order[0]]
-        fit, stuck = _best_fit(rooms, items, order)
+        fit, stuck = _best_fit(gaps, items, order)
         if fit is None:
-            self.work += len(items) * len(rooms) // 4
-            fit = _fullest(rooms, items)
+            self.work += len(items) * len(gaps) // 4
+            fit = _fullest(gaps, items)
         return fit if fit is None else (*fit, *homes), stuck
 
     def _exactly(self, mask: int) -> _Fit | None:
-        (rooms, homes), items = self._rooms(mask), self._items(mask)
-        packing = pack(items, [room >> SHIFT for room in rooms])
+        (gaps, homes), items = self._gaps(mask), self._items(mask)
+        packing = pack(items, [gap >> SHIFT for gap in gaps])
         if not packing.ended:
             raise TimeoutError
         chosen = packing.chosen
-        return None if chosen is None else (*(rooms[i] & ADDRESS for i in chosen), *homes)
+        return None if chosen is None else (*(gaps[i] & ADDRESS for i in chosen), *homes)
 
     def _arrangement(self) -> Repacking:
         """Fill holes from below; buffers keep their order, so those that stay only slide."""
@@ -399,54 +399,54 @@ class _Search:
         displaced, count = len(problem.displaced), len(problem.pieces)
         of_pieces = self.fit[displaced : displaced + count]
         of_buffers = (*self.fit[:displaced], *self.fit[displaced + count :])
-        free = {room: room for room in self.fit}
+        free = {gap: gap for gap in self.fit}
         moves, moved = {}, 0
         placed = zip(of_buffers, buffers, strict=True)
-        for room, (number, address, size) in sorted(placed, key=lambda item: item[1][1]):
-            if free[room] != address:
-                moves[number] = free[room]
+        for gap, (number, address, size) in sorted(placed, key=lambda item: item[1][1]):
+            if free[gap] != address:
+                moves[number] = free[gap]
                 moved += size
-            free[room] += size
+            free[gap] += size
         pieces = []
-        for room, size in zip(of_pieces, problem.pieces, strict=True):
-            pieces.append(free[room])
-            free[room] += size
+        for gap, size in zip(of_pieces, problem.pieces, strict=True):
+            pieces.append(free[gap])
+            free[gap] += size
         return Repacking(tuple(sorted(moves.items())), tuple(pieces), moved)
 
 
-def _best_fit(rooms: list[int], items: list[int], order: list[int]) -> tuple[_Fit | None, int]:
+def _best_fit(gaps: list[int], items: list[int], order: list[int]) -> tuple[_Fit | None, int]:
     """Place each item, the largest first, in the smallest hole; or return None and its size."""
-    rooms = list(rooms)
+    gaps = list(gaps)
     chosen = [0] * len(items)
     for i in order:
         size = items[i]
-        at = bisect_left(rooms, size << SHIFT)
-        if at == len(rooms):
+        at = bisect_left(gaps, size << SHIFT)
+        if at == len(gaps):
             return None, size
-        room = rooms.pop(at)
-        chosen[i] = room & ADDRESS
-        left = (room >> SHIFT) - size
+        gap = gaps.pop(at)
+        chosen[i] = gap & ADDRESS
+        left = (gap >> SHIFT) - size
         if left:
-            insort(rooms, left << SHIFT | room & ADDRESS)
+            insort(gaps, left << SHIFT | gap & ADDRESS)
     return tuple(chosen), 0
 
 
-def _fullest(rooms: list[int], items: list[int]) -> _Fit | None:
+def _fullest(gaps: list[int], items: list[int]) -> _Fit | None:
     """Fill each hole, the smallest first, with the largest subset sum of the remaining items."""
     unit = math.gcd(*items)
     smallest = min(items)
     left = sorted(range(len(items)), key=lambda i: -items[i])
     chosen = [0] * len(items)
-    spare = sum(room >> SHIFT for room in rooms) - sum(items)
-    for room in rooms:
-        size = room >> SHIFT
+    spare = sum(gap >> SHIFT for gap in gaps) - sum(items)
+    for gap in gaps:
+        size = gap >> SHIFT
         if size < smallest:
             spare -= size
         else:
             taken = largest_sum([items[i] // unit for i in left], size // unit)
             spare -= size - sum(items[left[k]] for k in taken)
             for k in taken:
-                chosen[left.pop(k)] = room & ADDRESS
+                chosen[left.pop(k)] = gap & ADDRESS
             if not left:
                 return tuple(chosen)
         if spare < 0:

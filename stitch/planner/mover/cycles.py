@@ -19,7 +19,7 @@ from itertools import pairwise
 from math import gcd
 
 from stitch.packing import Span, minus, union
-from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 
 
 def assign_staging(
@@ -35,22 +35,22 @@ def assign_staging(
     for size, start in sorted(((start - end, start) for start, end in parts)):
         size = -size
         while size:
-            rooms = regions[0] or regions[1]
-            room, at = rooms.pop()
-            taken = min(size, room)
+            gaps = regions[0] or regions[1]
+            limit, at = gaps.pop()
+            taken = min(size, limit)
             places.append((start, -at, taken))
-            if taken < room:
-                insort(rooms, (room - taken, at - taken))
+            if taken < limit:
+                insort(gaps, (limit - taken, at - taken))
             start, size = start + taken, size - taken
     return sorted(places)
 
 
 def from_staging(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
-    """Return the moves with staged sources (`ASIDE`) replaced by their staging addresses."""
+    """Return the moves with staged sources (`STAGED`) replaced by their staging addresses."""
     starts = [start for start, _, _ in places]
     done: list[Move] = []
     for move in moves:
-        source, end = move.source - ASIDE, move.source - ASIDE + move.size
+        source, end = move.source - STAGED, move.source - STAGED + move.size
         if source < 0:
             done.append(move)
             continue
@@ -98,7 +98,7 @@ def cheapest_cut(
     moves: Sequence[Move],
     open_: Sequence[Span],
     free: Sequence[Span],
-    room: int,
+    limit: int,
     prices: Prices,
     *,
     away: bool,
@@ -126,10 +126,10 @@ def cheapest_cut(
     Move(source=0, target=48, size=64)
     Move(source=128, target=0, size=48)
     """
-    if not room or len(moves) > MOST_MOVES:
+    if not limit or len(moves) > MOST_MOVES:
         return None
     cuts = _Cuts(moves, open_, free, prices, away)
-    ways = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(room)]
+    ways = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(limit)]
     return min(ways, key=prices.seconds, default=None)
 
 
@@ -140,9 +140,9 @@ def _ordered(
     parted = [_parts(move, spans, cuts.open) for move in moves]
     rest, early, aside = ([part for parts in parted for part in parts[i]] for i in range(3))
     first, _, last = order_moves(rest)
-    home = [Move(ASIDE + part.source, part.target, part.size) for part in aside]
+    home = [Move(STAGED + part.source, part.target, part.size) for part in aside]
     if away:
-        out = [Move(part.source, ASIDE + part.source, part.size) for part in aside]
+        out = [Move(part.source, STAGED + part.source, part.size) for part in aside]
         return [*out, *early, *first, *last, *home]
     places = assign_staging(spans_of(aside, "source"), free)
     return [*moves_to_staging(places), *early, *first, *last, *from_staging(home, places)]
@@ -160,13 +160,14 @@ class _Cuts:
         away: bool,
     ) -> None:
         self.moves, self.prices, self.away = moves, prices, away
-        self.rooms = sorted((end - start for start, end in free), reverse=True)
+        self.gaps = sorted((end - start for start, end in free), reverse=True)
         self.wholes = spans_of(moves, "source")
         #: Regions where moving a part at once saves more than one more transfer costs.
         self.open = [
             (start, end)
             for start, end in open_
-            if self._aside(end - start) - self._aside(1) > prices.inside(end - start)
+            if self._staging_seconds(end - start) - self._staging_seconds(1)
+            > prices.inside(end - start)
         ]
         #: The moves that each move waits for, as bits, and which of their bytes.
         self.waits = [0] * len(moves)
@@ -178,17 +179,19 @@ class _Cuts:
                     self.awaited[i, j] = max(start, first), min(end, last)
         self._known: dict[tuple[int, Span], tuple[float, int]] = {}
 
-    def cheapest(self, room: int) -> list[list[Span]]:
+    def cheapest(self, limit: int) -> list[list[Span]]:
         """Return the spans to stage: the cheapest set including parts, if cheaper, and the cheapest
         set of whole tensors.
 
         Both are returned because narrow free regions may cut the parts.
         """
-        wholes, least = self._cheapest(room, float("inf"), parts=False)
-        parts = self._cheapest(room, least, parts=True)[0]
+        wholes, least = self._cheapest(limit, float("inf"), parts=False)
+        parts = self._cheapest(limit, least, parts=True)[0]
         return [spans for spans in (parts, wholes) if spans is not None]
 
-    def _cheapest(self, room: int, least: float, *, parts: bool) -> tuple[list[Span] | None, float]:
+    def _cheapest(
+        self, limit: int, least: float, *, parts: bool
+    ) -> tuple[list[Span] | None, float]:
         """Search for the cheapest set by best-first search; return it and its cost."""
         queue: list[tuple[float, int, int, list[int], tuple[Span, ...]]] = [
             (0.0, 0, 0, self.waits, ())
@@ -205,7 +208,7 @@ class _Cuts:
                 ways = {self.awaited[i, j], self.wholes[j]} if parts else {self.wholes[j]}
                 for span in sorted(ways):
                     more, aside = self._price(j, span)
-                    if nbytes + aside > room or seconds + more >= least:
+                    if nbytes + aside > limit or seconds + more >= least:
                         continue
                     if span == self.wholes[j]:
                         fewer = [mask & ~(1 << j) for mask in waits]
@@ -224,21 +227,21 @@ class _Cuts:
             move, inside = self.moves[j], self.prices.inside
             rest, early, aside = _parts(move, [span], self.open)
             seconds = sum(inside(part.size) for part in (*rest, *early)) - inside(move.size)
-            seconds += sum(self._aside(part.size) for part in aside)
+            seconds += sum(self._staging_seconds(part.size) for part in aside)
             known = self._known[j, span] = seconds, sum(part.size for part in aside)
         return known
 
-    def _aside(self, size: int) -> float:
+    def _staging_seconds(self, size: int) -> float:
         prices = self.prices
         if self.away:
             return prices.out(size) + prices.back(size)
         # A part that fits into no free region is cut; each piece takes two transfers.
         seconds = 0.0
-        for room in self.rooms:
-            if size <= room:
+        for limit in self.gaps:
+            if size <= limit:
                 break
-            seconds += 2 * prices.inside(room)
-            size -= room
+            seconds += 2 * prices.inside(limit)
+            size -= limit
         return seconds + 2 * prices.inside(size)
 
 
@@ -390,7 +393,7 @@ class Pieces:
                 else:
                     freed = []
                     if low <= a + shift < high:
-                        done.append(Move(ASIDE + a + shift, a, b - a))
+                        done.append(Move(STAGED + a + shift, a, b - a))
                     else:
                         done.append(Move(a + shift, a, b - a))
                         freed = [(a + shift, b + shift)]
@@ -509,7 +512,7 @@ def break_cycles(
     Args:
         moves: The moves on cycles.
         free: Unused regions of the space.
-        outside: Limit of the bytes per bank staged in the space beside, at `ASIDE` addresses.
+        outside: Limit of the bytes per bank staged in the space beside, at `STAGED` addresses.
         prices: Transfer costs.
         granule: Piece sizes are multiples of it.
         slack: Extra seconds allowed for staying inside the space.
@@ -530,11 +533,11 @@ def break_cycles(
     """
     free = sorted(sorted(free, key=lambda span: span[0] - span[1])[:MOST_FREE])
     search = _Search(moves, free, prices, granule)
-    room = nbytes_of(free)
+    limit = nbytes_of(free)
     for patience in (PATIENCE, float("inf")):
         best, least = search.by_cut(outside, most, away=True)
-        stays, inside = search.by_cut(room, least * CHEAPER + slack, away=False)
-        stays, inside = search.by_pieces(stays, room, inside, patience, away=False)
+        stays, inside = search.by_cut(limit, least * CHEAPER + slack, away=False)
+        stays, inside = search.by_pieces(stays, limit, inside, patience, away=False)
         if stays is not None:
             best, least = stays, (inside - slack) / CHEAPER
         best, least = search.by_pieces(best, outside, least, patience, away=True)
@@ -555,9 +558,9 @@ class _Search:
         self.moves, self.free, self.prices, self.granule = moves, free, prices, granule
         self.pieces = Pieces(moves)
 
-    def by_cut(self, room: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
-        """Stage parts that close the cycles, at most `room` bytes."""
-        best = cheapest_cut(self.moves, self.pieces.open, self.free, room, self.prices, away=away)
+    def by_cut(self, limit: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
+        """Stage parts that close the cycles, at most `limit` bytes."""
+        best = cheapest_cut(self.moves, self.pieces.open, self.free, limit, self.prices, away=away)
         seconds = most if best is None else self.prices.seconds(best)
         return (best, seconds) if seconds < most else (None, most)
 
@@ -581,14 +584,14 @@ class _Search:
         return len(done) > TRANSFERS * (len(self.moves) + pieces)
 
     def with_one_outside(
-        self, best: list[Move] | None, room: int, most: float
+        self, best: list[Move] | None, limit: int, most: float
     ) -> tuple[list[Move] | None, float]:
-        """Stage one tensor of at most `room` bytes outside while the others move inside."""
+        """Stage one tensor of at most `limit` bytes outside while the others move inside."""
         moves, prices = self.moves, self.prices
         smallest = sorted(moves, key=lambda move: move.size) if len(moves) <= MOST_LEFT else []
         for gone in smallest:
             price = prices.out(gone.size) + prices.back(gone.size)
-            if gone.size > room or price + prices.inside(self.pieces.nbytes - gone.size) >= most:
+            if gone.size > limit or price + prices.inside(self.pieces.nbytes - gone.size) >= most:
                 break
             rest = [move for move in moves if move != gone]
             within = _Search(rest, _free_without(rest, [gone], self.free), prices, self.granule)
@@ -602,17 +605,17 @@ class _Search:
     def by_pieces(
         self,
         best: list[Move] | None,
-        room: int,
+        limit: int,
         most: float,
         patience: float,
         *,
         away: bool,
         tried: int = TRIED,
     ) -> tuple[list[Move] | None, float]:
-        """Fill holes of one piece size, of which at most `room` bytes are staged."""
+        """Fill holes of one piece size, of which at most `limit` bytes are staged."""
         moves, prices, pieces = self.moves, self.prices, self.pieces
-        room += pieces.widest if away else nbytes_of(pieces.open)
-        sizes = _sizes(moves, room, self.granule)
+        limit += pieces.widest if away else nbytes_of(pieces.open)
+        sizes = _sizes(moves, limit, self.granule)
         if away:
             sizes = {size for size in sizes if size > pieces.widest}
         else:
@@ -686,8 +689,8 @@ def _free_without(rest: Sequence[Move], away: Sequence[Move], free: Sequence[Spa
 
 
 def _wrap_outside(done: Sequence[Move], away: Sequence[Move]) -> list[Move]:
-    out = [Move(part.source, ASIDE + part.source, part.size) for part in away]
-    return [*out, *done, *(Move(ASIDE + part.source, part.target, part.size) for part in away)]
+    out = [Move(part.source, STAGED + part.source, part.size) for part in away]
+    return [*out, *done, *(Move(STAGED + part.source, part.target, part.size) for part in away)]
 
 
 def _through_holes(
@@ -712,15 +715,15 @@ def _through_holes(
         pieces = Pieces(core)
         free = minus(spare, pieces.sources)
         widest = max(pieces.open, key=lambda span: (span[1] - span[0], -span[0]), default=(0, 0))
-        rooms = [*free, *(span for span in pieces.open if span != widest)] if size else []
+        gaps = [*free, *(span for span in pieces.open if span != widest)] if size else []
         width = widest[1] - widest[0]
         staged, lying = (0, 0), list[Span]()
-        if width * narrow < size and rooms:
-            staged = pieces.window(min(size, width + nbytes_of(rooms)))
-            lying, rooms = pieces.sources_in(staged), minus(union(rooms), [staged])
+        if width * narrow < size and gaps:
+            staged = pieces.window(min(size, width + nbytes_of(gaps)))
+            lying, gaps = pieces.sources_in(staged), minus(union(gaps), [staged])
             # Holes inside the window cannot be used for staging.
             staged = pieces.window(
-                staged[1] - staged[0] - max(0, nbytes_of(lying) - nbytes_of(rooms))
+                staged[1] - staged[0] - max(0, nbytes_of(lying) - nbytes_of(gaps))
             )
             lying = pieces.sources_in(staged)
         staged = staged if lying else (0, 0)
@@ -747,7 +750,7 @@ def _through_holes(
             break
         core = from_staging(
             [
-                Move(part.source + ASIDE, part.target, part.size)
+                Move(part.source + STAGED, part.target, part.size)
                 if staged[0] <= part.source < staged[1]
                 else part
                 for part in left

@@ -79,7 +79,7 @@ def _dependencies(moves: list[Move]) -> dict[int, list[int]]:
 
 
 #: `ASIDE + x` is the address of staged bytes that were at x.
-ASIDE = 1 << 50
+STAGED = 1 << 50
 #: Above this transfer size only bytes count.
 LARGE_TRANSFER = 1 << 20
 
@@ -131,12 +131,12 @@ class Prices:
         return self.transfer(self.space, self.space, size)
 
     def seconds(self, moves: Iterable[Move]) -> float:
-        """Return the seconds of moves, including those to and from `ASIDE` addresses."""
+        """Return the seconds of moves, including those to and from `STAGED` addresses."""
         total = 0.0
         for move in moves:
-            if move.target >= ASIDE:
+            if move.target >= STAGED:
                 total += self.out(move.size)
-            elif move.source >= ASIDE:
+            elif move.source >= STAGED:
                 total += self.back(move.size)
             else:
                 total += self.inside(move.size)

@@ -12,7 +12,7 @@ from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint, round_up
 from stitch.packing import gaps_between
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.planner.plan_state import PlanState
 from stitch.program import Space
@@ -97,7 +97,7 @@ class _Relocation:
         size = passing + sum(slots.values())
         stage = (take_room(prices.beside, size), size) if size else None
         state.slack_seconds -= self.longer
-        state.claimed += [(self.space, m.target, m.size) for m in done if m.target < ASIDE]
+        state.claimed += [(self.space, m.target, m.size) for m in done if m.target < STAGED]
         transfers = tuple(self._transfers(ordered, passing, slots, stage[0] if stage else 0))
         seconds = sum(
             prices.transfer(t.source_space, t.target_space, t.nbytes // prices.banks)
@@ -163,7 +163,7 @@ class _Relocation:
 
     def _staged(self, ordered: list[Move]) -> tuple[list[Move], int, dict[int, int]]:
         """Cut moves to bounces that fit; return them, and the sizes of bounce and staged parts."""
-        slots = {m.target: self._slot(m.size) for m in ordered if m.target >= ASIDE}
+        slots = {m.target: self._slot(m.size) for m in ordered if m.target >= STAGED}
         if not self.prices.bounces:
             return ordered, 0, slots
         most = max(move.size for move in ordered)
@@ -184,9 +184,9 @@ class _Relocation:
             places[address], at = at, at + size
         for move in ordered:
             nbytes = move.size * banks
-            if move.target >= ASIDE:
+            if move.target >= STAGED:
                 yield Transfer(here, move.source, there, places[move.target], nbytes)
-            elif move.source >= ASIDE:
+            elif move.source >= STAGED:
                 yield Transfer(there, places[move.source], here, move.target, nbytes)
             elif passing:
                 yield Transfer(here, move.source, there, stage, nbytes)
@@ -205,12 +205,12 @@ def _preferred(cyclic: _Relocation, in_order: _Relocation) -> _Relocation:
 
 
 def _staged_sizes(moves: list[Move]) -> tuple[int, ...]:
-    return tuple(move.size for move in moves if move.target >= ASIDE)
+    return tuple(move.size for move in moves if move.target >= STAGED)
 
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:
     """Cut a move into pieces of at most `most` bytes, in memmove order."""
-    if move.size <= most or max(move.source, move.target) >= ASIDE:
+    if move.size <= most or max(move.source, move.target) >= STAGED:
         yield move
         return
     starts = range(0, move.size, most)

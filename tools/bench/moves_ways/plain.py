@@ -13,9 +13,9 @@ from itertools import product
 from stitch.planner.checker.relocations import (
     NARROW,
     OUTSIDE,
-    Curves,
-    Exchange,
+    MoveSequence,
     Part,
+    TransferCosts,
     by_pieces,
     joined,
     ladder,
@@ -29,8 +29,8 @@ HOPELESS = 2.0
 
 
 def best_way(
-    moves: Sequence[Part], base: int, limit: int, granule: int, curves: Curves
-) -> Exchange:
+    moves: Sequence[Part], base: int, limit: int, granule: int, curves: TransferCosts
+) -> MoveSequence:
     """The fastest of all ways for tensors of [base, limit); those that do not move are obstacles.
 
     >>> from stitch.machine import load_machine
@@ -49,14 +49,14 @@ def best_way(
     for _, target, size in after:
         spare = without(spare, target, target + size)
 
-    def way(name: str, transfers: Sequence[Part]) -> Exchange:
+    def way(name: str, transfers: Sequence[Part]) -> MoveSequence:
         ordered = (*before, *transfers, *after)
-        return Exchange(name, curves.seconds(ordered), ordered)
+        return MoveSequence(name, curves.seconds(ordered), ordered)
 
     outside = [(i, OUTSIDE * (k + 1), n) for k, (i, _, n) in enumerate(moving)]
     home = [(OUTSIDE * (k + 1), i, n) for k, (_, i, n) in enumerate(moving)]
     every = (*outside, *home)
-    best = Exchange("all through DRAM", curves.seconds(every), every)
+    best = MoveSequence("all through DRAM", curves.seconds(every), every)
     if not core:
         return min(best, way("as they are", ()), key=lambda way: way.seconds)
     for name, transfers in whole_tensors(core, spare, away=True):
