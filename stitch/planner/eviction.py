@@ -205,7 +205,9 @@ def drop(state: PlanState, buffer: Buffer) -> None:
 def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool:
     """Drop at least `needed` bytes of redundant copies without known readers; whether any were."""
     dropped, values = 0, state.values.items()
-    if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):
+    if all(
+        len(instances) < 2 or state.next_use(v, demand.space) != NEVER for v, instances in values
+    ):
         return False
     for _, buffer, _ in eviction_candidates(state, demand):
         if dropped and dropped >= needed:
@@ -385,10 +387,10 @@ def _move_displaced(
     """Return an arrangement in which only displaced buffers move, or None."""
     allocator = state.allocators[demand.space].clone()
     stays = {*problem.obstacles, *((a, size) for _, a, size in problem.movable)}
-    lies = {*allocator.buffers()}
-    for address, _ in lies - stays:
+    instances = {*allocator.buffers()}
+    for address, _ in instances - stays:
         allocator.free(address)
-    for address, size in stays - lies:
+    for address, size in stays - instances:
         allocator.alloc_at(address, size)
     displaced = sorted(problem.displaced)
     sizes = [size for _, _, size in displaced]
@@ -515,13 +517,13 @@ def _relocate(
     }
     if not targets:
         return arrangement
-    ways = [arrangement]
+    candidates = [arrangement]
 
     def in_order() -> dict[int, int] | None:
         if demand.relocate or problem.displaced:
             return None
         other = _try_arrange(problem, in_order=True)
-        ways.extend([other] if other is not None else [])
+        candidates.extend([other] if other is not None else [])
         return None if other is None else dict(other.moves)
 
     def take_room(space: Space, size: int) -> int:
@@ -540,4 +542,6 @@ def _relocate(
     targets = dict(step.targets)
     state.moved(targets)
     state.steps.append(step)
-    return next(way for way in ways if dict(way.moves).items() <= targets.items())
+    return next(
+        candidate for candidate in candidates if dict(candidate.moves).items() <= targets.items()
+    )

@@ -604,7 +604,7 @@ def _at(problem: CoverProblem, prices: Sequence[float]) -> tuple[float, list[flo
 #: Evicted stays as a linked list, the last one first.
 _Trail: TypeAlias = "tuple[int, _Trail] | None"
 #: Lower bound in seconds, evicted bytes that count at this task, evicted stays.
-_Way: TypeAlias = tuple[float, float, _Trail]
+_State: TypeAlias = tuple[float, float, _Trail]
 
 
 def beam_search(
@@ -626,8 +626,8 @@ def beam_search(
     written_bits = dict(zip(problem.groups, bits, strict=True))
     written_bit = [written_bits.get(h, 0) for h in problem.holder]
     enough, left_out = upper * EQUAL, upper
-    dear: _Way = enough, 0.0, None
-    ways: dict[tuple[int, int], _Way] = {(0, 0): (least, 0.0, None)}
+    dear: _State = enough, 0.0, None
+    states: dict[tuple[int, int], _State] = {(0, 0): (least, 0.0, None)}
     for j, need in enumerate(problem.need):
         over, alive = going_on[j], asked_again[j]
         # Adjust the counted bytes of evicted stays for this task.
@@ -636,19 +636,19 @@ def beam_search(
             for i in (problem.over[j - 1] if j else ())
             if (change := _count(problem, i, j) - _count(problem, i, j - 1))
         ]
-        merged: dict[tuple[int, int], _Way] = {}
-        for (gone, written), (seconds, n, trail) in ways.items():
+        merged: dict[tuple[int, int], _State] = {}
+        for (gone, written), (seconds, n, trail) in states.items():
             key = gone & over, written & alive
             if key not in merged or seconds < merged[key][0]:
                 n += sum([change for bit, change in changes if gone & bit])
                 merged[key] = seconds, n, trail
-        ways = merged
+        states = merged
         rest = sum(problem.counts[i][0] for i in starting[j])
         for i in starting[j]:
             count, bit = problem.counts[i][0], written_bit[i]
             rest -= count
-            branched: dict[tuple[int, int], _Way] = {}
-            for (gone, written), (seconds, n, trail) in ways.items():
+            branched: dict[tuple[int, int], _State] = {}
+            for (gone, written), (seconds, n, trail) in states.items():
                 first = 1 if bit and not written & bit else 0
                 stays, leaves = seconds + here[first][i], seconds + away[first][i]
                 if stays < enough and n + rest >= need:
@@ -657,13 +657,13 @@ def beam_search(
                 # Another state may have reached the same key at a lower cost.
                 if leaves < branched.get(key, dear)[0] and n + count + rest >= need:
                     branched[key] = leaves, n + count, (i, trail)
-            ways, left_out = _kept(branched, width, left_out)
-        ways = {
+            states, left_out = _kept(branched, width, left_out)
+        states = {
             key: (total, n, trail)
-            for key, (seconds, n, trail) in ways.items()
+            for key, (seconds, n, trail) in states.items()
             if n >= need and (total := seconds + prices[j] * (n - need)) < enough
         }
-    best = min(ways.values(), key=lambda way: way[0], default=None)
+    best = min(states.values(), key=lambda state: state[0], default=None)
     if best is None:
         return None, left_out
     cover, trail = [], best[2]
@@ -708,12 +708,12 @@ def _bits(
 
 
 def _kept(
-    ways: dict[tuple[int, int], _Way], width: int, left_out: float
-) -> tuple[dict[tuple[int, int], _Way], float]:
+    states: dict[tuple[int, int], _State], width: int, left_out: float
+) -> tuple[dict[tuple[int, int], _State], float]:
     """Keep the `width` cheapest states; return them and the least cost discarded so far."""
-    if len(ways) <= width:
-        return ways, left_out
-    ranked = sorted(ways.items(), key=lambda item: item[1][0])
+    if len(states) <= width:
+        return states, left_out
+    ranked = sorted(states.items(), key=lambda item: item[1][0])
     return dict(ranked[:width]), min(left_out, ranked[width][1][0])
 
 

@@ -31,28 +31,28 @@ def run_with_views(
         return run(state, task)
     seconds: dict[frozenset[ViewOption], float] = {}
     refused: StitchError | None = None
-    way = frozenset[ViewOption]()
+    option = frozenset[ViewOption]()
     while True:
         undo, first = state.checkpoint(), len(state.steps)
-        state.begin(state.task, way)
+        state.begin(state.task, option)
         try:
             run(state, task)
         except (OutOfMemoryError, LayoutError) as error:
-            refused, seconds[way] = refused or error, inf
+            refused, seconds[option] = refused or error, inf
         else:
             copies = [s for s in state.steps[first:] if isinstance(s, Copy | Relocate)]
             leaves = any(isinstance(s, Copy) and s.kind == "evict" for s in copies)
-            if way in seconds or not (seconds or leaves):
+            if option in seconds or not (seconds or leaves):
                 return None
-            seconds[way] = sum(step.seconds for step in copies)
-        wider = way | state.views
+            seconds[option] = sum(step.seconds for step in copies)
+        wider = option | state.views
         undo()
-        best = min(seconds, key=lambda way: (seconds[way], len(way)))
+        best = min(seconds, key=lambda option: (seconds[option], len(option)))
         # All options together, and without those of one block each.
         blocks = {i.buffer for value, _ in best for i in state.values[value]}
         fewer = [frozenset(o for o in best if o[0] not in state.users[b]) for b in sorted(blocks)]
-        way = next((way for way in (wider, *fewer) if way not in seconds), best)
-        if refused is not None and seconds.get(way) == inf:
+        option = next((option for option in (wider, *fewer) if option not in seconds), best)
+        if refused is not None and seconds.get(option) == inf:
             try:
                 raise refused
             finally:

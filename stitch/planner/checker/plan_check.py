@@ -71,10 +71,12 @@ def end_problems(
 
 
 def _final_buffers(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
-    said = {b.number: b for b in plan.final_buffers}
+    declared = {b.number: b for b in plan.final_buffers}
     in_spaces = {n: b for n, b in state.buffers.items() if b.address is not None}
-    for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
-        ends, wanted = in_spaces.get(number), said.get(number)
+    for number in sorted(
+        {n for n, b in declared.items() if b.address is not None} | set(in_spaces)
+    ):
+        ends, wanted = in_spaces.get(number), declared.get(number)
         if ends is not wanted and _nameless(ends) != _nameless(wanted):
             yield (
                 "final",
@@ -85,7 +87,7 @@ def _final_buffers(plan: Plan, state: SymbolicMemory) -> Iterator[Found]:
     # Buffers without values at the start are not the plan's responsibility.
     began = {i.buffer for r in plan.request.residents for i in r.instances}
     held |= {b.number for b in plan.request.buffers} - began
-    for number in sorted(set(said) - held):
+    for number in sorted(set(declared) - held):
         yield "final", f"buffer {number} is alive at the end but holds no value"
 
 
@@ -216,20 +218,20 @@ def _demand_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     buffers = [b for b in run.state.buffers.values() if b.space is space]
     pieces: list[int] = []
     fixed: dict[int, int] = {}
-    stuck: list[tuple[int, int]] = []
+    immovable: list[tuple[int, int]] = []
     passing = _incoming(run, space)
     if passing is None:
-        allocated, fixed, stuck = _next_demand(run, space)
+        allocated, fixed, immovable = _next_demand(run, space)
         buffers += [step.buffer for step in allocated]
     else:
         pieces.append(passing)
     pieces += [b.size_per_bank for b in buffers if not b.pinned and b.number not in fixed]
-    stuck += [
+    immovable += [
         (fixed.get(b.number, b.address or 0), b.size_per_bank)
         for b in buffers
         if b.number in fixed or b.pinned
     ]
-    taken = [(address, address + size) for address, size in stuck]
+    taken = [(address, address + size) for address, size in immovable]
     return pieces, [end - start for start, end in gaps(taken, shape.base, shape.limit)]
 
 
@@ -253,7 +255,7 @@ def _next_demand(
     allocated: list[Allocate] = []
     tasks = run.plan.request.tasks
     fixed: dict[int, int] = {}
-    stuck: list[tuple[int, int]] = []
+    immovable: list[tuple[int, int]] = []
     for step in islice(run.plan.steps, run.index + 1, None):
         if isinstance(step, Allocate) and step.buffer.space is space:
             allocated.append(step)
@@ -264,17 +266,17 @@ def _next_demand(
                     fixed[step.target.buffer] = address
             break
         elif isinstance(step, Execute) and step.task < len(tasks):
-            asked = tasks[step.task].transformation
+            transformation = tasks[step.task].transformation
             for instance, desc in (
-                *zip(step.inputs, asked.inputs, strict=False),
-                *zip(step.outputs, asked.outputs, strict=False),
+                *zip(step.inputs, transformation.inputs, strict=False),
+                *zip(step.outputs, transformation.outputs, strict=False),
             ):
                 if desc.layout.address is not None:
                     fixed[instance.buffer] = desc.layout.address
             if step.scratch is not None and step.scratch[0] is space is Space.L1:
-                stuck.append(step.scratch[1:])
+                immovable.append(step.scratch[1:])
             break
-    return allocated, fixed, stuck
+    return allocated, fixed, immovable
 
 
 #: Kinds of problems that do not make a plan wrong.

@@ -36,11 +36,11 @@ def assign_staging(
         size = -size
         while size:
             gaps = regions[0] or regions[1]
-            limit, at = gaps.pop()
-            taken = min(size, limit)
+            free_size, at = gaps.pop()
+            taken = min(size, free_size)
             places.append((start, -at, taken))
-            if taken < limit:
-                insort(gaps, (limit - taken, at - taken))
+            if taken < free_size:
+                insort(gaps, (free_size - taken, at - taken))
             start, size = start + taken, size - taken
     return sorted(places)
 
@@ -109,7 +109,7 @@ def cheapest_cut(
         moves: The moves; each source overlaps no other, and so do the targets.
         open_: Free regions inside the targets.
         free: Regions to stage in, unless `away`.
-        room: Limit of the staged bytes per bank.
+        limit: Limit of the staged bytes per bank.
         prices: Transfer costs.
         away: Stage in the space beside instead.
 
@@ -129,8 +129,8 @@ def cheapest_cut(
     if not limit or len(moves) > MOST_MOVES:
         return None
     cuts = _Cuts(moves, open_, free, prices, away)
-    ways = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(limit)]
-    return min(ways, key=prices.seconds, default=None)
+    options = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(limit)]
+    return min(options, key=prices.seconds, default=None)
 
 
 def _ordered(
@@ -205,8 +205,8 @@ class _Cuts:
             if count > most:
                 queue.clear()
             for i, j in pairwise((*ring, ring[0])):
-                ways = {self.awaited[i, j], self.wholes[j]} if parts else {self.wholes[j]}
-                for span in sorted(ways):
+                options = {self.awaited[i, j], self.wholes[j]} if parts else {self.wholes[j]}
+                for span in sorted(options):
                     more, aside = self._price(j, span)
                     if nbytes + aside > limit or seconds + more >= least:
                         continue
