@@ -414,7 +414,7 @@ RETIRED = {
     "Deaths", "what_is_left", "mend", "once_more", "Again", "KnownWork", "KnownRun", "Stretch",
     "Lease", "put_back", "welcome", "let_go", "take_again", "Recording", "Straight", "KindOfWork",
     "look_around", "was_bound", "found_others", "in_the_way", "clear_way", "Bystander",
-    "Foresight", "expose", "forget_stale_copies", "Lifetime", "runs_here", "queues_here",
+    "Foresight", "expose", "forget_stale_copies", "runs_here", "queues_here",
     "leave_behind", "check_whole", "LoopStage", "found_once", "quietly", "plan_picture",
     "Residency", "Picture", "Standing", "births", "OwnPlace", "own_places",
     "compute_parts_together", "pool_first", "Meaning", "MeaningReader", "way_set", "way_in_use",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -115,25 +113,3 @@ def test_where_seconds_and_bytes_disagree_a_plan_and_its_report_have_both() -> N
     for wrong in ((made.carried_nbytes, seconds), (nbytes, made.seconds / 2)):
         (problem,) = check_plan(replace(made, fewest_bytes=wrong))
         assert problem.kind == "bound" and "is not an alternative" in problem.detail
-
-
-def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path) -> None:
-    file = tmp_path / "bad.json"
-    file.write_text("{}", encoding="utf-8")
-    done = run_bench("residency", "--traces", file)
-    assert done.returncode == 3 and done.stdout == ""
-    assert "Traceback" not in done.stderr and done.stderr.startswith("residency.py: ")
-
-
-@pytest.mark.campaign("residency")
-def test_without_highs_the_goals_are_missed_as_nothing_is_compared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench = load_bench("residency")
-    small = next(iter(bench.CHAINS))
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    monkeypatch.setattr(bench, "CHAINS", {small: bench.CHAINS[small]})
-    assert bench.main(["--seeds", "0", "--json", "--check"]) == 1
-    printed = capsys.readouterr()
-    assert {row["ratio"] for row in json.loads(printed.out)} == {None}
-    assert "goal missed: not compared: no HiGHS" in printed.err
