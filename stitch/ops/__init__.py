@@ -25,15 +25,12 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
     resolve_attributes,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
-from stitch.ops.indexing import are_in_range, row_copies, windowed
 from stitch.ops.inference import Inference, InferenceContext, float_of, int_of, string_of
+from stitch.ops.rearranging import slices_of
 from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.registry import (
     attributes_of,
@@ -42,10 +39,11 @@ from stitch.ops.registry import (
     lookup,
     operators,
 )
-from stitch.ops.shape import RESHAPING, known_by_type, slices_of
-from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
+from stitch.ops.reshaping import RESHAPING, known_by_type
+from stitch.ops.steps import copy_steps
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window import (
+from stitch.ops.window_of_rows import are_in_range, row_copies, windowed
+from stitch.ops.windows import (
     pool_windows,
     sees_everywhere,
     transposed_windows,
@@ -61,6 +59,15 @@ from stitch.ops.work import (
     program_work,
     summed_over_operations,
     work_of,
+)
+from stitch.ops.workspaces import (
+    LINE_NBYTES,
+    KernelMemory,
+    WorkspaceContext,
+    WorkspaceRule,
+    bytes_from_a_line,
+    computed_nbytes,
+    workspace,
 )
 
 __all__ = [

@@ -1,12 +1,12 @@
-"""Activation functions (Relu and its variants, Gelu, Softmax) with gradients and batching rules.
+"""Activation functions: Relu and its variants, Gelu, Softmax.
 
-Kernels are chains of NumPy steps over cache-sized chunks, each chunk read before it is overwritten.
-A gradient uses the result if the slope follows from it, else the operand. `stitch.GeluGradient` is
-one fused operator: as ONNX operators it would be a dozen passes over memory.
+Kernels are chains of NumPy steps over cache-sized chunks. A gradient reads the result if the slope
+follows from it, else the operand. `stitch.GeluGradient` is one fused operator: in ONNX operators it
+would be a dozen passes over memory.
 
-Softmax along the last axis first takes exponentials without subtracting the maximum, because maxima
-of short rows cost as much as the rest; rows whose sum is out of range, or with an operand that is
-not finite, are computed again with it.
+Softmax along the last axis first takes exponentials without subtracting the maximum, since the
+maxima of short rows cost as much as the rest. Rows whose sum is out of range or not finite are
+computed again with it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,8 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
-from stitch.ops.batching import BatchingContext, along_axis, broadcasting, of_equal_shapes
-from stitch.ops.definition import (
-    Kernel,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-    declared,
-    few,
-    operands,
-)
+from stitch.ops.batching import BatchingContext, along_axis, of_equal_shapes
+from stitch.ops.definition import Kernel, KernelArguments, OpDef, Thunk, declared, elementwise
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import Gradient, GradientContext, Slope, no_gradient, of_first
 from stitch.ops.inference import InferenceContext, same_as_first
@@ -48,14 +37,21 @@ from stitch.ops.steps import (
     overlaps,
     reciprocal_step,
     scalar,
-    workspace,
     zero,
+)
+from stitch.ops.workspaces import (
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+    few,
+    operands,
+    workspace,
 )
 from stitch.program import Array, DataType, ValueType
 
 
 def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
-    """1 / (1 + exp(-rate x)); an overflow of exp gives the right limit, 0. `out` may be `x`."""
+    """out = 1 / (1 + exp(-rate x)); if exp overflows, the limit 0. `out` may be `x`."""
     scale = partial(np.multiply, x, scalar(-rate, x), out)
     return [
         partial(np.negative, x, out) if rate == 1.0 else scale,
@@ -66,7 +62,7 @@ def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
 
 
 def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which cannot overflow."""
+    """out = log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which cannot overflow."""
     return [
         partial(np.absolute, x, work),
         partial(np.negative, work, work),
@@ -80,9 +76,9 @@ def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
 def _exponential_branch(
     x: Array, out: Array, work: Array, rate: float, scale: float
 ) -> list[Thunk]:
-    """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu.
+    """out = max(x, 0) + scale (exp(min(x, 0) / rate) - 1), for Elu, Selu and Celu.
 
-    Of 0 and -0 NumPy's minimum and maximum give the second on x86, so that -0 stays -0.
+    The order of operands matters: of 0 and -0 NumPy's extremes return the second, so -0 stays -0.
     """
     steps: list[Thunk] = [partial(np.minimum, zero(x), x, out=work)]
     if rate != 1.0:
@@ -91,7 +87,7 @@ def _exponential_branch(
     if scale != 1.0:
         steps.append(partial(np.multiply, work, scalar(scale, x), work))
     if 0.0 < scale <= rate:
-        # The exponential lies above its tangent, x.
+        # The exponential is never below its tangent, x.
         return [*steps, partial(np.maximum, x, work, out=out)]
     return [
         *steps,
@@ -137,7 +133,7 @@ def _softsign(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
 
 
 def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thunk]:
-    """slope x + offset, from 0 to 1."""
+    """out = slope x + offset, clipped to [0, 1]."""
     return [
         partial(np.multiply, x, scalar(slope, x), out),
         partial(np.add, out, scalar(offset, x), out),
@@ -170,7 +166,7 @@ def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, slope, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    x, slope, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     product, mask = np.empty_like(out), np.empty(out.shape, np.bool_)
     return (
         partial(np.less, x, scalar(0, x), mask),
@@ -181,33 +177,33 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _batch_prelu(context: BatchingContext) -> Sequence[Any]:
-    """Broadcast the operand over the batch: the slope must broadcast to it."""
+    """Repeat the operand over the batch: the slope must broadcast to it."""
     return context.again(context.broadcast(0), context.aligned(1, context.rank()))
 
 
 def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
-    x = arguments.given(0)
+    x = arguments.operand(0)
     return (partial(np.maximum, x, zero(x), out=arguments.outputs[0]),)
 
 
 def _relu_slope(c: GradientContext) -> Any:
-    return c.kept(c.apply("Greater", c.output(), 0.0), c.gradient)
+    return c.where(c.apply("Greater", c.output(), 0.0), c.gradient)
 
 
-def _sign_teller(c: GradientContext, slope_below: float) -> Any:
-    """A value that is positive where the operand is: the result, if its slope keeps signs."""
+def _same_sign(c: GradientContext, slope_below: float) -> Any:
+    """Return a value that is positive where the operand is: the result, unless signs change."""
     return c.output() if slope_below >= 0.0 else c.input(0)
 
 
 def _leaky_relu_slope(c: GradientContext) -> Any:
     alpha = c.float_of("alpha")
-    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    up = c.apply("Greater", _same_sign(c, alpha), 0.0)
     return c.apply("Where", up, c.gradient, c.gradient * alpha)
 
 
 def _thresholded_slope(c: GradientContext) -> Any:
     alpha = c.float_of("alpha")
-    return c.kept(c.apply("Greater", _sign_teller(c, alpha), alpha), c.gradient)
+    return c.where(c.apply("Greater", _same_sign(c, alpha), alpha), c.gradient)
 
 
 def _elu_slope(c: GradientContext) -> Any:
@@ -215,7 +211,7 @@ def _elu_slope(c: GradientContext) -> Any:
     alpha, y = c.float_of("alpha"), c.output()
     if alpha == 1.0:
         return c.gradient * (c.apply("Min", y, 0.0) + 1.0)
-    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    up = c.apply("Greater", _same_sign(c, alpha), 0.0)
     return c.apply("Where", up, c.gradient, c.gradient * (y + alpha))
 
 
@@ -226,7 +222,7 @@ def _celu_slope(c: GradientContext) -> Any:
 
 def _selu_slope(c: GradientContext) -> Any:
     alpha, gamma, y = c.float_of("alpha"), c.float_of("gamma"), c.output()
-    up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
+    up = c.apply("Greater", _same_sign(c, alpha * gamma), 0.0)
     slope = c.constant(np.array(gamma, c.type_of(0).data_type.dtype))
     return c.gradient * c.apply("Where", up, slope, y + alpha * gamma)
 
@@ -248,14 +244,14 @@ def _softsign_slope(c: GradientContext) -> Any:
 def _hard_sigmoid_slope(c: GradientContext) -> Any:
     y = c.output()
     inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
-    return c.kept(inside, c.gradient * c.float_of("alpha"))
+    return c.where(inside, c.gradient * c.float_of("alpha"))
 
 
 def _hard_swish_slope(c: GradientContext) -> Any:
     x = c.input(0)
     inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
     inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
-    return c.kept(c.apply("Greater", x, -3.0), inner)
+    return c.where(c.apply("Greater", x, -3.0), inner)
 
 
 def _mish_slope(c: GradientContext) -> Any:
@@ -266,7 +262,7 @@ def _mish_slope(c: GradientContext) -> Any:
 
 
 def _swish_slope(c: GradientContext) -> Any:
-    """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
+    """y = x s with s = sigmoid(rate x); dy/dx = s + rate (y - y s)."""
     x, rate = c.input(0), c.float_of("alpha")
     s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
     y = x * s
@@ -275,7 +271,6 @@ def _swish_slope(c: GradientContext) -> Any:
 
 
 def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
-    """Below zero y = slope x."""
     x, gradient = context.input(0), context.gradient
 
     def below() -> Any:
@@ -286,25 +281,22 @@ def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:
-    # ONNX has Celu for float32 only.
+    # ONNX defines Celu for float32 only.
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
-    return OpDef(
-        name, (1, 1), same_as_first(allowed), chain_kernel(workspaces, chain),
-        attributes=declared(**defaults), elementwise=True,
-        batching=broadcasting, gradient=of_first(slope), workspace=few,
-    )  # fmt: skip
+    kernel, gradient = chain_kernel(workspaces, chain), of_first(slope)
+    return elementwise(name, (1, 1), same_as_first(allowed), kernel, gradient, few, **defaults)
 
 
 # Gelu ---------------------------------------------------------------------------------------------
 
-#: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
+#: approximate="tanh" replaces the error function by tanh(RATE (x + CUBE x^3)).
 GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
-#: The height of the normal distribution's density.
+#: The maximum of the normal distribution's density.
 GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
+    context.require_word("approximate", ("none", "tanh"))
     return (context.require_type(0, FLOATS),)
 
 
@@ -312,7 +304,7 @@ def _infer_gelu_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(1, FLOATS)
     context.require_same_type((0, 1))
     context.require_shape(0, x.shape)
-    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
+    context.require_word("approximate", ("none", "tanh"))
     return (x,)
 
 
@@ -343,10 +335,11 @@ def _gelu_slope(context: GradientContext) -> Any:
     return context.apply("GeluGradient", *operands, domain="stitch", approximate=approximate)
 
 
-def _gradient_kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x = (arguments.given(index).reshape(-1) for index in (0, 1))
+def _gelu_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x = (arguments.operand(index).reshape(-1) for index in (0, 1))
     out = arguments.outputs[0].reshape(-1)
-    slope_steps = _exact if arguments.string_of("approximate") == "none" else _by_tanh
+    is_exact = arguments.string_of("approximate") == "none"
+    slope_steps = _exact_gelu_slope if is_exact else _tanh_gelu_slope
     steps: list[Thunk] = []
     for part, (slope, *others) in chunks(out.size, ERF_WORKSPACES + 1, out.dtype):
         steps += slope_steps(x[part], slope, tuple(others))
@@ -354,8 +347,8 @@ def _gradient_kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _exact(x: Array, slope: Array, work: Work) -> list[Thunk]:
-    """(1 + erf(x / sqrt 2)) / 2 + x density(x)."""
+def _exact_gelu_slope(x: Array, slope: Array, work: Work) -> list[Thunk]:
+    """slope = (1 + erf(x / sqrt 2)) / 2 + x density(x)."""
     density = work[0]
     square = [partial(np.multiply, x, x, density)] if x.dtype == np.float64 else []
     return [
@@ -371,8 +364,8 @@ def _exact(x: Array, slope: Array, work: Work) -> list[Thunk]:
     ]
 
 
-def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
-    """(1 + t) / 2 + x (1 - t^2) RATE (1 + 3 CUBE x^2) / 2 with t the hyperbolic tangent."""
+def _tanh_gelu_slope(x: Array, slope: Array, work: Work) -> list[Thunk]:
+    """slope = (1 + t) / 2 + x (1 - t^2) RATE (1 + 3 CUBE x^2) / 2 with the hyperbolic tangent t."""
     square, tangent = work[:2]
     return [
         partial(np.multiply, x, x, square),
@@ -394,10 +387,10 @@ def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
 
 # Softmax, LogSoftmax, Hardmax ---------------------------------------------------------------------
 
-#: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
-#: underflows is less than 1e-32 of the row.
+#: Between these bounds a row's sum of exponentials needs no maximum subtracted: terms that
+#: underflow are less than 1e-32 of the sum.
 LEAST_SUM, MOST_SUM = 1e-6, 1e30
-#: What the steps of one chunk of rows take as Python objects.
+#: Bytes of the Python objects of one chunk's steps.
 _CHUNK_NBYTES = 3072
 
 
@@ -407,16 +400,16 @@ def _infer_softmax(context: InferenceContext) -> tuple[ValueType, ...]:
     return (data,)
 
 
-def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
-    """Source, output, axis, and a workspace with one element per softmax."""
-    source, out = arguments.given(0), arguments.outputs[0]
+def _softmax_operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
+    """Return source, output, axis, and a workspace with one element per softmax."""
+    source, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % source.ndim
     shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
     return source, out, axis, workspace(shape, out.dtype)
 
 
 def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, axis, row = _operands(arguments)
+    source, out, axis, row = _softmax_operands(arguments)
     if axis != out.ndim - 1 or overlaps(out, source):
         return (
             partial(np.maximum.reduce, source, axis, None, row, True),
@@ -435,18 +428,18 @@ def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _row_chunk(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
-    """Softmax of the rows of one chunk, into another place; `row` gets their sums."""
+    """Softmax of the rows of one chunk; `out` must not overlap `source`. `row` gets their sums."""
     flat = row.reshape(-1)
     low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
 
     def check() -> None:
         if low <= np.minimum.reduce(flat) and np.maximum.reduce(flat) <= high:
             return
-        # Only those rows: what a row gives must not depend on the others.
-        again = np.flatnonzero(~((low <= flat) & (flat <= high)))
-        some = source[again]
+        # Only these rows: a row's result must not depend on the other rows.
+        wrong = np.flatnonzero(~((low <= flat) & (flat <= high)))
+        some = source[wrong]
         some = np.exp(some - np.maximum.reduce(some, 1, keepdims=True))
-        out[again], row[again] = some, np.dot(some, ones)
+        out[wrong], row[wrong] = some, np.dot(some, ones)
 
     return (
         partial(np.exp, source, out),
@@ -457,7 +450,7 @@ def _row_chunk(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thun
 
 
 def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, axis, row = _operands(arguments)
+    source, out, axis, row = _softmax_operands(arguments)
     work = np.empty_like(out)
     return (
         partial(np.maximum.reduce, source, axis, None, row, True),
@@ -470,7 +463,7 @@ def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, axis, row = _operands(arguments)
+    source, out, axis, row = _softmax_operands(arguments)
     best = np.empty(row.shape, np.intp)
     return (
         partial(np.argmax, source, axis, best, keepdims=True),
@@ -480,7 +473,6 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def softmax_gradient(context: GradientContext) -> Sequence[Any]:
-    """By the result alone."""
     axis = context.int_of("axis")
     operands = context.gradient, context.output()
     return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
@@ -492,7 +484,7 @@ def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.gradient - context.apply("Exp", context.output()) * total,)
 
 
-def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_softmax_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     y = context.require_type(1, FLOATS)
     context.require_same_type((0, 1))
     context.require_shape(0, y.shape)
@@ -501,8 +493,8 @@ def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
-    """dx = y (dy - sum(dy y)) by the result's gradient and the result."""
-    gradient, y, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    """dx = y (dy - sum(dy y)), from dy and y."""
+    gradient, y, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     axis = arguments.int_of("axis") % y.ndim
     if axis != y.ndim - 1:
         total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)
@@ -527,26 +519,25 @@ def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _gradient_nbytes(context: WorkspaceContext) -> int:
-    """A number for each softmax, or for each of a chunk of rows."""
+def _softmax_gradient_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax."""
     result = context.outputs[0]
     length = result.shape[context.int_of("axis") % len(result.shape)]
     return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
 
 
 def _rows(context: WorkspaceContext) -> tuple[int, int]:
-    """How many softmaxes there are, and of how many elements each."""
+    """Return how many softmaxes there are, and the elements of each."""
     shape = context.outputs[0].shape
     width = max(1, shape[context.int_of("axis") % len(shape)])
     return math.prod(shape) // width, width
 
 
 def _softmax_nbytes(context: WorkspaceContext) -> int:
-    """A number for each softmax, a chunk of rows, and the steps of each chunk."""
+    """A number for each softmax, a chunk of rows gathered again, and the steps of each chunk."""
     rows, width = _rows(context)
     at_once = min(rows, max(1, CHUNK_SIZE // width))
     itemsize = context.outputs[0].data_type.compute_dtype.itemsize
-    # Rows that are done again are gathered first.
     return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _CHUNK_NBYTES
 
 
@@ -557,13 +548,12 @@ def _log_softmax_nbytes(context: WorkspaceContext) -> int:
 
 
 def _hardmax_nbytes(context: WorkspaceContext) -> int:
-    """A number and a place for each softmax. NumPy looks for places along the last axis: what lies
-    otherwise is copied."""
+    """A number and an index for each softmax; argmax copies its operand unless its axis is last."""
     rows, _ = _rows(context)
     result = context.outputs[0]
     is_last = context.int_of("axis") in (-1, len(result.shape) - 1)
-    turned = 0 if is_last else computed_nbytes(result)
-    return turned + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+    copy = 0 if is_last else computed_nbytes(result)
+    return copy + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
 
 
 def _softmax_operator(
@@ -576,11 +566,7 @@ def _softmax_operator(
 
 
 OPERATORS: tuple[OpDef, ...] = (
-    OpDef(
-        "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True,
-        batching=broadcasting,
-        gradient=of_first(_relu_slope), workspace=few,
-    ),
+    elementwise("Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, of_first(_relu_slope)),
     OpDef(
         "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True,
         batching=_batch_prelu, gradient=_prelu_gradient, workspace=operands(1),
@@ -607,25 +593,22 @@ OPERATORS: tuple[OpDef, ...] = (
         "Celu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], alpha, alpha),
         _celu_slope, alpha=1.0,
     ),
-    _activation(
-        "Selu", 1, _selu, _selu_slope, alpha=1.6732631921768188, gamma=1.0507010221481323,
-    ),
-    OpDef(
+    _activation("Selu", 1, _selu, _selu_slope, alpha=1.6732631921768188, gamma=1.0507010221481323),
+    elementwise(
         "Gelu", (1, 1), _infer_gelu, chain_kernel(ERF_WORKSPACES + 1, _gelu),
-        attributes=declared(approximate="none"), elementwise=True,
-        batching=broadcasting, gradient=of_first(_gelu_slope), workspace=few,
+        of_first(_gelu_slope), approximate="none",
     ),
     OpDef(
-        "GeluGradient", (2, 2), _infer_gelu_gradient, _gradient_kernel,
-        attributes=declared(approximate="none"), domain="stitch",
-        batching=of_equal_shapes, workspace=few,
+        "GeluGradient", (2, 2), _infer_gelu_gradient, _gelu_gradient,
+        attributes=declared(approximate="none"), domain="stitch", batching=of_equal_shapes,
+        workspace=few,
     ),
     _softmax_operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
     _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
     _softmax_operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
     OpDef(
-        "SoftmaxGradient", (2, 2), _infer_gradient, _softmax_gradient,
-        attributes=declared(axis=-1), domain="stitch",
-        batching=along_axis, workspace=WorkspaceRule(_gradient_nbytes, is_kept=False),
+        "SoftmaxGradient", (2, 2), _infer_softmax_gradient, _softmax_gradient,
+        attributes=declared(axis=-1), domain="stitch", batching=along_axis,
+        workspace=WorkspaceRule(_softmax_gradient_nbytes, is_kept=False),
     ),
 )  # fmt: skip

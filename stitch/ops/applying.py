@@ -1,9 +1,4 @@
-"""Using a definition: infer the types of an operation, bind it to arrays, or compute it at once;
-and what the NumPy kernels of a whole program take beside its values: kept, and while they run.
-
-Bound steps are run under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more
-than many of them.
-"""
+"""Infer the types of an operation, bind it to arrays, evaluate it, or bound its kernel's memory."""
 
 from __future__ import annotations
 
@@ -15,17 +10,10 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops.definition import (
-    ANY_KERNEL_NBYTES,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    computed_nbytes,
-    resolve_attributes,
-)
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
 from stitch.ops.inference import InferenceContext, operation_text
 from stitch.ops.registry import lookup
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext, computed_nbytes
 from stitch.program import (
     ABSENT,
     MAX_RANK,
@@ -39,9 +27,9 @@ from stitch.program import (
     result_types,
 )
 
-#: No result is larger: sums of sizes, padded to tiles and banks, stay far from 64 bits.
+#: Limit of a result's bytes, so that sums of padded sizes fit in int64.
 MAX_NBYTES = 1 << 46
-#: What the steps of one operation take as Python objects.
+#: Bytes of the Python objects of one operation's steps.
 STEPS_NBYTES = 4096
 
 
@@ -55,9 +43,16 @@ def infer_types(
     outputs: int = 1,
     location: str = "",
 ) -> tuple[ValueType, ...]:
-    """The types of an operation's outputs; raises `CompileError` for operands that do not fit.
+    """Infer the types of an operation's outputs.
 
-    `constants[i]` is the data of operand i where it is known; `outputs` is how many are wanted.
+    Args:
+        inputs: Operand types, None for absent operands.
+        constants: Data of operands that are known at compile time, else None.
+        outputs: How many outputs the operation has.
+        location: Source location for messages.
+
+    Raises:
+        CompileError: The operator is unknown, or operands or attributes do not fit it.
 
     >>> a = ValueType((2, 1), DataType.FLOAT32)
     >>> infer_types("Add", [a, ValueType((3,), DataType.FLOAT32)])[0].text()
@@ -74,7 +69,7 @@ def infer_types(
         location,
     )
     _check_arity(definition, context)
-    # What a shape is computed from may overflow like any other number.
+    # Shape arithmetic on operand data may overflow.
     with np.errstate(all="ignore"):
         kinds = definition.infer(context)
     assert len(kinds) == outputs, f"{op} inferred {len(kinds)} outputs of {outputs}"
@@ -90,7 +85,7 @@ def infer_operation(
     location: str | None = None,
     bodies: Sequence[Body] = (),
 ) -> tuple[ValueType, ...]:
-    """As `infer_types`, for an operation as graphs and programs hold it, and their `bodies`."""
+    """Infer the output types of an `Operation`, from its body among `bodies` if it has one."""
     if operation.body != ABSENT:
         try:
             kinds = result_types(operation, bodies)
@@ -109,7 +104,7 @@ def infer_operation(
 
 
 def evaluate_operation(operation: Operation, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
-    """As `evaluate`, for an operation as graphs and programs hold it."""
+    """Evaluate an `Operation`; see `evaluate`."""
     return evaluate(
         operation.op, inputs, domain=operation.domain, attributes=operation.attributes,
         outputs=len(operation.outputs),
@@ -117,19 +112,16 @@ def evaluate_operation(operation: Operation, inputs: Sequence[Array | None]) -> 
 
 
 def _check_size(context: InferenceContext, kind: ValueType) -> None:
-    if len(kind.shape) > MAX_RANK:
-        raise context.fail(
-            f"the result of {context.op} has too many dimensions",
-            expected=f"at most {MAX_RANK}",
-            got=len(kind.shape),
-        )
-    # Dimensions beside an empty one count too: nothing could index them.
-    if math.prod(max(d, 1) for d in kind.shape) * kind.data_type.dtype.itemsize > MAX_NBYTES:
-        raise context.fail(
-            f"the result of {context.op} is larger than the memory of any machine",
-            expected=f"at most {MAX_NBYTES} bytes",
-            got=kind.text(),
-        )
+    context.require(
+        len(kind.shape) <= MAX_RANK, f"result of {context.op} has rank {len(kind.shape)}",
+        expected=f"rank {MAX_RANK} at most", got=kind.text(),
+    )  # fmt: skip
+    # Dimensions beside an empty one count too, as strides are computed from them.
+    context.require(
+        math.prod(max(d, 1) for d in kind.shape) * kind.data_type.dtype.itemsize <= MAX_NBYTES,
+        f"result of {context.op} is too large", expected=f"at most {MAX_NBYTES} bytes",
+        got=kind.text(),
+    )  # fmt: skip
 
 
 def _check_arity(definition: OpDef, context: InferenceContext) -> None:
@@ -149,7 +141,7 @@ def _check_arity(definition: OpDef, context: InferenceContext) -> None:
         context.inputs if definition.inputs[1] < 0 else context.inputs[: definition.inputs[0]]
     )
     if None in required:
-        raise context.fail(f"operand {required.index(None)} of {definition.name} is not optional")
+        raise context.fail(f"operand {required.index(None)} of {definition.name} is missing")
 
 
 def kernel_workspace(
@@ -161,7 +153,8 @@ def kernel_workspace(
     constants: Sequence[Array | None] | None = None,
     attributes: Mapping[str, Any] = NO_ATTRIBUTES,
 ) -> int:
-    """The most bytes that an operation's NumPy kernel has at once beside operands and results.
+    """Return an upper bound of the bytes that an operation's NumPy kernel holds at once beside
+    operands and results.
 
     >>> a = ValueType((1000, 1000), DataType.BFLOAT16)
     >>> kernel_workspace("Add", [a, a], [a]) < a.shape[0] * a.shape[1] * 4
@@ -187,11 +180,13 @@ def bind(
     constant: Sequence[bool] | None = None,
     types: Sequence[DataType] = (),
 ) -> tuple[Thunk, ...]:
-    """The steps that compute an operation from `inputs` into `outputs`, dense arrays of the
-    compute types; run them under `np.errstate(all="ignore")`.
+    """Return the steps that compute an operation; run them under `np.errstate(all="ignore")`.
 
-    `constant[i]` promises that input i never changes; `types[i]` is what output i is rounded to
-    afterwards, by default the type of its array. Operands that decide shapes are read now.
+    Args:
+        inputs: Dense arrays in the compute types, None for absent operands.
+        outputs: Dense arrays in the compute types, to be written.
+        constant: Whether each input never changes; by default none is constant.
+        types: Data types that outputs are rounded to afterwards; by default those of `outputs`.
     """
     definition = lookup(op, domain)
     fixed = tuple(constant) if constant is not None else (False,) * len(inputs)
@@ -206,7 +201,7 @@ def bind(
 
 
 def in_compute_type(array: Array) -> Array:
-    """The array as kernels want it: dense, and float32 where its type is narrower."""
+    """Return the array in its compute type, dense."""
     return np.asarray(array, DataType.from_dtype(array.dtype).compute_dtype, order="C")
 
 
@@ -218,9 +213,11 @@ def evaluate(
     attributes: Mapping[str, Any] = NO_ATTRIBUTES,
     outputs: int = 1,
 ) -> tuple[Array, ...]:
-    """Compute an operation at once; float16 and bfloat16 are computed in float32, rounded once.
+    """Compute an operation; float16 and bfloat16 are computed in float32 and rounded once.
 
-    Raises `CompileError` for operands that do not fit, `TaskError` for an index out of range.
+    Raises:
+        CompileError: Operands or attributes do not fit the operator.
+        TaskError: An index is out of range.
 
     >>> evaluate("Div", [np.array([-7, 7]), np.array([2, 2])])[0].tolist()
     [-3, 3]
@@ -253,9 +250,9 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class KernelBytes:
-    """Bytes that kernels take: `kept` from binding on, `passing` by one operation at a time.
+    """Bytes of kernels: `kept` from binding on, `passing` by one operation at a time.
 
-    `largest` names the operation that takes most, with its operands; empty without operations.
+    `largest` describes the operation with the largest workspace; empty without operations.
     """
 
     kept: int
@@ -263,12 +260,12 @@ class KernelBytes:
     largest: str
 
 
-#: The most bytes that an operation takes for itself, and how many it keeps from binding on.
+#: Returns the most bytes that an operation's kernel holds at once, and those held from binding on.
 OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, int]]
 
 
 def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelBytes:
-    """What the operations of a program take, if each takes what `bytes_of` says."""
+    """Sum the kernel bytes of a program's operations, each as `bytes_of` reports."""
     constants = {c.value: c.data for c in program.constants}
     kept = passing = most = 0
     largest = ""
@@ -286,8 +283,7 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
 def numpy_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """What the NumPy kernel of an operation takes that carries no body; a foreign operator has
-    none."""
+    """Return the bytes of an operation's NumPy kernel; the operation must have no body."""
     if operation.is_foreign:
         return 0, 0
     values = program.values
@@ -301,7 +297,7 @@ def numpy_bytes(
     wanted = [v for v in operation.outputs if v != ABSENT]
     outputs, unwanted = tuple(values[v].type for v in wanted), 0
     if len(wanted) < len(operation.outputs):
-        # Kernels write unwanted results too.
+        # Kernels write absent results too.
         outputs = infer_types(operation.op, inputs, outputs=len(operation.outputs), **words)
         unwanted = sum(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0
@@ -312,6 +308,6 @@ def numpy_bytes(
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:
-    """What an operation's operands and results take in the types in which kernels compute."""
+    """Return the bytes of an operation's operands and results in their compute types."""
     touched = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
     return sum(computed_nbytes(program.values[v].type) for v in touched)

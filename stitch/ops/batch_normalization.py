@@ -1,4 +1,4 @@
-"""BatchNormalization: by stored statistics, or by those of the batch (training mode); LRN."""
+"""BatchNormalization, with stored statistics or those of the batch (training mode), and LRN."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, in_first_axis
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-    few,
-    operands,
-)
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, float_of, int_of
-from stitch.ops.layer_normalization import EPSILON, response_gradient, root_reciprocal
+from stitch.ops.layer_normalization import EPSILON, root_reciprocal
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
-from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, stretches, workspace
+from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, slice_range
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
 from stitch.program import Array, ValueType
+
+
+def lrn_gradient(context: GradientContext) -> Sequence[Any]:
+    """y = x s^-beta, where s sums squares over a window of channels."""
+    x, y, gradient = context.input(0), context.output(), context.gradient
+    size, channels = context.int_of("size"), x.shape[1]
+    factor = context.float_of("alpha") / size
+    beta = context.float_of("beta")
+    distance = np.arange(channels)[:, None] - np.arange(channels)
+    # [read, reader]: a channel reads (size - 1) // 2 channels before itself and size // 2 after.
+    reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
+    total = context.weighted(x * x, 1, reads) * factor + context.float_of("bias")
+    own = gradient * context.apply("Pow", total, -beta)
+    others = context.weighted(gradient * y / total, 1, reads.T)
+    return (own - x * others * (2.0 * factor * beta),)
+
 
 # Gradient of BatchNormalization -------------------------------------------------------------------
 
 
 def batch_normalization_gradient(context: GradientContext) -> Sequence[Any]:
-    """By stored statistics an affine map per channel; in training mode through the batch's own."""
     if context.gradient is None or any(g is not None for g in context.gradients[1:]):
         raise context.fail(
-            "running statistics have none", "name the outputs whose gradients come in"
+            "only output 0 is differentiable, running statistics are not",
+            "do not use the running statistics on the way to the loss",
         )
     if context.int_of("training_mode"):
         return _training_gradient(context)
@@ -44,20 +51,19 @@ def batch_normalization_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def _channel_vector(context: GradientContext, vector: Any) -> Any:
-    """A vector per channel, in the operand's type, ready to broadcast."""
+    """Return a vector per channel in the operand's type, shaped to broadcast."""
     x = context.type_of(0)
     vector = context.in_type(vector, x.data_type)
     return context.shaped(vector, (-1, *(1,) * (len(x.shape) - 2))) if len(x.shape) > 2 else vector
 
 
 def _channel_sums(context: GradientContext, value: Any, index: int) -> Any:
-    """Sums per channel, in the type of operand `index`."""
+    """Sum over all axes but the channels, in the type of operand `index`."""
     axes = [axis for axis in range(len(value.shape)) if axis != 1]
     return _as_vector(context, context.apply("ReduceSum", value, axes, keepdims=0), index)
 
 
 def _training_gradient(context: GradientContext) -> Sequence[Any]:
-    """By an operator; of the shift alone it is a sum."""
     gradient = context.gradient
     if not (context.wants(0) or context.wants(1)):
         third = _channel_sums(context, gradient, 2) if context.wants(2) else None
@@ -66,7 +72,7 @@ def _training_gradient(context: GradientContext) -> Sequence[Any]:
     operands = [gradient, context.input(0), context.in_type(context.input(1), kind)]
     is_exact = kind.dtype == kind.compute_dtype and context.type_of(3).data_type is kind
     if is_exact and context.float_of("momentum") == 0:
-        # What runs is then this batch's own mean and variance; rounded, they are taken again.
+        # The running statistics are then the batch's own mean and variance.
         operands += [context.output(1), context.output(2)]
     first, *sums = context.apply_many(
         "BatchNormalizationGradient", 3, *operands, domain="stitch",
@@ -77,7 +83,7 @@ def _training_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def _as_vector(context: GradientContext, value: Any, index: int) -> Any:
-    """A number per channel in the shape and type of operand `index`."""
+    """Return a number per channel in the shape and type of operand `index`."""
     kind = context.type_of(index)
     return context.in_type(context.shaped(value, kind.shape), kind.data_type)
 
@@ -116,7 +122,7 @@ def batch_batch_normalization(c: BatchingContext) -> Sequence[Any]:
     if c.rank() > 1:
         result, *statistics = c.again(c.folded(0, 1), *(c.folded(i) for i in range(1, 5)))
         return c.split(result, 1), *(c.split(s) for s in statistics)
-    # A vector is samples of one channel.
+    # A vector holds samples of one channel.
     x = c.apply("Transpose", c.broadcast(0), perm=[1, 0])
     result, *statistics = c.again(x, *(c.folded(i) for i in range(1, 5)))
     return c.in_front(result, 1), *(c.split(s) for s in statistics)
@@ -135,15 +141,15 @@ def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any]:
 
 # Planes (one per sample and channel) --------------------------------------------------------------
 
-#: From this many places on, the sum of a channel's products is a product of its row by another.
+#: From this plane size on, a sum of products over a plane is a dot product.
 SHORT_ROW = 16
 
 
 class Planes:
-    """A batch as (samples, channels, places), cut into dense chunks that stay in the caches.
+    """A batch as [samples, channels, positions], cut into dense chunks that stay in the caches.
 
-    A number per channel is spread over a chunk's places once: whole arrays are twice as fast to
-    combine as arrays that broadcast. A few chunks only would not make up for it.
+    With enough chunks, vectors per channel are expanded to a chunk's shape once: arrays of equal
+    shape combine twice as fast as arrays that broadcast.
     """
 
     def __init__(self, x: Array) -> None:
@@ -155,15 +161,15 @@ class Planes:
         wide = channels if whole else max(1, CHUNK_SIZE // places)
         self.chunks = [
             (part, some)
-            for some in stretches(channels, wide)
-            for part in stretches(samples, at_once)
+            for some in slice_range(channels, wide)
+            for part in slice_range(samples, at_once)
         ]
-        # One channel at a time needs no more than its number.
+        # A chunk of one channel broadcasts one number.
         self.spreads = samples >= SPREAD_FROM * at_once and wide > 1
         self.wide = (at_once, channels, places if self.spreads else 1)
 
     def over_places(self, vector: Array) -> tuple[Array, list[Thunk]]:
-        """A number per channel for all chunks, and the steps that refresh it."""
+        """Return a vector per channel, broadcast or expanded to a chunk, and its refresh steps."""
         column = vector.reshape(1, -1, 1)
         if not self.spreads:
             return np.broadcast_to(column, self.wide), []
@@ -171,16 +177,15 @@ class Planes:
         return spread, [partial(np.copyto, spread, column)]
 
     def statistics(self, mean: Array, variance: Array) -> list[Thunk]:
-        """Mean and variance per channel, in one pass.
+        """Return steps that compute mean and variance per channel in one pass.
 
-        All is counted from what the first chunk's mean is: near the whole's, so that little is lost
-        where squares are subtracted, and its own last digits, which are worth much where numbers
-        are far from zero and near each other, do not count.
+        Values are shifted by the mean of the first chunk, which is near the mean of all, so that
+        little is lost when squares are subtracted.
         """
         first, wild = self.x[: self.wide[0]], np.empty(mean.shape, np.bool_)
         steps: list[Thunk] = [
             *Planes(first).means(first, mean),
-            # From infinity nothing can be counted.
+            # Do not shift by infinity or NaN.
             partial(np.isfinite, mean, wild),
             partial(np.logical_not, wild, wild),
             partial(np.copyto, mean, scalar(0, mean), where=wild),
@@ -201,7 +206,7 @@ class Planes:
         ]  # fmt: skip
 
     def means(self, x: Array, mean: Array) -> list[Thunk]:
-        """Means per channel of an array of the same shape."""
+        """Return steps that compute the means per channel of an array of the batch's shape."""
         samples, channels, places = self.x.shape
         if places >= SHORT_ROW:
             sums = np.empty((samples, channels), mean.dtype)
@@ -210,7 +215,7 @@ class Planes:
                 partial(np.add.reduce, sums, 0, None, mean),
                 partial(np.divide, mean, scalar(samples, mean), mean),
             ]
-        # Channels have few places, or one: sums go over samples first.
+        # Small planes: sum over samples first.
         sums = np.empty((channels, places), mean.dtype)
         ones, flat = np.ones((1, samples), mean.dtype), x.reshape(samples, -1)
         return [
@@ -220,8 +225,8 @@ class Planes:
         ]
 
     def centered(self, mean: Array) -> tuple[list[Thunk], list[tuple[slice, slice, Array, Thunk]]]:
-        """Steps before; then per chunk where it is, a workspace, and the step that writes into that
-        by how much the chunk is above the means."""
+        """Return steps to run first; and for each chunk its samples, its channels, a workspace, and
+        the step that writes the chunk minus the means there."""
         means, before = self.over_places(mean)
         wide = self.chunks[0][1].stop
         work = workspace((self.wide[0], wide, self.x.shape[2]), mean.dtype)
@@ -234,14 +239,14 @@ class Planes:
         return before, chunks
 
     def in_chunks(self, out: Array, *by: tuple[np.ufunc, Array]) -> list[Thunk]:
-        """out = x, each function of that and a number per channel applied after the other."""
+        """Return steps that apply functions of x and a vector per channel, one after the other."""
         result, steps = out.reshape(self.x.shape), list[Thunk]()
         spread = []
         for function, vector in by:
             numbers, before = self.over_places(vector)
             spread.append((function, numbers))
             steps += before
-        # What came last is still in the caches.
+        # In reverse: the last chunk is still in the caches.
         for part, some in reversed(self.chunks):
             target, count = result[part, some], part.stop - part.start
             seen = self.x[part, some]
@@ -254,16 +259,17 @@ class Planes:
 def by_distance(
     mean: Array, variance: Array, most: float, near: Sequence[Thunk], far: Sequence[Thunk]
 ) -> None:
-    """The steps for numbers whose means are up to so many deviations from zero, or for others: a
-    product with all of those would leave nothing of their differences, so they are centred first,
-    which takes a pass more."""
+    """Run the steps `near` if all means are within `most` deviations of zero, else `far`.
+
+    Far from zero products cancel, so values are centred first, which takes one more pass.
+    """
     is_far = np.any(np.abs(mean) > most * np.sqrt(variance))
     for step in far if is_far else near:
         step()
 
 
 class ChannelSums:
-    """Sums of products over the places of a channel, gathered chunk by chunk."""
+    """Sums of products over each channel, accumulated chunk by chunk."""
 
     def __init__(self, planes: Planes, like: Array) -> None:
         samples, channels, places = planes.x.shape
@@ -279,21 +285,21 @@ class ChannelSums:
             self.rows = np.empty((samples, channels), like.dtype)
 
     def steps(self, part: slice, some: slice, a: Array, b: Array) -> list[Thunk]:
-        """Steps that take one chunk of both factors."""
+        """Return steps that sum the products of one chunk of both factors."""
         if not self.is_short:
             return [partial(np.vecdot, a, b, self.rows[part, some])]
         product = self.product[: a.shape[0], : a.shape[1]]
         return [partial(np.multiply, a, b, product), *self.plain(part, some, product)]
 
     def plain(self, part: slice, some: slice, a: Array) -> list[Thunk]:
-        """Steps that take one chunk of the first, where the other is one everywhere."""
+        """Return steps that sum one chunk."""
         if not self.is_short:
             return [partial(np.vecdot, a, self.ones, self.rows[part, some])]
         flat, row = a.reshape(a.shape[0], -1), self.rows[part.start // self.at_once, some]
         return [partial(np.dot, self.ones[:, : a.shape[0]], flat, row.reshape(1, -1))]
 
     def means(self, out: Array) -> list[Thunk]:
-        """Steps that give, after all chunks, the sums over how many places a channel has."""
+        """Return steps that, after all chunks, divide the sums by the elements of a channel."""
         axes = (0, 2) if self.is_short else 0
         return [
             partial(np.add.reduce, self.rows, axes, None, out),
@@ -301,7 +307,7 @@ class ChannelSums:
         ]
 
 
-#: So many deviations from zero a mean is far: what is folded loses eight of 24 bits.
+#: From this many deviations from zero on a mean is far: folding would lose 8 of 24 bits.
 FAR = 256.0
 
 
@@ -315,22 +321,20 @@ def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_same_type((1, 2))
     context.require_same_type((3, 4))
     training = context.int_of("training_mode")
-    if context.outputs > 1 and not training:
-        raise context.fail(
-            "BatchNormalization gives running statistics in training mode only",
-            expected="1 output",
-            got=context.outputs,
-        )
+    context.require(
+        context.outputs <= 1 or training, "BatchNormalization without training_mode has 1 output",
+        expected="1 output", got=context.outputs,
+    )  # fmt: skip
     statistics = ValueType(channels, context.require_type(3, FLOATS).data_type)
     return (x, statistics, statistics)[: context.outputs]
 
 
 def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, shift, mean, variance = (arguments.given(i) for i in range(5))
+    x, scale, shift, mean, variance = (arguments.operand(i) for i in range(5))
     out, epsilon = arguments.outputs[0], arguments.float_of("epsilon")
     dtype = out.dtype
     if out.size == 0:
-        # Of nothing there are no statistics.
+        # Statistics of an empty batch are NaN.
         return [fill_step(total, math.nan) for total in arguments.outputs[1:]]
     planes, steps = Planes(x), list[Thunk]()
     is_training = bool(arguments.int_of("training_mode"))
@@ -364,7 +368,7 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:
     if momentum == 0:
-        # Nothing of what ran before, were it infinite.
+        # Ignore the old statistics, even if they are infinite.
         return [partial(np.copyto, out, now, "unsafe")]
     work = np.empty(out.shape, out.dtype)
     return [
@@ -378,12 +382,13 @@ def _infer_lrn(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, FLOATS)
     context.require_rank(0, 3)
     if context.int_of("size") < 1:
-        raise context.fail("size of LRN is at least 1", got=context.attributes["size"])
+        size = context.int_of("size")
+        raise context.fail(f"size={size} of LRN is out of range", expected="at least 1", got=size)
     return (x,)
 
 
 def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
+    x, out, attributes = arguments.operand(0), arguments.outputs[0], arguments.attributes
     size, channels = int_of(attributes, "size"), x.shape[1]
     squares, total = np.empty_like(x), np.empty_like(x)
     before, after = (size - 1) // 2, size // 2
@@ -405,20 +410,20 @@ def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
 
 # stitch.BatchNormalizationGradient ----------------------------------------------------------------
 
-#: From images [samples, channels, places] x and gradient, a place like these, and numbers of each
-#: channel (along, offset, factor): steps that write x along + offset + gradient factor there.
+#: Returns steps that write x * along + offset + gradient * factor. Arguments: x, gradient and
+#: target, [samples, channels, positions] each; along, offset and factor, [channels] each.
 LastPass = Callable[[Array, Array, Array, Array, Array, Array], Sequence[Thunk]]
-#: So many deviations from zero a mean is near: three of 24 bits are lost.
+#: Up to this many deviations from zero a mean is near: 3 of 24 bits are lost.
 NEAR = 8.0
 
 
-def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_batch_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(1, FLOATS)
     context.require_same_type(range(5))
     rank = context.require_rank(1, 1)
     context.require_shape(0, x.shape)
     channels = (x.shape[1] if rank > 1 else 1,)
-    # Both statistics, or none.
+    # Both statistics are present or none.
     for index in range(2, 5 if context.present(3) or context.present(4) else 3):
         context.require_shape(index, channels)
     weights = ValueType(channels, x.data_type)
@@ -428,8 +433,9 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 def batch_gradient_steps(
     arguments: KernelArguments, last_pass: LastPass | None = None
 ) -> Sequence[Thunk]:
-    """The operator's steps; `last_pass` comes in NumPy's place where means are near zero."""
-    gradient, x, scale = (arguments.given(i) for i in range(3))
+    """Return the steps of BatchNormalizationGradient; `last_pass` replaces NumPy's last pass if
+    means are near zero."""
+    gradient, x, scale = (arguments.operand(i) for i in range(3))
     out, *sums = arguments.outputs
     if x.size == 0:
         return [fill_step(total, 0) for total in sums]
@@ -444,13 +450,13 @@ def batch_gradient_steps(
         partial(np.copyto, inverse, variance),
         *inverse_deviation(inverse, arguments.float_of("epsilon")),
     ]
-    pulled = _Pulled(planes, gradient, mean, inverse, scale, last_pass)
-    near, far = (pulled.steps(out, sums, is_near=is_near) for is_near in (True, False))
+    passes = _GradientPasses(planes, gradient, mean, inverse, scale, last_pass)
+    near, far = (passes.steps(out, sums, is_near=is_near) for is_near in (True, False))
     return [*steps, partial(by_distance, mean, variance, NEAR, near, far)]
 
 
-class _Pulled:
-    """One gradient under construction, by a batch's statistics."""
+class _GradientPasses:
+    """The passes over a batch that compute its gradient from its statistics."""
 
     def __init__(
         self, planes: Planes, gradient: Array, mean: Array, inverse: Array, scale: Array,
@@ -470,21 +476,23 @@ class _Pulled:
         self.before, self.chunks = planes.centered(mean)
 
     def steps(self, out: Array, sums: Sequence[Array], *, is_near: bool) -> list[Thunk]:
-        """dx = factor dy - (along c + offset), and the sums per channel. Near zero, where little is
-        lost so, c is not computed element by element: its mean is taken off what is summed."""
+        """dx = factor dy - (along c + offset) with c = x - mean, and the sums per channel.
+
+        With means near zero, c is not computed element by element: the sums are corrected instead.
+        """
         steps = [] if is_near else [*self.before]
         for part, some, here, center in self.chunks:
-            seen, given = self.planes.x[part, some], self.gradient[part, some]
+            seen, dy = self.planes.x[part, some], self.gradient[part, some]
             if not is_near:
                 steps.append(center)
                 seen = here
-            steps += self.products.steps(part, some, seen, given)
-            steps += self.slopes.plain(part, some, given)
+            steps += self.products.steps(part, some, seen, dy)
+            steps += self.slopes.plain(part, some, dy)
         steps += [*self.slopes.means(self.slope), *self.products.means(self.slant)]
         return [*steps, *self._numbers(sums, is_near=is_near), *self._whole(out, is_near=is_near)]
 
     def _numbers(self, sums: Sequence[Array], *, is_near: bool) -> list[Thunk]:
-        """Numbers per channel: the sums, and what elements are computed with."""
+        """Return steps for the vectors per channel: the sums and the factors of the last pass."""
         slope, slant, factor, along = self.slope, self.slant, self.factor, self.along
         work, offset = np.empty_like(slope), self.offset
         count = scalar(self.planes.x.size // slope.size, slope)
@@ -509,7 +517,7 @@ class _Pulled:
         ]
 
     def _whole(self, out: Array, *, is_near: bool) -> list[Thunk]:
-        """The operand's gradient, chunk by chunk."""
+        """Return steps for the operand's gradient, chunk by chunk."""
         result, (factors, alongs, offsets) = out.reshape(self.planes.x.shape), self.spread
         if is_near and self.last_pass is not None:
             along, offset = self.along, self.offset
@@ -520,9 +528,9 @@ class _Pulled:
                 *self.last_pass(*images, along, offset, self.factor),
             ]
         steps = [*self.refreshed]
-        # What came last is still in the caches.
+        # In reverse: the last chunk is still in the caches.
         for part, some, here, center in reversed(self.chunks):
-            n, place = part.stop - part.start, result[part, some]
+            n, target = part.stop - part.start, result[part, some]
             seen = here
             if is_near:
                 seen = self.planes.x[part, some]
@@ -531,14 +539,14 @@ class _Pulled:
             steps += [
                 partial(np.multiply, seen, alongs[:n, some], here),
                 partial(np.add, here, offsets[:n, some], here),
-                partial(np.multiply, self.gradient[part, some], factors[:n, some], place),
-                partial(np.subtract, place, here, place),
+                partial(np.multiply, self.gradient[part, some], factors[:n, some], target),
+                partial(np.subtract, target, here, target),
             ]
         return steps
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """Chunks of the batch and of numbers spread over it, and numbers for planes and channels."""
+    """Chunks of the batch, vectors expanded to chunks, and numbers per plane and channel."""
     x = context.operand(1)
     samples, channels = x.shape[0], x.shape[1] if len(x.shape) > 1 else 1
     places = math.prod(x.shape[2:])
@@ -554,7 +562,7 @@ OPERATORS: tuple[OpDef, ...] = (
         attributes=declared(
             alpha=9.999999747378752e-05, beta=0.75, bias=1.0, size=Attribute("int", required=True),
         ),
-        gradient=response_gradient, batching=in_first_axis(),
+        gradient=lrn_gradient, batching=in_first_axis(),
     ),
     OpDef(
         "BatchNormalization", (5, 5), _infer_batch, _batch, outputs=(1, 3),
@@ -563,7 +571,7 @@ OPERATORS: tuple[OpDef, ...] = (
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "BatchNormalizationGradient", (3, 5), _infer, batch_gradient_steps, (1, 3),
+        "BatchNormalizationGradient", (3, 5), _infer_batch_gradient, batch_gradient_steps, (1, 3),
         attributes=declared(epsilon=EPSILON), domain="stitch",
         batching=batch_batch_normalization_gradient, workspace=WorkspaceRule(_workspace),
     ),

@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import Given, GradientBuilder
-from stitch.ops.inference import WithAttributes
+from stitch.ops.gradient import EmittingContext, GradientBuilder, Operand
+from stitch.ops.inference import Shape
 from stitch.program import Array, AttributeValue, DataType, ValueType
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchingContext(WithAttributes):
+class BatchingContext(EmittingContext):
     """One operation to be applied to a batch of `batch_size` >= 1 examples.
 
     Types are those of one example, None for absent operands. `operands[i]` is a value or an array,
@@ -43,19 +40,9 @@ class BatchingContext(WithAttributes):
 
     # Operands and types of one example ---------------------------------------------------------
 
-    def has(self, index: int) -> bool:
-        """Return whether operand `index` is present."""
-        return index < len(self.input_types) and self.input_types[index] is not None
-
     def varies(self, *indices: int) -> bool:
         """Return whether one of these operands varies over the batch."""
         return any(i < len(self.batched) and self.batched[i] for i in indices)
-
-    def type_of(self, index: int) -> ValueType:
-        """Return the type of operand `index`, which must be present, of one example."""
-        kind = self.input_types[index]
-        assert kind is not None, f"operand {index} of {self.op} is absent"
-        return kind
 
     def shape(self, index: int = 0) -> Shape:
         """Return the shape of operand `index` of one example."""
@@ -71,52 +58,23 @@ class BatchingContext(WithAttributes):
         assert kind is not None, f"result {index} of {self.op} is not wanted"
         return kind.shape
 
-    def ints_at(self, index: int) -> Shape | None:
-        """Return the integers of an operand that inference required, None if it is absent."""
-        if not self.has(index):
-            return None
-        data = self.constants[index]
-        assert data is not None, f"operand {index} of {self.op} is not known"
-        return tuple(int(value) for value in data.ravel())
-
     def axis_behind(self, axis: int, index: int = 0) -> int:
         """Return axis `axis` (may be negative) of operand `index`, counted with the batch axis."""
         return axis % max(self.rank(index), 1) + 1
 
     # Emitting operations -----------------------------------------------------------------------
 
-    def apply(self, op: str, *operands: Given, domain: str = "", **attributes: Any) -> Any:
-        """Emit one operation with one result."""
-        return self.builder.apply(op, operands, 1, attributes, domain)[0]
-
-    def apply_many(
-        self, op: str, outputs: int, *operands: Given, domain: str = "", **attributes: Any
-    ) -> tuple[Any, ...]:
-        """Emit one operation with several results."""
-        return self.builder.apply(op, operands, outputs, attributes, domain)
-
-    def again(self, *operands: Given, **changed: Any) -> tuple[Any, ...]:
+    def again(self, *operands: Operand, **changed: Any) -> tuple[Any, ...]:
         """Emit the operation on other operands, with some attributes changed (None: removed)."""
         words = {**self.attributes, **changed}
         return self.builder.apply(self.op, operands, len(self.output_types), words, self.domain)
 
-    def with_first(self, first: Given, **changed: Any) -> tuple[Any, ...]:
+    def with_first(self, first: Operand, **changed: Any) -> tuple[Any, ...]:
         """Emit the operation with another first operand; the others must be shared."""
         assert not any(self.batched[1:])
         return self.again(first, *self.operands[1:], **changed)
 
-    def constant(self, array: Any) -> Any:
-        """Emit a constant."""
-        return self.builder.constant(array)
-
     # Batched operands --------------------------------------------------------------------------
-
-    def shaped(self, value: Any, shape: Sequence[int]) -> Any:
-        """Reshape a value unless it has this shape."""
-        if tuple(value.shape) == tuple(shape):
-            return value
-        # allowzero: a 0 of an empty tensor must not mean "copy this dimension".
-        return self.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
 
     def repeated(self, value: Any, shape: Shape) -> Any:
         """Repeat a shared value of this shape over the batch: [batch_size, *shape]."""
@@ -181,23 +139,10 @@ class BatchingContext(WithAttributes):
         numbers = np.arange(self.batch_size, dtype=np.int64) * step
         return self.constant(numbers.reshape(self.batch_size, *(1,) * rank))
 
-    # Types -------------------------------------------------------------------------------------
-
-    def in_type(self, value: Any, data_type: DataType) -> Any:
-        """Cast a value unless it has this type."""
-        if DataType.from_dtype(value.dtype) == data_type:
-            return value
-        return self.apply("Cast", value, to=onnx_code(data_type))
-
     def wide(self, value: Any) -> Any:
         """Cast a value to its compute type, so that several operations round once."""
         computed = DataType.from_dtype(value.dtype).compute_dtype
         return self.in_type(value, DataType.from_dtype(computed))
-
-    def filled(self, number: Any, shape: Shape, data_type: DataType) -> Any:
-        """Return a value of one repeated number, expanded at run time to keep files small."""
-        value = self.constant(np.array(number, data_type.dtype))
-        return self.apply("Expand", value, list(shape)) if shape else value
 
 
 def _moved(rank: int, source: int, target: int) -> list[int]:
@@ -225,6 +170,11 @@ def of_equal_shapes(context: BatchingContext) -> Sequence[Any]:
 def of_last_axes(context: BatchingContext) -> Sequence[Any]:
     """Rule of operators on the last axes of the first operand, with any number of leading axes."""
     return context.with_first(context.operands[0])
+
+
+def first_along_axis(context: BatchingContext) -> Sequence[Any]:
+    """As `along_axis`, if the operands but the first are shared."""
+    return context.with_first(context.operands[0], axis=context.axis_behind(context.int_of("axis")))
 
 
 def along_axis(context: BatchingContext) -> Sequence[Any]:

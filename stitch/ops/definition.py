@@ -1,8 +1,7 @@
-"""`OpDef`: all that Stitch knows of one operator, and the terms in which it is said."""
+"""`OpDef`, the definition of one operator, and the arguments and attributes of kernels."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -10,83 +9,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from stitch.errors import CompileError, closest
-from stitch.ops.batching import Batching
+from stitch.ops.batching import Batching, broadcasting
 from stitch.ops.gradient import Gradient
-from stitch.ops.inference import (
-    Attributes,
-    Inference,
-    WithAttributes,
-)
-from stitch.program import Array, AttributeValue, DataType, ValueType
-
-#: What any kernel may take besides: a few chunks of a chain, and the steps themselves.
-ANY_KERNEL_NBYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceContext(WithAttributes):
-    """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
-
-    inputs: tuple[ValueType | None, ...]
-    constants: tuple[Array | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    outputs: tuple[ValueType, ...]
-
-    def operand(self, index: int) -> ValueType:
-        """The type of an operand that inference made sure is there."""
-        kind = self.inputs[index]
-        assert kind is not None
-        return kind
-
-    @property
-    def nbytes(self) -> int:
-        """What operands and results take in the types in which kernels compute."""
-        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceRule:
-    """The most bytes that a kernel has at once beside operands and results, at binding or while its
-    steps run. It may say too much, never too little; a few chunks of a chain are added to it.
-
-    `is_kept`: from binding on; else what outlives a step lies in the common memory of kernels
-    (`steps.workspace`).
-    """
-
-    nbytes: Callable[[WorkspaceContext], int]
-    is_kept: bool = True
-
-
-def computed_nbytes(kind: ValueType) -> int:
-    """What a value takes where kernels read it: float32 stands in for narrower floats."""
-    return math.prod(kind.shape) * kind.data_type.compute_dtype.itemsize
-
-
-def operands(times: float, *, is_kept: bool = True) -> WorkspaceRule:
-    """A rule: so many times what operands and results take in the compute type."""
-
-    def nbytes(context: WorkspaceContext) -> int:
-        return int(times * context.nbytes)
-
-    return WorkspaceRule(nbytes, is_kept)
-
-
-#: The rule of operators that declare none.
-twice = operands(2)
-#: A rule for kernels that go through their operands once, with steps for each chunk of them.
-few = operands(1 / 8, is_kept=False)
-
-
-def integers(times: float, otherwise: WorkspaceRule) -> WorkspaceRule:
-    """A rule for kernels that compute with integers as with wider numbers."""
-    wide = operands(times)
-
-    def nbytes(context: WorkspaceContext) -> int:
-        first = context.operand(0)
-        return (otherwise if first.data_type.is_floating else wide).nbytes(context)
-
-    return WorkspaceRule(nbytes)
-
+from stitch.ops.inference import Attributes, Inference, WithAttributes
+from stitch.ops.workspaces import WorkspaceRule, few, twice
+from stitch.program import Array, AttributeValue, DataType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
 Thunk = Callable[[], object]
@@ -97,24 +24,30 @@ class BodyBinder(Protocol):
 
     @property
     def repeated(self) -> Mapping[int, int]:
-        """The outputs that are other outputs again, by number."""
+        """Outputs that duplicate another output: its index by theirs."""
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Thunk]:
-        """The steps of one round on arrays that lie apart, one for each input, and for each output
-        that is no other again. What it needs besides is of the memory of kernels."""
+        """Return the steps of one iteration.
+
+        Args:
+            inputs: One array for each input; no two of all arrays overlap.
+            outputs: One array for each output that duplicates no other.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments(WithAttributes):
-    """What a kernel is bound to.
+    """The arrays and attributes that a kernel is bound to.
 
-    Arrays are dense views of the compute type (float32 stands in for narrower floats); outputs
-    are preallocated and never overlap an input, but for elementwise operators, where output 0 may
-    *be* an input's array. `constant[i]` says that input i never changes: it may be rearranged or
-    broadcast once, at binding. What is derived from constants goes into `memo`, which the executor
-    keeps for the operation, so that binding it to other addresses derives nothing again.
-    `types` are the data types that the outputs are rounded to; empty where that is not said.
-    `body` binds the body that the operation carries.
+    Args:
+        inputs: Dense arrays in the compute type (float32 for narrower floats); None: absent.
+        outputs: Preallocated arrays. They never overlap an input, except that output 0 of an
+            elementwise operator may *be* an input's array.
+        attributes: Resolved attributes.
+        constant: Whether each input never changes, so that a kernel may rearrange it at binding.
+        memo: Arrays derived from constants; it outlives the binding, see `memoize`.
+        types: The data types that outputs are rounded to; empty if unknown.
+        body: Binds the operation's body, for operators that have one.
     """
 
     inputs: tuple[Array | None, ...]
@@ -125,40 +58,40 @@ class KernelArguments(WithAttributes):
     types: tuple[DataType, ...] = ()
     body: BodyBinder | None = None
 
-    def given(self, index: int) -> Array:
-        """The array of an operand that inference made sure is there."""
+    def operand(self, index: int) -> Array:
+        """Return the array of an operand that must be present."""
         array = self.inputs[index]
         assert array is not None
         return array
 
     def optional(self, index: int) -> Array | None:
-        """The array of an optional operand."""
+        """Return the array of an optional operand, None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def is_constant(self, index: int) -> bool:
-        """Whether an operand may be rearranged once, at binding."""
+        """Return whether an operand never changes."""
         return index < len(self.constant) and self.constant[index]
 
     def ints_at(self, index: int) -> tuple[int, ...]:
-        """The integers of an operand that was known at compile time."""
-        return tuple(int(value) for value in self.given(index).ravel())
+        """Return the integers of an operand that is known at compile time."""
+        return tuple(int(value) for value in self.operand(index).ravel())
 
-    def remembered(self, name: str, make: Callable[[], Array]) -> Array:
-        """What is derived from constants: made at an operation's first binding, then shared."""
+    def memoize(self, name: str, make: Callable[[], Array]) -> Array:
+        """Return an array derived from constants; later bindings of the operation share it."""
         array = self.memo.get(name)
         if array is None:
             array = self.memo[name] = make()
         return array
 
 
-#: Binds an operator to arrays and returns the steps that compute it; allocation happens here, once.
-#: Steps may rely on their caller's `np.errstate(all="ignore")`: entering it costs more than many.
+#: Binds an operator to arrays and returns the steps that compute it. All allocation happens at
+#: binding. Steps run under their caller's `np.errstate(all="ignore")`, which costs about 1 us.
 Kernel = Callable[[KernelArguments], Sequence[Thunk]]
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: its Python type as written in files, and its default (`required` if none)."""
+    """One attribute: its type as written in files, its default, and whether it is required."""
 
     kind: str  # "int", "float", "string", "ints", "floats", "strings"
     default: AttributeValue | None = None
@@ -166,14 +99,14 @@ class Attribute:
 
 
 def declared(**attributes: Attribute | AttributeValue) -> dict[str, Attribute]:
-    """Attributes by name, each by its declaration, or by a default, whose type is the kind.
+    """Return attributes by name, from `Attribute`s or from defaults, whose type gives the kind.
 
     >>> declared(axis=-1, modes=("linear",))["modes"].kind
     'strings'
     """
     return {
-        name: given if isinstance(given, Attribute) else Attribute(_kind_of(given), given)
-        for name, given in attributes.items()
+        name: value if isinstance(value, Attribute) else Attribute(_kind_of(value), value)
+        for name, value in attributes.items()
     }
 
 
@@ -185,18 +118,25 @@ def _kind_of(default: AttributeValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
-    """One operator: names as in ONNX (opset 26), arity, attributes, inference and NumPy kernel.
+    """One operator, named as in ONNX (opset 26).
 
-    `elementwise`: each output element depends on the input elements at its own place only, so an
-    output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
-    (`stitch.ops.gradient`) and `batching` how it is applied to a batch
-    (`stitch.ops.batching`), None where it has none. `workspace` says how many bytes the kernel
-    takes for itself (`stitch.ops.steps` has rules to choose from). An operator that `checks`
-    looks at the data of operands, also where its results have no elements.
+    Args:
+        inputs: Least and most operands; most = -1 for any number.
+        infer: Shape and type inference.
+        kernel: The NumPy kernel.
+        outputs: Least and most results.
+        attributes: Attributes by name.
+        domain: "" for ai.onnx.
+        elementwise: Each output element depends only on the input elements at the same index, so
+            an output may overwrite an input that is not read later.
+        gradient: Vector-Jacobian product (`stitch.ops.gradient`), None if there is none.
+        batching: Rule for a batch of examples (`stitch.ops.batching`), None if there is none.
+        workspace: Bound of the bytes that the kernel allocates (`stitch.ops.workspaces`).
+        checks: The kernel validates operand data, even if its results have no elements.
     """
 
     name: str
-    inputs: tuple[int, int]  # least and most operands; most = -1 for any number
+    inputs: tuple[int, int]
     infer: Inference
     kernel: Kernel
     outputs: tuple[int, int] = (1, 1)
@@ -209,18 +149,32 @@ class OpDef:
     checks: bool = False
 
     def steps(self, arguments: KernelArguments) -> Sequence[Thunk]:
-        """The kernel's steps; none where there is nothing to compute: no kernel asks for that."""
+        """Return the kernel's steps; kernels without checks are not called for empty results."""
         has_elements = any(out.size for out in arguments.outputs)
         return self.kernel(arguments) if has_elements or self.checks else ()
+
+
+def elementwise(
+    name: str, inputs: tuple[int, int], infer: Inference, kernel: Kernel,
+    gradient: Gradient | None = None, workspace: WorkspaceRule = few,
+    **attributes: Attribute | AttributeValue,
+) -> OpDef:  # fmt: skip
+    """Return the definition of an elementwise operator whose operands broadcast."""
+    return OpDef(
+        name, inputs, infer, kernel, attributes=declared(**attributes), elementwise=True,
+        gradient=gradient, batching=broadcasting, workspace=workspace,
+    )  # fmt: skip
 
 
 def resolve_attributes(
     definition: OpDef, attributes: Mapping[str, Any], location: str = ""
 ) -> Attributes:
-    """The attributes of one operation with defaults filled in; optional ones may stay absent.
+    """Return the attributes of one operation with defaults filled in.
 
-    Raises `CompileError` for an unknown, missing or mistyped attribute. An int is taken where a
-    float is wanted; resolving a resolved mapping changes nothing.
+    Optional attributes without a default may stay absent; an int is accepted as a float.
+
+    Raises:
+        CompileError: An attribute is unknown, missing or of the wrong type.
     """
     where = definition.name + (f" at {location}" if location else "")
     for name in attributes:
@@ -237,10 +191,9 @@ def resolve_attributes(
             resolved[name] = _typed(name, declared, attributes[name], where)
         elif declared.required:
             raise CompileError(
-                f"{definition.name} needs the attribute {name!r}",
-                where=where,
+                f"attribute {name!r} of {definition.name} is required", where=where,
                 expected=declared.kind,
-            )
+            )  # fmt: skip
         elif declared.default is not None:
             resolved[name] = declared.default
     return MappingProxyType(resolved)
@@ -252,7 +205,7 @@ def _typed(name: str, declared: Attribute, value: Any, where: str) -> AttributeV
         if kind.endswith("s"):
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise TypeError
-            # One element kind per attribute kind, which a union of tuples cannot say.
+            # mypy cannot express that all elements have one type.
             return tuple(_scalar(kind[:-1], item) for item in value)  # type: ignore[return-value]
         return _scalar(kind, value)
     except TypeError:

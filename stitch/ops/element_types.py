@@ -1,7 +1,6 @@
-"""Sets of data types that operators accept, and ONNX's numbers for data types.
+"""Sets of data types that operators accept, and ONNX's codes (`TensorProto.DataType`).
 
-Block formats are in no set: they are a way of storing float values, never a type of computing.
-Source: `TensorProto.DataType` in onnx.proto.
+Block formats are in no set: they are storage formats, kernels never compute in them.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ NUMERIC = FLOATS | INTEGERS
 SIGNED_NUMERIC = FLOATS | SIGNED
 BOOLEAN = frozenset({DataType.BOOL})
 EVERY = NUMERIC | BOOLEAN
-#: Those that follow IEEE 754 in part, without the one that holds powers of two only.
+#: float8 types with a sign and a fraction: all but FLOAT8_E8M0.
 FLOATS8 = frozenset(
     {DataType.FLOAT8_E4M3FN, DataType.FLOAT8_E4M3FNUZ, DataType.FLOAT8_E5M2,
      DataType.FLOAT8_E5M2FNUZ}
 )  # fmt: skip
-#: Types that are moved and converted, but never computed in.
+#: Types of 8 bits and fewer that kernels move and convert, but never compute in.
 NARROW = frozenset(t for t in DataType if not t.is_block and t.is_narrow)
-#: What operators take that only move elements, as ONNX has it.
+#: Types that operators accept which only move elements.
 MOVED = EVERY | NARROW
 INDICES = frozenset({DataType.INT32, DataType.INT64})
 INT64 = frozenset({DataType.INT64})
-#: What ONNX lets matrix products work on.
+#: Types of ONNX's matrix products.
 PRODUCTS = FLOATS | {DataType.INT32, DataType.INT64, DataType.UINT32, DataType.UINT64}
 
 _ONNX_CODES = {
@@ -61,21 +60,19 @@ _BY_CODE = {code: data_type for data_type, code in _ONNX_CODES.items()}
 
 
 def onnx_code(data_type: DataType) -> int:
-    """ONNX's number for a data type, as attributes such as Cast's `to` hold it.
-
-    Raises `CompileError` for block formats, which ONNX does not have.
+    """Return ONNX's code of a data type; raise `CompileError` for block formats.
 
     >>> onnx_code(DataType.BFLOAT16)
     16
     """
     code = _ONNX_CODES.get(data_type)
     if code is None:
-        raise CompileError(f"ONNX has no number for {data_type.value}")
+        raise CompileError(f"ONNX has no data type for the block format {data_type.value}")
     return code
 
 
 def data_type_of_code(code: int, where: str = "") -> DataType:
-    """The data type of an ONNX number; raises `CompileError` for types Stitch does not compute in.
+    """Return the data type of an ONNX code; raise `CompileError` for unsupported ones.
 
     >>> data_type_of_code(7).value
     'int64'
@@ -84,6 +81,6 @@ def data_type_of_code(code: int, where: str = "") -> DataType:
     if data_type is None:
         known = ", ".join(f"{number} ({t.value})" for number, t in sorted(_BY_CODE.items()))
         raise CompileError(
-            "this ONNX data type is not supported", where=where, expected=known, got=str(code)
+            f"ONNX data type {code} is not supported", where=where, expected=known, got=str(code)
         )
     return data_type

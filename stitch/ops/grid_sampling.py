@@ -1,7 +1,7 @@
-"""Values read between elements: GridSample and DeformConv.
+"""GridSample, DeformConv and RoiAlign: interpolation at real coordinates.
 
-Both gather the neighbours of real places and weigh them; places outside count as 0 or are
-brought back inside. Source: ONNX's GridSample, DeformConv.
+They gather the neighbours of each coordinate and weight them; coordinates outside count as 0 or are
+mapped inside.
 """
 
 from __future__ import annotations
@@ -9,84 +9,93 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.batching import in_first_axis
-from stitch.ops.definition import (
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-)
+from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.convolution import CONVOLUTION, bias_steps, check_kernel_shape, check_output
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS, INT64
 from stitch.ops.inference import Attributes, InferenceContext, Shape, float_of, int_of, string_of
-from stitch.ops.resampling import batch_deform_conv, batch_roi_align, cubic_weight
-from stitch.ops.steps import PIECE_NBYTES, check_indices, pieces_of, stretches
-from stitch.ops.window import (
-    CONVOLUTION,
-    bias_steps,
-    check_output,
-    check_window_attributes,
-    windows_of,
-)
+from stitch.ops.resampling import cubic_weight
+from stitch.ops.steps import PIECE_NBYTES, check_indices, pieces_of, slice_range
+from stitch.ops.windows import check_window_attributes, windows_of
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
-_GRID_MODES = ("nearest", "linear", "cubic")
-_PADDINGS = ("zeros", "border", "reflection")
-#: About what the rows of a DeformConv that are made together take: a stretch has many steps.
+
+def batch_deform_conv(c: BatchingContext) -> Sequence[Any] | None:
+    if not c.varies(1, 3):
+        return in_first_axis(1, 3)(c)
+    # Filters and offsets of each example form their own groups.
+    words = {name: c.int_of(name) * c.batch_size for name in ("group", "offset_group")}
+    operands = (c.folded(0, 1), c.folded(1), c.folded(2, 1), c.folded(3), c.folded(4, 1))
+    (result,) = c.again(*operands[: len(c.operands)], **words)
+    return (c.split(result, 1),)
+
+
+def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
+    if not c.varies(1, 2):
+        return (c.split(c.again(c.folded(0, 1), *c.operands[1:])[0], 1),)
+    if not c.varies(0):
+        return (c.split(c.again(c.operands[0], c.folded(1), c.folded(2))[0]),)
+    # An index out of range for one example must stay out of range in the folded axis.
+    count = c.shape()[0]
+    index = c.broadcast(2)
+    inside = c.apply("And", c.apply("Less", index, count), c.apply("GreaterOrEqual", index, -count))
+    whole = c.apply("Where", c.apply("Less", index, 0), c.apply("Add", index, count), index)
+    own = c.apply("Add", whole, c.example_indices(1, count))
+    invalid = c.constant(np.array(-1 - count * c.batch_size))
+    indices = c.apply("Where", inside, own, invalid)
+    return (c.split(c.again(c.folded(0), c.folded(1), c.merged(indices))[0]),)
+
+
+#: About how many bytes of output rows a DeformConv computes together.
 _DEFORMED_NBYTES = 10 << 20
 
 
 def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
-    mode = context.string_of("mode")
-    padding = context.string_of("padding_mode")
-    if mode not in _GRID_MODES or padding not in _PADDINGS:
-        raise context.fail(
-            "GridSample has no such mode",
-            expected=f"{', '.join(_GRID_MODES)}; {', '.join(_PADDINGS)}",
-            got=f"{mode}; {padding}",
-        )
+    mode = context.require_word("mode", ("nearest", "linear", "cubic"))
+    context.require_word("padding_mode", ("zeros", "border", "reflection"))
     x = context.require_type(0, EVERY if mode == "nearest" else FLOATS)
     grid = context.require_type(1, FLOATS)
     rank = context.require_rank(0, 3)
     context.require_rank(1, rank, rank)
     context.require_shape(1, (x.shape[0], *grid.shape[1:-1], rank - 2))
-    if 0 in x.shape[2:]:
-        raise context.fail("an empty image cannot be sampled", got=x.shape)
+    what = f"{context.op} cannot sample an image without elements"
+    context.require(0 not in x.shape[2:], what, got=x.shape)
     return (ValueType((*x.shape[:2], *grid.shape[1:-1]), x.data_type),)
 
 
-def _reflect(place: Array, low: float, high: float) -> Array:
-    """Places mirrored at both borders until they are inside."""
+def _reflect(coordinates: Array, low: float, high: float) -> Array:
+    """Return coordinates mirrored at both borders until they are inside."""
     span = high - low
     if span <= 0:
-        return np.full_like(place, low)
-    folded = np.mod(place - low, 2 * span)
+        return np.full_like(coordinates, low)
+    folded = np.mod(coordinates - low, 2 * span)
     return np.asarray(low + np.where(folded > span, 2 * span - folded, folded))
 
 
 def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, Array]:
-    """Per sampled place along one axis: indices (taps first), weights; weight 0 outside."""
+    """Return indices and weights, [taps, *place.shape] each, for coordinates along one axis."""
     mode, padding = string_of(attributes, "mode"), string_of(attributes, "padding_mode")
     corners = bool(int_of(attributes, "align_corners"))
     low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
     place = (place + 1) / 2 * (size - 1) if corners else ((place + 1) * size - 1) / 2
     place = np.rint(place) if mode == "nearest" else place
-    # Places between the first element and the border are left to the clamping of their taps.
+    # Between the border and the first element, clamping the taps is enough.
     beyond = (place < low) | (place > high)
     if padding == "border" and mode == "cubic":
-        # Its neighbours are clamped, not the place between them; further out all are one element.
+        # Only the taps are clamped; from here on they are all the same element.
         place = np.clip(place, -2, size + 1)
     elif padding == "border":
         place = np.where(beyond, np.clip(place, 0, size - 1), place)
     elif padding == "reflection":
         place = np.where(beyond, _reflect(place, low, high), place)
     if mode == "nearest":
-        # Reflection at half an element leaves a place between two.
+        # Reflection at half an element may leave a fraction.
         taps, weights = np.trunc(place)[None], np.ones((1, *place.shape))
     else:
         base = np.floor(place)
@@ -102,8 +111,8 @@ def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, 
 
 
 def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, grid, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
-    # Not -1: images may have no channels, and batches no images.
+    x, grid, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
+    # Not -1: the result may be empty.
     points = math.prod(grid.shape[1:-1])
     places = grid.reshape(len(grid), points, grid.shape[-1])
     results = out.reshape(*out.shape[:2], points)
@@ -117,7 +126,7 @@ def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _point_nbytes(image: Shape, mode: str) -> int:
-    """What one sampled point of every image takes: channels and neighbours."""
+    """Return the bytes of one sampled point of every image."""
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
     return image[0] * (40 * image[1] + 60 * taps * (len(image) - 2) + 60)
 
@@ -129,7 +138,7 @@ def _grid_workspace(context: WorkspaceContext) -> int:
 
 
 def _sampled(x: Array, places: Array, attributes: Attributes) -> Array:
-    """Images x at places (samples, points, axes): (samples, channels, points)."""
+    """Sample images x at coordinates [samples, points, axes]: [samples, channels, points]."""
     samples = np.arange(len(x)).reshape(-1, 1)
     axes = [
         _grid_taps(places[..., -1 - axis].astype(np.float64), size, attributes)
@@ -152,7 +161,7 @@ def _sampled(x: Array, places: Array, attributes: Attributes) -> Array:
 
 
 def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
-    """The four neighbours of places in an image (channels, height, width): values and weights."""
+    """Return values and weights of the four neighbours of points in [channels, height, width]."""
     height, width = image.shape[1:]
     top, left = np.floor(y), np.floor(x)
     corners = []
@@ -172,38 +181,34 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(1, 4, 4)
     group, parts = (context.int_of(name) for name in ("group", "offset_group"))
     fits = group > 0 and parts > 0 and x.shape[1] == w.shape[1] * group
-    if not fits or w.shape[0] % group or x.shape[1] % parts or min(w.shape) < 1:
-        raise context.fail(
-            "channels and groups of a DeformConv do not fit",
-            got=f"{x.shape[1]} channels, weights {list(w.shape)}",
-        )
+    context.require(
+        fits and w.shape[0] % group == 0 and x.shape[1] % parts == 0 and min(w.shape) >= 1,
+        f"channels of DeformConv do not match its weights, {group=} or offset_group={parts}",
+        got=f"{x.shape[1]} channels, weights {list(w.shape)}",
+    )  # fmt: skip
     check_window_attributes(context, x.shape[2:], w.shape[2:])
-    if 0 in x.shape[2:]:
-        raise context.fail("an empty image cannot be sampled", got=x.shape)
-    kernel = context.ints_of("kernel_shape")
-    if kernel is not None and kernel != w.shape[2:]:
-        raise context.fail("kernel_shape differs from the weights", got=kernel)
+    what = f"{context.op} cannot sample an image without elements"
+    context.require(0 not in x.shape[2:], what, got=x.shape)
+    check_kernel_shape(context, w.shape[2:])
     output = windows_of(context.attributes, x.shape[2:], w.shape[2:]).output
     check_output(context, output)
     places = parts * math.prod(w.shape[2:])
     context.require_shape(2, (x.shape[0], 2 * places, *output))
-    if context.present(3) is not None:
-        context.require_shape(3, w.shape[:1])
-    if context.present(4) is not None:
-        context.require_shape(4, (x.shape[0], places, *output))
+    context.require_shape(3, w.shape[:1])
+    context.require_shape(4, (x.shape[0], places, *output))
     return (ValueType((x.shape[0], w.shape[0], *output), x.data_type),)
 
 
 def _deformed_row_nbytes(w: Array | ValueType, channels: int, width: int) -> int:
-    """What one row of the result takes: the neighbours of all places, weighed, and the sums."""
+    """Return the bytes of one output row: neighbours, weighted, and sums."""
     kernel = math.prod(w.shape[2:])
     return (60 * channels + 150) * kernel * width + 8 * w.shape[0] * width
 
 
 def _deformed_rows(height: int, row: int) -> Iterator[slice]:
-    """Stretches of rows that are made together, alike in length; a row takes so many bytes."""
+    """Slice output rows of `row` bytes each into pieces of about equal length."""
     count = -(-height // max(1, _DEFORMED_NBYTES // row))
-    return stretches(height, -(-height // count))
+    return slice_range(height, -(-height // count))
 
 
 def _deform_workspace(context: WorkspaceContext) -> int:
@@ -214,7 +219,7 @@ def _deform_workspace(context: WorkspaceContext) -> int:
 
 
 def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, offset = (arguments.given(index) for index in range(3))
+    x, w, offset = (arguments.operand(index) for index in range(3))
     out, mask = arguments.outputs[0], arguments.optional(4)
     parts = arguments.int_of("offset_group")
     group = arguments.int_of("group")
@@ -257,12 +262,12 @@ _DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "a
 
 # RoiAlign -----------------------------------------------------------------------------------------
 
-#: The longest side of a region to align, in longer sides of the image.
+#: Limit of a region's side, in longer sides of the image.
 MOST_IMAGES = 4
-#: Places at which an attribute may ask a region to be sampled along one axis.
+#: Limit of sampled points along one axis, output size times sampling_ratio.
 MAX_SAMPLES = 1 << 13
-#: Places that are looked at together (or one row of a bin's samples), and about how many bytes of
-#: channels at them.
+#: Points that are processed together (at least one row of a bin's samples), and about how many
+#: bytes of channels.
 _PIECE = 1 << 14
 _PIECE_NBYTES = 1 << 24
 
@@ -275,40 +280,37 @@ def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(1, 2, 2)
     context.require_shape(1, (rois.shape[0], 4))
     context.require_shape(2, (rois.shape[0],))
-    words = {"mode": ("avg", "max"), "coordinate_transformation_mode": (
-        "half_pixel", "output_half_pixel",
-    )}  # fmt: skip
-    for name, known in words.items():
-        if context.string_of(name) not in known:
-            raise context.fail(f"{name} of RoiAlign has no such value", expected=", ".join(known))
+    context.require_word("mode", ("avg", "max"))
+    context.require_word("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"))
     size = [context.int_of(f"output_{side}") for side in ("height", "width")]
-    if min(size) < 1 or 0 in x.shape[2:]:
-        raise context.fail("RoiAlign needs images and results that are not empty", got=size)
+    context.require(
+        min(size) >= 1 and 0 not in x.shape[2:], "image or result of RoiAlign is empty",
+        expected="sizes >= 1", got=f"image {list(x.shape)}, result {size}",
+    )  # fmt: skip
     ratio = context.int_of("sampling_ratio")
-    if max(size) * max(ratio, 1) > MAX_SAMPLES:
-        raise context.fail(
-            "RoiAlign would sample a region at too many places",
-            expected=f"at most {MAX_SAMPLES} along an axis",
-            got=f"results of {size}, sampling_ratio {ratio}",
-        )
+    context.require(
+        max(size) * max(ratio, 1) <= MAX_SAMPLES, "RoiAlign samples too many points",
+        expected=f"output size times sampling_ratio {MAX_SAMPLES} at most",
+        got=f"output {size}, sampling_ratio {ratio}",
+    )  # fmt: skip
     return (ValueType((rois.shape[0], x.shape[1], *size), x.data_type),)
 
 
 def _check_regions(rois: Array, size: Shape, scale: float) -> None:
-    """Raises `TaskError` for regions that are not finite, or far larger than the image: each pixel
-    of a region is sampled."""
+    """Raise `TaskError` for regions that are not finite, or much larger than the image: the work
+    grows with a region's area."""
     sides = np.abs(rois[:, 2:] - rois[:, :2]) * abs(scale)
     most = MOST_IMAGES * max(size)
     if not (np.isfinite(rois).all() and (sides <= most).all()):
         raise TaskError(
-            "RoiAlign: a region is not finite, or far larger than the image",
+            "RoiAlign: a region is not finite or too large",
             expected=f"finite corners, sides of at most {most} pixels",
-            got=f"sides of up to {sides.max()}",
+            got=f"sides of up to {sides.max()} pixels",
         )
 
 
 def _places(start: float, length: float, bins: int, count: int) -> Array:
-    """Where each bin is sampled along one axis: (bins, samples)."""
+    """Return the coordinates at which bins are sampled along one axis: [bins, samples]."""
     within = (np.arange(count) + 0.5) / max(count, 1)
     return np.asarray(start + (np.arange(bins)[:, None] + within) * (length / bins))
 
@@ -328,37 +330,37 @@ def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> No
     xs = _places(box[0], lengths[0], out.shape[2], across)
     ys = _places(box[1], lengths[1], out.shape[1], down)
     channels = _channels(_points(ys.size, xs.size), image.dtype.itemsize)
-    for part in stretches(len(image), channels):
+    for part in slice_range(len(image), channels):
         _bins(image[part], ys, xs, averages, out[part])
 
 
 def _points(rows: int, columns: int) -> int:
-    """The most places that are looked at together, of so many."""
+    """Return how many points are processed together."""
     return min(rows * columns, max(_PIECE, columns))
 
 
 def _channel_nbytes(points: int, itemsize: int) -> int:
-    """What the neighbours of so many places take for one channel: as they are, weighed, summed."""
+    """Return the bytes of one channel's neighbours of `points` points, weighted and summed."""
     return points * (4 * itemsize + 80)
 
 
 def _channels(points: int, itemsize: int) -> int:
-    """How many channels are looked at together."""
+    """Return how many channels are processed together."""
     return max(1, _PIECE_NBYTES // _channel_nbytes(points, itemsize))
 
 
 def _bins(image: Array, ys: Array, xs: Array, averages: bool, out: Array) -> None:
-    """The bins of one region and some channels."""
+    """Write the bins of one region and some channels."""
     if ys.size * xs.size <= _PIECE:
-        parts = _weighed(image, ys, xs)
-        # ONNX takes the largest weighted neighbour, not the largest interpolated value.
+        parts = _weighted(image, ys, xs)
+        # ONNX's max is that of weighted neighbours, not of interpolated values.
         out[...] = _total(parts).mean((3, 4)) if averages else np.max(parts, 0).max((3, 4))
         return
     rows, down = max(1, _PIECE // xs.size), ys.shape[1]
     for bin_, places in enumerate(ys):
         total: Array | None = None
-        for part in stretches(down, rows):
-            parts = _weighed(image, places[None, part], xs)
+        for part in slice_range(down, rows):
+            parts = _weighted(image, places[None, part], xs)
             one = _total(parts).sum((1, 3, 4)) if averages else np.max(parts, 0).max((1, 3, 4))
             if total is not None:
                 one = total + one if averages else np.maximum(total, one)
@@ -371,8 +373,8 @@ def _total(parts: Sequence[Array]) -> Array:
     return sum(parts, start=np.zeros(()))
 
 
-def _weighed(image: Array, ys: Array, xs: Array) -> list[Array]:
-    """The four neighbours of each place, weighed: (channels, rows, columns, down, across) each."""
+def _weighted(image: Array, ys: Array, xs: Array) -> list[Array]:
+    """Return the weighted neighbours of each point: [channels, rows, columns, down, across]."""
     height, width = image.shape[1:]
     y, x = np.broadcast_arrays(ys[:, None, :, None], xs[None, :, None, :])
     beyond = (y < -1) | (y > height) | (x < -1) | (x > width)
@@ -381,7 +383,7 @@ def _weighed(image: Array, ys: Array, xs: Array) -> list[Array]:
 
 
 def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, rois, indices = (arguments.given(index) for index in range(3))
+    x, rois, indices = (arguments.operand(index) for index in range(3))
     out, checked = arguments.outputs[0], np.empty(indices.shape, np.intp)
     scale = arguments.float_of("spatial_scale")
 
@@ -395,8 +397,8 @@ def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """The places of a region, their weights, and the channels at those looked at together. Where
-    the regions decide how many places there are: as many as the largest that is not refused has."""
+    """Points of a region, weights, and the channels processed together; without sampling_ratio, of
+    the largest region that is not refused."""
     x, rois = context.operand(0), context.operand(1)
     ratio, itemsize = (context.int_of("sampling_ratio"), x.data_type.compute_dtype.itemsize)
     rows, columns = (

@@ -1,4 +1,4 @@
-"""Normalizations over a layer, an instance, a group, or by a norm."""
+"""Normalizations over a layer, an instance or a group, and by a norm."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, along_axis
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-    few,
-    operands,
-)
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
-from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
 from stitch.program import Array, DataType, ValueType
 
 # Batching (the batch becomes rows, samples or channels) -------------------------------------------
@@ -37,7 +28,7 @@ def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_layer(c: BatchingContext) -> Sequence[Any]:
-    """Layer- and RMSNormalization. Where scale or shift differ, they follow by themselves."""
+    """Layer- and RMSNormalization; scale and shift that vary are applied separately."""
     axis = c.axis_behind(c.int_of("axis")) if c.varies(0) else c.int_of("axis")
     if not c.varies(1, 2):
         return c.again(*c.operands, axis=axis)
@@ -89,7 +80,6 @@ def batch_by_channel(c: BatchingContext) -> Sequence[Any]:
 
 
 def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:
-    """The mean over axes, which stay with length 1."""
     return context.apply("ReduceMean", value, list(axes), keepdims=1)
 
 
@@ -98,27 +88,13 @@ def root_reciprocal(context: GradientContext, variance: Any, epsilon: float) -> 
     return context.apply("Reciprocal", context.apply("Sqrt", variance + epsilon))
 
 
-def standardized(
-    context: GradientContext, x: Any, axes: Sequence[int], epsilon: float
-) -> tuple[Any, Any]:
-    """x to mean 0 and variance 1 over axes, and the inverse deviation."""
-    centred = x - mean_over(context, x, axes)
-    inverse = root_reciprocal(context, mean_over(context, centred * centred, axes), epsilon)
-    return centred * inverse, inverse
-
-
-def through_statistics(
-    context: GradientContext, scaled: Any, normal: Any, inverse: Any, axes: Sequence[int]
-) -> Any:
-    """The operand's gradient from that of its standardized form."""
-    slant = normal * mean_over(context, scaled * normal, axes)
-    return (scaled - mean_over(context, scaled, axes) - slant) * inverse
-
-
 def layer_gradient(context: GradientContext) -> Sequence[Any]:
-    """By the mean and the inverse deviation that the operator gives as further results."""
+    """Reads the mean and the inverse deviation, which are further results of the operator."""
     if any(gradient is not None for gradient in context.gradients[1:]):
-        raise context.fail("its statistics have none", "do not use them on the way to an output")
+        raise context.fail(
+            "only output 0 is differentiable, its statistics are not",
+            "do not use the statistics on the way to the loss",
+        )
     gradient = context.gradient
     first = second = third = None
     if context.wants(0) or context.wants(1):
@@ -137,9 +113,9 @@ def layer_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def rms_gradient(context: GradientContext) -> Sequence[Any]:
-    """As a layer's, without a mean: dx = (h - x mean(h x) / deviation^2) / deviation.
+    """dx = (h - x mean(h x) / deviation^2) / deviation with h = scale dy.
 
-    Sums over rows and over columns are products with a vector, and x is never standardized.
+    Sums over rows and over columns are products with a vector; x is never standardized.
     """
     shape, normalized = context.type_of(0).shape, _normalized(context)
     width = math.prod(normalized)
@@ -161,13 +137,13 @@ def rms_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def _normalized(context: GradientContext) -> tuple[int, ...]:
-    """The shape of what is normalized."""
+    """Return the shape of the normalized axes."""
     shape = context.type_of(0).shape
     return shape[context.int_of("axis") % len(shape) :]
 
 
 def _whole_scale(context: GradientContext) -> Any:
-    """The scale in the shape of what is normalized."""
+    """Return the scale, expanded to the shape of the normalized axes."""
     normalized = _normalized(context)
     scale = context.input(1)
     if scale.shape == normalized:
@@ -179,13 +155,11 @@ def _whole_scale(context: GradientContext) -> Any:
 
 def group_gradient(context: GradientContext) -> Sequence[Any]:
     """GroupNormalization, and InstanceNormalization with a group per channel."""
-    shape = context.type_of(0).shape
+    shape, gradient = context.type_of(0).shape, context.gradient
     groups = shape[1]
     if "num_groups" in context.attributes:
         groups = context.int_of("num_groups")
     rows = (shape[0], groups, -1)
-    epsilon = context.float_of("epsilon")
-    gradient = context.gradient
     others = [0, *range(2, len(shape))]
     first = second = third = None
     if context.wants(2):
@@ -193,21 +167,24 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     if not context.wants(0) and not context.wants(1):
         return None, None, third
     flat = context.apply("Reshape", context.input(0), list(rows))
-    normal, inverse = standardized(context, flat, [2], epsilon)
+    centred = flat - mean_over(context, flat, [2])
+    variance = mean_over(context, centred * centred, [2])
+    inverse = root_reciprocal(context, variance, context.float_of("epsilon"))
+    normal = centred * inverse
     if context.wants(1):
-        spread = context.shaped(normal, shape)
-        second = context.apply("ReduceSum", gradient * spread, others, keepdims=0)
+        product = gradient * context.shaped(normal, shape)
+        second = context.apply("ReduceSum", product, others, keepdims=0)
     if context.wants(0):
         scale = context.shaped(context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
         scaled = context.apply("Reshape", gradient * scale, list(rows))
-        first = context.shaped(
-            through_statistics(context, scaled, normal, inverse, [2]), shape
-        )  # back from rows
+        slant = normal * mean_over(context, scaled * normal, [2])
+        first = (scaled - mean_over(context, scaled, [2]) - slant) * inverse
+        first = context.shaped(first, shape)
     return first, second, third
 
 
 def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
-    """The function body of ONNX adds its epsilon to the deviation, not to the variance."""
+    """ONNX's function body adds its epsilon to the deviation, not to the variance."""
     rank = len(context.type_of(0).shape)
     axes = [axis % rank for axis in context.ints_of("axes") or ()]
     x = context.input(0)
@@ -220,30 +197,15 @@ def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def lp_gradient(context: GradientContext) -> Sequence[Any]:
-    """LpNormalization: dx = (dy - slope of the norm sum(dy y)) / norm; zero rows give nothing."""
+    """dx = (dy - sum(dy y) * slope of the norm) / norm; 0 for rows of zeros."""
     x, y, gradient = context.input(0), context.output(), context.gradient
     axis = [context.int_of("axis")]
     absolute = context.int_of("p") == 1
-    lp_gradient = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
+    norm = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
     slope = context.apply("Sign", x) if absolute else y
     dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
-    quotient = (gradient - slope * dot) / lp_gradient
-    return (context.kept(context.apply("Greater", lp_gradient, 0.0), quotient),)
-
-
-def response_gradient(context: GradientContext) -> Sequence[Any]:
-    """LRN: y = x s^-beta, where s sums squares over a window of channels."""
-    x, y, gradient = context.input(0), context.output(), context.gradient
-    size, channels = context.int_of("size"), x.shape[1]
-    factor = context.float_of("alpha") / size
-    beta = context.float_of("beta")
-    distance = np.arange(channels)[:, None] - np.arange(channels)
-    # [read, reader]: a channel reads (size - 1) // 2 before itself and size // 2 after.
-    reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
-    total = context.weighted(x * x, 1, reads) * factor + context.float_of("bias")
-    own = gradient * context.apply("Pow", total, -beta)
-    others = context.weighted(gradient * y / total, 1, reads.T)
-    return (own - x * others * (2.0 * factor * beta),)
+    quotient = (gradient - slope * dot) / norm
+    return (context.where(context.apply("Greater", norm, 0.0), quotient),)
 
 
 EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
@@ -259,12 +221,11 @@ def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_same_type(range(len(context.inputs)))
     axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     context.require_broadcast_to(1, x.shape)
-    if context.present(2) is not None:
-        context.require_broadcast_to(2, x.shape)
-    where = f"stash_type of {context.op}"
-    stash = data_type_of_code(context.int_of("stash_type"), where)
+    context.require_broadcast_to(2, x.shape)
+    stash = data_type_of_code(context.int_of("stash_type"), f"stash_type of {context.op}")
     if stash not in FLOATS:
-        raise context.fail("stash_type must be a float", got=stash.value)
+        what = f"stash_type of {context.op} is not a float type"
+        raise context.fail(what, expected=FLOATS, got=stash.value)
     row = ValueType((*x.shape[:axis], *(1,) * (len(x.shape) - axis)), stash)
     return (x, row, row)[: context.outputs]
 
@@ -274,7 +235,7 @@ def _rows(x: Array, axis: int) -> tuple[int, int]:
 
 
 def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % x.ndim
     shape = _rows(x, axis)
     if x.size == 0:
@@ -296,10 +257,11 @@ def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
 def _spread_operands(
     arguments: KernelArguments, shape: tuple[int, int], chunks: Sequence[slice]
 ) -> tuple[list[Thunk], list[tuple[np.ufunc, Array]], list[Thunk]]:
-    """Scale and shift of a layer: steps before, what to apply to each chunk, steps at the end.
+    """Return steps to run first, functions to apply to each chunk, and steps to run last, which
+    together apply scale and shift.
 
-    One row of numbers is spread over as many rows as a chunk has: whole arrays multiply twice as
-    fast as rows do. A few chunks only would not make up for it.
+    With enough chunks a row is expanded to a chunk's shape once: arrays of equal shape multiply
+    twice as fast as arrays that broadcast.
     """
     before: list[Thunk] = []
     operands: list[tuple[np.ufunc, Array]] = []
@@ -323,7 +285,7 @@ def _spread_operands(
 
 
 def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    x, scale, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     shape = _rows(x, arguments.int_of("axis") % x.ndim)
     row = np.empty(shape[0], out.dtype)
     source, result = x.reshape(shape), out.reshape(shape)
@@ -337,7 +299,6 @@ def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_channels(least_rank: int, context: InferenceContext) -> tuple[ValueType, ...]:
-    """The operand, with a scale and a shift for each channel."""
     x = context.require_type(0, FLOATS)
     context.require_same_type((0, 1, 2))
     context.require_rank(0, least_rank)
@@ -351,21 +312,21 @@ def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
     groups = context.int_of("num_groups")
     if groups < 1 or x.shape[1] % groups:
         raise context.fail(
-            "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
-            got=groups,
+            f"num_groups={groups} does not divide {x.shape[1]} channels",
+            expected=f"a divisor of {x.shape[1]}", got=groups,
         )  # fmt: skip
     return (x,)
 
 
 def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
-    """An instance has a group per channel."""
-    x, out = arguments.given(0), arguments.outputs[0]
+    """GroupNormalization, and InstanceNormalization with a group per channel."""
+    x, out = arguments.operand(0), arguments.outputs[0]
     grouped = "num_groups" in arguments.attributes
     groups = arguments.int_of("num_groups") if grouped else x.shape[1]
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
     epsilon = arguments.float_of("epsilon")
-    scale, shift = (along(arguments.given(i), 1, x.ndim) for i in (1, 2))
+    scale, shift = (along(arguments.operand(i), 1, x.ndim) for i in (1, 2))
     rows, results = x.reshape(shape), out.reshape(shape)
     steps: list[Thunk] = []
     for part in row_chunks(shape):
@@ -377,12 +338,13 @@ def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, FLOATS)
     context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     if context.int_of("p") not in (1, 2):
-        raise context.fail("LpNormalization has p = 1 and p = 2", got=context.attributes["p"])
+        p = context.int_of("p")
+        raise context.fail(f"LpNormalization does not support p={p}", expected="1 or 2", got=p)
     return (data,)
 
 
 def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % x.ndim
     row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
     zero = np.empty(row.shape, np.bool_)
@@ -397,7 +359,7 @@ def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.add.reduce, out, axis, None, row, True),
         *root,
         partial(np.equal, row, scalar(0, row), zero),
-        partial(np.copyto, row, scalar(1, row), where=zero),  # 0 / 1: the result is defined as 0
+        partial(np.copyto, row, scalar(1, row), where=zero),  # rows of zeros stay 0
         partial(np.divide, x, row, out),
     ]
 
@@ -409,7 +371,7 @@ def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     axes = tuple(a % x.ndim for a in arguments.ints_of("axes") or ())
     shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
     row, square = np.empty(shape, out.dtype), np.empty_like(out)
@@ -433,7 +395,7 @@ _LAYER = declared(axis=-1, epsilon=EPSILON, stash_type=1)
 # stitch.LayerNormalizationGradient ----------------------------------------------------------------
 
 
-def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_layer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(1, FLOATS)
     context.require_same_type(range(5))
     axis = context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
@@ -444,8 +406,8 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     return (x, weights, weights)[: context.outputs]
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x, mean, inverse, scale = (arguments.given(i) for i in range(5))
+def _layer_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, mean, inverse, scale = (arguments.operand(i) for i in range(5))
     out, *sums = arguments.outputs
     if x.size == 0:
         return [fill_step(total, 0) for total in sums]
@@ -461,32 +423,32 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 class _Chunks:
-    """What the chunks of rows of one layer share."""
+    """Workspaces that the chunks of rows of one layer share."""
 
     def __init__(self, shape: tuple[int, int], scale: Array, sums: Sequence[Array]) -> None:
         self.parts = row_chunks(shape)
         self.scale, self.sums, self.first = scale, sums, True
         wide, dtype = (self.parts[0].stop, shape[1]), scale.dtype
         self.centred, self.product = (workspace(wide, dtype) for _ in range(2))
-        #: The scale over the length of a row: a product with it is a mean.
+        #: The scale divided by the row length: a product with it is a mean.
         self.share = workspace((shape[1], 1), dtype)
         self.slant, self.mean = (workspace((wide[0], 1), dtype) for _ in range(2))
         self.more, self.ones = workspace((1, shape[1]), dtype), np.ones((1, wide[0]), dtype)
-        # One row of numbers multiplies half as fast as a whole chunk of them does.
+        # A row that broadcasts multiplies half as fast as a chunk.
         self.spread = workspace(wide, dtype) if len(self.parts) >= SPREAD_FROM else None
 
     def before(self) -> list[Thunk]:
-        """Steps ahead of all chunks."""
+        """Return steps to run before all chunks."""
         width = scalar(self.share.size, self.share)
         steps: list[Thunk] = [partial(np.divide, self.scale.T, width, self.share)]
-        return (
-            steps if self.spread is None else [*steps, partial(np.copyto, self.spread, self.scale)]
-        )
+        if self.spread is not None:
+            steps.append(partial(np.copyto, self.spread, self.scale))
+        return steps
 
     def steps(
         self, gradient: Array, x: Array, mean: Array, inverse: Array, out: Array
     ) -> list[Thunk]:
-        """The steps of one chunk of rows; `mean` and `inverse` are columns."""
+        """Return the steps of one chunk of rows; `mean` and `inverse` are columns."""
         count = len(x)
         c, p = self.centred[:count], self.product[:count]
         slant, average = self.slant[:count], self.mean[:count]
@@ -510,7 +472,7 @@ class _Chunks:
         return steps
 
     def _summed(self, weights: Array, rows: Array, index: int) -> list[Thunk]:
-        """A weighted sum of rows, on top of that of the chunks before."""
+        """Return steps that add a weighted sum of rows to the total `index`."""
         if index >= len(self.sums):
             return []
         total = self.sums[index]
@@ -551,16 +513,16 @@ OPERATORS: tuple[OpDef, ...] = (
         attributes=declared(
             epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
         ),
-        gradient=group_gradient,
-        batching=batch_by_channel, workspace=operands(1 / 2, is_kept=False),
+        gradient=group_gradient, batching=batch_by_channel,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LpNormalization", (1, 1), _infer_norm, _norm, attributes=declared(axis=-1, p=2),
         gradient=lp_gradient, batching=along_axis, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3), attributes=declared(axis=-1),
-        domain="stitch",
-        batching=batch_layer_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
+        "LayerNormalizationGradient", (5, 5), _infer_layer_gradient, _layer_gradient, (1, 3),
+        attributes=declared(axis=-1), domain="stitch", batching=batch_layer_gradient,
+        workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )  # fmt: skip

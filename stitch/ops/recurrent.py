@@ -1,10 +1,8 @@
 """Recurrent layers RNN, GRU and LSTM: one or both directions, sequences of any length.
 
 The product with the input weights is computed for all steps at once. Rows beyond a sequence's
-length are 0 in Y; Y_h and Y_c hold the state after its last element, where the reverse direction
-begins. A length below 0 or above the number of steps raises `TaskError`. `activation_alpha` and
-`activation_beta` are consumed in order by the functions that have such a parameter. Source: ONNX's
-RNN, GRU and LSTM.
+length are 0 in Y; Y_h and Y_c hold the state after its last element. `activation_alpha` and
+`activation_beta` are consumed in order by the functions that have such a parameter.
 """
 
 from __future__ import annotations
@@ -18,31 +16,24 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-)
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Attributes, InferenceContext, int_of, string_of
 from stitch.ops.steps import check_range
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 # Activation functions -----------------------------------------------------------------------------
 
-#: Takes values and gives new ones of the same shape.
+#: An activation function with its parameters.
 Gate = Callable[[Array], Array]
-#: The name of a function in lower case, its alpha and its beta.
+#: An activation's name in lower case, its alpha and its beta.
 Activation = tuple[str, float, float]
 
 
 def sigmoid(x: Array) -> Array:
-    """The logistic function, without overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     small = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, 1, small).astype(x.dtype) / (1 + small))
 
@@ -70,27 +61,16 @@ _FUNCTIONS = {
 
 
 def names_of(attributes: Attributes, defaults: tuple[str, ...], directions: int) -> tuple[str, ...]:
-    """The names of the activations of all directions, in lower case."""
-    given = attributes.get("activations")
-    names = tuple(str(name) for name in given) if isinstance(given, tuple) else ()
+    """Return the names of the activations of all directions, in lower case."""
+    listed = attributes.get("activations")
+    names = tuple(str(name) for name in listed) if isinstance(listed, tuple) else ()
     wanted = defaults * directions
-    # The schema of RNN gives two names by default, also for one direction.
+    # ONNX's default of RNN has two names, also for one direction.
     return tuple(name.lower() for name in (names[: len(wanted)] if names else wanted))
 
 
-def check_names(context: InferenceContext, names: tuple[str, ...], count: int) -> None:
-    """There must be `count` activations, all of them known."""
-    unknown = [name for name in names if name not in _FUNCTIONS]
-    if unknown or len(names) != count:
-        raise context.fail(
-            f"the activations of {context.op} do not fit",
-            expected=f"{count} of {', '.join(_FUNCTIONS)}",
-            got=", ".join(names),
-        )
-
-
 def activations_of(attributes: Attributes, names: tuple[str, ...]) -> list[Activation]:
-    """Each function's name and parameters, 0 for those that it does not have."""
+    """Return each function's name, alpha and beta; 0 for a parameter that it does not have."""
     alphas = _numbers(attributes, "activation_alpha")
     betas = _numbers(attributes, "activation_beta")
     found = []
@@ -103,7 +83,7 @@ def activations_of(attributes: Attributes, names: tuple[str, ...]) -> list[Activ
 
 
 def gates_of(attributes: Attributes, names: tuple[str, ...], dtype: np.dtype[Any]) -> list[Gate]:
-    """The functions, with their parameters and the clip of what they are given."""
+    """Return the functions with their parameters and the clip of their operand."""
     clip = attributes.get("clip")
     limit = dtype.type(clip) if isinstance(clip, float) and clip > 0 else None
     return [
@@ -121,29 +101,29 @@ def _gate(function: _Function, alpha: Any, beta: Any, limit: Any) -> Gate:
 
 
 def _numbers(attributes: Attributes, name: str) -> list[float]:
-    given = attributes.get(name)
-    return [float(value) for value in given] if isinstance(given, tuple) else []
+    listed = attributes.get(name)
+    return [float(value) for value in listed] if isinstance(listed, tuple) else []
 
 
 # Batching -----------------------------------------------------------------------------------------
 
-#: Weights, recurrent weights, biases, peepholes.
+#: Indices of W, R, B and P.
 _WEIGHTS = (1, 2, 3, 7)
 
 
-def recurrent(c: BatchingContext) -> Sequence[Any] | None:
+def batch_recurrent(c: BatchingContext) -> Sequence[Any] | None:
     if c.varies(*_WEIGHTS):
         return None
     by_batch = bool(c.int_of("layout"))
     operands = [
         c.operands[i]
         if i in _WEIGHTS
-        # Lengths have samples only; operand and states have them first, or second.
+        # Lengths have the batch axis only; X and states have it first or second.
         else c.folded(i, 0 if by_batch or i == 4 else 1)
         for i in range(len(c.operands))
     ]
     results = c.again(*operands)
-    # All states: steps, directions, samples. The last ones: directions, samples.
+    # Y is [steps, directions, batch, hidden], Y_h and Y_c are [directions, batch, hidden].
     axes = (0, 0, 0) if by_batch else (2, 1, 1)
     return tuple(c.split(r, axis) for r, axis in zip(results, axes, strict=False))
 
@@ -151,74 +131,137 @@ def recurrent(c: BatchingContext) -> Sequence[Any] | None:
 # Backpropagation through the cells ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """One direction in the order in which it runs; gradients of last states may be None."""
+class _Direction:
+    """The backward pass of one direction of a layer, in the order in which the direction runs.
 
-    context: GradientContext
-    steps: int
-    batch: int
-    hidden: int
-    activation: str
-    x: Any
-    before: Any
-    after: Any
-    weights: Any
-    recurrent: Any
-    input_bias: Any
-    recurrent_bias: Any
-    initial_cell: Any
-    gradient: Any
-    last: Any
-    last_cell: Any
+    Values over time are [steps * batch, width]; `gradient`, `last` and `last_cell`, the gradients
+    of Y, Y_h and Y_c, are None if nothing flows back.
+    """
+
+    def __init__(self, context: GradientContext, activation: str, d: int, is_reverse: bool) -> None:
+        c = self.context = context
+        self.activation, self.d, self.is_reverse = activation, d, is_reverse
+        self.by_batch = bool(c.int_of("layout"))
+        shape = c.type_of(0).shape
+        self.batch, self.steps = shape[:2] if self.by_batch else shape[1::-1]
+        self.hidden = c.type_of(2).shape[2]
+        self.before = self._state(c.input(5) if c.has(5) else None)
+        self.after = self._over_time(c.output(0))
+        if self.steps > 1:
+            until = (self.steps - 1) * self.batch
+            earlier = c.apply("Slice", self.after, [0], [until], [0])
+            self.before = c.apply("Concat", self.before, earlier, axis=0)
+        self.weights, self.recurrent = self._weights(1), self._weights(2)
+        self.input_bias = self.recurrent_bias = None
+        if c.has(3):
+            self.input_bias, self.recurrent_bias = c.apply_many(
+                "Split", 2, self._weights(3), num_outputs=2
+            )
+        self.x = self._input()
+        self.initial_cell = None
+        if c.op == "LSTM":
+            self.initial_cell = self._state(c.input(6) if c.has(6) else None)
+        y, *last = (*c.gradients, None, None)[:3]
+        self.gradient = None if y is None else self._over_time(y)
+        self.last, self.last_cell = (None if g is None else self._state(g) for g in last)
 
     def apply(self, op: str, *operands: Any, **attributes: Any) -> Any:
         return self.context.apply(op, *operands, **attributes)
 
     def columns(self, value: Any, first: int, end: int) -> Any:
-        """Gates `first` to `end` of a value with all gates in axis 1."""
+        """Return gates `first` to `end` of a value with all gates in axis 1."""
         return self.apply("Slice", value, [first * self.hidden], [end * self.hidden], [1])
 
     def rows(self, value: Any, first: int, end: int) -> Any:
-        """Gates `first` to `end` of weights or of a bias."""
+        """Return gates `first` to `end` of weights or of a bias, None if it is absent."""
         if value is None:
             return None
         return self.apply("Slice", value, [first * self.hidden], [end * self.hidden], [0])
 
     def product(self, x: Any, weights: Any, bias: Any = None) -> Any:
-        """x weights' + bias."""
+        """Return x weights' + bias."""
         return self.apply("Gemm", x, weights, bias, transB=1)
 
     def each(self, value: Any) -> Sequence[Any]:
-        """A value's steps, [batch, width] each."""
+        """Split a value over time into its steps, [batch, width] each."""
         if self.steps == 1:
             return (value,)
         return self.context.apply_many("Split", self.steps, value, [self.batch] * self.steps)
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """Steps as one value."""
+        """Concatenate steps to one value over time."""
         return parts[0] if len(parts) == 1 else self.apply("Concat", *parts, axis=0)
 
     def total(self, arriving: Any, flowing: Any) -> Any:
-        """What flows into one hidden state; zeros where that is nothing."""
+        """Return the gradient of one hidden state, zeros if nothing flows back."""
         total = plus(arriving, flowing)
         if total is None:
-            total = self.context.zeros((self.batch, self.hidden), self.after.data_type)
+            total = self.context.filled(0, (self.batch, self.hidden), self.after.data_type)
         return total
 
     def arriving(self) -> list[Any]:
-        """What flows into every hidden state from outside."""
-        none = [None] * self.steps
-        parts = none if self.gradient is None else list(self.each(self.gradient))
+        """Return each hidden state's gradient from outside of the layer."""
+        parts = [None] * self.steps if self.gradient is None else list(self.each(self.gradient))
         parts[-1] = plus(parts[-1], self.last)
         return parts
+
+    def operand_gradients(self) -> list[Any]:
+        """Return the gradients of all operands; that of x in the order of the operand."""
+        c, gradients = self.context, [None] * 8
+        flow = _BACKWARD[c.op](self)
+        if c.wants(0):
+            x = c.shaped(c.apply("Gemm", flow.gates, self.weights), (self.steps, self.batch, -1))
+            gradients[0] = self._reversed(x)
+        if c.wants(1):
+            gradients[1] = c.apply("Gemm", flow.gates, self.x, transA=1)
+        if c.wants(2):
+            gradients[2] = flow.recurrent_weights
+            if gradients[2] is None:
+                gradients[2] = c.apply("Gemm", flow.recurrent, self.before, transA=1)
+        if c.wants(3):
+            sums = [c.apply("ReduceSum", v, [0], keepdims=0) for v in (flow.gates, flow.recurrent)]
+            gradients[3] = c.apply("Concat", *sums, axis=0)
+        gradients[5], gradients[6] = flow.state, flow.cell
+        return gradients
+
+    def _reversed(self, value: Any) -> Any:
+        """Reverse the steps if the direction runs backward."""
+        if not self.is_reverse:
+            return value
+        return self.apply("Slice", value, [-1], [-self.steps - 1], [0], [-1])
+
+    def _input(self) -> Any:
+        x = self.context.input(0)
+        x = self._reversed(self.apply("Transpose", x, perm=[1, 0, 2]) if self.by_batch else x)
+        return self.context.shaped(x, (self.steps * self.batch, x.shape[2]))
+
+    def _over_time(self, y: Any) -> Any:
+        """Return this direction of Y, [steps, directions, batch, hidden] unless `layout`."""
+        y = self.apply("Transpose", y, perm=[1, 2, 0, 3]) if self.by_batch else y
+        y = y if y.shape[1] == 1 else self.apply("Slice", y, [self.d], [self.d + 1], [1])
+        return self.context.shaped(self._reversed(y), (self.steps * self.batch, self.hidden))
+
+    def _state(self, state: Any) -> Any:
+        c, shape = self.context, (self.batch, self.hidden)
+        if state is None:
+            return c.filled(0, shape, c.type_of(0).data_type)
+        axis = 1 if self.by_batch else 0
+        if state.shape[axis] > 1:
+            state = c.apply("Slice", state, [self.d], [self.d + 1], [axis])
+        return c.shaped(state, shape)
+
+    def _weights(self, index: int) -> Any:
+        weights = self.context.input(index)
+        if weights.shape[0] > 1:
+            weights = self.apply("Slice", weights, [self.d], [self.d + 1], [0])
+        return self.context.shaped(weights, weights.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What flows back: into the gates from the input, into those from the state; first states.
+    """Gradients of the gates (their part from the input, and from the state) and initial states.
 
-    `recurrent_weights` is given where it is not the product of `recurrent` and the states.
+    `recurrent_weights` is set if it is not the product of `recurrent` and the states.
     """
 
     gates: Any
@@ -229,19 +272,19 @@ class Flow:
 
 
 def plus(a: Any, b: Any) -> Any:
-    """The sum of what is there."""
+    """Return the sum of two gradients, of which any may be None."""
     if a is None or b is None:
         return a if b is None else b
     return a + b
 
 
 def _slope(y: Any) -> Any:
-    """Of a sigmoid, by its result."""
+    """Return the slope of a sigmoid from its result."""
     return y - y * y
 
 
-def rnn_flow(d: Direction) -> Flow:
-    """h = tanh(gate), or its positive part."""
+def rnn_flow(d: _Direction) -> Flow:
+    """h = tanh(gate) or relu(gate)."""
     c, y = d.context, d.after
     slope = None if d.activation == "relu" else 1.0 - y * y
     hit = d.each(d.apply("Greater", y, 0.0)) if slope is None else ()
@@ -250,13 +293,13 @@ def rnn_flow(d: Direction) -> Flow:
     parts: list[Any] = [None] * d.steps
     for at in reversed(range(d.steps)):
         total = d.total(arriving[at], flowing)
-        parts[at] = total * slopes[at] if slopes else c.kept(hit[at], total)
+        parts[at] = total * slopes[at] if slopes else c.where(hit[at], total)
         flowing = d.apply("Gemm", parts[at], d.recurrent)
     gates = d.joined(parts)
     return Flow(gates, gates, flowing)
 
 
-def gru_flow(d: Direction) -> Flow:
+def gru_flow(d: _Direction) -> Flow:
     """Gates z, r, n; h = (1 - z) n + z h'."""
     c, before = d.context, d.before
     linear = bool(c.int_of("linear_before_reset"))
@@ -297,7 +340,7 @@ def gru_flow(d: Direction) -> Flow:
     return Flow(gates, gates, flowing, None, d.apply("Concat", *weights, axis=0))
 
 
-def lstm_flow(d: Direction) -> Flow:
+def lstm_flow(d: _Direction) -> Flow:
     """Gates i, o, f, g; c = f c' + i g; h = o tanh(c)."""
     share = d.product(d.x, d.weights, d.input_bias)
     gates = share + d.product(d.before, d.recurrent, d.recurrent_bias)
@@ -327,161 +370,71 @@ def lstm_flow(d: Direction) -> Flow:
     return Flow(of_steps, of_steps, flowing, in_cell)
 
 
-# Gradients ----------------------------------------------------------------------------------------
-
-_CELLS = {"RNN": rnn_flow, "GRU": gru_flow, "LSTM": lstm_flow}
-_DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
-
-
-def _check(context: GradientContext, directions: int) -> tuple[str, ...]:
-    """The activations of all directions."""
-    defaults = _DEFAULTS[context.op]
-    names = names_of(context.attributes, defaults, directions)
-    plain = context.op == "RNN" and set(names) <= {"tanh", "relu"}
-    odd = [
-        what
-        for what, given in (
-            ("activations " + ", ".join(names), names != defaults * directions and not plain),
-            ("clip", context.attributes.get("clip") is not None),
-            ("sequence_lens", context.has(4)),
-            ("peepholes", context.has(7)),
-            ("input_forget", bool(context.attributes.get("input_forget", 0))),
-        )
-        if given
-    ]
-    if odd:
-        raise context.fail(" and ".join(odd), "use the layer without, or leave it untrained")
-    return names
+_BACKWARD = {"RNN": rnn_flow, "GRU": gru_flow, "LSTM": lstm_flow}
 
 
 def recurrent_gradient(context: GradientContext) -> Sequence[Any]:
-    """The gradients of x, W, R, B and first states, over all directions."""
-    directions = context.type_of(1).shape[0]
-    names = _check(context, directions)
-    backward = {"reverse": (True,), "forward": (False,)}.get(
-        context.string_of("direction"), (False, True)
-    )
-    layer = _Layer(context, names)
-    by_direction = [layer.one(d, turned) for d, turned in enumerate(backward)]
+    """Return the gradients of X, W, R, B and the initial states, over all directions."""
+    count = context.type_of(1).shape[0]
+    layer = _LAYERS[context.op]
+    names = names_of(context.attributes, layer.activations, count)
+    _check_differentiable(context, names, layer.activations * count)
+    by_direction = [
+        _Direction(context, names[d * len(layer.activations)], d, is_reverse).operand_gradients()
+        for d, is_reverse in enumerate(_DIRECTIONS[context.string_of("direction")])
+    ]
     results: list[Any] = [None] * len(context.input_types)
     for index in range(len(results)):
-        parts = [one[index] for one in by_direction]
+        parts = [gradients[index] for gradients in by_direction]
         if context.wants(index) and parts[0] is not None:
-            results[index] = layer.together(index, parts)
+            results[index] = _join_directions(context, index, parts)
     return results
 
 
-class _Layer:
-    """What all directions share."""
+def _check_differentiable(
+    context: GradientContext, names: tuple[str, ...], defaults: tuple[str, ...]
+) -> None:
+    is_default = names == tuple(name.lower() for name in defaults)
+    is_plain = context.op == "RNN" and set(names) <= {"tanh", "relu"}
+    features = {
+        "activations " + ", ".join(names): not is_default and not is_plain,
+        "clip": context.attributes.get("clip") is not None,
+        "sequence_lens": context.has(4),
+        "peepholes": context.has(7),
+        "input_forget": bool(context.attributes.get("input_forget", 0)),
+    }
+    unsupported = [name for name, is_used in features.items() if is_used]
+    if unsupported:
+        raise context.fail(
+            " and ".join(unsupported) + " not supported",
+            "remove them from the layer, or do not train it",
+        )
 
-    def __init__(self, context: GradientContext, names: tuple[str, ...]) -> None:
-        self.context = context
-        self.names = names
-        self.by_batch = bool(context.int_of("layout"))
-        shape = context.type_of(0).shape
-        self.batch, self.steps = shape[:2] if self.by_batch else shape[1::-1]
-        self.hidden = context.type_of(2).shape[2]
 
-    def one(self, d: int, turned: bool) -> list[Any]:
-        """Gradients of all operands from one direction; of x in the order of the operand."""
-        c = self.context
-        first = self._state(c.input(5) if c.has(5) else None, d)
-        after = self._over_time(c.output(0), d, turned)
-        before = first
-        if self.steps > 1:
-            until = (self.steps - 1) * self.batch
-            before = c.apply("Concat", first, c.apply("Slice", after, [0], [until], [0]), axis=0)
-        gradients = (*c.gradients, None, None)[:3]
-        weights, recurrent = (self._weights(i, d) for i in (1, 2))
-        input_bias, recurrent_bias = self._biases(d)
-        lstm = c.op == "LSTM"
-        direction = Direction(
-            c, self.steps, self.batch, self.hidden,
-            self.names[d * len(_DEFAULTS[c.op])], self._x(turned), before, after, weights,
-            recurrent, input_bias, recurrent_bias,
-            self._state(c.input(6) if c.has(6) else None, d) if lstm else None,
-            None if gradients[0] is None else self._over_time(gradients[0], d, turned),
-            None if gradients[1] is None else self._state(gradients[1], d),
-            None if gradients[2] is None else self._state(gradients[2], d),
-        )  # fmt: skip
-        return self._results(direction, _CELLS[c.op](direction), turned)
+def _join_directions(context: GradientContext, index: int, parts: list[Any]) -> Any:
+    """Combine one operand's gradients of all directions."""
+    by_batch = bool(context.int_of("layout"))
+    if index == 0:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return context.apply("Transpose", total, perm=[1, 0, 2]) if by_batch else total
+    axis = 1 if index > 3 and by_batch else 0
+    wide = [context.apply("Unsqueeze", part, [axis]) for part in parts]
+    return wide[0] if len(wide) == 1 else context.apply("Concat", *wide, axis=axis)
 
-    def _results(self, d: Direction, flow: Flow, turned: bool) -> list[Any]:
-        c, gradients = self.context, [None] * 8
-        if c.wants(0):
-            x = c.shaped(c.apply("Gemm", flow.gates, d.weights), (self.steps, self.batch, -1))
-            gradients[0] = self._turned(x) if turned else x
-        if c.wants(1):
-            gradients[1] = c.apply("Gemm", flow.gates, d.x, transA=1)
-        if c.wants(2):
-            gradients[2] = flow.recurrent_weights
-            if gradients[2] is None:
-                gradients[2] = c.apply("Gemm", flow.recurrent, d.before, transA=1)
-        if c.wants(3):
-            sums = [c.apply("ReduceSum", v, [0], keepdims=0) for v in (flow.gates, flow.recurrent)]
-            gradients[3] = c.apply("Concat", *sums, axis=0)
-        gradients[5], gradients[6] = flow.state, flow.cell
-        return gradients
 
-    def together(self, index: int, parts: list[Any]) -> Any:
-        """One operand's gradient from all directions."""
-        c = self.context
-        if index == 0:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            return c.apply("Transpose", total, perm=[1, 0, 2]) if self.by_batch else total
-        axis = 1 if index > 3 and self.by_batch else 0
-        wide = [c.apply("Unsqueeze", part, [axis]) for part in parts]
-        return wide[0] if len(wide) == 1 else c.apply("Concat", *wide, axis=axis)
-
-    def _turned(self, value: Any) -> Any:
-        return self.context.apply("Slice", value, [-1], [-self.steps - 1], [0], [-1])
-
-    def _x(self, turned: bool) -> Any:
-        c, x = self.context, self.context.input(0)
-        x = c.apply("Transpose", x, perm=[1, 0, 2]) if self.by_batch else x
-        return c.shaped(self._turned(x) if turned else x, (self.steps * self.batch, x.shape[2]))
-
-    def _over_time(self, y: Any, d: int, turned: bool) -> Any:
-        """One direction of [steps, directions, batch, hidden], in the order in which it ran."""
-        c = self.context
-        y = c.apply("Transpose", y, perm=[1, 2, 0, 3]) if self.by_batch else y
-        y = y if y.shape[1] == 1 else c.apply("Slice", y, [d], [d + 1], [1])
-        return c.shaped(self._turned(y) if turned else y, (self.steps * self.batch, self.hidden))
-
-    def _state(self, state: Any, d: int) -> Any:
-        c, shape = self.context, (self.batch, self.hidden)
-        if state is None:
-            return c.zeros(shape, c.type_of(0).data_type)
-        axis = 1 if self.by_batch else 0
-        if state.shape[axis] > 1:
-            state = c.apply("Slice", state, [d], [d + 1], [axis])
-        return c.shaped(state, shape)
-
-    def _weights(self, index: int, d: int) -> Any:
-        c, weights = self.context, self.context.input(index)
-        if weights.shape[0] > 1:
-            weights = c.apply("Slice", weights, [d], [d + 1], [0])
-        return c.shaped(weights, weights.shape[1:])
-
-    def _biases(self, d: int) -> tuple[Any, Any]:
-        if not self.context.has(3):
-            return None, None
-        c, both = self.context, self._weights(3, d)
-        first, second = c.apply_many("Split", 2, both, num_outputs=2)
-        return first, second
-
+# Kernels ------------------------------------------------------------------------------------------
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-#: The state after a step, from the input's share of the gates, the state and the weights.
 State = tuple[Array, ...]
+#: Returns the state after a step from the input's part of the gates, the state and the weights.
 Step = Callable[[Array, State, "_Weights"], State]
 
 
 @dataclass(frozen=True, slots=True)
-class _recurrent_layers_Layer:
-    """What tells the three operators apart: gates, default activations, states, their step."""
+class _Layer:
+    """One of the three operators: gates, default activations, states and the step."""
 
     name: str
     gates: int
@@ -492,7 +445,7 @@ class _recurrent_layers_Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The arrays of one direction; `recurrent` is transposed: (hidden, gates * hidden)."""
+    """The arrays of one direction; `recurrent` is transposed: [hidden, gates * hidden]."""
 
     recurrent: Array
     recurrent_bias: Array
@@ -503,7 +456,7 @@ class _Weights:
     input_forget: bool
 
     def part(self, array: Array, gate: int) -> Array:
-        """The columns of one gate."""
+        """Return the columns of one gate."""
         return array[..., gate * self.hidden : (gate + 1) * self.hidden]
 
 
@@ -543,9 +496,9 @@ def _lstm_step(share: Array, state: State, weights: _Weights) -> State:
     return (o * last(c), c)
 
 
-_RNN = _recurrent_layers_Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
-_GRU = _recurrent_layers_Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
-_LSTM = _recurrent_layers_Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
+_RNN = _Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
+_GRU = _Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
+_LSTM = _Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
 
 
 _LAYERS = {layer.name: layer for layer in (_RNN, _GRU, _LSTM)}
@@ -554,30 +507,25 @@ _LAYERS = {layer.name: layer for layer in (_RNN, _GRU, _LSTM)}
 def recurrent_activations(
     op: str, attributes: Attributes, directions: int
 ) -> list[list[Activation]]:
-    """The activations of each direction of a layer."""
+    """Return the activations of each direction of a layer."""
     layer = _LAYERS[op]
     names = names_of(attributes, layer.activations, directions)
     found, each = activations_of(attributes, names), len(layer.activations)
     return [found[d * each : (d + 1) * each] for d in range(directions)]
 
 
-def _infer(layer: _recurrent_layers_Layer, context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
     x, w, r = (context.require_type(index, FLOATS) for index in range(3))
     context.require_same_type((0, 1, 2, 3, 5, 6, 7))
     for index in range(3):
         context.require_rank(index, 3, 3)
-    direction = context.string_of("direction")
-    if direction not in _DIRECTIONS:
-        raise context.fail(
-            f"{context.op} has no direction {direction!r}", expected=", ".join(_DIRECTIONS)
-        )
+    direction = context.require_word("direction", _DIRECTIONS)
     count, hidden = len(_DIRECTIONS[direction]), r.shape[2]
     if context.attributes.get("hidden_size", hidden) != hidden:
         raise context.fail(
-            "hidden_size differs from the weights",
-            expected=hidden,
+            f"hidden_size of {context.op} does not match the recurrent weights", expected=hidden,
             got=context.attributes["hidden_size"],
-        )
+        )  # fmt: skip
     by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
     rows = layer.gates * hidden
@@ -586,12 +534,18 @@ def _infer(layer: _recurrent_layers_Layer, context: InferenceContext) -> tuple[V
     state = (batch, count, hidden) if by_batch else (count, batch, hidden)
     shapes = {3: (count, 2 * rows), 4: (batch,), 5: state, 6: state, 7: (count, 3 * hidden)}
     for index, shape in shapes.items():
-        if context.present(index) is not None:
-            context.require_shape(index, shape)
+        context.require_shape(index, shape)
     if context.present(4) is not None:
         context.require_type(4, frozenset({DataType.INT32}))
-    names = names_of(context.attributes, layer.activations, count)
-    check_names(context, names, len(layer.activations) * count)
+    names, wanted = (
+        names_of(context.attributes, layer.activations, count),
+        layer.activations * count,
+    )
+    if len(names) != len(wanted) or not set(names) <= set(_FUNCTIONS):
+        raise context.fail(
+            f"activations of {context.op} are unknown or of the wrong number",
+            expected=f"{len(wanted)} of {', '.join(_FUNCTIONS)}", got=", ".join(names),
+        )  # fmt: skip
     whole = (batch, length, count, hidden) if by_batch else (length, count, batch, hidden)
     shown = (whole, state, state)[: context.outputs]
     return tuple(ValueType(shape, w.data_type) for shape in shown)
@@ -608,7 +562,12 @@ def _run_direction(
     initial: Sequence[Array | None],
     outputs: Sequence[Array],
 ) -> None:
-    """All steps of one direction; `outputs` are Y (length, batch, hidden) and the last states."""
+    """Run all steps of one direction.
+
+    Args:
+        x: [length, batch, input].
+        outputs: Y [length, batch, hidden] and the last states [batch, hidden], if requested.
+    """
     direction = weights()
     length, batch = x.shape[:2]
     share = x.reshape(-1, x.shape[2]) @ w.T
@@ -634,9 +593,9 @@ def _run_direction(
         target[...] = value
 
 
-def _kernel(layer: _recurrent_layers_Layer, arguments: KernelArguments) -> Sequence[Thunk]:
+def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     attributes = arguments.attributes
-    x, w = arguments.given(0), arguments.given(1)
+    x, w = arguments.operand(0), arguments.operand(1)
     bias, lengths = arguments.optional(3), arguments.optional(4)
     by_batch = bool(int_of(attributes, "layout"))
     directions = _DIRECTIONS[string_of(attributes, "direction")]
@@ -660,42 +619,36 @@ def _kernel(layer: _recurrent_layers_Layer, arguments: KernelArguments) -> Seque
 
 
 def _weights_of(arguments: KernelArguments, gates: tuple[Gate, ...], d: int) -> _Weights:
-    """What direction `d` multiplies its state by, read anew in every run."""
-    attributes, r = arguments.attributes, arguments.given(2)
+    """Return the weights of direction `d`, read again in every run."""
+    attributes, r = arguments.attributes, arguments.operand(2)
     bias, peepholes = arguments.optional(3), arguments.optional(7)
-    rows, hidden = arguments.given(1).shape[1], r.shape[2]
-    recurrent_bias = np.zeros(rows, arguments.given(0).dtype) if bias is None else bias[d, rows:]
+    rows, hidden = arguments.operand(1).shape[1], r.shape[2]
+    recurrent_bias = np.zeros(rows, arguments.operand(0).dtype) if bias is None else bias[d, rows:]
     peep = None
     if peepholes is not None:
         i, o, f = peepholes[d].reshape(3, hidden)
         peep = (i, o, f)
     return _Weights(
-        r[d].T,
-        recurrent_bias,
-        peep,
-        gates,
-        hidden,
-        bool(attributes.get("linear_before_reset", 0)),
-        bool(attributes.get("input_forget", 0)),
-    )
+        r[d].T, recurrent_bias, peep, gates, hidden,
+        bool(attributes.get("linear_before_reset", 0)), bool(attributes.get("input_forget", 0)),
+    )  # fmt: skip
 
 
 def _one(states: Array | None, direction: int, by_batch: bool) -> Array | None:
-    """The state of one direction: (batch, hidden)."""
+    """Return the state of one direction, [batch, hidden]."""
     if states is None:
         return None
     return states[:, direction] if by_batch else states[direction]
 
 
 def _of_direction(outputs: Sequence[Array], d: int, by_batch: bool) -> list[Array]:
-    """Y of one direction as (length, batch, hidden), its states as (batch, hidden)."""
+    """Return Y of one direction as [length, batch, hidden], its states as [batch, hidden]."""
     whole = [y[:, :, d].transpose(1, 0, 2) if by_batch else y[:, d] for y in outputs[:1]]
     return whole + [state[:, d] if by_batch else state[d] for state in outputs[1:]]
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """The inputs' share of the gates of all steps, what one step takes, weights as BLAS wants them,
-    and the input step after step."""
+    """The input's part of all gates, one step, transposed weights, and the input by steps."""
     x, w, r = context.operand(0), context.operand(1), context.operand(2)
     by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
@@ -713,13 +666,12 @@ _ATTRIBUTES = declared(
 )  # fmt: skip
 
 
-def _operator(layer: _recurrent_layers_Layer, most: int, **more: Attribute) -> OpDef:
+def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
         layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
         outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},
-        gradient=recurrent_gradient,
-        batching=recurrent, workspace=WorkspaceRule(_workspace, is_kept=False),
-        checks=True,
+        gradient=recurrent_gradient, batching=batch_recurrent,
+        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
     )  # fmt: skip
 
 

@@ -1,13 +1,7 @@
-"""Reductions over axes, ArgMax, ArgMin, running totals and n-gram counts.
+"""Reductions over axes, ArgMax, ArgMin, CumSum, CumProd, TfIdfVectorizer.
 
-Axes are an operand and must be known at compile time; without axes all are reduced, or none if
-`noop_with_empty_axes` (the steps around the reduction still run). Normalizations use the means and
-variances of rows.
-
-TfIdfVectorizer: an n-gram occurs where its items follow each other, each `skip` places after the
-one before; single items are counted once, since no skip changes them. A weight belongs to the
-n-gram at the same place of the pool, whatever its column. N-grams longer than a row are not
-searched, so rows and pool bound the work. Source: ONNX's TfIdfVectorizer.
+Axes are an operand that must be known at compile time. Normalizations share the steps for means
+and variances of rows.
 """
 
 from __future__ import annotations
@@ -21,21 +15,12 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, along_axis
-from stitch.ops.definition import (
-    Attribute,
-    Kernel,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    declared,
-    few,
-    integers,
-    operands,
-)
+from stitch.ops.definition import Attribute, Kernel, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, BYTES, INDICES, INT64, NUMERIC, PRODUCTS, onnx_code
 from stitch.ops.gradient import Gradient, GradientContext, Slope, of_first
 from stitch.ops.inference import Attributes, InferenceContext, int_of, ints_of, string_of
-from stitch.ops.steps import CHUNK_SIZE, fill_step, reciprocal_step, scalar, stretches
+from stitch.ops.steps import CHUNK_SIZE, fill_step, reciprocal_step, scalar, slice_range
+from stitch.ops.workspaces import few, integers, twice
 from stitch.program import Array, DataType, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
@@ -48,18 +33,17 @@ def batch_reduction(c: BatchingContext) -> Sequence[Any]:
         return c.again(c.operands[0], [c.axis_behind(axis) for axis in listed])
     if c.rank():
         return c.again(c.operands[0], list(range(1, c.rank() + 1)))
-    # No axes at all would again mean all.
+    # An empty list of axes would mean all axes, including the batch axis.
     return c.again(c.shaped(c.operands[0], (c.batch_size, 1)), [1], keepdims=0)
 
 
 def batch_running(c: BatchingContext) -> Sequence[Any]:
-    """The axis is an operand."""
     (axis,) = c.ints_at(1) or (0,)
     return c.again(c.operands[0], np.array(c.axis_behind(axis)))
 
 
 def batch_counts(c: BatchingContext) -> Sequence[Any]:
-    """Rows are counted independently: the batch axis adds rows."""
+    """Fold the batch into rows."""
     rows = c.operands[0] if c.rank() == 1 else c.folded(0)
     return (c.shaped(c.again(rows)[0], (c.batch_size, *c.result_shape())),)
 
@@ -76,7 +60,7 @@ def _infer_running(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _running(function: np.ufunc, neutral: int) -> Kernel:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, out = arguments.given(0), arguments.outputs[0]
+        source, out = arguments.operand(0), arguments.outputs[0]
         axis = arguments.ints_at(1)[0] % source.ndim
         if arguments.int_of("reverse"):
             source, out = np.flip(source, axis), np.flip(out, axis)
@@ -94,17 +78,16 @@ def _running(function: np.ufunc, neutral: int) -> Kernel:
 
 
 def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
-    """The sum that runs the other way."""
-    attributes = context.attributes
+    """The cumulative sum in reverse."""
+    exclusive, reverse = context.int_of("exclusive"), 1 - context.int_of("reverse")
     total = context.apply(
-        "CumSum", context.gradient, context.input(1), exclusive=int_of(attributes, "exclusive"),
-        reverse=1 - int_of(attributes, "reverse"),
-    )  # fmt: skip
+        "CumSum", context.gradient, context.input(1), exclusive=exclusive, reverse=reverse
+    )
     return total, None
 
 
 def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
-    """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
+    """The reverse cumulative sum of dy y, divided by x; at the first zero without that factor."""
     x, axis, gradient = context.input(0), context.input(1), context.gradient
     exclusive, reverse = (context.int_of(name) for name in ("exclusive", "reverse"))
     zero = context.apply("Equal", x, 0.0)
@@ -123,19 +106,21 @@ def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
     return context.apply("Where", first, back(gradient * product), rest), None
 
 
-def _operator(
+def _cumulative(
     name: str, function: np.ufunc, neutral: int, gradient: Gradient | None = None
 ) -> OpDef:
     return OpDef(
         name, (2, 2), _infer_running, _running(function, neutral),
-        attributes=declared(exclusive=0, reverse=0), gradient=gradient,
-        batching=batch_running, workspace=few,
+        attributes=declared(exclusive=0, reverse=0), gradient=gradient, batching=batch_running,
+        workspace=few,
     )  # fmt: skip
 
 
 # TfIdfVectorizer ----------------------------------------------------------------------------------
+# An n-gram occurs where its items follow each other, `skip` positions apart. Items of size 1 are
+# counted once, since no skip changes them. N-grams longer than a row are not searched, so rows and
+# pool bound the work.
 
-_MODES = ("TF", "IDF", "TFIDF")
 Gram = tuple[int, ...]
 
 
@@ -144,7 +129,7 @@ def _ints(attributes: Attributes, name: str) -> Gram:
 
 
 def _pool(attributes: Attributes) -> Iterator[Gram]:
-    """The n-grams of the pool, in order; sizes 1, 2, ... begin where `ngram_counts` says."""
+    """Yield the n-grams of the pool in order; size n begins at `ngram_counts[n - 1]`."""
     items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
     for size, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
         for at in range(start, end - size + 1, size):
@@ -155,10 +140,9 @@ def _infer_counts(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, INDICES)
     context.require_rank(0, 0, 2)
     attributes = context.attributes
-    if string_of(attributes, "mode") not in _MODES:
-        raise context.fail("mode of TfIdfVectorizer", expected=", ".join(_MODES))
+    context.require_word("mode", ("TF", "IDF", "TFIDF"))
     if attributes.get("pool_strings"):
-        raise context.fail("only numbers are supported, not strings")
+        raise context.fail("TfIdfVectorizer does not support pool_strings: use pool_int64s")
     items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
     columns = _ints(attributes, "ngram_indexes")
     ends = (*starts[1:], len(items))
@@ -166,24 +150,26 @@ def _infer_counts(context: InferenceContext) -> tuple[ValueType, ...]:
     whole = all(0 <= a <= b and (b - a) % n == 0 for n, (a, b) in enumerate(spans, 1))
     if not whole or min(columns, default=-1) < 0 or len(list(_pool(attributes))) != len(columns):
         raise context.fail(
-            "the pool of a TfIdfVectorizer does not fit its counts and indexes",
-            expected=f"{len(columns)} n-grams",
-            got=f"{len(items)} items, counts {list(starts)}",
-        )
+            "pool_int64s, ngram_counts and ngram_indexes of TfIdfVectorizer do not match",
+            expected=f"{len(columns)} n-grams", got=f"{len(items)} items, counts {list(starts)}",
+        )  # fmt: skip
     weights = attributes.get("weights")
     if isinstance(weights, tuple) and len(weights) != len(columns):
         raise context.fail(
-            "TfIdfVectorizer needs a weight per n-gram", expected=len(columns), got=len(weights)
-        )
+            f"TfIdfVectorizer has {len(weights)} weights for {len(columns)} n-grams",
+            expected=len(columns), got=len(weights),
+        )  # fmt: skip
     sizes = [int_of(attributes, f"{side}_gram_length") for side in ("min", "max")]
     if not 1 <= sizes[0] <= sizes[1] or int_of(attributes, "max_skip_count") < 0:
-        raise context.fail("the lengths of n-grams are at least 1, in order", got=sizes)
+        raise context.fail(
+            "n-gram lengths of TfIdfVectorizer are out of range",
+            expected="1 <= min_gram_length <= max_gram_length, max_skip_count >= 0", got=sizes,
+        )  # fmt: skip
     return (ValueType((*x.shape[:-1], max(columns) + 1), DataType.FLOAT32),)
 
 
 def _count(row: Gram, numbers: dict[Gram, int], attributes: Attributes) -> Array:
-    """Count each n-gram of the pool: look at the sizes that it has, and at skips that leave an
-    n-gram inside the row."""
+    """Count each n-gram of the pool in one row, for all sizes and skips that fit the row."""
     least, most = (int_of(attributes, f"{side}_gram_length") for side in ("min", "max"))
     skips = int_of(attributes, "max_skip_count") + 1
     counts = np.zeros(len(_ints(attributes, "ngram_indexes")), np.float32)
@@ -199,8 +185,8 @@ def _count(row: Gram, numbers: dict[Gram, int], attributes: Attributes) -> Array
     return counts
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
+def _tf_idf(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = arguments.operand(0), arguments.outputs[0], arguments.attributes
     columns = np.array(_ints(attributes, "ngram_indexes"))
     numbers = {gram: number for number, gram in enumerate(_pool(attributes))}
     mode, weights = string_of(attributes, "mode"), attributes.get("weights")
@@ -215,7 +201,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         for row, result in zip(rows.tolist(), results, strict=True):
             counts = _count(tuple(row), numbers, attributes)
             if mode == "IDF":
-                # Of several n-grams of one column, the first that occurs.
+                # If several n-grams share a column, the first that occurs decides.
                 found = np.flatnonzero(counts)[::-1]
                 result[columns[found]] = factors[found]
             else:
@@ -229,14 +215,14 @@ _NUMBER, _NUMBERS = Attribute("int", required=True), Attribute("ints", required=
 
 # Means and variances of rows ----------------------------------------------------------------------
 
-#: From this many chunks of rows on, a row of weights is spread over a chunk.
+#: From this many chunks on, a row of weights is expanded to a chunk's shape.
 SPREAD_FROM = 4
-#: Longer rows are summed in pairs.
+#: Longer rows are summed pairwise.
 LONG_ROW = 4096
 
 
 def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
-    """1 / sqrt(variance + epsilon), in place."""
+    """row = 1 / sqrt(row + epsilon)."""
     return [
         partial(np.add, row, scalar(epsilon, row), row),
         partial(np.sqrt, row, row),
@@ -245,15 +231,15 @@ def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
 
 
 def row_chunks(shape: tuple[int, int]) -> list[slice]:
-    """Stretches of the rows of (rows, columns) arrays that stay in the caches."""
-    return list(stretches(shape[0], max(1, CHUNK_SIZE // shape[1])))
+    """Slice the rows of [rows, columns] arrays into chunks that stay in the caches."""
+    return list(slice_range(shape[0], max(1, CHUNK_SIZE // shape[1])))
 
 
 def row_means(source: Array, mean: Array) -> list[Thunk]:
-    """The means of the rows of a (rows, columns) array.
+    """Return steps for the means of the rows of a [rows, columns] array.
 
-    A product with a column is three times as fast as a sum over short rows; long ones need the
-    care for rounding that sums take.
+    A product with a column is three times as fast as a sum over short rows; long rows need the
+    pairwise sum, which rounds less.
     """
     columns = source.shape[1]
     if columns > LONG_ROW:
@@ -269,7 +255,10 @@ def row_means(source: Array, mean: Array) -> list[Thunk]:
 def standardize(
     source: Array, out: Array, mean: Array, inverse: Array, epsilon: float
 ) -> list[Thunk]:
-    """Rows of (rows, columns) arrays to mean 0 and variance 1; statistics go to (rows,) arrays."""
+    """Return steps that bring rows of [rows, columns] arrays to mean 0 and variance 1.
+
+    `mean` and `inverse`, [rows] each, receive the means and inverse deviations.
+    """
     count = scalar(source.shape[1], out)
     return [
         *row_means(source, mean),
@@ -285,7 +274,7 @@ def standardize(
 
 
 def _axes(context: GradientContext) -> tuple[int, ...]:
-    """The reduced axes of a reduction with the operand `axes`."""
+    """Return the reduced axes."""
     rank = len(context.type_of(0).shape)
     listed = context.constants[1] if context.has(1) else None
     axes = () if listed is None else tuple(int(a) % rank for a in listed.ravel())
@@ -295,40 +284,37 @@ def _axes(context: GradientContext) -> tuple[int, ...]:
 
 
 def _with_axes(context: GradientContext, value: Any) -> Any:
-    """A reduced value with its reduced axes back, of length 1."""
-    axes, shape = _axes(context), context.type_of(0).shape
-    kept_shape = tuple(1 if i in axes else size for i, size in enumerate(shape))
-    if value.shape == kept_shape:
-        return value
-    return context.apply("Reshape", value, list(kept_shape))
+    """Return a reduced value with the reduced axes restored as length 1."""
+    shape = _reduced_shape(context.type_of(0).shape, _axes(context), True)
+    return value if value.shape == shape else context.apply("Reshape", value, list(shape))
 
 
 def _spread(context: GradientContext, value: Any) -> Any:
-    """A reduced value, repeated over what was reduced."""
+    """Return a reduced value, expanded to the operand's shape."""
     shape, value = context.type_of(0).shape, _with_axes(context, value)
     return value if value.shape == shape else context.apply("Expand", value, list(shape))
 
 
-def total(c: GradientContext) -> Any:
+def reduce_sum_slope(c: GradientContext) -> Any:
     return _spread(c, c.gradient)
 
 
-def mean(c: GradientContext) -> Any:
+def reduce_mean_slope(c: GradientContext) -> Any:
     count = math.prod(c.type_of(0).shape[axis] for axis in _axes(c))
     return _spread(c, c.gradient * (1.0 / max(count, 1)))
 
 
-def extreme(c: GradientContext) -> Any:
-    """All places that reach the extreme share the gradient equally, as torch's amax has it."""
+def reduce_extreme_slope(c: GradientContext) -> Any:
+    """All elements that equal the extreme share the gradient equally, as for torch's amax."""
     hit = c.apply("Equal", c.input(0), _with_axes(c, c.output()))
     ones = c.apply("Cast", hit, to=onnx_code(c.gradient.data_type))
     axes = list(_axes(c))
     count = c.apply("ReduceSum", ones, axes, keepdims=1) if axes else ones
-    return c.kept(hit, _with_axes(c, c.gradient) / count)
+    return c.where(hit, _with_axes(c, c.gradient) / count)
 
 
-def product(c: GradientContext) -> Any:
-    """The product of the others: among them, one zero leaves a slope only at itself."""
+def reduce_prod_slope(c: GradientContext) -> Any:
+    """The slope is the product of the other elements; a single zero has the only nonzero slope."""
     x, axes = c.input(0), list(_axes(c))
     if not axes:
         return c.gradient
@@ -338,32 +324,32 @@ def product(c: GradientContext) -> Any:
     product = c.apply("ReduceProd", others, axes, keepdims=1) * _with_axes(c, c.gradient)
     ones = c.apply("Cast", zero, to=onnx_code(x.data_type))
     zeros = c.apply("ReduceSum", ones, axes, keepdims=1)
-    alone = c.kept(c.apply("Equal", zeros, 1.0), product)
-    whole = c.kept(c.apply("Equal", zeros, 0.0), product)
+    alone = c.where(c.apply("Equal", zeros, 1.0), product)
+    whole = c.where(c.apply("Equal", zeros, 0.0), product)
     return c.apply("Where", zero, alone, whole / others)
 
 
-def absolute_sum(c: GradientContext) -> Any:
+def reduce_l1_slope(c: GradientContext) -> Any:
     return _with_axes(c, c.gradient) * c.apply("Sign", c.input(0))
 
 
-def norm(c: GradientContext) -> Any:
-    """x / |x|, and nothing where the norm is zero."""
+def reduce_l2_slope(c: GradientContext) -> Any:
+    """dx = dy x / |x|; 0 if the norm is 0."""
     y = c.output()
     share = c.apply("Where", c.apply("Equal", y, 0.0), c.zero_like(y), c.gradient / y)
     return _with_axes(c, share) * c.input(0)
 
 
-def log_sum(c: GradientContext) -> Any:
+def reduce_log_sum_slope(c: GradientContext) -> Any:
     return _spread(c, c.gradient * c.apply("Exp", -c.output()))
 
 
-def log_sum_exp(c: GradientContext) -> Any:
+def reduce_log_sum_exp_slope(c: GradientContext) -> Any:
     share = c.apply("Exp", c.input(0) - _with_axes(c, c.output()))
     return _with_axes(c, c.gradient) * share
 
 
-def square_sum(c: GradientContext) -> Any:
+def reduce_sum_square_slope(c: GradientContext) -> Any:
     return _with_axes(c, c.gradient * 2.0) * c.input(0)
 
 
@@ -401,20 +387,18 @@ class _Reduction:
 
     @property
     def count(self) -> int:
-        """Elements that go into each result."""
+        """Elements that are reduced to one result."""
         return math.prod(self.source.shape[axis] for axis in self.axes)
 
     def by(self, function: np.ufunc, source: Array | None = None) -> Thunk:
-        """The reducing step itself."""
+        """Return the step that reduces `source` by a ufunc."""
         read = self.source if source is None else source
         reduce: Callable[..., object] = function.reduce
         return partial(reduce, read, self.axes, self.result.dtype, self.result, True)
 
     def sum(self, source: Array | None = None) -> tuple[Thunk, ...]:
-        """Steps of a sum: of floats, as products with ones where rows are short or stay whole.
-
-        Along long rows, and over everything, NumPy adds pairs, which rounds less.
-        """
+        """Return the steps of a sum: for floats a product with ones, which is faster, except along
+        long rows and over all axes, where NumPy's pairwise sum rounds less."""
         read = self.source if source is None else source
         if read.dtype.kind != "f" or read.dtype != self.result.dtype or not read.size:
             return (self.by(np.add, source),)
@@ -433,7 +417,7 @@ class _Reduction:
         return (partial(np.dot, rows, ones, sums), total)
 
     def _merged(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Reduced, kept and reduced elements where that is all there is; else (0, 0, 0)."""
+        """Return sizes [reduced, kept, reduced] if axes merge to that, else (0, 0, 0)."""
         kept = [i for i in range(len(shape)) if i not in self.axes]
         if not kept or any(i in self.axes and shape[i] > 1 for i in range(kept[0], kept[-1])):
             return (0, 0, 0)
@@ -446,7 +430,7 @@ Body = Callable[[_Reduction], Sequence[Thunk]]
 
 def _reduction_kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, listed = arguments.given(0), arguments.optional(1)
+        source, listed = arguments.operand(0), arguments.optional(1)
         axes = () if listed is None else tuple(int(a) % source.ndim for a in listed.ravel())
         noop = bool(arguments.int_of("noop_with_empty_axes"))
         chosen = _chosen(axes, source.ndim, noop)
@@ -457,7 +441,7 @@ def _reduction_kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]
 
 
 def _extreme(function: np.ufunc, sign: int) -> Body:
-    """The greatest (sign 1) or least (-1); of nothing what any other number replaces."""
+    """Maximum (sign 1) or minimum (-1); of no elements the identity."""
 
     def body(r: _Reduction) -> Sequence[Thunk]:
         return (r.by(function) if r.count else fill_step(r.result, _end(r.result.dtype, -sign)),)
@@ -466,7 +450,7 @@ def _extreme(function: np.ufunc, sign: int) -> Body:
 
 
 def _end(dtype: np.dtype[Any], sign: int) -> float:
-    """The greatest or least number of a type."""
+    """Return the greatest (sign 1) or least (-1) number of a type."""
     if dtype.kind == "f":
         return sign * math.inf
     if dtype.kind == "b":
@@ -481,9 +465,9 @@ def _mean(r: _Reduction) -> Sequence[Thunk]:
 
 
 def _integer_mean(r: _Reduction) -> Sequence[Thunk]:
-    """The exact mean, truncated: the sum of quotients, and the quotient of the remainders' sum.
+    """The exact mean, truncated: the sum of quotients plus the quotient of the sum of remainders.
 
-    Quotients round down, so that no remainder is negative; the sum itself may exceed 64 bits.
+    The plain sum could overflow. Quotients round down, so that no remainder is negative.
     """
     count = np.array(r.count, r.source.dtype)
     quotients, remainders = np.empty_like(r.source), np.empty_like(r.source)
@@ -497,7 +481,7 @@ def _integer_mean(r: _Reduction) -> Sequence[Thunk]:
         partial(np.divmod, rest, r.count, more, rest),
         partial(np.copyto, added, more, "unsafe"),
         partial(np.add, r.result, added, r.result),
-        # Down is not toward zero where the mean is negative and something is left.
+        # Truncate: add 1 to a negative mean with a remainder.
         partial(np.less, r.result, none, upwards),
         partial(np.logical_and, upwards, rest, upwards),
         partial(np.add, r.result, upwards, r.result, casting="unsafe"),
@@ -515,7 +499,7 @@ def _square_sum(r: _Reduction) -> Sequence[Thunk]:
 
 
 def _in_float(body: Body) -> Body:
-    """A body that needs real numbers; integers go through float64 and are truncated."""
+    """Wrap a body that needs floats: integers are converted to float64, results truncated."""
 
     def convert(r: _Reduction) -> Sequence[Thunk]:
         if r.source.dtype.kind == "f":
@@ -548,7 +532,7 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
     work, row = np.empty_like(r.source), np.empty_like(r.result)
     return (
         partial(np.maximum.reduce, r.source, r.axes, None, row, True),
-        # An infinite maximum must not be subtracted from itself.
+        # inf - inf would be NaN.
         partial(np.nan_to_num, row, False, 0.0, 0.0, 0.0),
         partial(np.subtract, r.source, row, work),
         partial(np.exp, work, work),
@@ -558,7 +542,7 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
     )
 
 
-#: These read their operand as it is.
+#: Reductions without an intermediate array.
 _IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
 
 
@@ -566,8 +550,7 @@ def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = 
     return OpDef(
         name, (1, 2), partial(_infer_reduction, allowed), _reduction_kernel(body),
         attributes=declared(keepdims=1, noop_with_empty_axes=0), gradient=of_first(slope),
-        batching=batch_reduction,
-        workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
+        batching=batch_reduction, workspace=integers(3, few if name in _IN_ONE_PASS else twice),
     )  # fmt: skip
 
 
@@ -577,20 +560,20 @@ def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
     keep = bool(context.int_of("keepdims"))
     shape = _reduced_shape(data.shape, (axis,), keep)
     if data.shape[axis] == 0 and 0 not in shape:
-        raise context.fail(f"{context.op} over an empty axis has no answer", got=f"axis {axis}")
+        raise context.fail(f"{context.op} over axis {axis} of size 0 is undefined", got=data.shape)
     return (ValueType(shape, DataType.INT64),)
 
 
 def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, out = arguments.given(0), arguments.outputs[0]
+        source, out = arguments.operand(0), arguments.outputs[0]
         axis = arguments.int_of("axis") % source.ndim
         result = out.reshape(_reduced_shape(source.shape, (axis,), True))
         if not arguments.int_of("select_last_index"):
             return (partial(function, source, axis, result, keepdims=True),)
-        turned = np.flip(source, axis)
+        flipped = np.flip(source, axis)
         return (
-            partial(function, turned, axis, result, keepdims=True),
+            partial(function, flipped, axis, result, keepdims=True),
             partial(np.subtract, source.shape[axis] - 1, result, result),
         )
 
@@ -608,22 +591,22 @@ _EXTREMES = PRODUCTS | BYTES | BOOLEAN
 
 
 OPERATORS: tuple[OpDef, ...] = (
-    _reduce("ReduceSum", _Reduction.sum, total),
-    _reduce("ReduceMean", _mean, mean),
-    _reduce("ReduceMax", _extreme(np.maximum, 1), extreme, _EXTREMES),
-    _reduce("ReduceMin", _extreme(np.minimum, -1), extreme, _EXTREMES),
-    _reduce("ReduceProd", lambda r: (r.by(np.multiply),), product),
-    _reduce("ReduceL1", _absolute_sum, absolute_sum),
-    _reduce("ReduceL2", _norm, norm),
-    _reduce("ReduceLogSum", _log_sum, log_sum),
-    _reduce("ReduceLogSumExp", _log_sum_exp, log_sum_exp),
-    _reduce("ReduceSumSquare", _square_sum, square_sum),
+    _reduce("ReduceSum", _Reduction.sum, reduce_sum_slope),
+    _reduce("ReduceMean", _mean, reduce_mean_slope),
+    _reduce("ReduceMax", _extreme(np.maximum, 1), reduce_extreme_slope, _EXTREMES),
+    _reduce("ReduceMin", _extreme(np.minimum, -1), reduce_extreme_slope, _EXTREMES),
+    _reduce("ReduceProd", lambda r: (r.by(np.multiply),), reduce_prod_slope),
+    _reduce("ReduceL1", _absolute_sum, reduce_l1_slope),
+    _reduce("ReduceL2", _norm, reduce_l2_slope),
+    _reduce("ReduceLogSum", _log_sum, reduce_log_sum_slope),
+    _reduce("ReduceLogSumExp", _log_sum_exp, reduce_log_sum_exp_slope),
+    _reduce("ReduceSumSquare", _square_sum, reduce_sum_square_slope),
     _argument_operator("ArgMax", np.argmax),
     _argument_operator("ArgMin", np.argmin),
-    _operator("CumSum", np.add, 0, cumulative_sum_gradient),
-    _operator("CumProd", np.multiply, 1, cumulative_product_gradient),
+    _cumulative("CumSum", np.add, 0, cumulative_sum_gradient),
+    _cumulative("CumProd", np.multiply, 1, cumulative_product_gradient),
     OpDef(
-        "TfIdfVectorizer", (1, 1), _infer_counts, _kernel,
+        "TfIdfVectorizer", (1, 1), _infer_counts, _tf_idf,
         attributes=declared(
             max_gram_length=_NUMBER, max_skip_count=_NUMBER, min_gram_length=_NUMBER,
             mode=Attribute("string", required=True), ngram_counts=_NUMBERS, ngram_indexes=_NUMBERS,

@@ -1,8 +1,4 @@
-"""The one list of operators: each family adds its tuple, and a name may come only once.
-
-A new operator is one `OpDef` in the tuple `OPERATORS` of a file of its family, and one row in
-the table of cases of a test file: `test_every_operator_has_a_case` asks for it.
-"""
+"""The registry of operators: each family adds its tuple `OPERATORS`; names are unique by domain."""
 
 from __future__ import annotations
 
@@ -15,25 +11,32 @@ from stitch.ops import (
     activation,
     arithmetic,
     batch_normalization,
+    convolution,
+    fourier,
     grid_sampling,
     indexing,
     layer_normalization,
-    product,
+    matmul,
+    pooling,
+    quantized_products,
+    rearranging,
     recurrent,
     reduction,
     resampling,
+    reshaping,
     scan,
-    shape,
     training,
     types,
-    window,
+    unfolding,
+    window_of_rows,
 )
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
 from stitch.ops.inference import Attributes, InferenceContext
 from stitch.program import ABSENT, Operation, ValueType
 
 _FAMILIES = (
-    arithmetic, shape, reduction, indexing, product, window, batch_normalization,
+    arithmetic, reshaping, rearranging, reduction, indexing, window_of_rows, matmul,
+    quantized_products, fourier, convolution, pooling, unfolding, batch_normalization,
     layer_normalization, activation, recurrent, resampling, grid_sampling, types, training, scan,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(family.OPERATORS for family in _FAMILIES))
@@ -45,12 +48,12 @@ assert len(_BY_NAME) == len(_OPERATORS), [
 
 
 def operators() -> tuple[OpDef, ...]:
-    """Every operator that Stitch knows."""
+    """Return all operators."""
     return _OPERATORS
 
 
 def lookup(op: str, domain: str = "") -> OpDef:
-    """The definition of an operator; raises `CompileError` that names close matches.
+    """Return the definition of an operator; raise `CompileError` with close matches.
 
     >>> lookup("Relu").elementwise
     True
@@ -72,8 +75,8 @@ def lookup(op: str, domain: str = "") -> OpDef:
 
 
 def definition_of(operation: Operation) -> OpDef:
-    """The definition of an operation's operator; of a foreign one, a definition that has neither
-    inference, kernel nor rules. Raises `CompileError` as `lookup` does."""
+    """Return the definition of an operation's operator; a foreign operator gets one whose inference
+    and kernel raise. Raises `CompileError` as `lookup` does."""
     if operation.is_foreign:
         return OpDef(
             operation.op, (0, -1), _infer_foreign, _bind_foreign, (0, -1), domain=operation.domain
@@ -82,7 +85,7 @@ def definition_of(operation: Operation) -> OpDef:
 
 
 def _infer_foreign(context: InferenceContext) -> tuple[ValueType, ...]:
-    raise context.fail(f"{context.op} is a foreign operator: Stitch does not infer its types")
+    raise context.fail(f"types of the foreign operator {context.op} cannot be inferred")
 
 
 def _bind_foreign(_: KernelArguments) -> Sequence[Thunk]:
@@ -90,8 +93,8 @@ def _bind_foreign(_: KernelArguments) -> Sequence[Thunk]:
 
 
 def attributes_of(operation: Operation) -> Attributes:
-    """An operation's attributes with its definition's defaults filled in; those of a foreign
-    operator as they are. Raises `CompileError` as `lookup` and `resolve_attributes` do.
+    """Return an operation's attributes with defaults filled in, those of a foreign operator
+    unchanged. Raises `CompileError` as `lookup` and `resolve_attributes` do.
 
     >>> attributes_of(Operation("Softmax", (0,), (1,)))["axis"]
     -1
@@ -103,6 +106,6 @@ def attributes_of(operation: Operation) -> Attributes:
 
 
 def is_elementwise(operation: Operation) -> bool:
-    """Whether each element of the result depends on the operands' elements at its place alone."""
-    # What a body does with its operands, nobody asks.
+    """Return whether each result element depends only on operand elements at the same index."""
+    # A body counts as not elementwise, whatever its operations are.
     return operation.body == ABSENT and definition_of(operation).elementwise

@@ -1,9 +1,9 @@
-"""Resize: per axis, each output element is a weighted sum of a few input elements of its row.
+"""Resize: along each axis, every output element is a weighted sum of a few input elements.
 
-Sizes, scales and the region of interest are known at compile time, so places and weights are found
-once. An element of no weight is not read, so what is no number stays where it is. Source: ONNX's
-Resize. Lengths, and what is nearest, are decided in float32, the type of scales, as ONNX Runtime
-does (5 elements by 1.4 are 7); other coordinates are computed in float64.
+Sizes, scales and the region of interest are known at compile time, so indices and weights are
+computed at binding. Elements of weight 0 are not read, so a NaN there has no effect. Lengths and
+nearest elements are computed in float32, the type of scales, as in ONNX Runtime (5 elements by 1.4
+are 7); other coordinates are computed in float64.
 """
 
 from __future__ import annotations
@@ -16,16 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext, in_first_axis
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-)
+from stitch.ops.batching import BatchingContext
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import (
@@ -37,61 +29,32 @@ from stitch.ops.inference import (
     ints_of,
     string_of,
 )
-from stitch.ops.steps import along, copy_steps, workspace
+from stitch.ops.steps import along, copy_steps
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, workspace
 from stitch.program import Array, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
 
 
 def batch_resize(c: BatchingContext) -> Sequence[Any]:
-    """Sizes and regions are those of listed axes. A region that differs is one that does not count:
-    where it does, it is known at compile time."""
+    """List the axes. A region that varies over the batch is unused, else it would be known."""
     axes = [c.axis_behind(axis) for axis in c.ints_of("axes") or range(c.rank())]
     region = None if c.varies(1) or not c.has(1) else c.operands[1]
     return c.again(c.broadcast(0), region, *c.operands[2:], axes=axes)
 
 
-def batch_deform_conv(c: BatchingContext) -> Sequence[Any] | None:
-    if not c.varies(1, 3):
-        return in_first_axis(1, 3)(c)
-    # The filters and offsets of each example are groups of their own.
-    words = {name: c.int_of(name) * c.batch_size for name in ("group", "offset_group")}
-    operands = (c.folded(0, 1), c.folded(1), c.folded(2, 1), c.folded(3), c.folded(4, 1))
-    (result,) = c.again(*operands[: len(c.operands)], **words)
-    return (c.split(result, 1),)
-
-
-def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
-    if not c.varies(1, 2):
-        return (c.split(c.again(c.folded(0, 1), *c.operands[1:])[0], 1),)
-    if not c.varies(0):
-        return (c.split(c.again(c.operands[0], c.folded(1), c.folded(2))[0]),)
-    # A region must not read another example's image: an index out of range for one example stays
-    # out of range in the folded axis.
-    count = c.shape()[0]
-    index = c.broadcast(2)
-    inside = c.apply("And", c.apply("Less", index, count), c.apply("GreaterOrEqual", index, -count))
-    whole = c.apply("Where", c.apply("Less", index, 0), c.apply("Add", index, count), index)
-    own = c.apply("Add", whole, c.example_indices(1, count))
-    nowhere = c.constant(np.array(-1 - count * c.batch_size))
-    beyond = c.apply("Where", inside, own, nowhere)
-    return (c.split(c.again(c.folded(0), c.folded(1), c.merged(beyond))[0]),)
-
-
-#: The gradient of an axis is a product with a constant matrix of at most so many numbers.
+#: Limit of the elements of an axis' gradient matrix.
 MOST_WEIGHTS = 1 << 26
-_MODES = ("nearest", "linear", "cubic")
 _COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
     "tf_crop_and_resize",
 )  # fmt: skip
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 @dataclass(frozen=True, slots=True)
 class AxisResize:
-    """How one axis changes: sizes before and after, the scale between, the region taken."""
+    """The resize of one axis: sizes before and after, the scale, and the region of interest."""
 
     axis: int
     before: int
@@ -101,7 +64,7 @@ class AxisResize:
 
 
 def _length(before: int, scale: float) -> float:
-    """The length of a resized axis, before it is rounded."""
+    """Return the length of a resized axis before rounding."""
     return float(np.float32(before) * np.float32(scale))
 
 
@@ -137,13 +100,13 @@ def _plan(
 def _changes(
     attributes: Attributes, shape: Shape, known: Sequence[Array | None]
 ) -> list[AxisResize]:
-    """The axes that change, given regions, scales and sizes.
+    """Return the axes that change, for the operands roi, scales and sizes.
 
-    What shrinks goes first: nothing in between is larger than operand and result.
+    Axes that shrink come first, so that no intermediate is larger than operand and result.
     """
     axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
     roi, scales, sizes = (None if a is None else a.reshape(-1) for a in known)
-    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    crops = _crops(attributes)
     plan = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
     is_plain = string_of(attributes, "mode") != "cubic" and not int_of(attributes, "antialias")
     if is_plain and not crops and all(one.before == one.after for one in plan):
@@ -154,65 +117,59 @@ def _changes(
     )
 
 
-def _check_words(context: InferenceContext) -> None:
-    words = (
-        ("mode", _MODES),
-        ("coordinate_transformation_mode", _COORDINATES),
-        ("nearest_mode", _NEAREST),
-        ("keep_aspect_ratio_policy", _POLICIES),
-    )
-    for name, known in words:
-        context.require_word(name, known, f"{name} of Resize has no such value")
+def _crops(attributes: Attributes) -> bool:
+    return string_of(attributes, "coordinate_transformation_mode") == "tf_crop_and_resize"
 
 
 def _known(context: InferenceContext, index: int, name: str) -> Array | None:
     kind = context.present(index)
     if kind is None or math.prod(kind.shape) == 0:
         return None
-    data = context.constant(index)
-    if data is None:
-        raise context.fail(
-            f"operand {index} ({name}) of Resize must be known at compile time: it decides a shape"
-        )
-    return data.reshape(-1)
+    return context.known_data(index, name).reshape(-1)
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     nearest = context.string_of("mode") == "nearest"
     x = context.require_type(0, EVERY if nearest else FLOATS)
-    _check_words(context)
+    context.require_word("mode", ("nearest", "linear", "cubic"))
+    context.require_word("coordinate_transformation_mode", _COORDINATES)
+    context.require_word("nearest_mode", _NEAREST)
+    context.require_word("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"))
     rank = len(x.shape)
     axes = context.axes_of(context.ints_of("axes") or range(rank), rank)
-    crops = context.string_of("coordinate_transformation_mode") == _COORDINATES[-1]
+    crops = _crops(context.attributes)
     roi = _known(context, 1, "roi") if crops else None
     scales = _known(context, 2, "scales")
     sizes = None
     if context.present(3) is not None:
         sizes = np.array(context.known_ints(3, "sizes"), np.int64)
     if crops and roi is None:
-        raise context.fail("tf_crop_and_resize needs the region of interest (operand 1)")
+        raise context.fail("Resize with tf_crop_and_resize requires operand 1 (roi)")
     if (scales is None) == (sizes is None or not sizes.size):
-        raise context.fail("Resize takes either scales or sizes")
+        raise context.fail("Resize requires either scales or sizes")
     lists = ((scales, len(axes)), (sizes if scales is None else None, len(axes)))
     for listed, count in (*lists, (roi, 2 * len(axes))):
         if listed is not None and len(listed) != count:
             raise context.fail(
-                "an operand of Resize has not one number per axis", expected=count, got=len(listed)
-            )
+                f"an operand of Resize has {len(listed)} elements for {len(axes)} axes",
+                expected=count, got=len(listed),
+            )  # fmt: skip
     if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
-        raise context.fail("scales of Resize are positive", got=str(scales.tolist()))
+        raise context.fail("scales of Resize must be positive", got=scales.tolist())
     if scales is None and sizes is not None and (sizes < 0).any():
-        raise context.fail("sizes of Resize are at least 0", got=str(sizes.tolist()))
+        raise context.fail("sizes of Resize must be at least 0", got=sizes.tolist())
     shape = list(x.shape)
     for one in _plan(context.attributes, x.shape, axes, roi, scales, sizes):
         shape[one.axis] = one.after
         if one.after and not one.before:
-            raise context.fail("an empty axis cannot be resized", got=x.shape)
+            raise context.fail(
+                f"axis {one.axis} of size 0 cannot be resized to {one.after}", got=x.shape
+            )
     return (ValueType(tuple(shape), x.data_type),)
 
 
-def _places(mode: str, one: AxisResize, kind: type[np.floating[Any]]) -> Array:
-    """Where each output element lies on the input axis, computed in a type."""
+def _coordinates(mode: str, one: AxisResize, kind: type[np.floating[Any]]) -> Array:
+    """Return the input coordinate of each output element, computed in a floating type."""
     y, scale, half = np.arange(one.after, dtype=kind), kind(one.scale), kind(0.5)
     width = kind(_length(one.before, one.scale))
     if mode == "asymmetric":
@@ -234,7 +191,7 @@ def _places(mode: str, one: AxisResize, kind: type[np.floating[Any]]) -> Array:
 
 
 def cubic_weight(distance: Array, a: float) -> Array:
-    """Keys' cubic kernel at distances."""
+    """Return the weights of Keys' cubic convolution kernel."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -242,17 +199,17 @@ def cubic_weight(distance: Array, a: float) -> Array:
 
 
 def _first_tap(attributes: Attributes, scale: float) -> tuple[int, float]:
-    """How far before a place the first tap of `linear` and `cubic` lies, and how much wider than
-    without shrinking."""
+    """Return the offset of the first tap of `linear` and `cubic`, and the factor on distances, less
+    than 1 for antialiased shrinking."""
     support = 1 if string_of(attributes, "mode") == "linear" else 2
     shrink = min(scale, 1.0) if int_of(attributes, "antialias") else 1.0
     return math.floor(-support / shrink) + 1, shrink
 
 
-def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Array]:
-    """Per output element, the input places it reads and their weights: (after, taps) each."""
-    base = np.ceil(place) - 1
-    ratio = (place - base)[:, None]  # in (0, 1]: a whole number reads its left neighbour's right
+def _taps(attributes: Attributes, coordinates: Array, scale: float) -> tuple[Array, Array]:
+    """Return the input indices that each output element reads, and weights: [after, taps] each."""
+    base = np.ceil(coordinates) - 1
+    ratio = (coordinates - base)[:, None]  # in (0, 1]
     mode = string_of(attributes, "mode")
     if mode == "nearest":
         rounding = string_of(attributes, "nearest_mode")
@@ -276,14 +233,14 @@ def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Ar
 
 
 def _weights(attributes: Attributes, one: AxisResize) -> tuple[Array, Array, Array]:
-    """The input places and weights (after, taps) of an axis, and which outputs lie outside."""
+    """Return input indices and weights, [after, taps], and which output elements are outside."""
     mode = string_of(attributes, "coordinate_transformation_mode")
     is_nearest = string_of(attributes, "mode") == "nearest"
-    place = _places(mode, one, np.float32 if is_nearest else np.float64)
+    coordinates = _coordinates(mode, one, np.float32 if is_nearest else np.float64)
     outside = np.zeros(one.after, np.bool_)
     if mode == "tf_crop_and_resize":
-        outside = (place < 0) | (place > one.before - 1)
-    taps, weights = _taps(attributes, place, one.scale)
+        outside = (coordinates < 0) | (coordinates > one.before - 1)
+    taps, weights = _taps(attributes, coordinates, one.scale)
     if int_of(attributes, "exclude_outside"):
         weights = np.where((taps < 0) | (taps >= one.before), 0, weights)
         total = weights.sum(1, keepdims=True)
@@ -292,44 +249,43 @@ def _weights(attributes: Attributes, one: AxisResize) -> tuple[Array, Array, Arr
 
 
 def _matrix(attributes: Attributes, one: AxisResize) -> tuple[Array, Array]:
-    """The weights (after, before) of an axis, and which output elements lie outside."""
+    """Return the weights of an axis, [after, before], and which output elements are outside."""
     columns, weights, outside = _weights(attributes, one)
     matrix = np.zeros((one.after, one.before))
     np.add.at(matrix, (np.arange(one.after)[:, None], columns), weights)
     return matrix, outside
 
 
-def _read(columns: Array, weights: Array) -> tuple[Array, Array]:
-    """The same places and weights, but that nothing is read that weighs nothing.
+def _without_zeros(columns: Array, weights: Array) -> tuple[Array, Array]:
+    """Replace taps of weight 0, as 0 times infinity is NaN, by repeating the heaviest tap.
 
-    0 times infinity is no number. So in the place of what weighs nothing the heaviest is read once
-    more, and what it weighs is divided: in halves, which keep every digit.
+    Its weight is divided by powers of two, which is exact.
     """
     order = np.argsort(-np.abs(weights), 1, "stable")
     columns, weights = (np.take_along_axis(a, order, 1) for a in (columns, weights))
     used = max(1, int((weights != 0).any(0).sum()))
     columns, weights = columns[:, :used], weights[:, :used]
-    nothing = weights == 0
-    left = nothing.sum(1, keepdims=True)
-    halved = weights[:, :1] * 0.5 ** (left + 1 - np.cumsum(nothing, 1).clip(1))
-    weights = np.where(nothing, halved, weights)
-    weights[:, :1] *= 0.5**left
-    return np.where(nothing, columns[:, :1], columns), weights
+    is_zero = weights == 0
+    count = is_zero.sum(1, keepdims=True)
+    halved = weights[:, :1] * 0.5 ** (count + 1 - np.cumsum(is_zero, 1).clip(1))
+    weights = np.where(is_zero, halved, weights)
+    weights[:, :1] *= 0.5**count
+    return np.where(is_zero, columns[:, :1], columns), weights
 
 
 def _sum_steps(
     columns: Array, weights: Array, source: Array, axis: int, target: Array
 ) -> list[Thunk]:
-    """Steps that add up what each place of `target` reads, tap after tap."""
-    columns, weights = _read(columns, weights)
+    """Return steps that sum the weighted taps of each element of `target`."""
+    columns, weights = _without_zeros(columns, weights)
     part = workspace(target.shape, target.dtype)
     steps: list[Thunk] = []
     for tap in range(columns.shape[1]):
         weight = along(weights[:, tap].astype(target.dtype), axis, target.ndim)
         into = part if tap else target
-        # Contiguous: so much faster to read than every so many-th index.
-        places = np.ascontiguousarray(columns[:, tap])
-        steps.append(partial(np.take, source, places, axis, into, "clip"))
+        # np.take is much faster with contiguous indices.
+        indices = np.ascontiguousarray(columns[:, tap])
+        steps.append(partial(np.take, source, indices, axis, into, "clip"))
         steps.append(partial(np.multiply, into, weight, into))
         if tap:
             steps.append(partial(np.add, target, part, target))
@@ -337,7 +293,7 @@ def _sum_steps(
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
+    x, out, attributes = arguments.operand(0), arguments.outputs[0], arguments.attributes
     plan = _changes(attributes, x.shape, [arguments.optional(index) for index in (1, 2, 3)])
     steps: list[Thunk] = []
     current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
@@ -362,8 +318,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """Places and weights of every axis, as many at once as making them takes; what lies between
-    two axes, and one tap of each result."""
+    """Indices and weights of every axis, their temporaries, intermediates between axes, a tap."""
     x, result = context.operand(0), context.outputs[0]
     if 0 in result.shape:
         return 0
@@ -376,40 +331,33 @@ def _workspace(context: WorkspaceContext) -> int:
         shape[one.axis] = one.after
         arrays = (number < len(changes)) + (taps > 1)
         kept += arrays * math.prod(shape) * itemsize + one.after * taps * (8 + itemsize)
-        # Steps of a tap are objects.
-        kept += 1024 * taps
+        kept += 1024 * taps  # Python objects of the steps
         passing = max(passing, 80 * one.after * (taps + 1))
-    crops = context.string_of("coordinate_transformation_mode") == _COORDINATES[-1]
-    return kept + passing + (2 * math.prod(result.shape) if crops else 0)
+    return kept + passing + (2 * math.prod(result.shape) if _crops(context.attributes) else 0)
 
 
 def _gradient(context: GradientContext) -> Sequence[Any]:
-    """Per axis the transposed matrix; where windows of equal length tile the result, sums."""
+    """Multiply each axis by its transposed matrix; sum if equal runs tile the result."""
     shape, gradient, attributes = context.type_of(0).shape, context.gradient, context.attributes
     axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
     known = (*context.constants, None, None, None)[:4]
     scales, sizes = (None if a is None else a.reshape(-1) for a in known[2:])
-    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    crops = _crops(attributes)
     for one in _plan(attributes, shape, axes, known[1] if crops else None, scales, sizes):
         if one.before == one.after and one.scale == 1.0 and not crops:
             continue
         if one.before * one.after > MOST_WEIGHTS:
             raise context.fail(
-                f"axis {one.axis} would have {one.after} times {one.before} weights",
-                f"resize in steps, or axes with at most {MOST_WEIGHTS} numbers",
+                f"axis {one.axis} would need a matrix of {one.after} x {one.before} weights",
+                f"resize in several steps of at most {MOST_WEIGHTS} weights",
             )
         matrix, outside = _matrix(attributes, one)
         matrix[outside] = 0.0
         times = one.after // one.before
         if np.array_equal(matrix, np.repeat(np.eye(one.before), times, 0)):
-            split = (
-                *gradient.shape[: one.axis],
-                one.before,
-                times,
-                *gradient.shape[one.axis + 1 :],
-            )
-            gradient = context.apply("ReduceSum", context.shaped(gradient, split), [one.axis + 1],
-                                 keepdims=0)  # fmt: skip
+            lead, rest = gradient.shape[: one.axis], gradient.shape[one.axis + 1 :]
+            split = context.shaped(gradient, (*lead, one.before, times, *rest))
+            gradient = context.apply("ReduceSum", split, [one.axis + 1], keepdims=0)
         else:
             gradient = context.weighted(gradient, one.axis, matrix)
     return gradient, None, None, None

@@ -1,7 +1,7 @@
-"""One step of an optimizer as ONNX's preview domain for training has it: Adagrad, Adam, Momentum.
+"""Optimizer steps of ONNX's preview training domain: Adagrad, Adam, Momentum.
 
-Operands are the rate, the number of steps so far, then all parameters, all gradients and each kind
-of state, in equal numbers; outputs are new parameters, then new states.
+Operands are the learning rate, the step count, then all parameters, all gradients and all states of
+each kind, in equal numbers; outputs are the new parameters, then the new states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stitch.program import Array, DataType, ValueType
 
 DOMAIN = "ai.onnx.preview.training"
 _REALS = frozenset({DataType.FLOAT32, DataType.FLOAT64})
-#: From rate, step, parameter, gradient (regularized), states: the new parameter and states.
+#: Returns the new parameter and states from rate, step, parameter, regularized gradient and states.
 Step = Callable[[Any, int, Array, Array, Sequence[Array], Attributes], tuple[Array, ...]]
 
 
@@ -41,7 +41,7 @@ def _adam(
     v = alpha * v + (1 - alpha) * g
     h = beta * h + (1 - beta) * (g * g)
     if step > 0:
-        # NumPy's powers overflow to infinity, Python's to an error.
+        # NumPy's powers overflow to infinity, Python's raise.
         corrections = 1 - np.float64(beta) ** step, 1 - np.float64(alpha) ** step
         rate = rate * np.sqrt(corrections[0]) / corrections[1]
     updated = x - rate * (v / (np.sqrt(h) + float_of(attributes, "epsilon")))
@@ -62,16 +62,16 @@ def _infer(states: int, context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(0, _REALS)
     context.require_type(1, INT64)
     for index in (0, 1):
-        if context.operand(index).shape not in ((), (1,)):
-            context.require_shape(index, ())
+        context.require_scalar(index)
     count, rest = divmod(len(context.inputs) - 2, states + 2)
-    if rest or count < 1 or context.outputs != count * (states + 1):
-        raise context.fail(
-            f"{context.op} takes {states + 2} tensors per parameter, and gives {states + 1}",
-            got=f"{len(context.inputs) - 2}, {context.outputs} wanted",
-        )
-    if context.attributes.get("mode", "standard") not in ("standard", "nesterov"):
-        raise context.fail("mode of Momentum", expected="standard or nesterov")
+    context.require(
+        not rest and count >= 1 and context.outputs == count * (states + 1),
+        f"{context.op} has the wrong number of operands or outputs",
+        expected=f"2 + {states + 2} operands and {states + 1} outputs per parameter",
+        got=f"{len(context.inputs)} operands, {context.outputs} outputs",
+    )
+    if "mode" in context.attributes:
+        context.require_word("mode", ("standard", "nesterov"))
     kinds = [context.require_type(2 + index, _REALS) for index in range(count)]
     for index in range(count, count * (states + 2)):
         wanted = kinds[index % count]
@@ -84,8 +84,8 @@ def _run(
     step: Step, arguments: KernelArguments, operands: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     x, gradient, *states = operands
-    rate = arguments.given(0).reshape(())[()]
-    steps = int(arguments.given(1).reshape(()))
+    rate = arguments.operand(0).reshape(())[()]
+    steps = int(arguments.operand(1).reshape(()))
     regularized = arguments.float_of("norm_coefficient") * x + gradient
     updated = step(rate, steps, x, regularized, states, arguments.attributes)
     for target, value in zip(outputs, updated, strict=True):
@@ -94,7 +94,7 @@ def _run(
 
 def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thunk]:
     count = (len(arguments.inputs) - 2) // (states + 2)
-    operands = [arguments.given(index) for index in range(2, len(arguments.inputs))]
+    operands = [arguments.operand(index) for index in range(2, len(arguments.inputs))]
     return [
         partial(_run, step, arguments, operands[i::count], arguments.outputs[i::count])
         for i in range(count)
@@ -127,8 +127,7 @@ OPERATORS = (
         epsilon=_SMALL, norm_coefficient=_NONE, norm_coefficient_post=_NONE,
     ),
     _operator(
-        "Momentum", 1, _momentum,
-        alpha=_NEEDED, beta=_NEEDED, mode=Attribute("string", required=True),
-        norm_coefficient=_NEEDED,
+        "Momentum", 1, _momentum, alpha=_NEEDED, beta=_NEEDED,
+        mode=Attribute("string", required=True), norm_coefficient=_NEEDED,
     ),
 )  # fmt: skip

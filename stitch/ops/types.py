@@ -1,23 +1,13 @@
-"""Conversions between data types: Cast, CastLike, QuantizeLinear, DequantizeLinear.
+"""Conversions between data types: Cast, CastLike, BitCast, QuantizeLinear, DequantizeLinear.
 
 `Cast` and copies between layouts share these conversions, so they agree bit for bit. NumPy's cast
 is used except where it differs from the wanted result:
 
-* Double rounding: float64 and integers of 32 and 64 bits are converted to float16, bfloat16 and
-  block formats through float32, which is rounded to odd so that only the second rounding counts
-  (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-  rounding to odd", 2008).
-* Floating to integer truncates toward zero. ONNX's Cast leaves values out of range, infinity and
-  NaN undefined, and processors differ: here values saturate and NaN becomes 0.
-* Types of 8 bits and fewer follow ONNX's Cast (opset 25). float8 rounds to nearest even; beyond the
-  largest number, and for infinity, it saturates, or without `saturate` becomes infinite, or NaN if
-  the type has no infinity; NaN stays NaN. float8_e8m0 (powers of two without sign or zero) rounds
-  up, down or to nearest; without `saturate` values out of range and 0 become NaN; the sign of
-  negative numbers is ignored. float4 always saturates; NaN becomes -0, as in ml_dtypes. int4 and
-  int2 keep the low bits of the integer, as ONNX's tests do; a float is first converted through 32
-  bits, so NaN becomes 0.
-
-A quantized number represents (integer - zero point) * scale.
+* float64 and integers of 32 and 64 bits go to float16, bfloat16 and block formats through float32,
+  rounded to odd so that only the second rounding counts (Boldo and Melquiond 2008).
+* Floats to integers truncate; out of range, which ONNX leaves undefined, saturates, NaN becomes 0.
+* Types of 8 bits and fewer follow ONNX's Cast (opset 25). The sign of negative numbers is ignored
+  for float8_e8m0; NaN becomes -0 in float4, as in ml_dtypes; int4 and int2 keep the low bits.
 """
 
 from __future__ import annotations
@@ -32,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, broadcasting
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few, operands
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, elementwise
 from stitch.ops.element_types import BYTES, FLOATS, MOVED, NARROW, data_type_of_code
-from stitch.ops.gradient import GradientContext
+from stitch.ops.gradient import GradientContext, of_first
 from stitch.ops.inference import Attributes, InferenceContext, Shape, int_of
-from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, stretches
+from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, slice_range
+from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 if TYPE_CHECKING:
@@ -47,12 +38,11 @@ if TYPE_CHECKING:
 
 
 def batch_cast_like(c: BatchingContext) -> Sequence[Any]:
-    """Of the second operand only the type counts."""
     return c.again(c.broadcast(0), c.operands[1])
 
 
 def batch_quantized(c: BatchingContext) -> Sequence[Any]:
-    """Quantize- and DequantizeLinear: one number, one for each place of an axis, or for a block."""
+    """QuantizeLinear, DequantizeLinear: one scale, one per index of the axis, or one per block."""
     scale, has_zero = c.shape(1), c.has(2)
     is_one = math.prod(scale) == 1 and len(scale) <= 1
     behind = 0 if is_one else c.axis_behind(c.int_of("axis"))
@@ -76,7 +66,7 @@ def batch_quantized(c: BatchingContext) -> Sequence[Any]:
 
 _FLOAT32 = np.dtype(np.float32)
 _E8M0 = DataType.FLOAT8_E8M0.dtype
-#: The exponent of float8_e8m0's least number is -127; code 255 is NaN.
+#: float8_e8m0: the least exponent is -127, code 255 is NaN.
 _BIAS, _LARGEST_CODE, _NAN_CODE = 127, 254, 255
 
 
@@ -86,7 +76,7 @@ def _wider(kind: DataType) -> np.dtype[Any]:
     return np.dtype(np.int8 if kind.limits[0] else np.uint8)
 
 
-#: The type of NumPy that holds every number of a narrow type.
+#: NumPy's type that holds every number of a narrow type.
 WIDER = {t.dtype: _wider(t) for t in DataType if not t.is_block and t.is_narrow}
 
 
@@ -100,7 +90,7 @@ _LARGEST = {t.dtype: _largest(t) for t in DataType if t.is_floating and t.is_nar
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The attributes of Cast that concern narrow types."""
+    """The attributes of Cast that apply to narrow types."""
 
     saturate: bool = True
     mode: str = "up"
@@ -110,12 +100,12 @@ DEFAULT = Rounding()
 
 
 def stops(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
-    """The types on the way between two types, of which one at least is narrow."""
+    """Return the intermediate types of a conversion from or to a narrow type."""
     path = [WIDER[source]] if source in WIDER else []
     if target in WIDER:
         current, wider = (path or [source])[-1], WIDER[target]
         if wider != _FLOAT32:
-            # Negative numbers, too, keep their low bits.
+            # Through int32: negative numbers keep their low bits too.
             floating = current.kind == "f" or current == DataType.BFLOAT16.dtype
             path += [np.dtype(np.int32)] if floating else []
         elif current != _FLOAT32 or not path:
@@ -126,9 +116,9 @@ def stops(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[np.dtype[Any], 
 def narrow_steps(
     source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> Sequence[Thunk]:
-    """Steps from float32 that may be changed, or whole numbers, to a narrow type.
+    """Return steps from float32 (which they may overwrite) or integers to a narrow type.
 
-    `workspace` has 8 bytes for each element.
+    `workspace` has 8 bytes per element.
     """
     if out.dtype == _E8M0:
         return _exponent_steps(source, out, workspace, rounding)
@@ -149,11 +139,11 @@ def narrow_steps(
 def _exponent_steps(
     source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> list[Thunk]:
-    """A number is fraction * 2**exponent, its fraction at least a half and less than one."""
+    """Convert to float8_e8m0: a number is fraction * 2**exponent with 0.5 <= fraction < 1."""
     size, codes = source.size, out.view(np.uint8)
     fractions = workspace[: 4 * size].view(np.float32)
     exponents = workspace[4 * size : 8 * size].view(np.int32)
-    # From this fraction on, the exponent is that of the next power.
+    # From this fraction on, the number rounds up to the next power of two.
     first = {"up": np.nextafter(np.float32(0.5), np.float32(1)), "down": np.float32(2)}.get(
         rounding.mode, np.float32(0.75)
     )
@@ -162,7 +152,7 @@ def _exponent_steps(
     def run() -> None:
         np.frexp(source, fractions, exponents)
         np.abs(fractions, fractions)
-        # The codes' own bytes hold truth values until the last step.
+        # The bytes of the codes hold masks until the last step.
         mask = codes.view(np.bool_)
         np.greater_equal(fractions, first, mask)
         np.add(exponents, mask, exponents)
@@ -187,22 +177,21 @@ def _exponent_steps(
 # Conversion steps ---------------------------------------------------------------------------------
 
 _FLOAT64 = np.dtype(np.float64)
-#: What rounding to odd leaves of float64: 14 bits of fraction. The types rounded to next have at
-#: most 10; and the least float32, 2**-149, still holds all 14 where half of bfloat16's least
-#: number, 2**-134, lies, so that going on to float32 changes nothing that is left of a number.
+#: Rounding float64 to odd keeps 14 bits of fraction. The next types have at most 10, and float32
+#: represents all 14 down to 2**-134, half of bfloat16's least number, so going through it is exact.
 _DROPPED_BITS = 52 - 14
-#: Below 2**40 a 64-bit integer is an exact float64; above, 24 bits may go and 16 are left.
+#: Below 2**40 a 64-bit integer is an exact float64; above, dropping 24 bits leaves 16.
 _DROPPED_INTEGER_BITS = 24
 _EXACT_INTEGER = 1 << 40
 
 
 def workspace_nbytes(source: np.dtype[Any], target: np.dtype[Any], rounds_again: bool) -> int:
-    """Bytes per element that `conversion_steps` needs as workspace."""
+    """Return the bytes per element of the workspace that `conversion_steps` needs."""
     if source in WIDER or target in WIDER:
         path = (source, *stops(source, target), target)
         plain = ((a, b) for a, b in pairwise(path) if a not in WIDER and b not in WIDER)
         inner = (workspace_nbytes(a, b, target in WIDER) for a, b in plain)
-        # Every stop has 8 bytes an element, so that what comes behind it is aligned.
+        # 8 bytes per element for each intermediate type keep the next one aligned.
         return 8 * (len(path) - 1) + max(inner, default=0)
     if _truncates(source, target):
         return 9
@@ -219,14 +208,17 @@ def conversion_steps(
     rounds_again: bool,
     rounding: Rounding = DEFAULT,
 ) -> Sequence[Thunk]:
-    """Steps that convert `source` to `out` (flat, same length; they may be the same bytes).
+    """Return steps that convert `source` to `out`; run them under `np.errstate(all="ignore")`.
 
-    `rounds_again`: a float32 `out` will be rounded to a type of at most 11 bits of precision.
-    `rounding` is how types of ml_dtypes are reached. `workspace` has `workspace_nbytes` for each
-    element. Run under `np.errstate(all="ignore")`.
+    Args:
+        source: Flat array.
+        out: Flat array of the same length; may be the same bytes.
+        workspace: `workspace_nbytes` bytes per element.
+        rounds_again: A float32 `out` will be rounded to a type of at most 11 bits of precision.
+        rounding: How numbers are rounded to types of 8 bits and fewer.
     """
     if source.dtype in WIDER or out.dtype in WIDER:
-        return _by_stops(source, out, workspace, rounding)
+        return _through_stops(source, out, workspace, rounding)
     if _truncates(source.dtype, out.dtype):
         return _truncation(source, out, workspace)
     if _rounds_to_odd(source.dtype, out.dtype, rounds_again):
@@ -234,10 +226,10 @@ def conversion_steps(
     return (partial(np.copyto, out, source, "unsafe"),)
 
 
-def _by_stops(
+def _through_stops(
     source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> list[Thunk]:
-    """By way of types that NumPy converts; only the last step rounds."""
+    """Convert through types that NumPy converts; only the last step rounds."""
     size, current = source.size, source
     path = stops(source.dtype, out.dtype)
     inner = workspace[8 * size * (len(path) + 1) :]
@@ -278,7 +270,7 @@ def _rounding_to_odd(source: Array, out: Array, workspace: NDArray[np.uint8]) ->
 
 
 def _integers_to_odd(source: Array, out: Array, work: Array, small: Array) -> list[Thunk]:
-    """Integers to float64: exact, but those of 40 bits and more are rounded to odd."""
+    """Convert integers to float64, exact below 2**40, else rounded to odd."""
     if source.itemsize < 8:
         return [partial(np.copyto, out, source)]
     bits, limit = source.view(np.uint64), _EXACT_INTEGER
@@ -294,9 +286,9 @@ def _integers_to_odd(source: Array, out: Array, work: Array, small: Array) -> li
 
 
 def _sticky(bits: Array, out: Array, dropped: int) -> list[Thunk]:
-    """Clears the low bits; where one was set, the lowest that is left becomes 1.
+    """Clear the low bits; if one was set, set the lowest remaining bit.
 
-    That rounds to odd a magnitude with a sign bit and a two's complement number alike.
+    This rounds to odd both sign-magnitude and two's complement numbers.
     """
     low = np.uint64((1 << dropped) - 1)
     return [
@@ -309,7 +301,7 @@ def _sticky(bits: Array, out: Array, dropped: int) -> list[Thunk]:
 
 def _truncation(source: Array, out: Array, workspace: NDArray[np.uint8]) -> list[Thunk]:
     limits = np.iinfo(out.dtype)
-    # The largest float64 that still fits: 2**63 - 1 itself is none.
+    # The largest float64 in range: 2**63 - 1 is not a float64.
     beyond = float(limits.max) + 1.0 if limits.bits < 64 else float(limits.max)
     largest = float(limits.max) if limits.bits < 64 else float(np.nextafter(beyond, 0.0))
     numbers, mask = _numbers_and_mask(workspace, source.size)
@@ -325,7 +317,7 @@ def _truncation(source: Array, out: Array, workspace: NDArray[np.uint8]) -> list
 
 
 def _numbers_and_mask(workspace: NDArray[np.uint8], size: int) -> tuple[Array, Array]:
-    """`size` float64 and `size` truth values in a workspace."""
+    """Return `size` float64 and `size` booleans in a workspace."""
     split = size * _FLOAT64.itemsize
     return workspace[:split].view(_FLOAT64), workspace[split : split + size].view(np.bool_)
 
@@ -339,32 +331,26 @@ SCALES = REALS | _E8M0_quantization
 
 
 def _check_scale(context: InferenceContext, shape: Shape) -> None:
-    """The scale is one number, one per element of the axis, or one per block along it."""
+    """Check the scale: one number, one per element of the axis, or one per block along it."""
     scale = context.operand(1).shape
-    zero = context.present(2)
     is_one = math.prod(scale) == 1 and len(scale) <= 1
-    # One number is one number, whether or not it is written as a vector.
-    if zero is not None and not (is_one and zero.shape in ((), (1,))):
+    # [] and [1] are equivalent.
+    if is_one:
+        context.require_scalar(2)
+    else:
         context.require_shape(2, scale)
     if is_one:
         return
     axis = context.axis_of(context.int_of("axis"), len(shape))
     block = context.int_of("block_size")
-    if block < 0:
-        raise context.fail(
-            f"a block of {context.op} has at least one element", expected="0: none, or its size",
-            got=f"block_size={block}",
-        )  # fmt: skip
+    what = f"block_size={block} of {context.op} is negative"
+    context.require(block >= 0, what, expected="0 (no blocks) or the size of a block", got=block)
     wanted: Shape = (shape[axis],)
     if block:
         blocks = -(-shape[axis] // block)
         wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
-    if scale != wanted:
-        raise context.fail(
-            f"the scale of {context.op} does not fit",
-            expected=f"one number or {list(wanted)}",
-            got=scale,
-        )
+    what = f"scale of {context.op} has the wrong shape"
+    context.require(scale == wanted, what, expected=f"[] or {list(wanted)}", got=scale)
 
 
 def _output_type(context: InferenceContext, default: DataType) -> DataType:
@@ -378,22 +364,14 @@ def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
     zero = context.present(2)
     if zero is not None:
         context.require_type(2, QUANTIZED)
-    precision = context.int_of("precision")
-    if precision and data_type_of_code(precision, context.op) not in REALS:
-        raise context.fail(
-            "the precision of QuantizeLinear is that of real numbers",
-            expected=" or ".join(sorted(t.value for t in REALS)),
-            got=data_type_of_code(precision, context.op).value,
-        )
+    if context.int_of("precision"):
+        precision = data_type_of_code(context.int_of("precision"), context.op)
+        what = "precision of QuantizeLinear is not a float type"
+        context.require(precision in REALS, what, expected=REALS, got=precision.value)
     target = _output_type(context, DataType.UINT8 if zero is None else zero.data_type)
-    if target not in QUANTIZED or (zero is not None and zero.data_type is not target):
-        raise context.fail(
-            "QuantizeLinear does not make this type",
-            expected=" or ".join(sorted(t.value for t in QUANTIZED))
-            if zero is None
-            else zero.data_type.value,
-            got=target.value,
-        )
+    allowed = QUANTIZED if zero is None else QUANTIZED & {zero.data_type}
+    what = "QuantizeLinear does not support this output type"
+    context.require(target in allowed, what, expected=allowed, got=target.value)
     _check_scale(context, x.shape)
     return (ValueType(x.shape, target),)
 
@@ -403,31 +381,30 @@ def _infer_dequantize(context: InferenceContext) -> tuple[ValueType, ...]:
     scale = context.require_type(1, SCALES)
     context.require_same_type((0, 2))
     target = _output_type(context, scale.data_type)
-    if target not in REALS:
-        raise context.fail("DequantizeLinear makes real numbers", got=target.value)
+    what = "output_dtype of DequantizeLinear is not a float type"
+    context.require(target in REALS, what, expected=REALS, got=target.value)
     _check_scale(context, x.shape)
     return (ValueType(x.shape, target),)
 
 
 def _spread(values: Array, shape: Shape, attributes: Attributes) -> Array:
-    """Scales or zero points, shaped to broadcast against the data."""
+    """Return scales or zero points, shaped to broadcast against the data."""
     if values.size == 1 and values.ndim <= 1:
         return values.reshape(())
     axis = int_of(attributes, "axis") % len(shape)
     block = int_of(attributes, "block_size")
     if block:
-        places = np.arange(shape[axis]) // block
-        return np.take(values, places, axis)
+        return np.take(values, np.arange(shape[axis]) // block, axis)
     return along(values, axis, len(shape))
 
 
 def _wide(values: Array) -> Array:
-    """Numbers of a type that NumPy computes in."""
+    """Return values in a type that NumPy computes in."""
     return values.astype(WIDER.get(values.dtype, values.dtype), copy=False)
 
 
 def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, zero = arguments.given(0), arguments.given(1), arguments.optional(2)
+    x, scale, zero = arguments.operand(0), arguments.operand(1), arguments.optional(2)
     out, attributes = arguments.outputs[0], arguments.attributes
     target = DataType.from_dtype(out.dtype)
     code = int_of(attributes, "precision")
@@ -437,15 +414,15 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
         steps = _spread(_wide(scale), x.shape, attributes)
         if exact is None:
             return np.asarray(x / steps)
-        # A division in a narrower type: what it gives is rounded to it.
+        # Divide in the type that `precision` names.
         return np.asarray(x.astype(exact) / steps.astype(exact)).astype(np.float32)
 
     def run() -> None:
-        # A wide zero point would not fit beside rounded values in the type of the data.
+        # In float64: the data type may not represent the sum with the zero point.
         whole = np.asarray(np.rint(divided()), np.float64)
         if zero is not None:
             whole += _spread(_wide(zero), x.shape, attributes)
-        # What is no number becomes the least one, as in ONNX Runtime; a cast would leave it open.
+        # NaN becomes the least number, as in ONNX Runtime; the result of a cast is undefined.
         least, most = target.limits
         np.minimum(np.fmax(whole, least, out=whole), most, out=whole)
         np.copyto(out, whole.astype(np.int32) if target.is_narrow else whole, casting="unsafe")
@@ -466,7 +443,7 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, zero = arguments.given(0), arguments.given(1), arguments.optional(2)
+    x, scale, zero = arguments.operand(0), arguments.operand(1), arguments.optional(2)
     out, attributes = arguments.outputs[0], arguments.attributes
     exact = out.dtype if DataType.from_dtype(x.dtype).is_floating else np.dtype(np.int64)
 
@@ -485,24 +462,19 @@ _AXIS = declared(axis=1, block_size=0)
 # Cast and CastLike --------------------------------------------------------------------------------
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
-_MODES = ("up", "down", "nearest")
 
 
 def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    """To the type that `to` says, or to that of a second operand."""
+    """Infer Cast (attribute `to`) and CastLike (second operand)."""
     data = context.require_type(0, MOVED)
     like = None if "to" in context.attributes else context.require_type(1, MOVED).data_type
-    mode = context.string_of("round_mode")
-    if mode not in _MODES:
-        raise context.fail(
-            f"{context.op} has no such round_mode", expected=" or ".join(_MODES), got=mode
-        )
+    context.require_word("round_mode", ("up", "down", "nearest"))
     target = like or data_type_of_code(context.int_of("to"), context.op)
     return (ValueType(data.shape, target),)
 
 
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = arguments.given(0), arguments.outputs[0]
+    source, out = arguments.operand(0), arguments.outputs[0]
     narrow = bool(arguments.types) and arguments.types[0] in _NARROW
     if source.dtype == out.dtype and not narrow:
         return copy_steps(source, out)
@@ -513,68 +485,56 @@ def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     flat, goal = source.reshape(-1), out.reshape(-1)
     workspace = np.empty(per_element * min(goal.size, CHUNK_SIZE), np.uint8)
     steps: list[Thunk] = []
-    for part in stretches(goal.size, CHUNK_SIZE):
+    for part in slice_range(goal.size, CHUNK_SIZE):
         steps += conversion_steps(
             flat[part], goal[part], workspace, rounds_again=narrow, rounding=rounding
         )
     return steps
 
 
-#: Those whose bits a kernel sees: 16-bit floats are computed in float32.
+#: Types that kernels see as they are stored; 16-bit floats are converted to float32.
 _PLAIN = MOVED.difference(_NARROW)
 
 
 def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, _PLAIN)
     target = data_type_of_code(context.int_of("to"), context.op)
-    if target not in _PLAIN or target.bits != data.data_type.bits:
-        raise context.fail(
-            "BitCast does not make this type of that one",
-            expected=" or ".join(sorted(t.value for t in _PLAIN if t.bits == data.data_type.bits)),
-            got=target.value,
-        )
+    allowed = frozenset(t for t in _PLAIN if t.bits == data.data_type.bits)
+    what = f"BitCast from {data.data_type.value} does not support this type"
+    context.require(target in allowed, what, expected=allowed, got=target.value)
     return (ValueType(data.shape, target),)
 
 
 def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = arguments.given(0), arguments.outputs[0]
+    source, out = arguments.operand(0), arguments.outputs[0]
     return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
 
 
 _ROUNDING = declared(round_mode="up", saturate=1)
 
 
-def cast_gradient(context: GradientContext) -> Sequence[Any]:
-    """Between floats: the gradient in the operand's type."""
-    return (context.in_type(context.gradient, context.type_of(0).data_type), None)[
-        : len(context.input_types)
-    ]
+def _cast_slope(context: GradientContext) -> Any:
+    return context.in_type(context.gradient, context.type_of(0).data_type)
 
 
 OPERATORS: tuple[OpDef, ...] = (
-    # saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to integer, where
-    # ONNX leaves it undefined: out of range saturates, and NaN becomes 0; int4 and int2 then keep
-    # the low bits.
-    OpDef(
-        "Cast", (1, 1), _infer_cast, _cast,
-        attributes=declared(to=Attribute("int", required=True), **_ROUNDING), elementwise=True,
-        batching=broadcasting,
-        gradient=cast_gradient, workspace=operands(1 / 2),
+    # saturate applies to float8 types, round_mode to float8_e8m0.
+    elementwise(
+        "Cast", (1, 1), _infer_cast, _cast, of_first(_cast_slope), operands(1 / 2),
+        to=Attribute("int", required=True), **_ROUNDING,
     ),
     OpDef(
-        "BitCast", (1, 1), _infer_bit_cast, _bit_cast,
+        "BitCast", (1, 1), _infer_bit_cast, _bit_cast, batching=broadcasting, workspace=few,
         attributes=declared(to=Attribute("int", required=True)),
-        batching=broadcasting, workspace=few,
     ),
     OpDef(
-        "CastLike", (2, 2), _infer_cast, _cast, attributes=_ROUNDING, gradient=cast_gradient,
-        batching=batch_cast_like, workspace=operands(1 / 2),
+        "CastLike", (2, 2), _infer_cast, _cast, attributes=_ROUNDING, batching=batch_cast_like,
+        gradient=of_first(_cast_slope), workspace=operands(1 / 2),
     ),
     OpDef(
         "QuantizeLinear", (2, 3), _infer_quantize, _quantize,
         attributes=declared(**_AXIS, output_dtype=0, precision=0, saturate=1),
-        batching=batch_quantized,
-        workspace=operands(4, is_kept=False),
+        batching=batch_quantized, workspace=operands(4, is_kept=False),
     ),
     OpDef(
         "DequantizeLinear", (2, 3), _infer_dequantize, _dequantize,

@@ -1,4 +1,4 @@
-"""How much computing an operation is, by an estimate from types alone."""
+"""The work of an operation (multiply-adds, elements, bytes), estimated from types alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from stitch.ops import indexing, shape, types
+from stitch.ops import indexing, rearranging, reshaping, types, window_of_rows
 from stitch.ops.inference import Attributes
 from stitch.program import (
     ABSENT,
@@ -27,29 +27,29 @@ from stitch.program import (
 )
 
 _Shapes = Sequence[tuple[int, ...]]
-#: From the shapes of operands (empty where absent) and results, and attributes.
+#: Returns multiply-adds from the shapes of operands (() if absent) and results, and attributes.
 _Estimate = Callable[[_Shapes, _Shapes, Attributes], int]
 
 
 def _filtered(weights: int) -> _Estimate:
-    """Every result by the weights of one filter."""
-    return lambda given, made, _: math.prod(made[0]) * math.prod(given[weights][1:])
+    """Each result element takes the weights of one filter."""
+    return lambda inputs, outputs, _: math.prod(outputs[0]) * math.prod(inputs[weights][1:])
 
 
-def _product(given: _Shapes, made: _Shapes, _: Attributes) -> int:
-    return math.prod(made[0]) * math.prod(given[0][-1:])
+def _product(inputs: _Shapes, outputs: _Shapes, _: Attributes) -> int:
+    return math.prod(outputs[0]) * math.prod(inputs[0][-1:])
 
 
-def _cells(given: _Shapes, _: _Shapes, __: Attributes) -> int:
-    return math.prod(given[0][:2]) * (math.prod(given[1]) + math.prod(given[2]))
+def _cells(inputs: _Shapes, _: _Shapes, __: Attributes) -> int:
+    return math.prod(inputs[0][:2]) * (math.prod(inputs[1]) + math.prod(inputs[2]))
 
 
-def _einsum(given: _Shapes, _: _Shapes, attributes: Attributes) -> int:
-    """At most one step per combination of all indices."""
+def _einsum(inputs: _Shapes, _: _Shapes, attributes: Attributes) -> int:
+    """One multiply-add per combination of all indices, at most."""
     terms = str(attributes.get("equation", "")).replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
     spanned = 1
-    for term, lengths in zip(terms, given, strict=False):
+    for term, lengths in zip(terms, inputs, strict=False):
         before, dots, after = term.partition("...")
         last = len(lengths) - len(after)
         named = (*zip(before, lengths, strict=False), *zip(after, lengths[last:], strict=False))
@@ -60,29 +60,31 @@ def _einsum(given: _Shapes, _: _Shapes, attributes: Attributes) -> int:
     return spanned * math.prod(sizes.values())
 
 
-def _samples(_: _Shapes, made: _Shapes, attributes: Attributes) -> int:
+def _samples(_: _Shapes, outputs: _Shapes, attributes: Attributes) -> int:
     ratio = attributes.get("sampling_ratio")
-    return math.prod(made[0]) * 4 * (ratio if isinstance(ratio, int) else 1) ** 2
+    return math.prod(outputs[0]) * 4 * (ratio if isinstance(ratio, int) else 1) ** 2
 
 
-def _resized(given: _Shapes, made: _Shapes, _: Attributes) -> int:
-    """Per axis one product with a matrix of weights, which itself is made first."""
-    sizes = tuple(zip(given[0], made[0], strict=False))
+def _resized(inputs: _Shapes, outputs: _Shapes, _: Attributes) -> int:
+    """One product with a matrix of weights per axis, and the computation of the matrix."""
+    sizes = tuple(zip(inputs[0], outputs[0], strict=False))
     longest = max((before for before, after in sizes if before != after), default=1)
-    places = math.prod(max(pair) for pair in sizes)
-    return places * longest + sum(before * after for before, after in sizes if before != after)
+    elements = math.prod(max(pair) for pair in sizes)
+    return elements * longest + sum(before * after for before, after in sizes if before != after)
 
 
-#: By domain and operator: steps beyond one per element of operands and results.
+#: Multiply-adds by domain and operator.
 _ESTIMATES: Mapping[tuple[str, str], _Estimate] = {
     ("", "Conv"): _filtered(1),
     ("", "ConvInteger"): _filtered(1),
-    ("", "ConvTranspose"): lambda given, *_: math.prod(given[0]) * math.prod(given[1][1:]),
+    ("", "ConvTranspose"): lambda inputs, *_: math.prod(inputs[0]) * math.prod(inputs[1][1:]),
     ("", "DeformConv"): _filtered(1),
-    ("", "Det"): lambda given, *_: math.prod(given[0]) * math.prod(given[0][-1:]),
+    ("", "Det"): lambda inputs, *_: math.prod(inputs[0]) * math.prod(inputs[0][-1:]),
     ("", "Einsum"): _einsum,
     ("", "GRU"): _cells,
-    ("", "Gemm"): lambda given, made, a: math.prod(made[0]) * given[0][0 if a.get("transA") else 1],
+    ("", "Gemm"): (
+        lambda inputs, outputs, a: math.prod(outputs[0]) * inputs[0][0 if a.get("transA") else 1]
+    ),
     ("", "LSTM"): _cells,
     ("", "MatMul"): _product,
     ("", "MatMulInteger"): _product,
@@ -92,10 +94,10 @@ _ESTIMATES: Mapping[tuple[str, str], _Estimate] = {
     ("", "Resize"): _resized,
     ("", "RoiAlign"): _samples,
     ("stitch", "ConvWeightGradient"): (
-        lambda given, made, _: math.prod(given[1]) * math.prod(made[0][1:])
+        lambda inputs, outputs, _: math.prod(inputs[1]) * math.prod(outputs[0][1:])
     ),
 }
-#: Those of matrices and of images, which are computed by a library's products.
+#: Operators of matrices and images that libraries (BLAS, ONNX Runtime) compute as products.
 _PRODUCTS = frozenset({
     ("", "Conv"), ("", "ConvTranspose"), ("", "Gemm"), ("", "MatMul"),
     ("stitch", "ConvWeightGradient"),
@@ -103,7 +105,7 @@ _PRODUCTS = frozenset({
 
 
 def has_products(operation: Operation) -> bool:
-    """Whether an operation sums products, whatever its shapes.
+    """Return whether an operation sums products.
 
     >>> [has_products(Operation(op, (0, 1), (2,))) for op in ("MatMul", "Add")]
     [True, False]
@@ -114,7 +116,7 @@ def has_products(operation: Operation) -> bool:
 def sums_of_products(
     operation: Operation, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]
 ) -> int:
-    """The multiply-adds of an operation that sums products, roughly; 0 for all others.
+    """Estimate the multiply-adds of an operation that sums products; 0 for all others.
 
     >>> from stitch.program import DataType
     >>> kind = ValueType((10, 10), DataType.FLOAT32)
@@ -124,19 +126,19 @@ def sums_of_products(
     estimate = _ESTIMATES.get((operation.domain, operation.op))
     if estimate is None:
         return 0
-    given = [() if kind is None else kind.shape for kind in inputs]
-    return estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
+    shapes = [() if kind is None else kind.shape for kind in inputs]
+    return estimate(shapes, [kind.shape for kind in outputs] or [()], operation.attributes)
 
 
 def multiply_adds(
     operation: Operation, values: Sequence[Value], bodies: Sequence[Body] = ()
 ) -> int:
-    """Multiply-adds of a matrix product or convolution between values, and of all that a scan's
-    rounds have, by the `bodies` there are; 0 for other operators."""
+    """Estimate the multiply-adds of a matrix product or convolution, or of all iterations of a Scan
+    if `bodies` has its body; 0 for other operators."""
     if is_scan(operation) and bodies:
         body = bodies[operation.body]
-        in_round = sum(multiply_adds(o, body.values, bodies) for o in body.operations)
-        return ScanForm.of(operation).likely_rounds * in_round
+        once = sum(multiply_adds(o, body.values, bodies) for o in body.operations)
+        return ScanForm.of(operation).likely_rounds * once
     if (operation.domain, operation.op) not in _PRODUCTS:
         return 0
     inputs, outputs = (
@@ -149,7 +151,7 @@ def multiply_adds(
 def estimated_steps(
     operation: Operation, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]
 ) -> int:
-    """Elementary steps of an operation, roughly: never less than the elements that it touches.
+    """Estimate the elementary steps of an operation: its elements plus its multiply-adds.
 
     >>> from stitch.program import DataType
     >>> kind = ValueType((10, 10), DataType.FLOAT32)
@@ -162,15 +164,15 @@ def estimated_steps(
 
 # Work of an operation and of a program ------------------------------------------------------------
 
-#: Families that move elements and compute nothing.
+#: Operators that only move elements.
 _MOVING = frozenset(
     (definition.domain, definition.name)
-    for family in (indexing, shape, types)
+    for family in (indexing, rearranging, reshaping, types, window_of_rows)
     for definition in family.OPERATORS
 )
-#: Those whose results are matrices, each padded to whole tiles by itself.
+#: Operators whose results are matrices, each padded to whole tiles.
 _OF_MATRICES = frozenset({("", "Gemm"), ("", "MatMul"), ("", "MatMulInteger")})
-#: Those that multiply their first operand by their second.
+#: Operators that multiply their first operand by their second.
 _OF_TWO = _OF_MATRICES | {
     ("", "Conv"), ("", "ConvTranspose"), ("", "Einsum"), ("stitch", "ConvWeightGradient"),
 }  # fmt: skip
@@ -180,15 +182,19 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class OperationWork:
-    """What one run of an operation computes and carries.
+    """The work of one run of an operation.
 
-    `multiply_adds` of a sum of products, whose operands are stored as `operands` (each type once,
-    the widest first), `depth` for each element of the result; of other operators `elements`: those
-    that they read or make, whichever are more (`only_moves`: nothing is computed of them). It is
-    divided among cores by `tiles` (32 x 32) of the result, or of what has most elements: among
-    `shards` cores where that is sharded, `shard_tiles` to each as far as they go (0: evenly, among
-    as many as there are). `nbytes`: what is read and written, by space; `padded_nbytes`: were it
-    whole tiles.
+    Args:
+        multiply_adds: Of a sum of products; 0 for other operators.
+        depth: Multiply-adds for each element of the result.
+        operands: The types in which operands are stored, without duplicates, widest first.
+        elements: For other operators, the elements of the largest operand or result.
+        tiles: Tiles (32 x 32) of the result, or of the largest value, to divide among cores.
+        shards: Cores that hold that value if it is sharded; 0: all cores, evenly.
+        nbytes: Bytes read and written, by space.
+        padded_nbytes: The same with values padded to whole tiles.
+        only_moves: The operator moves elements and computes nothing.
+        shard_tiles: Tiles of a full shard.
     """
 
     multiply_adds: int
@@ -206,9 +212,14 @@ class OperationWork:
 
 @dataclass(frozen=True, slots=True)
 class ProgramWork:
-    """`products`: FLOPs of sums of products by the (widest) type that their operands are stored in
-    (a multiply and an add are two); `other_flops`: one for each element that other operators read
-    or make, whichever are more; `nbytes`: what operations read and write, by space."""
+    """The work of one run of a program.
+
+    Args:
+        products: FLOPs of sums of products (two for each multiply-add), by the widest type in which
+            operands are stored.
+        other_flops: One for each element of the largest operand or result of other operators.
+        nbytes: Bytes that operations read and write, by space.
+    """
 
     products: Mapping[DataType, int]
     other_flops: int
@@ -216,7 +227,7 @@ class ProgramWork:
 
 
 def program_work(program: Program) -> ProgramWork:
-    """The work of one run of a program, without padding; of a scan, of all its rounds."""
+    """Return the work of one run of a program, without padding; a Scan counts all iterations."""
 
     def figures(work: OperationWork) -> Mapping[DataType | Space | None, int]:
         found: Counter[DataType | Space | None] = Counter(dict(work.nbytes))
@@ -239,55 +250,47 @@ def summed_over_operations(
     figures: Callable[[OperationWork], Mapping[K, float]],
     space: Space | None = None,
 ) -> dict[K, float]:
-    """The sum of the `figures` of every operation that runs, those of a scan in each round.
+    """Sum the `figures` of every operation; those of a Scan count for each iteration.
 
-    Each body is counted once, however many carry it. Values without a layout lie in `space`.
+    Args:
+        figures: Numbers by key for the work of one operation.
+        space: The space of values without a layout.
     """
-    return _Sum(operations.bodies, figures).of(operations.operations, operations.values, space)
+    bodies: dict[tuple[int, Space], dict[K, float]] = {}
 
-
-class _Sum(Generic[K]):
-    """Sums figures, and remembers those of bodies."""
-
-    def __init__(
-        self, bodies: Sequence[Body], figures: Callable[[OperationWork], Mapping[K, float]]
-    ) -> None:
-        self.bodies, self.figures = bodies, figures
-        self._known: dict[tuple[int, Space], dict[K, float]] = {}
-
-    def of(
-        self, operations: Sequence[Operation], values: Sequence[Value], space: Space | None
+    def total(
+        listed: Sequence[Operation], values: Sequence[Value], at: Space | None
     ) -> dict[K, float]:
         totals: dict[K, float] = {}
-        for operation in operations:
-            found: Mapping[K, float]
-            if is_scan(operation):
-                times = ScanForm.of(operation).likely_rounds
-                found = self._body(operation, values, space)
-            else:
-                times, found = 1, self.figures(work_of(operation, values, space))
-            for key, number in found.items():
+        for operation in listed:
+            is_loop = is_scan(operation)
+            times = ScanForm.of(operation).likely_rounds if is_loop else 1
+            numbers = (
+                of_body(operation, values, at)
+                if is_loop
+                else figures(work_of(operation, values, at))
+            )
+            for key, number in numbers.items():
                 totals[key] = totals.get(key, 0) + times * number
         return totals
 
-    def _body(
-        self, scan: Operation, values: Sequence[Value], space: Space | None
-    ) -> dict[K, float]:
-        # What is between its rounds lies where its results do.
-        made = [values[v] for v in scan.outputs if v != ABSENT]
-        home = made[0].layout if made else None
-        inside = (Space.HOST if space is None else space) if home is None else home.space
-        found = self._known.get((scan.body, inside))
-        if found is None:
-            body = self.bodies[scan.body]
-            found = self._known[scan.body, inside] = self.of(body.operations, body.values, inside)
-        return found
+    def of_body(scan: Operation, values: Sequence[Value], at: Space | None) -> dict[K, float]:
+        # Values inside a body are in the space of the Scan's results.
+        results = [values[v] for v in scan.outputs if v != ABSENT]
+        layout = results[0].layout if results else None
+        inside = (at or Space.HOST) if layout is None else layout.space
+        if (scan.body, inside) not in bodies:
+            body = operations.bodies[scan.body]
+            bodies[scan.body, inside] = total(body.operations, body.values, inside)
+        return bodies[scan.body, inside]
+
+    return total(operations.operations, operations.values, space)
 
 
 def work_of(
     operation: Operation, values: Sequence[Value], space: Space | None = None
 ) -> OperationWork:
-    """What an operation computes and carries; values without a layout lie in `space`."""
+    """Return the work of an operation; values without a layout are in `space`."""
     inputs = [None if v == ABSENT else values[v] for v in operation.inputs]
     outputs = [values[v] for v in operation.outputs if v != ABSENT]
     present = [value for value in inputs if value is not None]
@@ -306,30 +309,28 @@ def work_of(
         [None if value is None else value.type for value in inputs],
         [value.type for value in outputs],
     )
-    made = outputs[0] if sums and outputs else largest
+    divided = outputs[0] if sums and outputs else largest
     is_moving = (operation.domain, operation.op) in _MOVING
     is_matrix = (operation.domain, operation.op) in _OF_MATRICES
-    results = 1 if made is None else max(1, math.prod(made.type.shape))
-    shards, shard_tiles = _shards(made, is_matrix)
+    shape = () if divided is None else divided.type.shape
+    shards, shard_tiles = _shards(divided, is_matrix)
     return OperationWork(
-        sums, -(-sums // results), _operands(operation, present, space),
-        0 if sums else max(0, most),
-        1 if made is None else _tiles(made.type.shape, is_matrix), shards, tuple(nbytes.items()),
+        sums, -(-sums // max(1, math.prod(shape))), _operand_types(operation, present, space),
+        0 if sums else max(0, most), _tiles(shape, is_matrix), shards, tuple(nbytes.items()),
         tuple(padded.items()), operation.math_fidelity, is_moving, shard_tiles,
     )  # fmt: skip
 
 
-def _operands(
+def _operand_types(
     operation: Operation, present: Sequence[Value], space: Space | None
 ) -> tuple[DataType, ...]:
-    """The types that operands are stored in, the widest first."""
+    """Return the types in which operands are stored, widest first."""
     both = present[: 2 if (operation.domain, operation.op) in _OF_TWO else 1]
-    found = dict.fromkeys(_stored(value, space)[0] for value in both) or (DataType.FLOAT32,)
-    return tuple(sorted(found, key=lambda kind: -kind.nbytes(_TILE)))
+    types = dict.fromkeys(_stored(value, space)[0] for value in both) or (DataType.FLOAT32,)
+    return tuple(sorted(types, key=lambda kind: -kind.nbytes(_TILE)))
 
 
 def _tiles(shape: Sequence[int], is_matrix: bool) -> int:
-    """The tiles of a result."""
     if not is_matrix:
         return max(1, -(-math.prod(shape) // _TILE))
     rows = shape[-2] if len(shape) > 1 else 1
@@ -338,13 +339,13 @@ def _tiles(shape: Sequence[int], is_matrix: bool) -> int:
 
 
 def _shards(value: Value | None, is_matrix: bool) -> tuple[int, int]:
-    """In how many cores a value lies, and the tiles of each that is full; 0: it is not sharded."""
+    """Return the cores that hold a sharded value, and the tiles of a full shard; 0: interleaved."""
     spec = None if value is None or value.layout is None else value.layout.shard_spec
     return (0, 0) if spec is None else (spec.cores, _tiles(spec.shape, is_matrix))
 
 
 def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:
-    """In which type a value is stored, and where."""
+    """Return the type and the space in which a value is stored."""
     if value.layout is None and space is not None:
         return value.type.data_type, space
     return value.desc.layout.data_type, value.desc.layout.space

@@ -105,10 +105,10 @@ def test_the_diagonal_of_an_einsum_is_of_axes_of_one_size() -> None:
 def test_a_result_that_no_array_can_have_is_refused() -> None:
     target = np.array([0, 2**62])
     shape = ValueType((2,), I64)
-    assert "larger than the memory" in refused("ConstantOfShape", shape, constants=[target])
+    assert "too large" in refused("ConstantOfShape", shape, constants=[target])
     ranks = ValueType((40,), I64)
     ones = np.ones(40, np.int64)
-    assert "too many dimensions" in refused("ConstantOfShape", ranks, constants=[ones])
+    assert "has rank 40" in refused("ConstantOfShape", ranks, constants=[ones])
 
 
 @pytest.mark.parametrize("name", ["strides", "dilations"])
@@ -130,12 +130,12 @@ def roi_align(region: list[float], **attributes: Any) -> Any:
 def test_a_region_that_is_no_number_or_far_beyond_its_image_is_refused(
     bad: float, ratio: int
 ) -> None:
-    with pytest.raises(TaskError, match="a region is not finite, or far larger"):
+    with pytest.raises(TaskError, match="a region is not finite or too large"):
         roi_align([0, 0, bad, 3], sampling_ratio=ratio)
 
 
 def test_more_samples_of_a_region_than_any_image_has_are_refused() -> None:
-    with pytest.raises(CompileError, match="too many places"):
+    with pytest.raises(CompileError, match="too many points"):
         roi_align([0, 0, 3, 3], sampling_ratio=10**6)
 
 

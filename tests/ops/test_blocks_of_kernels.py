@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from stitch.ops import bind, evaluate
-from stitch.ops.steps import CHUNK_SIZE, LINE_NBYTES, workspace
+from stitch.ops.steps import CHUNK_SIZE
+from stitch.ops.workspaces import LINE_NBYTES, workspace
 from stitch.program import Array
 
 

@@ -115,7 +115,7 @@ def test_onnx_numbers_of_data_types_go_both_ways() -> None:
             assert data_type_of_code(onnx_code(data_type)) is data_type
     with pytest.raises(CompileError, match="not supported"):
         data_type_of_code(8)
-    with pytest.raises(CompileError, match="no number"):
+    with pytest.raises(CompileError, match="no data type"):
         onnx_code(DataType.BFP8)
 
 
@@ -143,7 +143,7 @@ def test_attributes_are_filled_in_and_integers_become_floats() -> None:
         ("Softmax", {"axis": 1.5}, "wrong type"),
         ("Transpose", {"perm": 1}, "wrong type"),
         ("Transpose", {"perm": (1, 0.5)}, "wrong type"),
-        ("Concat", {}, "needs the attribute 'axis'"),
+        ("Concat", {}, "is required"),
         ("Relu", {"alpha": 1.0}, "no attribute"),
     ],
 )
@@ -311,11 +311,11 @@ def test_an_operand_that_decides_a_shape_must_be_known(op: str, operands: str, n
 
 
 def test_absent_operands_and_wrong_output_counts_are_refused() -> None:
-    with pytest.raises(CompileError, match="not optional"):
+    with pytest.raises(CompileError, match="operand 1 of Gather is missing"):
         infer_types("Gather", [kind("2xf32"), None])
     with pytest.raises(CompileError, match="number of outputs"):
         infer_types("Relu", [kind("2xf32")], outputs=2)
-    with pytest.raises(CompileError, match="training mode"):
+    with pytest.raises(CompileError, match="training_mode"):
         infer_types("BatchNormalization", [kind("2x3xf32"), *[kind("3xf32")] * 4], outputs=3)
 
 

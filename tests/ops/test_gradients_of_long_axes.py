@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import CompileError
-from stitch.ops import resampling
-from stitch.ops.window import pooling
+from stitch.ops import pooling, resampling
 from tests.support.gradients.running import Case, case, gradients
 
 POOLS = [
@@ -49,5 +48,5 @@ def test_a_resize_whose_weights_would_be_too_many_has_no_gradient(
 ) -> None:
     monkeypatch.setattr(resampling, "MOST_WEIGHTS", 100)
     one = case("Resize", ["f32[1,1,20]", None, None, [1, 1, 37]], mode="linear")
-    with pytest.raises(CompileError, match="axis 2 would have 37 times 20 weights"):
+    with pytest.raises(CompileError, match="axis 2 would need a matrix of 37 x 20 weights"):
         gradients(one)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError
-from stitch.ops import bind, evaluate, infer_types, kernel_workspace
-from stitch.ops.window import convolution_tiles
+from stitch.ops import bind, convolution_tiles, evaluate, infer_types, kernel_workspace
 from stitch.program import Array, DataType, ValueType
 from tests.support.grids import in_turn
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.ops import bind, infer_types, kernel_workspace
+from stitch.ops import windows as window_file
+from stitch.ops.pooling import maxima
 from stitch.ops.steps import strides_of
-from stitch.ops.window import windows as window_file
-from stitch.ops.window.pooling import maxima
-from stitch.ops.window.windows import Sliding, Windows, windows_of
+from stitch.ops.windows import Sliding, Windows, windows_of
 from stitch.program import Array, DataType, ValueType
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stitch.ops import bind
-from stitch.ops.window.pooling import are_viewed
-from stitch.ops.window.windows import Windows, pool_windows
+from stitch.ops.pooling import are_viewed
+from stitch.ops.windows import Windows, pool_windows
 from stitch.program import Array
 
 #: Kernel, strides, dilations: none reaches beyond, and none overlaps much.

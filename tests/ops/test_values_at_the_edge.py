@@ -88,7 +88,7 @@ def test_padding_that_leaves_nothing_to_unpool_is_refused_whatever_shape_is_aske
     attributes = {"kernel_shape": (2, 2), "strides": (2, 2), "pads": [1, 1, 0, 5]}
     both: list[list[Any]] = [[x, places], [x, places, np.array([1, 1, 9, 9])]]
     for operands in both:
-        with pytest.raises(CompileError, match="leaves nothing"):
+        with pytest.raises(CompileError, match="larger than the result"):
             evaluate("MaxUnpool", operands, attributes=attributes)
 
 
@@ -101,12 +101,12 @@ def test_as_much_may_be_cut_off_one_side_as_is_padded_on_the_other() -> None:
 @pytest.mark.parametrize("mode", ["wrap", "edge"])
 def test_an_axis_of_which_nothing_is_left_is_padded_by_no_element_of_it(mode: str) -> None:
     x, far = np.arange(4, dtype=np.float32), 2**63 - 1
-    with pytest.raises(CompileError, match="axis 0 cannot be padded"):
+    with pytest.raises(CompileError, match="axis 0 of size 4 cannot be padded"):
         evaluate("Pad", [x, np.array([-far, far])], attributes={"mode": mode})
 
 
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 def test_a_block_of_less_than_nothing_is_refused(op: str) -> None:
     x = np.ones((3, 4), np.float32 if op == "QuantizeLinear" else np.int8)
-    with pytest.raises(CompileError, match="at least one element"):
+    with pytest.raises(CompileError, match="block_size=-7"):
         evaluate(op, [x, np.ones((3, 0), np.float32)], attributes={"axis": -1, "block_size": -7})

@@ -109,7 +109,7 @@ def test_a_stride_along_which_nobody_goes_may_be_any(stride: int) -> None:
         (((4, 2), (), (2,)), (2,), "lengths"),
         (((4, 2), (), (1,)), (-1,), "lengths"),
         (((4, 2), (), (0,)), (1,), "lengths"),
-        (((), (), (1,)), (1,), "wrong rank"),
+        (((), (), (1,)), (1,), "has rank 0"),
     ],
 )
 def test_what_is_no_window_is_refused(shapes: Any, lengths: Any, said: str) -> None:

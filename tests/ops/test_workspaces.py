@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
-from stitch.ops.definition import ANY_KERNEL_NBYTES
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES
 from stitch.program import SCAN, DataType, ValueType
 from tests.support.grids import every
 from tests.support.operators.drawn_operands import in_compute_type, operands_of

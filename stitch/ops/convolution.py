@@ -1,4 +1,4 @@
-"""Convolutions: Conv by gathered columns and one product, ConvTranspose by the reverse."""
+"""Convolutions: Conv gathers columns (im2col) for one product, ConvTranspose is the reverse."""
 
 from __future__ import annotations
 
@@ -11,22 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-    declared,
-)
-from stitch.ops.element_types import FLOATS
-from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import along, bytes_from_a_line, copy_steps, fill_step, stretches, workspace
-from stitch.ops.window import windows
-from stitch.ops.window.convolution_tiles import (
+from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.convolution_tiles import (
     is_cut,
     one_sample_nbytes,
     spread_nbytes,
@@ -36,18 +22,74 @@ from stitch.ops.window.convolution_tiles import (
     weight_nbytes,
     weight_steps,
 )
-from stitch.ops.window.windows import (
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import along, copy_steps, fill_step, slice_range
+from stitch.ops.windows import (
     CONVOLUTION_ATTRIBUTES,
     KERNEL_SHAPE,
     Windows,
     check_window_attributes,
-    conv_weight_gradient,
     transposed_windows,
     turned_windows,
     window_view,
     windows_of,
 )
+from stitch.ops.workspaces import (
+    WorkspaceContext,
+    WorkspaceRule,
+    bytes_from_a_line,
+    computed_nbytes,
+    workspace,
+)
 from stitch.program import Array, ValueType
+
+_fold_into_samples = in_first_axis(1, 2)
+
+
+def _conv_by_example(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
+    """Convolve with weights that vary: the channels of each example form their own groups.
+
+    `weights_axis` is the axis of filters; a shared image with one group needs no groups.
+    """
+    group = c.int_of("group")
+    if not c.varies(0) and group == 1:
+        (result,) = c.again(c.operands[0], c.folded(1, weights_axis), bias)
+    else:
+        (result,) = c.again(c.folded(0, 1), c.folded(1), bias, group=group * c.batch_size)
+    return c.split(result, 1)
+
+
+def _batch_convolution(c: BatchingContext, weights_axis: int) -> Sequence[Any] | None:
+    if c.varies(1):
+        return (_conv_by_example(c, c.folded(2), weights_axis),)
+    if not c.varies(2):
+        return _fold_into_samples(c)
+    data_type = c.type_of(0).data_type
+    image = c.folded(0) if c.varies(0) else c.operands[0]
+    (result,) = c.again(c.wide(image), c.wide(c.operands[1]))
+    if c.varies(0):
+        result = c.split(result)
+    bias = c.shaped(c.operands[2], (c.batch_size, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
+    return (c.in_type(c.apply("Add", result, c.wide(bias)), data_type),)
+
+
+def batch_conv(c: BatchingContext) -> Sequence[Any] | None:
+    return _batch_convolution(c, 0)
+
+
+def batch_conv_transpose(c: BatchingContext) -> Sequence[Any] | None:
+    return _batch_convolution(c, 1)
+
+
+def batch_conv_weight_gradient(c: BatchingContext) -> Sequence[Any]:
+    """Fold the batch into groups: no sum crosses examples."""
+    group = c.int_of("group") * c.batch_size
+    (result,) = c.again(c.folded(0, 1), c.folded(1, 1), group=group)
+    return (c.split(result),)
+
 
 # Columns (im2col) ---------------------------------------------------------------------------------
 
@@ -68,19 +110,19 @@ class Columns:
         else:
             self._padded, self._inside = x, x
             if windows.needs_padding:
-                # What no sample reaches is padding, and stays zero.
+                # Padding is never written and stays zero.
                 self._padded = np.zeros((at_once, x.shape[1], *windows.padded), x.dtype)
-                places = zip(windows.begin, windows.size, strict=True)
-                within = (slice(b, b + s) for b, s in places)
+                sides = zip(windows.begin, windows.size, strict=True)
+                within = (slice(b, b + s) for b, s in sides)
                 self._inside = self._padded[(slice(None), slice(None), *within)]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the columns of one sample."""
+        """The shape of the columns of one sample."""
         return (self.x.shape[1], *self.windows.kernel, *self.windows.output)
 
     def steps(self, part: slice, target: Array) -> list[Thunk]:
-        """Columns of these samples, into an array or view of (samples, *shape)."""
+        """Return steps that write the columns of these samples to [samples, *shape]."""
         count = part.stop - part.start
         if not self._staged:
             if self._padded is self.x:
@@ -94,13 +136,13 @@ class Columns:
         rows = slice(self.windows.begin[0], self.windows.begin[0] + self.windows.size[0])
         steps: list[Thunk] = []
         for tap in range(self.windows.kernel[1]):
-            seen, places = self._along_width(tap)
-            to = images[:, :, tap, rows, places]
+            seen, outputs = self._along_width(tap)
+            to = images[:, :, tap, rows, outputs]
             steps.append(partial(np.copyto, to, self.x[part, :, :, seen]))
-        return [*steps, partial(np.copyto, target, self._stretches(images))]
+        return [*steps, partial(np.copyto, target, self._as_columns(images))]
 
     def _zeros(self, at_once: int) -> Array:
-        """Images per kernel column; what no sample reaches is padding, and stays zero."""
+        """Return images per kernel column; padding is never written and stays zero."""
         height, _ = self.windows.padded
         shape = (at_once, self.x.shape[1], self.windows.kernel[1], height, self.windows.output[1])
         memory = bytes_from_a_line(int(np.prod(shape)) * self.x.dtype.itemsize)
@@ -108,7 +150,7 @@ class Columns:
         return memory.view(self.x.dtype).reshape(shape)
 
     def _along_width(self, tap: int) -> tuple[slice, slice]:
-        """Positions that a kernel column meets inside the image, and the outputs they are for."""
+        """Return the positions that a kernel column reads inside the image, and their outputs."""
         stride, width = self.windows.strides[1], self.windows.size[1]
         offset = tap * self.windows.dilations[1] - self.windows.begin[1]
         first = max(0, -(offset // stride))
@@ -118,8 +160,8 @@ class Columns:
         begin, end = offset + first * stride, offset + last * stride
         return slice(begin, end + 1, stride), slice(first, last + 1)
 
-    def _stretches(self, images: Array) -> Array:
-        """The images seen as columns."""
+    def _as_columns(self, images: Array) -> Array:
+        """Return a view of the images as columns."""
         sample, channel, column, row, place = images.strides
         return as_strided(
             images,
@@ -131,17 +173,16 @@ class Columns:
 
 # Gradients ----------------------------------------------------------------------------------------
 
-#: Columns are gathered for as many samples at a time as fit in this many bytes, or in those of the
-#: result (at least one).
+#: Bytes of columns gathered at a time (at least one sample, or the bytes of the result).
 GRADIENT_COLUMNS_NBYTES = 1 << 19
-#: From this many places on, a product per sample is long enough; below, samples are joined.
+#: From this many output positions on, there is a product per sample; below, samples are joined.
 LONG_PRODUCT = 256
-#: Sums of fewer products than so many for each filter take less than to turn round what they give.
+#: Up to this many products per filter, a product in the result's layout is faster than transposing.
 SHORT_PRODUCT = 2
 
 
-def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
-    """How the windows lie, without automatic padding."""
+def _explicit_attributes(context: GradientContext, windows: Windows) -> dict[str, Any]:
+    """Return window attributes with explicit pads."""
     return {
         "dilations": list(windows.dilations),
         "group": context.int_of("group"),
@@ -150,10 +191,10 @@ def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
     }
 
 
-def _parameters(
+def _parameter_gradients(
     context: GradientContext, kernel: Shape, laid: dict[str, Any], is_transposed: bool = False
 ) -> tuple[Any, Any]:
-    """What weights and bias get; input and gradient change places if it `is_transposed`."""
+    """Return the gradients of weights and bias; input and gradient swap for ConvTranspose."""
     weights = bias = None
     if context.wants(1):
         operands = context.input(0), context.gradient
@@ -167,11 +208,11 @@ def _parameters(
     return weights, bias
 
 
-def conv(context: GradientContext) -> Sequence[Any]:
-    """The input's gradient is spread by the weights; what strides left over saw no window."""
+def conv_gradient(context: GradientContext) -> Sequence[Any]:
+    """The input's gradient is a ConvTranspose, padded where strides left elements over."""
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = windows_of(context.attributes, size, kernel)
-    laid, gradient = _laid(context, windows), context.gradient
+    laid, gradient = _explicit_attributes(context, windows), context.gradient
     first = None
     if context.wants(0):
         left = [
@@ -184,24 +225,24 @@ def conv(context: GradientContext) -> Sequence[Any]:
         first = context.apply(
             "ConvTranspose", gradient, context.input(1), output_padding=left, **laid
         )
-    return first, *_parameters(context, kernel, laid)
+    return first, *_parameter_gradients(context, kernel, laid)
 
 
-def conv_transpose(context: GradientContext) -> Sequence[Any]:
-    """The input's gradient is a convolution; gradient and input change places for the weights."""
+def conv_transpose_gradient(context: GradientContext) -> Sequence[Any]:
+    """The input's gradient is a Conv."""
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = transposed_windows(context.attributes, size, kernel)
-    laid, gradient = _laid(context, windows), context.gradient
+    laid, gradient = _explicit_attributes(context, windows), context.gradient
     first = None
     if context.wants(0):
         first = context.apply("Conv", gradient, context.input(1), **laid)
         if first.shape[2:] != size:
             axes = list(range(2, 2 + len(size)))
             first = context.apply("Slice", first, [0] * len(size), list(size), axes)
-    return first, *_parameters(context, kernel, laid, is_transposed=True)
+    return first, *_parameter_gradients(context, kernel, laid, is_transposed=True)
 
 
-def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_weight_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x, gradient = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
     context.require_same_type((0, 1))
     rank = context.require_rank(0, 3)
@@ -210,23 +251,23 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     assert kernel is not None
     check_window_attributes(context, x.shape[2:], kernel)
     windows = windows_of(context.attributes, x.shape[2:], kernel)
-    # A transposed convolution may have had fewer places than there are windows.
+    # The gradient of a ConvTranspose may have fewer positions than there are windows.
     fits = gradient.shape[0] == x.shape[0] and all(
-        places <= room for places, room in zip(gradient.shape[2:], windows.output, strict=True)
+        size <= most for size, most in zip(gradient.shape[2:], windows.output, strict=True)
     )
-    if group < 1 or x.shape[1] % group or gradient.shape[1] % group or not fits:
-        raise context.fail(
-            "the gradient does not fit the input",
-            expected=f"{x.shape[0]} samples, channels divisible by {group}, "
-            f"at most {list(windows.output)} places",
-            got=gradient.shape,
-        )
+    context.require(
+        group >= 1 and x.shape[1] % group == 0 and gradient.shape[1] % group == 0 and fits,
+        "shape of the gradient does not match the input",
+        expected=f"{x.shape[0]} samples, channels divisible by {group}, spatial shape of at most "
+        f"{list(windows.output)}",
+        got=gradient.shape,
+    )  # fmt: skip
     shape = (gradient.shape[1], x.shape[1] // group, *kernel)
     return (ValueType(shape, x.data_type),)
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, gradient, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+def _weight_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, gradient, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     group = arguments.int_of("group")
     samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
     depth = math.prod(out.shape[1:])
@@ -240,31 +281,24 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return [*weight_steps(x, seen, gradient, totals), last]
     at_once = _at_once(samples, group * depth * places * x.itemsize, out.size * x.itemsize)
     columns = Columns(x, seen, at_once)
-    parts = list(stretches(samples, at_once))
-    place = out.reshape(group, -1, depth)
-    # Whether sums lie as the result does: their shape does not tell, both sides may be as long.
+    parts = list(slice_range(samples, at_once))
+    target = out.reshape(group, -1, depth)
     short = SHORT_PRODUCT * gradient.shape[1] // group
-    lies = places < LONG_PRODUCT and at_once * places < short
+    in_place = places < LONG_PRODUCT and at_once * places < short
     if places >= LONG_PRODUCT:
         sums, products = _by_sample(columns, gradient, parts, group)
     else:
-        sums, products = _joined(columns, gradient, parts, group, place if lies else None)
-    if len(products) == 1:
-        return products[0] if lies else [*products[0], _turned(sums, place)]
-    total = place if lies else np.empty_like(sums)
-    steps: list[Thunk] = []
-    for index, step in enumerate(products):
-        steps += step
-        first = partial(np.copyto, total, sums)
-        steps.append(partial(np.add, total, sums, total) if index else first)
-    return steps if lies else [*steps, _turned(total, place)]
+        sums, products = _joined(columns, gradient, parts, group, target if in_place else None)
+    total, steps = sums, products[0]
+    if len(products) > 1:
+        total = target if in_place else np.empty_like(sums)
+        steps = [*steps, partial(np.copyto, total, sums)]
+        for product in products[1:]:
+            steps += [*product, partial(np.add, total, sums, total)]
+    return steps if in_place else [*steps, partial(np.copyto, target, total.transpose(0, 2, 1))]
 
 
-def _turned(sums: Array, place: Array) -> Thunk:
-    return partial(np.copyto, place, sums.transpose(0, 2, 1))
-
-
-def _workspace(context: WorkspaceContext) -> int:
+def _weight_gradient_workspace(context: WorkspaceContext) -> int:
     x, gradient = context.operand(0), context.operand(1)
     result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
     group = context.int_of("group")
@@ -279,21 +313,21 @@ def _workspace(context: WorkspaceContext) -> int:
     places = math.prod(gradient.shape[2:])
     columns = group * math.prod(result.shape[1:]) * places * itemsize
     at_once = _at_once(x.shape[0], columns, sums)
-    # A product for each sample, or one for all of them.
+    # A product for each sample, or one for all samples.
     products = sums if places >= LONG_PRODUCT else 0
     return at_once * (one + products + gradient.shape[1] * places * itemsize) + 2 * sums
 
 
 def _at_once(samples: int, columns: int, sums: int) -> int:
-    """Samples whose columns, of so many bytes each, are gathered at a time: as sums are added up
-    after each time, columns take no fewer bytes than these, if there are as many."""
+    """Return how many samples are gathered at a time. Sums are added after each time, so columns
+    take at least as many bytes as the sums."""
     return min(samples, max(1, max(GRADIENT_COLUMNS_NBYTES, sums) // columns))
 
 
 def _by_sample(
     columns: Columns, gradient: Array, parts: Sequence[slice], group: int
 ) -> tuple[Array, list[list[Thunk]]]:
-    """One product per sample and group, then their sum."""
+    """Return the sums and the steps of each part: one product per sample and group, summed."""
     samples, channels, places = *gradient.shape[:2], math.prod(gradient.shape[2:])
     depth = math.prod(columns.shape) // (places * group)
     count = parts[0].stop
@@ -314,25 +348,23 @@ def _by_sample(
 
 
 def _joined(
-    columns: Columns, gradient: Array, parts: Sequence[slice], group: int,
-    place: Array | None = None,
-) -> tuple[Array, list[list[Thunk]]]:  # fmt: skip
-    """One product per part: channels go first, so that samples and places are one long axis.
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int, target: Array | None
+) -> tuple[Array, list[list[Thunk]]]:
+    """Return the sums and the steps of each part: one product over all samples and positions.
 
-    Columns by gradients: a product with the longer side first takes two thirds of the time. With
-    the `place` of the result gradients by columns, which is how that lies.
+    Columns by gradients: the longer side first takes two thirds of the time. With `target`, the
+    result, gradients by columns, which is its layout.
     """
     channels, count = gradient.shape[1], parts[0].stop
     places, before = math.prod(gradient.shape[2:]), gradient.ndim - 1
     depth = math.prod(columns.shape) // (places * group)
     work = workspace(group * depth * count * places, gradient.dtype)
     seen = workspace(channels * count * places, gradient.dtype)
-    is_only = len(parts) == 1 and place is not None
-    if place is None:
+    if target is None:
         sums = np.empty((group, depth, channels // group), gradient.dtype)
     else:
-        sums = place if is_only else np.empty(place.shape, place.dtype)
-    turned = gradient.swapaxes(0, 1)
+        sums = target if len(parts) == 1 else np.empty(target.shape, target.dtype)
+    by_channel = gradient.swapaxes(0, 1)
     steps: list[list[Thunk]] = []
     for part in parts:
         count = part.stop - part.start
@@ -340,28 +372,27 @@ def _joined(
         gathered, rows = work[: group * depth * long], seen[: channels * long]
         wide = gathered.reshape(*columns.shape[:before], count, *columns.shape[before:])
         sides = gathered.reshape(group, depth, long), rows.reshape(group, -1, long)
-        first, second = sides if place is None else sides[::-1]
+        first, second = sides if target is None else sides[::-1]
         steps.append([
             *columns.steps(part, np.moveaxis(wide, before, 0)),
-            partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
+            partial(np.copyto, rows.reshape(by_channel[:, part].shape), by_channel[:, part]),
             partial(np.matmul, first, second.transpose(0, 2, 1), sums),
         ])  # fmt: skip
     return sums, steps
 
 
-#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+#: Bytes of columns gathered at a time (at least one sample).
 COLUMNS_NBYTES = 1 << 20
-#: Up to so many input channels for each output channel, a ConvTranspose without strides gathers
-#: columns; beyond, spreading the few output channels takes less time.
+#: Up to this many input channels per output channel, a ConvTranspose without strides gathers
+#: columns; beyond, scattering the few output channels is faster.
 WIDENING = 4
-#: Kernel elements are spread by a step each up to so many steps of about so many bytes; beyond, by
-#: a loop, which takes longer.
+#: Limit of scatter steps, one per kernel element, and their bytes; beyond, a slower loop is used.
 MOST_STEPS = 1 << 14
 STEP_NBYTES = 640
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
-    """Spatial and kernel shapes of checked operands."""
+    """Check the operands, and return the spatial shapes of the input and the kernel."""
     x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
     context.require_same_type(range(len(context.inputs)))
     rank = context.require_rank(0, 3)
@@ -370,29 +401,29 @@ def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape,
     channels, wanted = x.shape[1], w.shape[0] if transposed else w.shape[1] * group
     if group < 1 or channels != wanted or w.shape[0] % group:
         raise context.fail(
-            f"channels and groups of a {context.op} do not fit",
+            f"channels of {context.op} do not match its weights and group={group}",
             expected=f"{wanted} input channels, filters divisible by {group}",
             got=f"{channels} input channels, weights {list(w.shape)}",
         )
-    declared = context.ints_of("kernel_shape")
-    if declared is not None and declared != w.shape[2:]:
-        raise context.fail(
-            "kernel_shape differs from the weights", expected=w.shape[2:], got=declared
-        )
-    if min(w.shape[2:]) < 1:
-        raise context.fail("a kernel needs at least one element", got=w.shape[2:])
+    check_kernel_shape(context, w.shape[2:])
+    what = f"kernel of {context.op} has no elements"
+    context.require(min(w.shape[2:]) >= 1, what, got=w.shape[2:])
     check_window_attributes(context, x.shape[2:], w.shape[2:])
-    if context.present(2) is not None:
-        context.require_shape(2, (w.shape[1] * group if transposed else w.shape[0],))
+    context.require_shape(2, (w.shape[1] * group if transposed else w.shape[0],))
     return x.shape[2:], w.shape[2:]
 
 
+def check_kernel_shape(context: InferenceContext, kernel: Shape) -> None:
+    """Check that the attribute `kernel_shape`, if present, is that of the weights."""
+    listed = context.ints_of("kernel_shape") or kernel
+    what = f"kernel_shape of {context.op} does not match the weights"
+    context.require(listed == kernel, what, expected=kernel, got=listed)
+
+
 def check_output(context: InferenceContext, output: Shape) -> None:
-    """No window may be larger than what it slides over."""
-    if any(size < 0 for size in output):
-        raise context.fail(
-            f"the kernel of {context.op} is larger than its padded input", got=output
-        )
+    """Check that no window is larger than the padded input."""
+    what = f"kernel of {context.op} is larger than the padded input"
+    context.require(min(output, default=0) >= 0, what, expected="output sizes >= 0", got=output)
 
 
 def _infer_conv(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -404,7 +435,7 @@ def _infer_conv(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def bias_steps(bias: Array | None, out: Array) -> tuple[Thunk, ...]:
-    """Add one number per channel."""
+    """Return the step that adds one number per channel."""
     if bias is None:
         return ()
     return (partial(np.add, out, along(bias, 1, out.ndim), out),)
@@ -417,7 +448,7 @@ def _is_pointwise(windows: Windows) -> bool:
 
 
 def _conv(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    x, w, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     group = arguments.int_of("group")
     windows = windows_of(arguments.attributes, x.shape[2:], w.shape[2:])
     samples, places = x.shape[0], math.prod(windows.output)
@@ -435,7 +466,7 @@ def _conv(arguments: KernelArguments) -> Sequence[Thunk]:
 def _by_columns(
     x: Array, windows: Windows, weights: Array, result: Array, bias: Array | None
 ) -> list[Thunk]:
-    """result[n, g] = weights[g] @ columns of sample n and group g, and a number per channel."""
+    """Return steps for result[n, g] = weights[g] @ columns of sample n and group g, plus bias."""
     samples, group, _, places = result.shape
     depth = weights.shape[2]
     if is_cut(one_sample_nbytes(windows, x.shape[1], x.dtype.itemsize)):
@@ -445,7 +476,7 @@ def _by_columns(
     columns = Columns(x, windows, at_once)
     work = workspace((at_once, *columns.shape), x.dtype)
     steps: list[Thunk] = []
-    for part in stretches(samples, at_once):
+    for part in slice_range(samples, at_once):
         gathered = work[: part.stop - part.start]
         flat = gathered.reshape(-1, group, depth, places)
         steps += columns.steps(part, gathered)
@@ -455,7 +486,7 @@ def _by_columns(
 
 
 def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...]:
-    """result[n, g] = weights[g] @ columns[n, g]; a lone sample and group is one `np.dot`."""
+    """Return the step result[n, g] = weights[g] @ columns[n, g]."""
     if columns.shape[:2] == (1, 1):
         return (partial(np.dot, weights[0], columns[0, 0], result[0, 0]),)
     return (partial(np.matmul, weights, columns, result),)
@@ -470,7 +501,7 @@ def _conv_workspace(context: WorkspaceContext) -> int:
 
 
 def _columns_nbytes(context: WorkspaceContext, windows: Windows, x: ValueType, filters: int) -> int:
-    """What `_by_columns` takes."""
+    """Return the bytes of `_by_columns`."""
     group, itemsize = context.int_of("group"), x.data_type.compute_dtype.itemsize
     one = one_sample_nbytes(windows, x.shape[1], itemsize)
     if is_cut(one):
@@ -491,23 +522,22 @@ def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    x, w, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     group = arguments.int_of("group")
     windows = transposed_windows(arguments.attributes, x.shape[2:], w.shape[2:])
     samples, places = x.shape[0], math.prod(x.shape[2:])
     bias = bias_steps(arguments.optional(2), out)
     if x.size == 0:
         return (fill_step(out, 0), *bias)
-    turned = turned_windows(windows)
-    if turned is not None and x.shape[1] <= WIDENING * out.shape[1]:
-        weights, steps = _turned_weights(arguments, group)
+    equivalent = turned_windows(windows)
+    if equivalent is not None and x.shape[1] <= WIDENING * out.shape[1]:
+        weights, steps = _reversed_weights(arguments, group)
         shape = (samples, group, weights.shape[1], math.prod(out.shape[2:]))
-        products = _by_columns(x, turned, weights, out.reshape(shape), arguments.optional(2))
+        products = _by_columns(x, equivalent, weights, out.reshape(shape), arguments.optional(2))
         return [*steps, *products]
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth)
     taken = math.prod(windows.padded) * out.shape[1] + group * depth * places
-    # As many samples at a time as keep their columns in the cache.
     at_once = _samples_at_once(samples, group * depth * places * x.itemsize)
     if is_cut(taken * x.dtype.itemsize) or _tap_count(windows, samples, at_once) > MOST_STEPS:
         return [*spread_steps(x, windows, weights, out), *bias]
@@ -518,7 +548,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     direct = windows.padded == windows.size
     spread = out if direct else np.empty((at_once, out.shape[1], *windows.padded), x.dtype)
     steps = []
-    for part in stretches(samples, at_once):
+    for part in slice_range(samples, at_once):
         taken = columns[: part.stop - part.start]
         target = spread[part] if direct else spread[: part.stop - part.start]
         steps += [partial(np.matmul, weights, rows[part], taken), fill_step(target, 0)]
@@ -552,24 +582,24 @@ def _samples_at_once(samples: int, columns_nbytes: int) -> int:
 
 
 def _tap_count(windows: Windows, samples: int, at_once: int) -> int:
-    """How many steps would spread the kernel's elements of all samples."""
+    """Return how many steps scatter the kernel's elements of all samples."""
     return math.prod(windows.kernel) * -(-samples // at_once)
 
 
-def _turned_weights(arguments: KernelArguments, group: int) -> tuple[Array, list[Thunk]]:
-    """Weights with channels swapped and every kernel reversed, and the step that refreshes them."""
-    w = arguments.given(1)
+def _reversed_weights(arguments: KernelArguments, group: int) -> tuple[Array, list[Thunk]]:
+    """Return weights with channels swapped and kernels reversed, and their refresh steps."""
+    w = arguments.operand(1)
     swapped = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
     source = np.flip(swapped, tuple(range(3, swapped.ndim)))
     if arguments.is_constant(1):
-        flat = arguments.remembered("turned", lambda: np.ascontiguousarray(source))
+        flat = arguments.memoize("reversed", lambda: np.ascontiguousarray(source))
         return flat.reshape(group, source.shape[1], -1), []
     weights = np.empty(source.shape, w.dtype)
     return weights.reshape(group, source.shape[1], -1), [partial(np.copyto, weights, source)]
 
 
 def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
-    """Add every column where its kernel element put it."""
+    """Return steps that add every column at the positions of its kernel element."""
     count = math.prod(windows.kernel)
     taps = columns.reshape(*target.shape[:2], count, *windows.output)
     places = (target[(slice(None), slice(None), *tap)] for tap in windows.taps())
@@ -578,7 +608,7 @@ def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
 
 CONVOLUTION = OpDef(
     "Conv", (2, 3), _infer_conv, _conv, attributes=CONVOLUTION_ATTRIBUTES,
-    gradient=conv, batching=windows.conv, workspace=WorkspaceRule(_conv_workspace),
+    gradient=conv_gradient, batching=batch_conv, workspace=WorkspaceRule(_conv_workspace),
 )  # fmt: skip
 
 
@@ -590,12 +620,12 @@ OPERATORS: tuple[OpDef, ...] = (
             **CONVOLUTION_ATTRIBUTES, output_padding=Attribute("ints"),
             output_shape=Attribute("ints"),
         ),
-        gradient=conv_transpose,
-        batching=windows.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
+        gradient=conv_transpose_gradient, batching=batch_conv_transpose,
+        workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
     OpDef(
-        "ConvWeightGradient", (2, 2), _infer, _kernel,
-        attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE},
-        domain="stitch", batching=conv_weight_gradient, workspace=WorkspaceRule(_workspace),
+        "ConvWeightGradient", (2, 2), _infer_weight_gradient, _weight_gradient,
+        attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE}, domain="stitch",
+        batching=batch_conv_weight_gradient, workspace=WorkspaceRule(_weight_gradient_workspace),
     ),
 )  # fmt: skip

@@ -1,51 +1,109 @@
-"""Fourier transforms: DFT and STFT; complex numbers are a last dimension of two.
-
-Source: ONNX's DFT, STFT.
-"""
+"""Signal operators: DFT, STFT and MelWeightMatrix; complex numbers are a last dimension of 2."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from stitch.ops.batching import in_first_axis
-from stitch.ops.definition import (
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-    declared,
-)
-from stitch.ops.element_types import FLOATS
+from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import FLOATS, NUMERIC, data_type_of_code
 from stitch.ops.inference import InferenceContext
-from stitch.ops.product.matmul import batch_dft
-from stitch.ops.steps import PIECE_NBYTES, pieces_of
+from stitch.ops.steps import PIECE_NBYTES, copy_steps, pieces_of
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, operands
 from stitch.program import Array, ValueType
+
+#: Limit of num_mel_bins.
+MAX_BINS = 1 << 20
+
+
+def _mel_numbers(arrays: Sequence[Array | None]) -> tuple[int, int, int, float, float]:
+    bins, length, rate, low, high = (a.reshape(()).item() for a in arrays if a is not None)
+    return int(bins), int(length), int(rate), float(low), float(high)
+
+
+def _mel_edges(arrays: Sequence[Array | None]) -> Array:
+    """Return the spectrogram bins at which the triangles begin, peak and end."""
+    bins, length, rate, low, high = _mel_numbers(arrays)
+    first, last = (2595 * np.log1p(hertz / 700) / np.log(10) for hertz in (low, high))
+    mels = np.arange(bins + 2) * ((last - first) / (bins + 2)) + first
+    hertz = 700 * np.expm1(mels / 2595 * np.log(10))
+    return np.asarray(((length + 1) * hertz) // rate)
+
+
+def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
+    for index, name in enumerate(("num_mel_bins", "dft_length", "sample_rate")):
+        context.known_scalar(index, name)
+    for index in (3, 4):
+        context.require_type(index, FLOATS)
+        context.require_shape(index, ())
+        context.known_data(index, ("lower_edge_hertz", "upper_edge_hertz")[index - 3])
+    bins, length, rate, low, high = _mel_numbers(context.constants)
+    if not 1 <= bins <= MAX_BINS:
+        what = f"num_mel_bins={bins} of MelWeightMatrix is out of range"
+        raise context.fail(what, expected=f"1 to {MAX_BINS}", got=bins)
+    if min(length, rate) < 1 or not 0 <= low <= high < np.inf:
+        raise context.fail(
+            "operands of MelWeightMatrix are out of range",
+            expected="dft_length >= 1, sample_rate >= 1, 0 <= lower edge <= upper edge",
+            got=f"{length}, {rate}, {low}, {high}",
+        )
+    if not _mel_edges(context.constants)[-1] <= length // 2:
+        raise context.fail(
+            f"upper_edge_hertz={high} of MelWeightMatrix is beyond the spectrogram",
+            expected=f"bin {length // 2} at most",
+        )
+    data_type = data_type_of_code(context.int_of("output_datatype"), context.op)
+    if data_type not in NUMERIC:
+        raise context.fail("output_datatype of MelWeightMatrix is not numeric", got=data_type.value)
+    return (ValueType((length // 2 + 1, bins), data_type),)
+
+
+def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    edges = _mel_edges(arguments.inputs).astype(np.intp)
+    weights = np.zeros(out.shape)
+    for i in range(out.shape[1]):
+        low, center, high = (int(edge) for edge in edges[i : i + 3])
+        if low == center:
+            weights[center, i] = 1
+        else:
+            weights[low : center + 1, i] = np.arange(center - low + 1) / (center - low)
+        if high > center:
+            weights[center:high, i] = np.arange(high - center, 0, -1) / (high - center)
+    return copy_steps(weights, out)
+
+
+def batch_dft(c: BatchingContext) -> Sequence[Any]:
+    """The axis is an operand; its default, -2, needs no change."""
+    axis = c.ints_at(2)
+    axes = [] if axis is None else [np.array(c.axis_behind(axis[0]))]
+    length = c.operands[1] if c.has(1) else None
+    return c.again(c.operands[0], length, *axes)
 
 
 def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
-    """Whether the last dimension holds 1 (real) or 2 (complex) numbers."""
+    """Return the last dimension of a signal: 1 (real) or 2 (complex)."""
     parts = context.operand(0).shape[-1]
-    if parts not in (1, 2):
-        raise context.fail(
-            f"the last dimension of a signal of {context.op} is 1 (real) or 2 (complex)", got=parts
-        )
+    context.require(
+        parts in (1, 2), f"last dimension of the signal of {context.op} is {parts}",
+        expected="1 (real) or 2 (complex)", got=parts,
+    )  # fmt: skip
     if onesided_real and parts == 2:
-        raise context.fail(f"a one-sided {context.op} takes real signals", expected="1", got="2")
+        raise context.fail(f"onesided {context.op} requires a real signal", expected="1", got="2")
     return parts
 
 
-#: Bytes of a signal and its transform, an element of either.
+#: Bytes per element of a signal and its transform.
 _LINE_NBYTES = 48
 
 
 def _dft_workspace(context: WorkspaceContext) -> int:
-    """A piece, or one signal: as complex numbers, and as long as it is transformed."""
+    """A piece, or one signal, as complex numbers, and its transform."""
     x, result = context.operand(0), context.outputs[0]
     longest = 2 * max(*x.shape[:-1], *result.shape[:-1], 1)
     size = 2 * max(math.prod(x.shape[:-1]), math.prod(result.shape[:-1]))
@@ -54,7 +112,7 @@ def _dft_workspace(context: WorkspaceContext) -> int:
 
 
 def _stft_workspace(context: WorkspaceContext) -> int:
-    """The signal as complex numbers; and a piece, or one frame of every sample."""
+    """The signal as complex numbers, and a piece, or one frame of every example."""
     x, result = context.operand(0), context.outputs[0]
     wide = x.data_type.compute_dtype.itemsize // 4
     frame = 2 * _LINE_NBYTES * result.shape[0] * result.shape[2]
@@ -68,17 +126,19 @@ def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
     inverse = bool(context.int_of("inverse"))
     parts = _check_parts(context, onesided and not inverse)
     if onesided and inverse and parts == 1:
-        raise context.fail("a one-sided inverse DFT takes complex signals", got="1")
+        raise context.fail("onesided inverse DFT requires a complex signal", expected="2", got="1")
     axis = -2 if context.present(2) is None else context.known_scalar(2, "axis")
     axis = context.axis_of(axis, rank)
     if axis == rank - 1:
-        raise context.fail("the last dimension of a DFT holds complex numbers: it is no axis")
+        raise context.fail(
+            "axis of DFT is the last dimension, which holds the parts of complex numbers"
+        )
     size = x.shape[axis]
     length = 2 * (size - 1) if onesided and inverse else size
     if context.present(1) is not None:
         length = context.known_scalar(1, "dft_length")
     if length < 1:
-        raise context.fail("a DFT has at least one element", got=length)
+        raise context.fail(f"length {length} of DFT is out of range", expected=">= 1", got=length)
     shape = list(x.shape)
     shape[axis] = length // 2 + 1 if onesided and not inverse else length
     shape[-1] = 1 if onesided and inverse else 2
@@ -86,7 +146,7 @@ def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def as_complex(x: Array) -> Array:
-    """A signal whose last dimension holds the parts of its numbers."""
+    """Return a signal whose last dimension holds real and imaginary parts as an array."""
     return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
 
 
@@ -97,7 +157,7 @@ def _write_parts(numbers: Array, out: Array) -> None:
 
 
 def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     onesided = bool(arguments.int_of("onesided"))
     inverse = bool(arguments.int_of("inverse"))
     axis = (arguments.ints_at(2)[0] if arguments.optional(2) is not None else -2) % x.ndim
@@ -110,7 +170,7 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
         transform = np.fft.rfft if onesided else np.fft.fft
 
     if not x.shape[axis]:
-        # All zeros, as the signal is padding; NumPy's irfft leaves its result unwritten there.
+        # The signal is padding only; NumPy's irfft would leave its result unwritten.
         return (lambda: out.fill(0),)
     outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 : -1])
     signals = x.reshape(outer, x.shape[axis], inner, x.shape[-1])
@@ -120,9 +180,8 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
     def run() -> None:
         for rows in pieces_of(outer, line * inner):
             for columns in pieces_of(inner, line * (rows.stop - rows.start)):
-                place = (rows, slice(None), columns)
-                spectrum = transform(as_complex(signals[place]), length, 1)
-                _write_parts(spectrum, results[place])
+                index = (rows, slice(None), columns)
+                _write_parts(transform(as_complex(signals[index]), length, 1), results[index])
 
     return (run,)
 
@@ -146,9 +205,9 @@ def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
     length = _stft_length(context, x.shape[1])
     if step < 1 or not 1 <= length <= x.shape[1]:
         raise context.fail(
-            "the frames of an STFT do not fit its signal",
-            expected=f"a step of at least 1, frames of 1 to {x.shape[1]}",
-            got=f"step {step}, frames of {length}",
+            f"frame_step or frame_length of STFT is out of range for a signal of {x.shape[1]}",
+            expected=f"frame_step >= 1, frame_length 1 to {x.shape[1]}",
+            got=f"frame_step {step}, frame_length {length}",
         )
     if context.present(2) is not None:
         context.require_shape(2, (length,))
@@ -158,7 +217,7 @@ def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, window = arguments.given(0), arguments.outputs[0], arguments.optional(2)
+    x, out, window = arguments.operand(0), arguments.outputs[0], arguments.optional(2)
     step = arguments.ints_at(1)[0]
     length = x.shape[1] if window is None else window.shape[0]
     if arguments.optional(3) is not None:
@@ -176,6 +235,10 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 OPERATORS = (
+    OpDef(
+        "MelWeightMatrix", (5, 5), _infer_mel, _mel, attributes=declared(output_datatype=1),
+        workspace=operands(3),
+    ),
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
         batching=batch_dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),

@@ -1,7 +1,6 @@
 """Products of 8-bit integers: MatMulInteger, ConvInteger, QLinearMatMul, QLinearConv.
 
-They are summed in float64, which holds every such sum exactly, and wrap to int32 as ONNX's do, or
-are scaled and rounded to 8 bits again.
+Sums are exact in float64. They wrap to int32 as in ONNX, or are scaled and rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -13,28 +12,27 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, in_first_axis
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, WorkspaceContext, WorkspaceRule
+from stitch.ops.convolution import CONVOLUTION
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.product.matmul import product_shape, sides_of
+from stitch.ops.matmul import product_shape, sides_of
 from stitch.ops.types import REALS
-from stitch.ops.window import CONVOLUTION
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
 
 
 def _batched_points(c: BatchingContext, index: int, side: Shape, axis: int, varies: bool) -> Any:
-    """Zero points or scales of a side of this shape: one number, or one for each row (axis -2) or
-    column (axis -1), and per example if the side is batched."""
+    """Return scales or zero points for an operand of the batched shape `side`: one number, or one
+    for each row (axis -2) or column (axis -1), per example if the operand varies."""
     if not c.has(index):
         return None
     shape = c.shape(index)
-    if not c.varies(index) and len(shape) <= 1:
+    if not varies or (not c.varies(index) and len(shape) <= 1):
         return c.operands[index]
-    if not varies:
-        return c.operands[index]
-    # As many leading axes as the side has, then a column or a row.
+    # As many leading axes as the operand has, then a column or a row.
     last = (1,) if len(shape) == 1 and axis == -2 else ()
     own = (*shape, *last)
     ones = (1,) * (len(side) - 1 - len(own))
@@ -54,7 +52,7 @@ def batch_matmul_integer(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
-    """Scales and zero points of the result vary with that of the left side."""
+    """The result's scale and zero point are batched with the left operand's."""
     varies = c.varies(0, 1, 2, 6, 7), c.varies(3, 4, 5)
     left, right = sides_of(c, 3, *varies)
     lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -62,12 +60,12 @@ def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
     a = [_batched_points(c, i, left.shape, -2, varies[0]) for i in (1, 2)]
     b = [_batched_points(c, i, right.shape, -1, varies[1]) for i in (4, 5)]
     y = [_batched_points(c, i, result, -2, True) for i in (6, 7)]
-    (made,) = c.again(left, *a, right, *b, *y)
-    return (c.shaped(made, (c.batch_size, *c.result_shape())),)
+    (product,) = c.again(left, *a, right, *b, *y)
+    return (c.shaped(product, (c.batch_size, *c.result_shape())),)
 
 
 def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
-    """Zero points of an image are one number, so they are shared; those of filters need not be."""
+    """No rule if the zero point of X varies: ConvInteger takes one number."""
     if not c.varies(1, 2, 3):
         return in_first_axis(1, 2, 3)(c)
     if c.varies(2):
@@ -79,7 +77,7 @@ def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
 
 
 def _batched_per_filter(c: BatchingContext, index: int, weights: int) -> Any:
-    """One number per filter and example; unchanged if it is one number for all."""
+    """Return one number per filter and example; a shared single number stays unchanged."""
     if not c.has(index):
         return None
     filters = c.shape(weights)[0]
@@ -103,14 +101,14 @@ def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
 
 
 def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:
-    """The type of operand 0 times operand `b`, as MatMul shapes it."""
+    """Return the type of operand 0 times operand `b`, with MatMul's shape."""
     context.require_type(0, BYTES)
     context.require_type(b, BYTES)
     return (ValueType(product_shape(context, b), data_type),)
 
 
 def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int) -> None:
-    """Zero points or scales: one number, or one for each row (axis -2) or column (axis -1)."""
+    """Check scales or zero points: one number, or one per row (axis -2) or column (axis -1)."""
     kind = context.present(index)
     if kind is None or (math.prod(kind.shape) == 1 and len(kind.shape) <= 1):
         return
@@ -119,14 +117,14 @@ def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int
     if len(shape) > 1 and kind.shape in ((shape[axis],), wide):
         return
     raise context.fail(
-        f"operand {index} of {context.op} does not fit",
-        expected=f"one number, or {shape[axis]}" if len(shape) > 1 else "one number",
+        f"operand {index} of {context.op} (scale or zero point) has the wrong shape",
+        expected=f"1 or {shape[axis]} elements" if len(shape) > 1 else "1 element",
         got=kind.shape,
     )
 
 
 def _points(values: Array, rows: bool) -> Array:
-    """As columns (one per row) or as they are; float64."""
+    """Return scales or zero points in float64, as a column if they are per row."""
     wide = values.astype(np.float64)
     if wide.size == 1 and wide.ndim <= 1:
         return wide.reshape(())
@@ -152,7 +150,7 @@ def _infer_matmul_integer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    a, b, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     points = arguments.optional(2), arguments.optional(3)
 
     def run() -> None:
@@ -179,13 +177,13 @@ def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
 def _requantize(exact: Array, scale: Array, zero: Array, out: Array) -> None:
     limits = np.iinfo(out.dtype)
     whole = np.rint(exact * scale) + zero
-    # What is no number becomes the least one; a cast would leave it open.
+    # NaN becomes the least number; the result of a cast is undefined.
     np.copyto(out, np.minimum(np.fmax(whole, limits.min), limits.max), casting="unsafe")
 
 
 def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
-        arguments.given(index) for index in range(8)
+        arguments.operand(index) for index in range(8)
     )
     out = arguments.outputs[0]
 
@@ -198,7 +196,7 @@ def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _conv_context(context: InferenceContext, w: int, bias: int | None) -> InferenceContext:
-    """What Conv would be asked: the same shapes, of float64."""
+    """Return the context of a Conv with the same shapes in float64."""
     picked = [0, w, *([] if bias is None else [bias])]
     types = [context.present(index) for index in picked]
     floats = [None if t is None else ValueType(t.shape, DataType.FLOAT64) for t in types]
@@ -209,7 +207,7 @@ def _conv_context(context: InferenceContext, w: int, bias: int | None) -> Infere
 
 
 def _check_channels(context: InferenceContext, index: int, w: int) -> None:
-    """One number, or one for each filter."""
+    """Check scales or zero points of filters: one number, or one for each filter."""
     kind = context.present(index)
     filters = context.operand(w).shape[:1]
     if kind is not None and kind.shape != filters and math.prod(kind.shape) != 1:
@@ -247,7 +245,7 @@ def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _per_filter(values: Array, rank: int) -> Array:
-    """One number, or one per filter, against weights (filter first) of some rank."""
+    """Return one number, or one per filter, shaped to broadcast against weights of some rank."""
     wide = values.astype(np.float64)
     return wide.reshape(()) if wide.size == 1 else wide.reshape(-1, *(1,) * (rank - 1))
 
@@ -260,7 +258,7 @@ def _exact_conv(
     w_zero: Array | None,
     bias: Array | None,
 ) -> tuple[Array, list[Thunk]]:
-    """The convolution of the integers in float64, and the steps that refresh it."""
+    """Return the convolution of the integers in float64, and the steps that compute it."""
     left, right = np.empty(x.shape), np.empty(w.shape)
     result = np.empty(arguments.outputs[0].shape)
     wide = None if bias is None else np.empty(bias.shape)
@@ -271,15 +269,12 @@ def _exact_conv(
         if wide is not None and bias is not None:
             wide[...] = bias
 
-    call = KernelArguments(
-        (left, right, wide), (result,), arguments.attributes, (False, False, False)
-    )
+    call = KernelArguments((left, right, wide), (result,), arguments.attributes, (False,) * 3)
     return result, [refresh, *CONVOLUTION.kernel(call)]
 
 
 def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
-    """A rule: both sides in float64, and once more without their zero points; and so many numbers
-    of float64 for each of the result."""
+    """Return the rule: both operands in float64, twice, and `times` the result in float64."""
 
     def nbytes(context: WorkspaceContext) -> int:
         kinds = [context.inputs[side] for side in sides]
@@ -290,7 +285,7 @@ def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
 
 
 def _conv_workspace(w: int) -> WorkspaceRule:
-    """A rule: operands and result in float64, and what is in between; and what Conv takes."""
+    """Return the rule: four times operands and result in float64, and the bytes of Conv."""
 
     def nbytes(context: WorkspaceContext) -> int:
         kinds = [context.inputs[0], context.inputs[w], *context.outputs]
@@ -304,7 +299,7 @@ def _conv_workspace(w: int) -> WorkspaceRule:
 def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
     points = arguments.optional(2), arguments.optional(3)
     out = arguments.outputs[0]
-    x, w = arguments.given(0), arguments.given(1)
+    x, w = arguments.operand(0), arguments.operand(1)
     result, steps = _exact_conv(arguments, x, points[0], w, points[1], None)
 
     def wrap() -> None:
@@ -315,7 +310,7 @@ def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (
-        arguments.given(index) for index in range(8)
+        arguments.operand(index) for index in range(8)
     )
     out = arguments.outputs[0]
     result, steps = _exact_conv(arguments, x, x_zero, w, w_zero, arguments.optional(8))

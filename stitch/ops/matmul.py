@@ -1,8 +1,7 @@
-"""Matrix products, MatMul and Gemm, and determinants of square matrices, Det.
+"""MatMul, Gemm, Einsum and Det.
 
-`ndarray.dot` with a contiguous result is the fastest call that NumPy has for two matrices (`np.dot`
-adds its dispatch, 0.1 us); what never changes (a transposed weight, a bias) is rearranged once, at
-binding.
+`ndarray.dot` with a contiguous result is NumPy's fastest call for two matrices. Constant operands
+are rearranged once, at binding.
 """
 
 from __future__ import annotations
@@ -16,35 +15,26 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.batching import BatchingContext, of_last_axes
-from stitch.ops.definition import (
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-    declared,
-    few,
-    operands,
-)
-from stitch.ops.element_types import FLOATS, PRODUCTS
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import FLOATS, NUMERIC, PRODUCTS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape, float_of, int_of
 from stitch.ops.steps import fill_step, scalar
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few, operands
 from stitch.program import Array, DataType, ValueType
 
 # Batching (of all products) -----------------------------------------------------------------------
 
 
 def _matrix_shape(shape: Shape, is_left: bool) -> Shape:
-    """A vector as what MatMul takes it for: a row on the left, a column on the right."""
+    """Return the shape of an operand as matrices: vectors are rows on the left, columns right."""
     if len(shape) > 1:
         return shape
     return (1, *shape) if is_left else (*shape, 1)
 
 
 def sides_of(c: BatchingContext, right: int, left_varies: bool, right_varies: bool) -> list[Any]:
-    """Operands 0 and `right` as stacks of matrices that broadcast against each other."""
+    """Return operands 0 and `right` as stacks of matrices that broadcast against each other."""
     shapes = [_matrix_shape(c.shape(0), True), _matrix_shape(c.shape(right), False)]
     rank = max(map(len, shapes))
     sides = []
@@ -73,7 +63,7 @@ def batch_matmul(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_gemm(c: BatchingContext) -> Sequence[Any]:
-    """Stack the rows of all examples if the rest is shared; else a scaled and shifted MatMul."""
+    """Stack the rows of all examples if B and C are shared, else emit MatMul, Mul and Add."""
     shared_bias = not c.has(2) or (not c.varies(2) and c.shape(2)[:-1] in ((), (1,)))
     if not c.varies(1) and shared_bias:
         a = c.operands[0]
@@ -95,13 +85,13 @@ def batch_gemm(c: BatchingContext) -> Sequence[Any]:
     if c.has(2) and beta != 0.0:
         result = c.apply("Add", result, _scaled(c, c.wide(c.aligned(2, 2)), beta))
     if len(result.shape) == 2:
-        # All that varies is a bias that does not count.
+        # Only C varies, and beta is 0.
         result = c.repeated(result, c.result_shape())
     return (c.in_type(result, data_type),)
 
 
 def _scaled(c: BatchingContext, value: Any, factor: float) -> Any:
-    """A value times a number; what was whole is again: the rest is cut off."""
+    """Return a value times a number, truncated for integers."""
     if factor == 1.0:
         return value
     data_type = DataType.from_dtype(value.dtype)
@@ -111,7 +101,7 @@ def _scaled(c: BatchingContext, value: Any, factor: float) -> Any:
 
 
 def batch_einsum(c: BatchingContext) -> Sequence[Any] | None:
-    """One more letter."""
+    """Add a letter for the batch axis; no rule if all 52 letters are used."""
     equation = c.string_of("equation").replace(" ", "")
     free = [letter for letter in string.ascii_letters if letter not in equation]
     if not free:
@@ -127,29 +117,19 @@ def batch_einsum(c: BatchingContext) -> Sequence[Any] | None:
     return c.again(*c.operands, equation=f"{','.join(marked)}->{batch_letter}{right}")
 
 
-def batch_dft(c: BatchingContext) -> Sequence[Any]:
-    """The axis is an operand; where it is not given, it counts from the end."""
-    axis = c.ints_at(2)
-    given = [] if axis is None else [np.array(c.axis_behind(axis[0]))]
-    length = c.operands[1] if c.has(1) else None
-    return c.again(c.operands[0], length, *given)
-
-
-#: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
-#: than broadcasting while both stay in the cache, and slower when memory has to deliver them.
+#: Up to this size a constant bias is expanded to the result's shape: adding arrays of equal shape
+#: is faster than broadcasting while both stay in the cache.
 SPREAD_BIAS_NBYTES = 1 << 20
 
 
 def product_shape(context: InferenceContext, second: int = 1) -> Shape:
-    """The shape of operand 0 times another operand."""
+    """Return the shape of operand 0 times operand `second`."""
     a, b = context.operand(0).shape, context.operand(second).shape
     context.require_rank(0, 1)
     context.require_rank(second, 1)
     inner = b[-2] if len(b) > 1 else b[0]
     if a[-1] != inner:
-        raise context.fail(
-            f"the inner dimensions of a {context.op} differ", expected=a[-1], got=inner
-        )
+        raise context.fail(f"inner dimensions of {context.op} differ", expected=a[-1], got=inner)
     columns = b[-1:] if len(b) > 1 else ()
     return (*context.broadcast(a[:-2], b[:-2]), *a[-2:-1], *columns)
 
@@ -162,11 +142,11 @@ def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    a, b, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     if a.shape[-1] == 0:
         return (fill_step(out, 0),)
     if b.ndim == 2 and a.ndim > 2:
-        # One matrix on the right: all rows on the left are one tall matrix.
+        # One matrix on the right: stack all rows on the left.
         a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, b.shape[1])
     if a.ndim <= 2 and b.ndim <= 2:
         return (partial(a.dot, b, out),)
@@ -180,20 +160,18 @@ def _infer_gemm(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(1, 2, 2)
     rows, inner = a.shape[::-1] if context.int_of("transA") else a.shape
     other, columns = b.shape[::-1] if context.int_of("transB") else b.shape
-    if inner != other:
-        raise context.fail("the inner dimensions of a Gemm differ", expected=inner, got=other)
-    if context.present(2) is not None:
-        context.require_broadcast_to(2, (rows, columns))
+    context.require(inner == other, "inner dimensions of Gemm differ", expected=inner, got=other)
+    context.require_broadcast_to(2, (rows, columns))
     return (ValueType((rows, columns), a.data_type),)
 
 
 def _transposed(arguments: KernelArguments, index: int, transpose: bool) -> Array:
-    matrix = arguments.given(index)
+    matrix = arguments.operand(index)
     if not transpose:
         return matrix
     if not arguments.is_constant(index):
         return matrix.T
-    return arguments.remembered(f"transposed {index}", lambda: np.ascontiguousarray(matrix.T))
+    return arguments.memoize(f"transposed {index}", lambda: np.ascontiguousarray(matrix.T))
 
 
 def _scale(source: Array, factor: float, out: Array) -> list[Thunk]:
@@ -214,8 +192,7 @@ def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
     if bias is None or beta == 0.0:
         return steps
     if arguments.is_constant(2):
-        given_bias = bias
-        bias = arguments.remembered("bias", lambda: _constant_bias(given_bias, beta, out))
+        bias = arguments.memoize("bias", partial(_constant_bias, bias, beta, out))
     elif beta != 1.0:
         scaled = np.empty_like(bias)
         steps += _scale(bias, beta, scaled)
@@ -233,17 +210,13 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
 
 
 def _gemm_nbytes(context: WorkspaceContext) -> int:
-    """Operands that are turned round once, the bias as large as the result, or scaled."""
-    turned = [context.int_of(name) for name in ("transA", "transB")]
-    nbytes = sum(
-        computed_nbytes(kind)
-        for kind, turns in zip(context.inputs[:2], turned, strict=True)
-        if kind is not None and turns
-    )
+    """Operands transposed at binding, and the bias, scaled and expanded."""
+    names = ("transA", "transB")
+    nbytes = sum(computed_nbytes(context.operand(i)) for i in (0, 1) if context.int_of(names[i]))
     bias = context.inputs[2] if len(context.inputs) > 2 else None
     if bias is not None:
         spread = computed_nbytes(context.outputs[0])
-        # Scaled: in float64 if it has integers, then in its own type.
+        # Scaling integers takes a float64 copy.
         nbytes += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
         nbytes += spread if spread <= SPREAD_BIAS_NBYTES else 0
     return nbytes
@@ -253,12 +226,13 @@ def _infer_det(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, FLOATS)
     context.require_rank(0, 2)
     if x.shape[-1] != x.shape[-2]:
-        raise context.fail("Det takes square matrices", got=x.shape)
+        raise context.fail("Det requires square matrices", expected="two equal last dimensions",
+                           got=x.shape)  # fmt: skip
     return (ValueType(x.shape[:-2], x.data_type),)
 
 
 def _det(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
 
     def run() -> None:
         out[...] = np.linalg.det(x)
@@ -273,7 +247,7 @@ def matmul_gradient(context: GradientContext) -> Sequence[Any]:
     if len(a) == 1 or len(b) == 1:
         return _vector(context, a, b, gradient)
     if len(b) == 2:
-        # One matrix on the right: all rows on the left are one tall matrix.
+        # One matrix on the right: stack all rows on the left.
         return _tall(context, a, b, gradient)
     return context.of_operands(
         lambda: context.apply("MatMul", gradient, _swapped(context, 1)),
@@ -301,7 +275,7 @@ def _tall(
 def _vector(
     context: GradientContext, a: tuple[int, ...], b: tuple[int, ...], gradient: Any
 ) -> Sequence[Any]:
-    """A vector on either side is a matrix of one row or column."""
+    """Treat a vector on either side as a matrix of one row or column."""
     if len(a) == 1:
         gradient = context.apply("Unsqueeze", gradient, [-1 if len(b) == 1 else -2])
     if len(b) == 1:
@@ -322,14 +296,13 @@ def _vector(
 
 
 def _swapped(context: GradientContext, index: int) -> Any:
-    """An operand with its last two dimensions exchanged."""
+    """Return an operand with its last two dimensions exchanged."""
     rank = len(context.type_of(index).shape)
     order = [*range(rank - 2), rank - 1, rank - 2]
     return context.apply("Transpose", context.input(index), perm=order)
 
 
 def gemm_gradient(context: GradientContext) -> Sequence[Any]:
-    """Y = alpha * op(A) @ op(B) + beta * C."""
     across, down = context.int_of("transA"), context.int_of("transB")
     alpha, beta = context.float_of("alpha"), context.float_of("beta")
     gradient = context.gradient
@@ -352,10 +325,175 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
     return da, db, dc
 
 
+_DOTS = "..."
+
+
+def _split_term(context: InferenceContext, term: str, rank: int | None) -> tuple[str, int]:
+    """Return a term with its ellipsis as one dot, and how many axes the ellipsis spans."""
+    letters = term.replace(_DOTS, ".")
+    named = letters.replace(".", "")
+    legal = all(c in string.ascii_letters for c in named) and letters.count(".") <= 1
+    context.require(
+        legal, f"Einsum term {term!r} is invalid", expected="letters and at most one ...", got=term
+    )
+    if rank is None:
+        return letters, 0
+    spans = rank - len(named)
+    context.require(
+        spans >= 0 and (not spans or "." in letters),
+        f"Einsum term {term!r} does not match its operand of rank {rank}", expected=f"{rank} axes",
+        got=term,
+    )  # fmt: skip
+    return letters, spans
+
+
+def _infer_einsum(context: InferenceContext) -> tuple[ValueType, ...]:
+    every = range(len(context.inputs))
+    types = [context.require_type(i, NUMERIC) for i in every]
+    context.require_same_type(every)
+    equation = context.string_of("equation").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    context.require(
+        len(terms) == len(types), f"Einsum has {len(terms)} terms for {len(types)} operands",
+        expected=len(types), got=len(terms),
+    )  # fmt: skip
+    sizes: dict[str, int] = {}
+    spanned: Shape = ()
+    parsed = [_split_term(context, t, len(x.shape)) for t, x in zip(terms, types, strict=True)]
+    for (letters, spans), index in zip(parsed, every, strict=True):
+        shape = context.operand(index).shape
+        at = letters.find(".") if "." in letters else len(letters)
+        spanned = context.broadcast(spanned, shape[at : at + spans])
+        named = letters.replace(".", "")
+        own: dict[str, int] = {}
+        for letter, size in zip(named, shape[:at] + shape[at + spans :], strict=True):
+            if own.setdefault(letter, size) != size:
+                raise context.fail(
+                    f"Einsum takes a diagonal over {letter!r} of two sizes", got=shape
+                )
+            known = sizes.setdefault(letter, size)
+            if known == 1:
+                sizes[letter] = size
+            elif size not in (1, known):
+                raise context.fail(
+                    f"axis {letter!r} of Einsum has two sizes", expected=known, got=size
+                )
+    output = _output_term(context, right, arrow, [letters for letters, _ in parsed], sizes)
+    at = output.find(".")
+    shape = tuple(sizes[c] for c in output.replace(".", ""))
+    if at >= 0:
+        shape = shape[:at] + spanned + shape[at:]
+    return (ValueType(shape, types[0].data_type),)
+
+
+def _output_term(
+    context: InferenceContext, right: str, arrow: str, terms: list[str], sizes: dict[str, int]
+) -> str:
+    if not arrow:
+        together = "".join(terms)
+        once = sorted(c for c in sizes if together.count(c) == 1)
+        return ("." if "." in together else "") + "".join(once)
+    output, _ = _split_term(context, right, None)
+    named = output.replace(".", "")
+    if len(set(named)) != len(named) or any(c not in sizes for c in named):
+        raise context.fail(
+            "result term of Einsum repeats a letter or has one that no operand has", got=right
+        )
+    if "." in "".join(terms) and "." not in output:
+        raise context.fail("result term of Einsum lacks the ellipsis", got=right)
+    return output
+
+
+def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
+    equation = arguments.string_of("equation").replace(" ", "")
+    operands = [arguments.operand(i) for i in range(len(arguments.inputs))]
+    out = arguments.outputs[0]
+    path: object = False
+    if len(operands) > 1 and out.dtype.kind == "f":
+        path = np.einsum_path(equation, *operands, optimize="optimal")[0]
+    return (partial(np.einsum, equation, *operands, out=out, optimize=path),)
+
+
+def _letters_of_axes(context: GradientContext) -> tuple[list[str], str]:
+    """Return one letter per axis for each operand and the result; ellipses get unused letters."""
+    equation = context.string_of("equation").replace(" ", "")
+    left, arrow, right = equation.replace("...", ".").partition("->")
+    listed = left.split(",")
+    spans = [
+        len(context.type_of(i).shape) - len(term.replace(".", "")) for i, term in enumerate(listed)
+    ]
+    free = [c for c in string.ascii_letters if c not in equation]
+    spanned = free[: max(spans)]
+    terms = [
+        term.replace(".", "".join(spanned[len(spanned) - span :])) if span else term.strip(".")
+        for term, span in zip(listed, spans, strict=True)
+    ]
+    terms = [term.replace(".", "") for term in terms]
+    if arrow:
+        return terms, right.replace(".", "".join(spanned))
+    named = "".join(listed).replace(".", "")
+    return terms, "".join(spanned) + "".join(sorted(c for c in named if named.count(c) == 1))
+
+
+def einsum_gradient(context: GradientContext) -> Sequence[Any]:
+    """Broadcast axes of length 1 are left out of the terms and reshaped back."""
+    terms, result = _letters_of_axes(context)
+    sizes: dict[str, int] = {}
+    for index, term in enumerate(terms):
+        for letter, size in zip(term, context.type_of(index).shape, strict=True):
+            sizes[letter] = max(sizes.get(letter, 1), size)
+    full = [
+        "".join(c for c, n in zip(term, context.type_of(i).shape, strict=True) if n == sizes[c])
+        for i, term in enumerate(terms)
+    ]
+    return [
+        _operand_gradient(context, i, terms, full, result, sizes) if context.wants(i) else None
+        for i in range(len(terms))
+    ]
+
+
+def _operand_gradient(
+    context: GradientContext,
+    index: int,
+    terms: list[str],
+    full: list[str],
+    result: str,
+    sizes: dict[str, int],
+) -> Any:
+    """Return the gradient of operand `index`, expanded along letters that no other term has."""
+    values, listed = [context.gradient], [result]
+    for other, term in enumerate(full):
+        if other != index:
+            value = context.input(other)
+            values.append(context.shaped(value, [sizes[c] for c in term]))
+            listed.append(term)
+    shape = context.type_of(index).shape
+    free = [c for c in string.ascii_letters if c not in "".join(terms) + result]
+    wanted, back = "", []
+    for letter, size in zip(terms[index], shape, strict=True):
+        is_shared = any(letter in term for term in listed)
+        if not is_shared or (size == 1 and sizes[letter] != 1):
+            back.append(1)
+            continue
+        if letter in wanted:
+            # A diagonal was read: elements off the diagonal get 0.
+            fresh = free.pop()
+            values.append(context.constant(np.eye(size, dtype=context.gradient.dtype)))
+            listed.append(letter + fresh)
+            letter = fresh
+        wanted += letter
+        back.append(size)
+    equation = ",".join(listed) + "->" + wanted
+    own = context.apply("Einsum", *values, equation=equation)
+    own = context.shaped(own, back)
+    return own if tuple(back) == shape else context.apply("Expand", own, list(shape))
+
+
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
-        "Det", (1, 1), _infer_det, _det,
-        batching=of_last_axes, workspace=operands(3, is_kept=False),
+        "Det", (1, 1), _infer_det, _det, batching=of_last_axes,
+        workspace=operands(3, is_kept=False),
     ),
     OpDef(
         "MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient,
@@ -365,5 +503,10 @@ OPERATORS: tuple[OpDef, ...] = (
         "Gemm", (2, 3), _infer_gemm, _gemm,
         attributes=declared(alpha=1.0, beta=1.0, transA=0, transB=0), gradient=gemm_gradient,
         batching=batch_gemm, workspace=WorkspaceRule(_gemm_nbytes),
+    ),
+    OpDef(
+        "Einsum", (1, -1), _infer_einsum, _einsum,
+        attributes=declared(equation=Attribute("string", required=True)), gradient=einsum_gradient,
+        batching=batch_einsum,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pools: one step per kernel element over strided views, so nothing is gathered."""
+"""AveragePool, MaxPool, LpPool and global pools: steps over strided views, nothing is gathered."""
 
 from __future__ import annotations
 
@@ -11,28 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import (
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-    few,
-)
+from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.convolution import check_output
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BYTES, FLOATS, onnx_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import along, copy_steps, fill_step, scalar, stretches, strides_of, workspace
-from stitch.ops.window import windows
-from stitch.ops.window.convolution import check_output
-from stitch.ops.window.windows import (
+from stitch.ops.steps import along, copy_steps, fill_step, scalar, slice_range, strides_of
+from stitch.ops.windows import (
     PLANES_NBYTES,
     POOL_ATTRIBUTES,
     Sliding,
     WindowLine,
     Windows,
-    by_sample,
     check_pads,
     check_window_attributes,
     largest_plane,
@@ -43,133 +34,154 @@ from stitch.ops.window.windows import (
     taps_of,
     undilated,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, workspace
 from stitch.program import Array, DataType, ValueType
+
+#: Of operands that all have samples in front, or of one.
+by_sample = in_first_axis()
+
+
+def batch_max_pool(c: BatchingContext) -> Sequence[Any]:
+    """Indices count in the flat operand of one example; -1: the window is padding only."""
+    results = [c.split(result) for result in c.again(c.folded(0))]
+    if len(results) == 1:
+        return results
+    before = c.example_indices(c.rank(), math.prod(c.shape()))
+    is_none = c.apply("Less", results[1], 0)
+    own = c.apply("Sub", results[1], before)
+    return results[0], c.apply("Where", is_none, results[1], own)
+
 
 # Positions of maxima ------------------------------------------------------------------------------
 
-#: The steps of a stretch of planes take up to so many times what the longest of these takes.
+#: `maxima` takes up to this many times the bytes of its planes.
 TIMES = 14
-#: Windows are compared by views where their kernel has at most so many elements, and they read each
-#: element at most so many times.
+#: `Views` is used for kernels of at most VIEWS elements that read each input element at most READS
+#: times.
 VIEWS, READS = 16, 2.5
-#: Results that are compared together stay in the caches.
+#: Results that are compared together, so that they stay in the caches.
 _VIEWED = 1 << 16
-#: What the steps of a view take.
+#: Bytes of the Python objects of one kernel element's steps.
 _STEPS_NBYTES = 2048
 
 
 def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
-    """What `maxima` of a piece takes: values and places before, between and after an axis."""
+    """Return the bytes of `maxima` of a piece: values and positions of an axis and the next."""
     at_once = planes_at_once(windows, planes, TIMES)
     return at_once * largest_plane(windows) * (5 * dtype.itemsize + 50) + 100 * max(windows.output)
 
 
 def pieces(windows: Windows, planes: int) -> Iterator[slice]:
-    """Planes that are looked at together."""
-    return stretches(planes, planes_at_once(windows, planes, TIMES))
+    """Slice planes into pieces that `maxima` processes together."""
+    return slice_range(planes, planes_at_once(windows, planes, TIMES))
 
 
 def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> tuple[Array, Array]:
-    """The maximum of every window of planes x, and its place: `counts[a]` for each step along axis
-    a."""
-    values, places, some_lack = x, np.zeros((1,) * x.ndim, np.int64), False
+    """Return the maximum of every window, and its position; -1 if the window is padding only.
+
+    Args:
+        x: Planes [planes, *size].
+        counts: The difference of positions between neighbours along each axis.
+        lowest: The maximum of a window of padding only.
+    """
+    values, places, has_empty = x, np.zeros((1,) * x.ndim, np.int64), False
     lines = lines_of(windows)
     for axis in reversed(range(len(lines))):
         line = lines[axis]
         steps = along(np.arange(line.size) * counts[axis], axis + 1, x.ndim)
-        # A window of padding alone has no place, wherever it is along this axis.
-        places = np.where(places < 0, -1, places + steps) if some_lack else places + steps
+        # Windows of padding only keep -1.
+        places = np.where(places < 0, -1, places + steps) if has_empty else places + steps
         shape = (*values.shape[: axis + 1], line.output, *values.shape[axis + 2 :])
         results = np.empty(shape, x.dtype), np.empty(shape, np.int64)
-        given = [np.moveaxis(np.broadcast_to(places, values.shape), axis + 1, 0)]
-        given.insert(0, np.moveaxis(values, axis + 1, 0))
-        into = [np.moveaxis(array, axis + 1, 0) for array in results]
+        pair = values, np.broadcast_to(places, values.shape)
+        source, into = ([np.moveaxis(a, axis + 1, 0) for a in both] for both in (pair, results))
         if line.is_short:
-            _by_elements(line, given, into, lowest)
+            _by_elements(line, source, into, lowest)
         else:
             for array, nothing in zip(into, (lowest, -1), strict=True):
                 array[...] = nothing
             for part, read, write in undilated(line):
-                _by_stretches(part, [a[read] for a in given], [a[write] for a in into])
+                _by_doubling(part, [a[read] for a in source], [a[write] for a in into])
         values, places = results
-        some_lack = some_lack or not line.count_inside().all()
+        has_empty = has_empty or not line.count_inside().all()
     return values, places
 
 
 def _by_elements(
-    line: WindowLine, given: Sequence[Array], results: Sequence[Array], lowest: float
+    line: WindowLine, source: Sequence[Array], results: Sequence[Array], lowest: float
 ) -> None:
-    """A step per kernel element, over all windows that reach something there."""
-    known = slice(0, 0)
+    """Compare (values, positions) along the first axis, kernel element by kernel element."""
+    first = slice(0, 0)
     for number, (which, seen) in enumerate(taps_of(line)):
-        others = [array[seen] for array in given]
+        others = [array[seen] for array in source]
         if number == 0:
             for array, other, nothing in zip(results, others, (lowest, -1), strict=True):
                 array[: which.start] = nothing
                 array[which.stop :] = nothing
                 array[which] = other
-            known = which
+            first = which
         else:
-            _take_larger(
-                [array[which] for array in results], others, known != slice(0, line.output)
-            )
-    if known == slice(0, 0):
+            has_empty = first != slice(0, line.output)
+            _take_larger([array[which] for array in results], others, has_empty)
+    if first == slice(0, 0):
         for array, nothing in zip(results, (lowest, -1), strict=True):
             array[...] = nothing
 
 
-def _by_stretches(line: WindowLine, given: Sequence[Array], results: Sequence[Array]) -> None:
-    """Windows without dilation along the first axis of (values, places)."""
+def _by_doubling(line: WindowLine, source: Sequence[Array], results: Sequence[Array]) -> None:
+    """Compare (values, positions) along the first axis, for windows without dilation.
+
+    A window's maximum is that of two runs as long as the largest power of two that fits; maxima of
+    runs are computed by doubling (a sparse table).
+    """
     size, first = line.size, np.arange(line.output) * line.stride - line.begin
     length = np.minimum(first + line.kernel, size) - np.maximum(first, 0)
     level = np.frexp(np.maximum(length, 0))[1] - 1
-    # Neighbouring windows that are made alike: as long, and reaching beyond the same end.
+    # Neighbouring windows of the same level that reach beyond the same ends.
     kinds = np.stack([level, first < 0, first + line.kernel > size])
     ends = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(0)) + 1
-    runs = list(pairwise([0, *ends.tolist(), line.output]))
-    values, places = (array.copy(order="K") for array in given)
+    groups = list(pairwise([0, *ends.tolist(), line.output]))
+    values, places = (array.copy(order="K") for array in source)
     for height in range(int(level.max(initial=-1)) + 1):
-        stretch = 1 << height
-        for start, stop in runs:
+        run = 1 << height
+        for start, stop in groups:
             if level[start] != height:
                 continue
-            begins = _stretch(line, start, stop, 0) if first[start] >= 0 else slice(0, 1)
-            behind = slice(size - stretch, size - stretch + 1)
+            begins = _run_slice(line, start, stop, 0) if first[start] >= 0 else slice(0, 1)
+            later = slice(size - run, size - run + 1)
             if first[start] + line.kernel <= size:
-                behind = _stretch(line, start, stop, line.kernel - stretch)
+                later = _run_slice(line, start, stop, line.kernel - run)
             into = [array[start:stop] for array in results]
-            for target, source in zip(into, (values, places), strict=True):
-                target[...] = source[begins]
-            _take_larger(into, [values[behind], places[behind]])
-        left = size - 2 * stretch + 1
-        if left > 0:
-            _take_larger(
-                [values[:left], places[:left]],
-                [values[stretch : stretch + left], places[stretch : stretch + left]],
-            )
+            for target, array in zip(into, (values, places), strict=True):
+                target[...] = array[begins]
+            _take_larger(into, [values[later], places[later]])
+        count = size - 2 * run + 1
+        if count > 0:
+            _take_larger([a[:count] for a in (values, places)],
+                         [a[run : run + count] for a in (values, places)])  # fmt: skip
 
 
-def _stretch(line: WindowLine, start: int, stop: int, offset: int) -> slice:
+def _run_slice(line: WindowLine, start: int, stop: int, offset: int) -> slice:
     first = start * line.stride - line.begin + offset
     return slice(first, first + (stop - start - 1) * line.stride + 1, line.stride)
 
 
-def _take_larger(into: Sequence[Array], others: Sequence[Array], some_lack: bool = False) -> None:
-    """Where the others, which lie behind, are larger, or nothing is known, they are taken."""
+def _take_larger(into: Sequence[Array], others: Sequence[Array], has_empty: bool = False) -> None:
+    """Overwrite (values, positions) with later ones that are larger, or where there is none."""
     value, other = into[0], others[0]
     larger = other > value
     if value.dtype.kind == "f":
         larger |= (other != other) & (value == value)
-    if some_lack:
+    if has_empty:
         larger |= into[1] < 0
     for target, source in zip(into, others, strict=True):
         np.copyto(target, source, where=larger)
 
 
 class Views:
-    """Steps that find the maxima of windows element by element of their kernel.
+    """Steps that find the maxima of small windows by comparing strided views.
 
-    A NaN loses against any number here: a caller that has NaN looks again with `maxima`.
+    NaN loses against any number here: callers with a NaN must use `maxima`.
     """
 
     def __init__(self, windows: Windows, counts: Sequence[int], planes: int) -> None:
@@ -177,16 +189,16 @@ class Views:
         self.planes, self.at_once = planes, _planes_viewed(windows, planes)
         self.counts = counts
         self.mask = workspace((self.at_once, *windows.output), np.dtype(np.bool_))
-        #: Where each window of a plane begins.
+        #: The position at which each window of a plane begins.
         self.begins = np.zeros(windows.output, np.int64)
         for axis, line in enumerate(self.lines):
             steps = np.arange(line.output) * (line.stride * counts[axis])
             self.begins += along(steps, axis, len(self.lines))
 
     def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
-        """Planes x; their maxima and places in all of x."""
+        """Return steps that write the maxima of planes x, and their positions in all of x."""
         steps: list[Thunk] = []
-        for part in stretches(self.planes, self.at_once):
+        for part in slice_range(self.planes, self.at_once):
             first = np.arange(part.start, part.stop) * self.plane
             first = first.reshape(-1, *(1,) * len(self.lines))
             steps += self._compared(x[part], first, values[part], places[part])
@@ -212,7 +224,7 @@ class Views:
 
 
 def are_viewed(windows: Windows) -> bool:
-    """Whether `Views` takes least time: small windows, none of which reaches beyond."""
+    """Return whether `Views` is fastest: small windows without padding."""
     lines, taps = lines_of(windows), math.prod(windows.kernel)
     inside = all(
         line.begin == 0
@@ -224,7 +236,7 @@ def are_viewed(windows: Windows) -> bool:
 
 
 def views_nbytes(windows: Windows, planes: int) -> int:
-    """What `Views` takes."""
+    """Return the bytes of `Views`."""
     output, at_once = math.prod(windows.output), _planes_viewed(windows, planes)
     taps, pieces = math.prod(windows.kernel), -(-planes // at_once)
     return output * (at_once + 17) + taps * (8 * planes + _STEPS_NBYTES * pieces)
@@ -236,7 +248,7 @@ def _planes_viewed(windows: Windows, planes: int) -> int:
 
 # Gradients ----------------------------------------------------------------------------------------
 
-#: Up to so many windows times places of an axis, the shares are a constant matrix.
+#: Up to this many elements, the matrix [windows, positions] of an axis is a constant.
 MOST_SHARES = 1 << 22
 
 
@@ -244,8 +256,8 @@ def _windows(context: GradientContext) -> Windows:
     return pool_windows(context.attributes, context.type_of(0).shape[2:])
 
 
-def max_pool(context: GradientContext) -> Sequence[Any]:
-    """By the input and the result: indices would be one more thing to save."""
+def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
+    """Reads the input and the result, so that no indices need to be saved."""
     if context.gradient is None:
         return (None,)
     windows = _windows(context)
@@ -258,28 +270,23 @@ def max_pool(context: GradientContext) -> Sequence[Any]:
     return (gradient,)
 
 
-def average_pool(context: GradientContext) -> Sequence[Any]:
-    """Each place gets its share of every window that reads it."""
+def average_pool_gradient(context: GradientContext) -> Sequence[Any]:
     windows = _windows(context)
     include = bool(context.int_of("count_include_pad"))
-    tiles = not windows.needs_padding and windows.strides == windows.kernel
-    if (
-        tiles
-        and windows.dilations == (1,) * len(windows.kernel)
-        and windows.size
-        == tuple(o * k for o, k in zip(windows.output, windows.kernel, strict=True))
-    ):
+    covered = tuple(o * k for o, k in zip(windows.output, windows.kernel, strict=True))
+    has_plain_kernel = windows.strides == windows.kernel and max(windows.dilations) == 1
+    if has_plain_kernel and not windows.needs_padding and windows.size == covered:
         return (_repeated(context, context.gradient * (1.0 / math.prod(windows.kernel)), windows),)
     gradient = context.gradient
     for axis, line in enumerate(lines_of(windows)):
         counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
-        # A window that reads nothing gives nothing back.
+        # Windows of padding only have count 0 and no gradient.
         gradient = _spread(context, gradient, axis + 2, line, np.maximum(counts, 1))
     return (gradient,)
 
 
 def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
-    """Every element as often as its window is large, where windows tile the input."""
+    """Repeat every element over its window, if windows tile the input."""
     lead, shape, wide = value.shape[:2], [], []
     for count, kernel in zip(windows.output, windows.kernel, strict=True):
         shape += [count, 1]
@@ -292,8 +299,7 @@ def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
 def _spread(
     context: GradientContext, value: Any, axis: int, line: WindowLine, counts: Array | None
 ) -> Any:
-    """Every place of an axis gets the sum over the windows that read it, each divided by its count
-    (None: as it is)."""
+    """Sum for each position of an axis the windows that read it, divided by their counts if any."""
     if line.output * line.size <= MOST_SHARES:
         table = np.zeros((line.output, line.size))
         for which, places in taps_of(line):
@@ -301,7 +307,7 @@ def _spread(
         return context.weighted(value, axis, table if counts is None else table / counts[:, None])
     if line.kernel > MOST_SHARES:
         raise context.fail(
-            "its windows are too long", f"use windows of at most {MOST_SHARES} elements"
+            f"its kernel has {line.kernel} elements", f"use at most {MOST_SHARES} elements"
         )
     shape, dtype = value.shape, value.data_type.dtype
     if counts is not None:
@@ -318,29 +324,28 @@ def _spread(
     return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
-def global_average(context: GradientContext) -> Sequence[Any]:
-    """Every place gets the same share."""
+def global_average_pool_gradient(context: GradientContext) -> Sequence[Any]:
     shape = context.type_of(0).shape
     share = context.gradient * (1.0 / max(math.prod(shape[2:]), 1))
     return (context.apply("Expand", share, list(shape)),)
 
 
-def global_max(context: GradientContext) -> Sequence[Any]:
-    """All places that reach the maximum share the gradient equally."""
+def global_max_pool_gradient(context: GradientContext) -> Sequence[Any]:
+    """All elements that equal the maximum share the gradient equally."""
     axes = list(range(2, len(context.type_of(0).shape)))
     hit = context.apply("Equal", context.input(0), context.output())
     ones = context.apply("Cast", hit, to=onnx_code(context.gradient.data_type))
     share = context.gradient / context.apply("ReduceSum", ones, axes, keepdims=1)
-    return (context.kept(hit, share),)
+    return (context.where(hit, share),)
 
 
-def lp_pool(context: GradientContext) -> Sequence[Any]:
+def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
     """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
     p, x, gradient = context.int_of("p"), context.input(0), context.gradient
     if p != 1:
         y = context.output()
         share = gradient * context.apply("Pow", y, float(1 - p))
-        gradient = context.kept(context.apply("Greater", y, 0.0), share)
+        gradient = context.where(context.apply("Greater", y, 0.0), share)
     for axis, line in enumerate(lines_of(_windows(context))):
         gradient = _spread(context, gradient, axis + 2, line, None)
     if p == 1:
@@ -352,11 +357,11 @@ def lp_pool(context: GradientContext) -> Sequence[Any]:
 
 
 def _pooling_windows(arguments: KernelArguments) -> Windows:
-    return pool_windows(arguments.attributes, arguments.given(0).shape[2:])
+    return pool_windows(arguments.attributes, arguments.operand(0).shape[2:])
 
 
 def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
-    """The windows of a pool, and what sliding a ufunc over them takes."""
+    """Return the windows of a pool, and the bytes of `Sliding` over them."""
     x, result = context.operand(0), context.outputs[0]
     windows = pool_windows(context.attributes, x.shape[2:])
     if 0 in result.shape:
@@ -366,14 +371,14 @@ def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
 
 
 def _average_workspace(context: WorkspaceContext) -> int:
-    """Besides, how many elements each window of a plane has."""
+    """`Sliding`, and the element counts of the windows of a plane."""
     windows, taken = _sliding(context, np.add)
     counts = 2 * math.prod(windows.output) * context.outputs[0].data_type.compute_dtype.itemsize
     return taken + counts + 64 * sum(windows.output)
 
 
 def _lp_workspace(context: WorkspaceContext) -> int:
-    """Besides, the powers of a few planes."""
+    """`Sliding`, and the powers of a few planes."""
     windows, taken = _sliding(context, np.add)
     plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
     return taken + max(PLANES_NBYTES, plane)
@@ -390,7 +395,6 @@ def _max_workspace(context: WorkspaceContext) -> int:
 
 
 def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
-    """Values, and their places where these are asked for."""
     x = context.require_type(0, allowed)
     context.require_rank(0, 3)
     kernel = context.ints_of("kernel_shape") or ()
@@ -407,10 +411,10 @@ def _planes(array: Array) -> Array:
 
 
 def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
-    """How many elements each window averages: one number, or an array of the output's size."""
+    """Return the element counts of windows: one number, or an array of the output's shape."""
     total = np.ones((1,) * len(windows.size), dtype)
     for axis, line in enumerate(lines_of(windows)):
-        # Padding that ceil_mode adds beyond what was declared never counts.
+        # Padding that ceil_mode adds beyond `pads` never counts.
         counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
         if (counts == counts[0]).all():
             counts = counts[:1]
@@ -419,7 +423,7 @@ def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _average(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
+    source, out, windows = arguments.operand(0), arguments.outputs[0], _pooling_windows(arguments)
     include = bool(arguments.int_of("count_include_pad"))
     planes, sums = _planes(source), _planes(out)
     steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
@@ -427,13 +431,13 @@ def _average(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
+    source, out, windows = arguments.operand(0), arguments.outputs[0], _pooling_windows(arguments)
     p = arguments.int_of("p")
     planes, results = _planes(source), _planes(out)
     sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
     powers = workspace((sums.at_once, *windows.size), out.dtype)
     steps: list[Thunk] = []
-    for part in stretches(len(planes), sums.at_once):
+    for part in slice_range(len(planes), sums.at_once):
         seen, totals = planes[part], results[part]
         raised = powers[: len(seen)]
         steps += [
@@ -445,8 +449,8 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
-    if context.int_of("p") < 1:
-        raise context.fail("p of LpPool is at least 1", got=context.attributes["p"])
+    p = context.int_of("p")
+    context.require(p >= 1, f"p={p} of LpPool is out of range", expected="at least 1", got=p)
     return _infer_pool(FLOATS, context)
 
 
@@ -455,7 +459,7 @@ def _lowest(like: Array) -> float:
 
 
 def _max(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
+    source, out, windows = arguments.operand(0), arguments.outputs[0], _pooling_windows(arguments)
     if len(arguments.outputs) == 1:
         planes, results = _planes(source), _planes(out)
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
@@ -463,25 +467,25 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
     column_major = bool(arguments.int_of("storage_order"))
     counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
     arrays = _planes(source), _planes(out), _planes(arguments.outputs[1])
-    thorough = partial(_max_and_places, windows, counts, *arrays)
+    general = partial(_max_and_places, windows, counts, *arrays)
     if not are_viewed(windows):
-        return [thorough]
+        return [general]
     steps = Views(windows, counts, len(arrays[0])).steps(*arrays)
     if source.dtype.kind != "f":
         return steps
-    return [*steps, partial(_where_nan, source.reshape(-1), thorough)]
+    flat = source.reshape(-1)
+    return [*steps, lambda: general() if _has_nan(flat) else None]
 
 
-def _where_nan(flat: Array, thorough: Thunk) -> None:
-    """A sum of squares is no number if, and only if, one of them is none."""
-    if np.isnan(np.dot(flat, flat)):
-        thorough()
+def _has_nan(flat: Array) -> bool:
+    """Return whether an element is NaN: only then a sum of squares is NaN."""
+    return bool(np.isnan(np.dot(flat, flat)))
 
 
 def _max_and_places(
     windows: Windows, counts: Sequence[int], planes: Array, values: Array, indices: Array
 ) -> None:
-    """The maxima, and the index of each in the flat source; -1 where there is but padding."""
+    """Write the maxima and their indices in the flat source."""
     for part in pieces(windows, len(planes)):
         values[part], places = maxima(planes[part], windows, counts, _lowest(values))
         before = np.arange(part.start, part.stop) * math.prod(windows.size)
@@ -496,7 +500,7 @@ def _infer_global(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     count = math.prod(x.shape[2:])
     flat, result = x.reshape(*x.shape[:2], count), out.reshape(x.shape[:2])
     return (
@@ -506,7 +510,7 @@ def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     count = math.prod(x.shape[2:])
     if count == 0:
         return (fill_step(out, -np.inf),)
@@ -516,16 +520,15 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
 
 # stitch.MaxPoolGradient ---------------------------------------------------------------------------
 
-#: As many samples are handled at a time as have inputs of this many bytes (at least one).
+#: Bytes of the input of samples that are processed at a time (at least one sample).
 SAMPLES_NBYTES = 1 << 18
-#: What is known of a window's maximum: whether it is met, its place, in steps and whole, and where
-#: the window begins; and a gradient without what goes to no number.
+#: Bytes per window in `_FirstHits`: two masks, offsets, positions, and a gradient without NaN.
 _PLACE_NBYTES = 2 + 2 * 4 + 3 * 8 + 9
-#: From more kernel elements on, places are looked for first.
+#: Kernels of more elements use `maxima`.
 MANY = 64
 
 
-def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_max_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(1, FLOATS)
     context.require_same_type(range(3))
     context.require_rank(1, 3)
@@ -538,25 +541,25 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     return (x,)
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x, y = (arguments.given(i) for i in range(3))
+def _max_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, y = (arguments.operand(i) for i in range(3))
     out = arguments.outputs[0]
     if gradient.size == 0:
         return (fill_step(out, 0),)
     windows = pool_windows(arguments.attributes, x.shape[2:])
     if _is_wide(windows):
         seen, sums = (a.reshape(-1, *windows.size) for a in (x, out))
-        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, sums, windows)]
+        return [partial(_by_maxima, gradient.reshape(-1, *windows.output), seen, sums, windows)]
     at_once = _samples_at_once(x.shape[0], x.nbytes)
     direct = not windows.needs_padding
     wide = (at_once, x.shape[1], *windows.padded)
     source = x if direct else np.full(wide, -np.inf, x.dtype)
     target = out if direct else np.empty(wide, out.dtype)
-    work = _Workspace(gradient, at_once, windows)
+    work = _FirstHits(gradient, at_once, windows)
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
     inside = (slice(None), slice(None), *inner)
     steps: list[Thunk] = []
-    for part in stretches(x.shape[0], at_once):
+    for part in slice_range(x.shape[0], at_once):
         here = part if direct else slice(0, part.stop - part.start)
         if not direct:
             steps += copy_steps(x[part], source[here][inside])
@@ -575,7 +578,7 @@ def _samples_at_once(samples: int, nbytes: int) -> int:
     return min(samples, max(1, SAMPLES_NBYTES * samples // nbytes))
 
 
-def _taken(context: WorkspaceContext) -> int:
+def _max_gradient_workspace(context: WorkspaceContext) -> int:
     x = context.operand(1)
     windows, dtype = pool_windows(context.attributes, x.shape[2:]), x.data_type.compute_dtype
     planes = math.prod(x.shape[:2])
@@ -587,9 +590,8 @@ def _taken(context: WorkspaceContext) -> int:
     return few.nbytes(context) + planes * (padded + _PLACE_NBYTES * math.prod(windows.output))
 
 
-def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
-    """The places of all maxima first: however long the kernel, an element is looked at a few
-    times. A NaN equals no maximum, so nothing goes to it."""
+def _by_maxima(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+    """Scatter the gradient to the positions of the maxima; a maximum of NaN gets nothing."""
     size = math.prod(windows.size)
     for part in pieces(windows, len(x)):
         values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
@@ -600,11 +602,10 @@ def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
         np.add.at(flat, (places + numbers)[hit], gradient[part][hit])
 
 
-class _Workspace:
-    """What one stretch of samples needs: which windows have not met their maximum yet, by how much
-    its place is behind the window's first, and its place.
+class _FirstHits:
+    """For a piece of samples, the first position in each window that equals the maximum.
 
-    A window whose maximum is at none of its places has it at the last; only a NaN equals nothing.
+    A window without such a position (the maximum is NaN) counts as its last position.
     """
 
     def __init__(self, gradient: Array, samples: int, windows: Windows) -> None:
@@ -618,14 +619,14 @@ class _Workspace:
         self.missed, self.other = (workspace(shape, np.dtype(np.bool_)) for _ in "ab")
         self.behind, self.more = (workspace(shape, kind) for _ in "ab")
         self.places = workspace(shape, np.dtype(np.intp))
-        #: The first place of each window.
+        #: The first position of each window.
         begins = np.full((1,) * len(size), offsets[0])
         for axis, stride in enumerate(strides):
             begin = np.arange(windows.output[axis]) * windows.strides[axis] * stride
             begins = begins + along(begin, axis, len(size))
         planes = np.arange(math.prod(shape[:2])) * math.prod(size)
         self.begins = (planes.reshape(-1, *(1,) * len(size)) + begins).reshape(shape)
-        #: Whether no place lies in two windows: what it gets is written, not added.
+        #: Whether windows do not overlap: gradients are written, not added.
         self.apart = all(
             stride > dilation * (kernel - 1)
             for stride, dilation, kernel in zip(
@@ -634,8 +635,7 @@ class _Workspace:
         )
 
     def steps(self, x: Array, out: Array, gradient: Array, y: Array) -> list[Thunk]:
-        """A step for each element of the kernel but the last, and one that brings each gradient to
-        its place."""
+        """Return steps that find the positions and scatter the gradient there."""
         count = gradient.shape[0]
         arrays = self.missed, self.other, self.behind, self.more, self.places
         missed, other, behind, more, places = (a[:count] for a in arrays)
@@ -660,16 +660,15 @@ class _Workspace:
             partial(np.add, places, self.begins[:count], places),
             fill_step(out, 0),
             partial(
-                _bring, out.reshape(-1), places.reshape(-1), gradient.reshape(-1), y.reshape(-1),
+                _scatter, out.reshape(-1), places.reshape(-1), gradient.reshape(-1), y.reshape(-1),
                 self.apart,
             ),
         ]  # fmt: skip
 
 
-def _bring(out: Array, places: Array, gradient: Array, y: Array, apart: bool) -> None:
-    """Gradients to their places; nothing for a maximum that is no number. A sum of squares is no
-    number if, and only if, one of them is none."""
-    if np.isnan(np.dot(y, y)):
+def _scatter(out: Array, places: Array, gradient: Array, y: Array, apart: bool) -> None:
+    """Write or add gradients at positions, except those of maxima of NaN."""
+    if _has_nan(y):
         gradient = np.where(y == y, gradient, gradient.dtype.type(0))
     if apart:
         out[places] = gradient
@@ -680,31 +679,29 @@ def _bring(out: Array, places: Array, gradient: Array, y: Array, apart: bool) ->
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
-        attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
-        gradient=average_pool,
-        batching=windows.by_sample, workspace=WorkspaceRule(_average_workspace),
+        attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0), batching=by_sample,
+        gradient=average_pool_gradient, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
-        attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=max_pool,
-        batching=windows.max_pool, workspace=WorkspaceRule(_max_workspace),
+        attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=max_pool_gradient,
+        batching=batch_max_pool, workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
-        gradient=lp_pool,
-        batching=windows.by_sample, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+        gradient=lp_pool_gradient, batching=by_sample,
+        workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=global_average, batching=windows.by_sample, workspace=few,
+        gradient=global_average_pool_gradient, batching=by_sample, workspace=few,
     ),
     OpDef(
-        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max,
-        batching=windows.by_sample, workspace=few,
+        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max_pool_gradient,
+        batching=by_sample, workspace=few,
     ),
     OpDef(
-        "MaxPoolGradient", (3, 3), _infer, _kernel,
-        attributes=POOL_ATTRIBUTES,
-        domain="stitch", batching=by_sample, workspace=WorkspaceRule(_taken),
+        "MaxPoolGradient", (3, 3), _infer_max_gradient, _max_gradient, attributes=POOL_ATTRIBUTES,
+        domain="stitch", batching=by_sample, workspace=WorkspaceRule(_max_gradient_workspace),
     ),
 )  # fmt: skip

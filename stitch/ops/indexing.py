@@ -1,29 +1,23 @@
-"""Reading by index: Gather, GatherElements, GatherND, ReverseSequence, TopK.
+"""Gather and Scatter operators, ReverseSequence, TopK, OneHot, TensorScatter.
 
-An index out of range raises `TaskError` when the step runs, or at binding where the indices are
+An index out of range raises `TaskError` when the step runs, or at binding if the indices are
 constant.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext, along_axis
-from stitch.ops.definition import (
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-    operands,
-)
-from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
+from stitch.errors import TaskError
+from stitch.ops.batching import BatchingContext, along_axis, first_along_axis
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
@@ -31,11 +25,12 @@ from stitch.ops.steps import (
     along,
     bound,
     check_range,
+    copy_steps,
     index_steps,
     pieces_of,
     strides_of,
-    workspace,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
 from stitch.program import Array, DataType, ValueType
 
 # Batching (of Gather and Scatter) -----------------------------------------------------------------
@@ -48,7 +43,7 @@ def batch_gather(c: BatchingContext) -> Sequence[Any]:
         return c.again(data, indices, axis=axis + 1)
     if not c.varies(0):
         return (c.in_front(c.again(data, indices, axis=axis)[0], axis),)
-    # Each example indexes its own data: rows of the gathered axis, moved behind the batch axis.
+    # Each example indexes its own data: move the gathered axis behind the batch axis.
     rank, picked = c.rank(), c.rank(1)
     if axis:
         order = [0, axis + 1, *(a for a in range(1, rank + 1) if a != axis + 1)]
@@ -63,7 +58,7 @@ def batch_gather(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_gather_rows(c: BatchingContext) -> Sequence[Any]:
-    """GatherND: the batch is one of its batch axes; shared data without batch axes needs none."""
+    """GatherND: add a batch axis, unless the data is shared and has no batch axes."""
     batch = c.int_of("batch_dims")
     if not batch and not c.varies(0):
         return c.again(*c.operands)
@@ -76,19 +71,15 @@ def batch_reverse_sequence(c: BatchingContext) -> Sequence[Any]:
     return (c.split(result, axis),)
 
 
-def batch_top(c: BatchingContext) -> Sequence[Any]:
-    return c.with_first(c.operands[0], axis=c.axis_behind(c.int_of("axis")))
-
-
 def batch_cache(c: BatchingContext) -> Sequence[Any]:
-    """TensorScatter: examples become samples; its axis does not move."""
+    """TensorScatter: fold the batch into its first axis."""
     axis = c.int_of("axis") % c.rank()
     operands = (c.folded(i) for i in range(len(c.operands)))
     return (c.split(c.again(*operands, axis=axis)[0]),)
 
 
 def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
-    """ScatterND: prepend the example to each index."""
+    """ScatterND: prepend the example's index to each index."""
     shape = c.shape(1)
     numbers = c.example_indices(len(shape))
     example = c.apply("Expand", numbers, [c.batch_size, *shape[:-1], 1])
@@ -115,64 +106,62 @@ def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
 
 
 def gather_gradient(context: GradientContext) -> Sequence[Any]:
-    """Rows are added where they came from: axes [positions, rest] into [size, rest]."""
+    """Scatter-add rows: gradients [indices, rest] into [size, rest]."""
     data, indices = context.type_of(0), context.type_of(1).shape
     gradient, known = context.gradient, context.constants[1]
     axis = context.int_of("axis") % len(data.shape)
     size = data.shape[axis]
     if known is not None and known.size == 1:
-        return _one_place(context, axis, int(known.reshape(())) % size), None
+        return _one_index_gradient(context, axis, int(known.reshape(())) % size), None
     before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
     count = math.prod(indices)
     rows = context.shaped(gradient, (before, count, after))
     if before > 1:
         rows = context.apply("Transpose", rows, perm=[1, 0, 2])
     rows = context.shaped(rows, (count, before * after))
-    places = context.shaped(context.input(1), (count, 1))
-    if places.data_type.value != "int64":
-        places = context.apply("Cast", places, to=7)
-    table = context.zeros((size, before * after), data.data_type)
-    sums = context.apply("ScatterND", table, places, rows, reduction="add")
+    positions = context.shaped(context.input(1), (count, 1))
+    positions = context.in_type(positions, DataType.INT64)
+    table = context.filled(0, (size, before * after), data.data_type)
+    sums = context.apply("ScatterND", table, positions, rows, reduction="add")
     if before > 1:
         sums = context.shaped(sums, (size, before, after))
         sums = context.apply("Transpose", sums, perm=[1, 0, 2])
     return context.shaped(sums, data.shape), None
 
 
-def _one_place(context: GradientContext, axis: int, place: int) -> Any:
-    """The gradient of one known index along an axis: zeros around it."""
+def _one_index_gradient(context: GradientContext, axis: int, index: int) -> Any:
+    """Return the gradient of gathering one known index along an axis: pad with zeros."""
     shape = context.type_of(0).shape
     kept_shape = (*shape[:axis], 1, *shape[axis + 1 :])
     begins, ends = [0] * len(shape), [0] * len(shape)
-    begins[axis], ends[axis] = place, shape[axis] - 1 - place
+    begins[axis], ends[axis] = index, shape[axis] - 1 - index
     return context.padded(context.shaped(context.gradient, kept_shape), begins, ends)
 
 
 def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
-    """Elements are added where they came from."""
     data = context.type_of(0)
     sums = context.apply(
-        "ScatterElements", context.zeros(data.shape, data.data_type), context.input(1),
+        "ScatterElements", context.filled(0, data.shape, data.data_type), context.input(1),
         context.gradient, axis=context.int_of("axis"), reduction="add",
     )  # fmt: skip
     return sums, None
 
 
 def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
-    """Slices are added where they came from; batch axes become leading indices."""
+    """Scatter-add slices; batch axes become leading indices."""
     data, indices = context.type_of(0), context.input(1)
     for axis in reversed(range(context.int_of("batch_dims"))):
         shape = indices.shape
         count = along(np.arange(shape[axis], dtype=np.int64), axis, len(shape))
         leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
         indices = context.apply("Concat", leading, indices, axis=-1)
-    table = context.zeros(data.shape, data.data_type)
+    table = context.filled(0, data.shape, data.data_type)
     sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
     return sums, None
 
 
 def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
-    """A reversal undoes itself."""
+    """The reversal is its own inverse."""
     reversed_back = context.apply(
         "ReverseSequence", context.gradient, context.input(1),
         batch_axis=context.int_of("batch_axis"), time_axis=context.int_of("time_axis"),
@@ -181,31 +170,35 @@ def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def top_gradient(context: GradientContext) -> Sequence[Any]:
-    """Values' gradients go to the places that they were taken from."""
+    """Scatter the values' gradients by the indices."""
     data, axis = context.type_of(0), context.int_of("axis")
     if context.gradient is None:
         return None, None
-    places = context.output(1)
-    table = context.zeros(data.shape, data.data_type)
-    return context.apply("ScatterElements", table, places, context.gradient, axis=axis), None
+    indices = context.output(1)
+    table = context.filled(0, data.shape, data.data_type)
+    return context.apply("ScatterElements", table, indices, context.gradient, axis=axis), None
 
 
 def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
-    """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
-    return _scattered(context, "ScatterElements", "GatherElements", axis=context.int_of("axis"))
+    return _scatter_gradient(
+        context, "ScatterElements", "GatherElements", axis=context.int_of("axis")
+    )
 
 
 def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
-    """As `scatter_elements_gradient`, with slices."""
-    return _scattered(context, "ScatterND", "GatherND")
+    return _scatter_gradient(context, "ScatterND", "GatherND")
 
 
-def _scattered(context: GradientContext, write: str, read: str, **along: Any) -> Sequence[Any]:
+def _scatter_gradient(
+    context: GradientContext, write: str, read: str, **along: Any
+) -> Sequence[Any]:
+    """Updates gather the gradient; the data gets it with the written elements zeroed, or all of it
+    if updates are added."""
     reduction = context.string_of("reduction")
     if reduction not in ("none", "add"):
         raise context.fail(
-            f"its reduction {reduction!r} mixes old and new values",
-            "use reduction 'none' or 'add' on the way to parameters",
+            f"reduction={reduction!r} is not supported",
+            "use reduction='none' or reduction='add' on the way to the loss",
         )
     first = second = None
     indices = context.input(1)
@@ -213,7 +206,7 @@ def _scattered(context: GradientContext, write: str, read: str, **along: Any) ->
         first = context.gradient
         if reduction == "none":
             kind = context.type_of(2)
-            nothing = context.zeros(kind.shape, kind.data_type)
+            nothing = context.filled(0, kind.shape, kind.data_type)
             first = context.apply(write, first, indices, nothing, **along)
     if context.wants(2):
         second = context.apply(read, context.gradient, indices, **along)
@@ -221,7 +214,7 @@ def _scattered(context: GradientContext, write: str, read: str, **along: Any) ->
 
 
 def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
-    """Of the two values: what flows back to places that are off, and on."""
+    """The gradient of `values` sums the gradient over off and on elements."""
     gradient = context.gradient
     depth = context.constants[1]
     assert depth is not None
@@ -242,25 +235,25 @@ def _infer_gather(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, out = arguments.given(0), arguments.outputs[0]
+    data, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % data.ndim
     indices, checks = index_steps(
-        "Gather", arguments.given(1), data.shape[axis], arguments.is_constant(1)
+        "Gather", arguments.operand(1), data.shape[axis], arguments.is_constant(1)
     )
     if out.size == 0:
         return checks
-    # The indices are checked: "clip" spares NumPy the copy that "raise" would buffer through.
+    # Indices are checked, so mode "clip" is safe; mode "raise" would buffer the output.
     return (*checks, partial(np.take, data, indices, axis, out, "clip"))
 
 
 def _gather_workspace(context: WorkspaceContext) -> int:
-    """Indices checked, and which of them count from the end."""
+    """Checked indices, and a mask of negative ones."""
     indices = context.operand(1)
     return 18 * math.prod(indices.shape)
 
 
 def check_element_indices(context: InferenceContext) -> int:
-    """Axis of a GatherElements or ScatterElements whose indices fit inside the data."""
+    """Check the indices of GatherElements or ScatterElements, and return the axis."""
     data, indices = context.require_type(0, EVERY), context.require_type(1, INDICES)
     rank = context.require_rank(0, 1)
     context.require_rank(1, rank, rank)
@@ -268,10 +261,9 @@ def check_element_indices(context: InferenceContext) -> int:
     for i, (size, count) in enumerate(zip(data.shape, indices.shape, strict=True)):
         if i != axis and count > size:
             raise context.fail(
-                f"the indices of {context.op} reach beyond axis {i}",
-                expected=f"at most {size}",
-                got=count,
-            )
+                f"indices of {context.op} are longer than the data along axis {i}",
+                expected=f"at most {size}", got=count,
+            )  # fmt: skip
     return axis
 
 
@@ -284,7 +276,7 @@ def _infer_elements(context: InferenceContext) -> tuple[ValueType, ...]:
 def flat_element_steps(
     op: str, shape: Shape, indices: Array, axis: int, fixed: bool
 ) -> tuple[Array, Sequence[Thunk]]:
-    """Indices along one axis as indices into the flat data, and the steps that refresh them."""
+    """Return indices along one axis as indices into the flat data, and their refresh steps."""
     checked, checks = index_steps(op, indices, shape[axis], fixed)
     strides = strides_of(shape)
     base = np.zeros(indices.shape, np.intp)
@@ -301,41 +293,44 @@ def flat_element_steps(
 
 
 def element_index_nbytes(context: WorkspaceContext) -> int:
-    """What `flat_element_steps` takes: indices checked, flat, and what they are made from."""
+    """The bytes of `flat_element_steps`: checked and flat indices, and their base."""
     indices = context.operand(1)
     return 34 * math.prod(indices.shape) + 32 * sum(indices.shape)
 
 
 def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, out = arguments.given(0), arguments.outputs[0]
+    data, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % data.ndim
     fixed = arguments.is_constant(1)
-    flat, steps = flat_element_steps("GatherElements", data.shape, arguments.given(1), axis, fixed)
+    flat, steps = flat_element_steps(
+        "GatherElements", data.shape, arguments.operand(1), axis, fixed
+    )
     if out.size == 0:
         return ()
     return (*steps, partial(np.take, data.reshape(-1), flat, None, out, "clip"))
 
 
 def check_row_indices(context: InferenceContext, batch: int) -> int:
-    """How many leading axes (after `batch`) the last axis of the indices selects from."""
+    """Check the indices of GatherND or ScatterND, and return the length of an index tuple."""
     data, indices = context.require_type(0, EVERY), context.require_type(1, INT64)
     context.require_rank(0, 1)
     context.require_rank(1, 1)
     depth = indices.shape[-1]
     if not 0 <= batch < min(len(data.shape), len(indices.shape)):
-        raise context.fail(f"{context.op} has no {batch} batch axes")
+        raise context.fail(
+            f"batch_dims={batch} of {context.op} is out of range",
+            expected=f"0 to {min(len(data.shape), len(indices.shape)) - 1}", got=batch,
+        )  # fmt: skip
     if data.shape[:batch] != indices.shape[:batch]:
         raise context.fail(
-            "the batch axes of data and indices differ",
-            expected=data.shape[:batch],
-            got=indices.shape[:batch],
-        )
+            f"batch axes of data and indices of {context.op} differ",
+            expected=data.shape[:batch], got=indices.shape[:batch],
+        )  # fmt: skip
     if not 1 <= depth <= len(data.shape) - batch:
         raise context.fail(
-            f"the last axis of the indices of {context.op} does not fit the data",
-            expected=f"1 to {len(data.shape) - batch}",
-            got=depth,
-        )
+            f"last axis of the indices of {context.op} has size {depth}",
+            expected=f"1 to {len(data.shape) - batch}", got=depth,
+        )  # fmt: skip
     return depth
 
 
@@ -350,7 +345,7 @@ def _infer_gather_nd(context: InferenceContext) -> tuple[ValueType, ...]:
 def flat_row_steps(
     op: str, shape: Shape, indices: Array, batch: int, fixed: bool
 ) -> tuple[Array, Sequence[Thunk]]:
-    """Index tuples as rows of the data seen as (rows, row size), and the steps to refresh them."""
+    """Return index tuples as rows of the data seen as [rows, row size], and refresh steps."""
     depth = indices.shape[-1]
     strides = strides_of(shape[: batch + depth])
     rows = np.empty(indices.shape[:-1], np.intp)
@@ -370,7 +365,7 @@ def flat_row_steps(
 
 
 def row_index_nbytes(context: WorkspaceContext) -> int:
-    """What `flat_row_steps` takes: rows, and for each part of an index it checked and scaled."""
+    """The bytes of `flat_row_steps`: rows, and each index component checked and scaled."""
     indices = context.operand(1)
     if 0 in indices.shape:
         return 0
@@ -379,7 +374,7 @@ def row_index_nbytes(context: WorkspaceContext) -> int:
 
 
 def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, indices, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    data, indices, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     batch = arguments.int_of("batch_dims")
     fixed = arguments.is_constant(1)
     rows, steps = flat_row_steps("GatherND", data.shape, indices, batch, fixed)
@@ -397,21 +392,23 @@ def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(1, INT64)
     axes = context.int_of("time_axis"), context.int_of("batch_axis")
     if sorted(axes) != [0, 1]:
-        raise context.fail("time_axis and batch_axis are 0 and 1, in some order", got=str(axes))
+        raise context.fail(
+            "time_axis and batch_axis of ReverseSequence must be 0 and 1 in either order", got=axes
+        )
     context.require_shape(1, (data.shape[axes[1]],))
     return (data,)
 
 
 def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> None:
-    """All arrays lead with (time, batch); raises `TaskError` for a length out of range."""
+    """Reverse arrays [time, batch, ...]; raise `TaskError` for a length out of range."""
     time, batch = data.shape[:2]
     check_range("ReverseSequence", "a length", lengths, time)
-    turned = np.where(positions < lengths, lengths - 1 - positions, positions)
-    out[...] = data[turned, np.arange(batch)]
+    sources = np.where(positions < lengths, lengths - 1 - positions, positions)
+    out[...] = data[sources, np.arange(batch)]
 
 
 def _reverse(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, lengths, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    data, lengths, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     if arguments.int_of("time_axis") == 1:
         data, out = data.swapaxes(0, 1), out.swapaxes(0, 1)
     positions = np.arange(data.shape[0])[:, None]
@@ -425,14 +422,14 @@ def _infer_top(context: InferenceContext) -> tuple[ValueType, ...]:
     k = context.known_scalar(1, "K")
     if not 0 <= k <= data.shape[axis]:
         raise context.fail(
-            f"TopK cannot take {k} elements", expected=f"0 to {data.shape[axis]}", got=k
+            f"K={k} of TopK is out of range", expected=f"0 to {data.shape[axis]}", got=k
         )
     shape = (*data.shape[:axis], k, *data.shape[axis + 1 :])
     return (ValueType(shape, data.data_type), ValueType(shape, DataType.INT64))[: context.outputs]
 
 
 def _top_into(source: Array, largest: bool, values: Array, indices: Array) -> None:
-    """Along the last axis, sorted; of equal values the lower index comes first."""
+    """Select along the last axis, sorted; of equal values the lower index comes first."""
     k, last = values.shape[-1], source.shape[-1] - 1
     if largest:
         # A stable ascending sort of the reversed row, read backwards.
@@ -445,25 +442,24 @@ def _top_into(source: Array, largest: bool, values: Array, indices: Array) -> No
 
 def _top(arguments: KernelArguments) -> Sequence[Thunk]:
     axis = arguments.int_of("axis")
-    source, values = arguments.given(0), arguments.outputs[0]
+    source, values = arguments.operand(0), arguments.outputs[0]
     indices = (
         arguments.outputs[1]
         if len(arguments.outputs) > 1
         else workspace(values.shape, np.dtype(np.int64))
     )
     largest = bool(arguments.int_of("largest"))
-    moved = (np.moveaxis(array, axis, -1) for array in (source, values, indices))
-    data, best, places = moved
+    data, best, positions = (np.moveaxis(a, axis, -1) for a in (source, values, indices))
     if data.ndim == 1:
-        return (partial(_top_into, data, largest, best, places),)
+        return (partial(_top_into, data, largest, best, positions),)
     return [
-        partial(_top_into, data[part], largest, best[part], places[part])
+        partial(_top_into, data[part], largest, best[part], positions[part])
         for part in pieces_of(len(data), _top_nbytes(data.shape[1:], best.shape[-1]))
     ]
 
 
 def _top_nbytes(shape: Shape, k: int) -> int:
-    """What sorting the last axis takes: places before and after, the row turned, what is taken."""
+    """The bytes of sorting the last axis: indices, a reversed copy, and results."""
     return 32 * math.prod(shape) + 24 * math.prod(shape[:-1]) * k
 
 
@@ -475,27 +471,194 @@ def _top_workspace(context: WorkspaceContext) -> int:
     whole = _top_nbytes(moved, k)
     if len(moved) > 1:
         whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
-    # Places that were not asked for, and the steps of pieces.
-    unwanted = 8 * math.prod(largest.shape) if len(context.outputs) == 1 else 0
-    return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
+    # Indices that are not an output, and the steps of pieces.
+    absent = 8 * math.prod(largest.shape) if len(context.outputs) == 1 else 0
+    return whole + absent + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
+
+
+_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _check_reduction(context: InferenceContext) -> None:
+    if context.require_word("reduction", ("none", *_REDUCTIONS)) != "none":
+        context.require_type(0, NUMERIC)
+
+
+def _infer_scatter_elements(context: InferenceContext) -> tuple[ValueType, ...]:
+    check_element_indices(context)
+    _check_reduction(context)
+    context.require_same_type((0, 2))
+    context.require_shape(2, context.operand(1).shape)
+    return (context.operand(0),)
+
+
+def _write(reduction: str, target: Array, places: Array, updates: Array) -> Thunk:
+    if reduction == "none":
+        return partial(operator.setitem, target, places, updates)
+    return partial(_REDUCTIONS[reduction].at, target, places, updates)
+
+
+#: From this row size on, rows are reduced one by one, which is faster than `ufunc.at`.
+_LONG_ROW = 16
+
+
+def _reduce_rows(function: np.ufunc, table: Array, rows: Array, updates: Sequence[Array]) -> None:
+    for place, update in zip(rows.tolist(), updates, strict=True):
+        row = table[place]
+        function(row, update, out=row)
+
+
+def _write_rows(reduction: str, table: Array, rows: Array, updates: Array) -> Thunk:
+    if reduction == "none" or table.shape[1] < _LONG_ROW:
+        return _write(reduction, table, rows, updates)
+    return partial(_reduce_rows, _REDUCTIONS[reduction], table, rows, list(updates))
+
+
+def _scatter_elements(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, indices, updates = (arguments.operand(i) for i in range(3))
+    out = arguments.outputs[0]
+    axis = arguments.int_of("axis") % data.ndim
+    flat, steps = flat_element_steps(
+        "ScatterElements", data.shape, indices, axis, arguments.is_constant(1)
+    )
+    copies = copy_steps(data, out)
+    if updates.size == 0:
+        return copies
+    reduction = arguments.string_of("reduction")
+    write = _write(reduction, out.reshape(-1), flat.reshape(-1), updates.reshape(-1))
+    return (*copies, *steps, write)
+
+
+def _infer_scatter_nd(context: InferenceContext) -> tuple[ValueType, ...]:
+    depth = check_row_indices(context, 0)
+    _check_reduction(context)
+    context.require_same_type((0, 2))
+    data, indices = context.operand(0), context.operand(1)
+    context.require_shape(2, (*indices.shape[:-1], *data.shape[depth:]))
+    return (data,)
+
+
+def _scatter_nd(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, indices, updates = (arguments.operand(i) for i in range(3))
+    out = arguments.outputs[0]
+    rows, steps = flat_row_steps("ScatterND", data.shape, indices, 0, arguments.is_constant(1))
+    copies = copy_steps(data, out)
+    if updates.size == 0:
+        return copies
+    depth = indices.shape[-1]
+    table = out.reshape(math.prod(data.shape[:depth]), math.prod(data.shape[depth:]))
+    reduction = arguments.string_of("reduction")
+    fresh = updates.reshape(rows.size, table.shape[1])
+    return (*copies, *steps, _write_rows(reduction, table, rows.reshape(-1), fresh))
+
+
+def _scatter_nd_workspace(context: WorkspaceContext) -> int:
+    """Rows, and Python objects for rows that are reduced one by one."""
+    indices = context.operand(1)
+    by_rows = context.string_of("reduction") != "none"
+    objects = 256 * math.prod(indices.shape[:-1]) if by_rows else 0
+    return row_index_nbytes(context) + objects
+
+
+def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
+    indices = context.require_type(0, NUMERIC)
+    values = context.require_type(2, EVERY)
+    context.require_shape(2, (2,))
+    depth = context.known_scalar(1, "depth")
+    if depth < 0:
+        raise context.fail(f"depth={depth} of OneHot is out of range", expected=">= 0", got=depth)
+    rank = len(indices.shape) + 1
+    axis = context.axis_of(context.int_of("axis"), rank)
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+    return (ValueType(shape, values.data_type),)
+
+
+def _one_hot_into(indices: Array, classes: Array, hit: Array) -> None:
+    """Set `hit` where the class equals the index; negative ones count from the end, floats are
+    truncated."""
+    whole = np.trunc(indices)
+    np.add(whole, whole.dtype.type(classes.size), out=whole, where=whole < 0)
+    np.equal(whole, classes, hit)
+
+
+def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:
+    indices, values, out = arguments.operand(0), arguments.operand(2), arguments.outputs[0]
+    depth = arguments.ints_at(1)[0]
+    axis = arguments.int_of("axis") % out.ndim
+    classes = along(np.arange(depth), axis, out.ndim)
+    hit = np.empty(out.shape, np.bool_)
+    off, on = values[0:1].reshape(()), values[1:2].reshape(())
+    return (
+        partial(_one_hot_into, np.expand_dims(indices, axis), classes, hit),
+        partial(np.copyto, out, off),
+        partial(np.copyto, out, on, where=hit),
+    )
+
+
+def _infer_tensor_scatter(context: InferenceContext) -> tuple[ValueType, ...]:
+    cache = context.require_type(0, MOVED)
+    context.require_same_type((0, 1))
+    rank = context.require_rank(0, 2)
+    context.require_rank(1, rank, rank)
+    axis = context.axis_of(context.int_of("axis"), rank)
+    context.require_word("mode", ("linear", "circular"))
+    context.require(axis != 0, "axis of TensorScatter must not be the batch axis 0", got=axis)
+    length = context.operand(1).shape[axis]
+    context.require(
+        length <= cache.shape[axis], "the update of TensorScatter is longer than the cache",
+        expected=f"at most {cache.shape[axis]}", got=length,
+    )  # fmt: skip
+    context.require_shape(1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
+    if context.present(2) is not None:
+        context.require_type(2, INT64)
+    context.require_shape(2, cache.shape[:1])
+    return (cache,)
+
+
+def _write_cache(cache: Array, update: Array, starts: Array | None, circular: bool) -> None:
+    """Write the update to the cache; both are [batch, sequence, ...]."""
+    size, length = cache.shape[1], update.shape[1]
+    for row in range(cache.shape[0]):
+        start = 0 if starts is None else int(starts[row])
+        if start < 0 or (not circular and start + length > size):
+            raise TaskError(
+                "TensorScatter: a write index is out of range",
+                expected=f"0 to {size - length}",
+                got=str(start),
+            )
+        # Reduce the start first: the sum could overflow.
+        positions = (start % max(size, 1) + np.arange(length)) % max(size, 1)
+        cache[row, positions] = update[row]
+
+
+def _tensor_scatter(arguments: KernelArguments) -> Sequence[Thunk]:
+    past, update, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
+    axis = arguments.int_of("axis") % past.ndim
+    circular = arguments.string_of("mode") == "circular"
+    starts = arguments.optional(2)
+    target, source = np.moveaxis(out, axis, 1), np.moveaxis(update, axis, 1)
+
+    def write() -> None:
+        _write_cache(target, source, starts, circular)
+
+    return (*copy_steps(past, out), write)
 
 
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
-        gradient=gather_gradient,
-        batching=batch_gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
+        gradient=gather_gradient, batching=batch_gather,
+        workspace=WorkspaceRule(_gather_workspace), checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
-        gradient=gather_elements_gradient,
-        batching=along_axis, workspace=WorkspaceRule(element_index_nbytes),
-        checks=True,
+        gradient=gather_elements_gradient, batching=along_axis,
+        workspace=WorkspaceRule(element_index_nbytes), checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
-        gradient=gather_nd_gradient,
-        batching=batch_gather_rows, workspace=WorkspaceRule(row_index_nbytes), checks=True,
+        gradient=gather_nd_gradient, batching=batch_gather_rows,
+        workspace=WorkspaceRule(row_index_nbytes), checks=True,
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
@@ -505,6 +668,25 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),
         attributes=declared(axis=-1, largest=1, sorted=1), gradient=top_gradient,
-        batching=batch_top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        batching=first_along_axis, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+    ),
+    OpDef(
+        "TensorScatter", (2, 3), _infer_tensor_scatter, _tensor_scatter,
+        attributes=declared(axis=-2, mode="linear"),
+        batching=batch_cache, workspace=few, checks=True,
+    ),
+    OpDef(
+        "ScatterElements", (3, 3), _infer_scatter_elements, _scatter_elements,
+        attributes=declared(axis=0, reduction="none"), gradient=scatter_elements_gradient,
+        batching=along_axis, workspace=WorkspaceRule(element_index_nbytes), checks=True,
+    ),
+    OpDef(
+        "ScatterND", (3, 3), _infer_scatter_nd, _scatter_nd, attributes=declared(reduction="none"),
+        gradient=scatter_nd_gradient,
+        batching=batch_scatter_rows, workspace=WorkspaceRule(_scatter_nd_workspace), checks=True,
+    ),
+    OpDef(
+        "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),
+        gradient=one_hot_gradient, batching=batch_one_hot, workspace=operands(1),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From windows back to what they slid over: Col2Im, MaxUnpool."""
+"""Col2Im and MaxUnpool: the inverses of im2col and MaxPool."""
 
 from __future__ import annotations
 
@@ -8,19 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few
+from stitch.ops.batching import BatchingContext
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.inference import InferenceContext, Shape, WithAttributes
 from stitch.ops.steps import check_range, copy_steps, fill_step
-from stitch.ops.window import windows
-from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, lines_of, windows_of
+from stitch.ops.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, lines_of, windows_of
+from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
+
+def batch_col2im(c: BatchingContext) -> Sequence[Any]:
+    return (c.split(c.with_first(c.folded(0))[0]),)
+
+
+def batch_max_unpool(c: BatchingContext) -> Sequence[Any]:
+    """Fold the batch into samples; indices count in the shape of the pool's input."""
+    count = math.prod((*c.shape()[:2], *_unpooled(c, c.shape()[2:])))
+    # An index out of range for one example must stay out of range.
+    indices, invalid = c.broadcast(1), c.constant(np.array(-1))
+    inside = c.apply("And", c.apply("Less", indices, count), c.apply("GreaterOrEqual", indices, 0))
+    own = c.apply("Add", indices, c.example_indices(c.rank(), count))
+    indices = c.apply("Where", inside, own, invalid)
+    shape = c.ints_at(2)
+    wanted = [] if shape is None else [[shape[0] * c.batch_size, *shape[1:]]]
+    return (c.split(c.again(c.folded(0), c.merged(indices), *wanted)[0]),)
+
+
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
-
-
-#: The views of so many kernel elements are kept from binding on.
+#: Up to this many kernel elements, views are made at binding.
 _KEPT = 1024
 
 
@@ -31,7 +48,7 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
     block = context.known_ints(2, "block_shape")
     if len(image) != len(block) or not image or min(*image, *block) < 1:
         raise context.fail(
-            "image_shape and block_shape of a Col2Im are sizes of at least 1, one per axis",
+            "image_shape and block_shape of Col2Im differ in length or have a size below 1",
             got=f"{list(image)} and {list(block)}",
         )
     ones = (1,) * len(image)
@@ -40,41 +57,40 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
     context.spatial_ints("pads", ones + ones, least=0)
     windows = windows_of(context.attributes, image, block)
     taps, places = math.prod(block), math.prod(windows.output)
-    if min(windows.output) < 1 or x.shape[1] % taps or x.shape[2] != places:
-        raise context.fail(
-            "the columns of a Col2Im do not fit its image",
-            expected=f"a multiple of {taps} rows, {places} columns",
-            got=x.shape[1:],
-        )
+    context.require(
+        min(windows.output) >= 1 and x.shape[1] % taps == 0 and x.shape[2] == places,
+        "shape of the columns of Col2Im does not match image_shape",
+        expected=f"a multiple of {taps} rows, {places} columns", got=x.shape[1:],
+    )  # fmt: skip
     return (ValueType((x.shape[0], x.shape[1] // taps, *image), x.data_type),)
 
 
 def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.given(0), arguments.outputs[0]
+    x, out = arguments.operand(0), arguments.outputs[0]
     windows = windows_of(arguments.attributes, out.shape[2:], arguments.ints_at(2))
     taps = x.reshape(*out.shape[:2], *windows.kernel, *windows.output)
     lines = lines_of(windows)
 
-    def added() -> Iterator[tuple[Array, Array]]:
-        """For each kernel element, where it is added, and what."""
-        for place in np.ndindex(*windows.kernel):
-            met = [line.met(at) for line, at in zip(lines, place, strict=True)]
-            columns = (slice(None), slice(None), *place, *(which for which, _ in met))
-            yield out[(slice(None), slice(None), *(places for _, places in met))], taps[columns]
+    def pairs() -> Iterator[tuple[Array, Array]]:
+        """Yield for each kernel element the target and the source of an addition."""
+        for element in np.ndindex(*windows.kernel):
+            met = [line.met(at) for line, at in zip(lines, element, strict=True)]
+            columns = (slice(None), slice(None), *element, *(which for which, _ in met))
+            yield out[(slice(None), slice(None), *(seen for _, seen in met))], taps[columns]
 
-    # Views are made once, but for kernels so large that views would be what takes room.
-    kept = list(added()) if math.prod(windows.kernel) <= _KEPT else None
+    # Views of large kernels would take too much memory.
+    kept = list(pairs()) if math.prod(windows.kernel) <= _KEPT else None
 
     def run() -> None:
         out.fill(0)
-        for into, columns in kept if kept is not None else added():
+        for into, columns in kept if kept is not None else pairs():
             np.add(into, columns, into)
 
     return [run]
 
 
-def _unpooled(context: InferenceContext | KernelArguments, size: Shape) -> Shape:
-    """The spatial shape that a pool with these windows was given, as far as it can be told."""
+def _unpooled(context: WithAttributes, size: Shape) -> Shape:
+    """Return the smallest spatial shape whose pool has the spatial shape `size`."""
     kernel = context.ints_of("kernel_shape") or ()
     strides = context.ints_of("strides") or (1,) * len(kernel)
     pads = context.ints_of("pads") or (0,) * (2 * len(kernel))
@@ -94,34 +110,29 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
         context.spatial_ints(name, ones)
     context.spatial_ints("pads", ones + ones, least=0)
     shape = (*x.shape[:2], *_unpooled(context, x.shape[2:]))
-    if min(shape) < 0:
-        raise context.fail("the padding of MaxUnpool leaves nothing", got=shape)
+    context.require(min(shape) >= 0, "pads of MaxUnpool are larger than the result", got=shape)
     if context.present(2) is not None:
         wanted = context.known_ints(2, "output_shape")
         fits = len(wanted) == rank and all(w >= s for w, s in zip(wanted, shape, strict=True))
-        if not fits:
-            raise context.fail(
-                "output_shape of MaxUnpool is smaller than what is unpooled",
-                expected=f"at least {list(shape)}",
-                got=wanted,
-            )
+        what = "output_shape of MaxUnpool is too small"
+        context.require(fits, what, expected=f"at least {list(shape)}", got=wanted)
         return (ValueType(wanted, x.data_type),)
     return (ValueType(shape, x.data_type),)
 
 
 def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, indices, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    x, indices, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     shape = (*x.shape[:2], *_unpooled(arguments, x.shape[2:]))
-    # Indices count in the shape that the pool was given, which may be a corner of the result.
+    # Indices count in the shape of the pool's input, which may be a corner of the result.
     whole = out if shape == out.shape else np.empty(shape, out.dtype)
-    flat, places = whole.reshape(-1), np.empty(indices.size, np.intp)
-    values, chosen = x.reshape(-1), indices.reshape(-1)
+    flat, checked = whole.reshape(-1), np.empty(indices.size, np.intp)
+    values, flat_indices = x.reshape(-1), indices.reshape(-1)
 
     def scatter() -> None:
-        check_range("MaxUnpool", "an index", chosen, flat.size - 1)
-        np.copyto(places, chosen)
+        check_range("MaxUnpool", "an index", flat_indices, flat.size - 1)
+        np.copyto(checked, flat_indices)
         flat[...] = 0
-        flat[places] = values
+        flat[checked] = values
 
     if whole is out:
         return (scatter,)
@@ -130,9 +141,9 @@ def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def col2im_gradient(context: GradientContext) -> Sequence[Any]:
-    """Per kernel element, a strided slice of the image."""
+    """Concatenate a strided slice of the image per kernel element."""
     columns, gradient = context.type_of(0).shape, context.gradient
-    image, block = gradient.shape[2:], context.constant_ints(2) or ()
+    image, block = gradient.shape[2:], context.ints_at(2) or ()
     windows = windows_of(context.attributes, image, block)
     ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
     whole = context.padded(gradient, [0, 0, *windows.begin], [0, 0, *ends])
@@ -152,9 +163,9 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
-    """The gradients of the places that were written."""
+    """Gather the gradient by the indices."""
     if context.has(2):
-        raise context.fail("indices count in another shape than output_shape", "leave it out")
+        raise context.fail("output_shape is not supported", "remove output_shape")
     flat = context.shaped(context.gradient, (-1,))
     return context.apply("Gather", flat, context.input(1), axis=0), None
 
@@ -162,11 +173,11 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
-        batching=windows.col2im, workspace=few,
+        batching=batch_col2im, workspace=few,
     ),
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
-        gradient=max_unpool_gradient, checks=True, batching=windows.max_unpool,
+        gradient=max_unpool_gradient, checks=True, batching=batch_max_unpool,
     ),
 )  # fmt: skip

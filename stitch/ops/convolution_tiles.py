@@ -1,8 +1,7 @@
-"""Convolutions whose columns are too many to be held at once: tile by tile.
+"""Convolutions whose columns do not fit in the memory limit: tile by tile.
 
-A tile is a stretch of output rows of one sample and group. Where one row's columns are still too
-many, they are gathered piece by piece, channels or kernel elements that follow each other, and the
-products of the pieces are summed.
+A tile is some output rows of one sample and group. If the columns of one row are still too large,
+they are split along channels or kernel elements, and the products of the pieces are summed.
 """
 
 from __future__ import annotations
@@ -16,81 +15,85 @@ from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
-from stitch.ops.steps import stretches, workspace
-from stitch.ops.window.windows import WindowLine, Windows, lines_of
+from stitch.ops.steps import slice_range
+from stitch.ops.windows import WindowLine, Windows, lines_of
+from stitch.ops.workspaces import workspace
 from stitch.program import Array
 
-#: Columns of a tile are at most of this many bytes (or of one row and kernel element).
+#: Limit of the columns of a tile in bytes (at least one row and kernel element).
 TILE_NBYTES = 1 << 22
-#: Samples whose columns take no more than this are not cut.
+#: Samples with at most this many bytes of columns are not tiled.
 MOST_NBYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the columns of one sample and group are cut."""
+    """The tiling of the columns of one sample and group.
 
-    #: Output rows of a tile, that is places along the first spatial axis.
+    Args:
+        rows: Output rows of a tile, along the first spatial axis.
+        column: The shape of a column: channels of a group, then the kernel.
+        axis: The axis of a column that is split; a piece has all of the later axes.
+        length: Indices of the axis in a piece.
+    """
+
     rows: int
-    #: The sizes of a column: channels of a group, then the kernel's.
     column: Shape
-    #: Pieces are `length` indices of this axis of a column, with all of the later axes.
     axis: int
     length: int
 
     def pieces(self) -> Iterator[tuple[slice, tuple[slice, ...]]]:
-        """Where each piece lies in a flat column, and in a column."""
+        """Yield for each piece its slice of a flat column, and its slices of a column's axes."""
         inner = math.prod(self.column[self.axis + 1 :])
         rest = tuple(slice(0, size) for size in self.column[self.axis + 1 :])
-        for index, place in enumerate(np.ndindex(*self.column[: self.axis])):
-            before = tuple(slice(at, at + 1) for at in place)
+        for index, outer in enumerate(np.ndindex(*self.column[: self.axis])):
+            before = tuple(slice(at, at + 1) for at in outer)
             first = index * self.column[self.axis]
-            for part in stretches(self.column[self.axis], self.length):
+            for part in slice_range(self.column[self.axis], self.length):
                 flat = slice((first + part.start) * inner, (first + part.stop) * inner)
                 yield flat, (*before, part, *rest)
 
-    def stretches(self, windows: Windows) -> Iterator[slice]:
-        """The output rows of each tile."""
-        return stretches(windows.output[0], self.rows)
+    def row_slices(self, windows: Windows) -> Iterator[slice]:
+        """Slice the output rows into tiles."""
+        return slice_range(windows.output[0], self.rows)
 
     def elements(self, windows: Windows) -> int:
-        """Of the columns of a tile and piece."""
+        """Return the elements of the columns of one tile and piece."""
         inner = math.prod(self.column[self.axis + 1 :])
         return self.rows * math.prod(windows.output[1:]) * self.length * inner
 
 
 def is_cut(nbytes: int) -> bool:
-    """Whether one sample's columns are too many to be held at once."""
+    """Return whether one sample's columns must be tiled."""
     return nbytes > MOST_NBYTES
 
 
 def weight_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
-    """What the steps of a weights' gradient take, for so many channels and filters in a group."""
+    """Return the bytes of `weight_steps` for the channels and filters of a group."""
     tiles = tiles_of(windows, channels, itemsize)
     products = math.prod(tiles.column) * filters
     return (tiles.elements(windows) + products) * itemsize + TILE_NBYTES
 
 
 def one_sample_nbytes(windows: Windows, channels: int, itemsize: int) -> int:
-    """What the columns of one sample take, and the images that they are gathered from."""
+    """Return the bytes of one sample's columns, and of the images they are gathered from."""
     columns = math.prod(windows.kernel) * math.prod(windows.output)
     images = math.prod(windows.kernel[1:]) * math.prod((windows.padded[0], *windows.output[1:]))
     return channels * (columns + max(images, math.prod(windows.padded))) * itemsize
 
 
 def tiles_of(windows: Windows, channels: int, itemsize: int) -> Tiles:
-    """Tiles for so many channels in a group."""
+    """Return the tiling for the channels of a group."""
     column = (channels, *windows.kernel)
     row = math.prod(windows.output[1:]) * itemsize
     rows = TILE_NBYTES // (row * math.prod(column))
     if rows:
         return Tiles(min(rows, windows.output[0]), column, 0, channels)
-    axis, length = _cut(column, row)
-    return Tiles(1, column, axis, length)
+    return Tiles(1, column, *_split(column, row))
 
 
-def _cut(column: Shape, nbytes: int) -> tuple[int, int]:
-    """The axis and length of pieces of a column whose elements take so many bytes each."""
+def _split(column: Shape, nbytes: int) -> tuple[int, int]:
+    """Return axis and length of pieces of a column, whose elements take `nbytes` bytes each."""
     axis = 0
     while axis < len(column) - 1 and nbytes * math.prod(column[axis + 1 :]) > TILE_NBYTES:
         axis += 1
@@ -99,7 +102,7 @@ def _cut(column: Shape, nbytes: int) -> tuple[int, int]:
 
 
 def tile_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
-    """What the steps of tiles take, for so many channels and filters in a group."""
+    """Return the bytes of `tile_steps` for the channels and filters of a group."""
     tiles = tiles_of(windows, channels, itemsize)
     row = math.prod(windows.output[1:])
     products = filters * row if tiles.length < channels or tiles.axis else 0
@@ -107,7 +110,7 @@ def tile_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) ->
 
 
 def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> list[Thunk]:
-    """result[n, g] = weights[g] @ the columns of sample n and group g, without any bias."""
+    """Return steps for result[n, g] = weights[g] @ columns of sample n and group g."""
     samples, group, filters, _ = result.shape
     grouped = x.reshape(samples, group, -1, *windows.size)
     tiles, gather = _gathering(grouped, windows)
@@ -117,7 +120,7 @@ def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> lis
 
     def run() -> None:
         for n, g in np.ndindex(samples, group):
-            for rows in tiles.stretches(windows):
+            for rows in tiles.row_slices(windows):
                 into = result[n, g][:, rows.start * row : rows.stop * row]
                 for flat, (channels, *kernel) in tiles.pieces():
                     columns = gather(grouped[n, g, channels], kernel, rows)
@@ -132,23 +135,22 @@ def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> lis
 
 
 def spread_nbytes(windows: Windows, filters: int, itemsize: int) -> int:
-    """What the steps that spread tiles take, for so many filters in a group."""
-    places = math.prod(windows.output) * itemsize
+    """Return the bytes of `spread_steps` for the filters of a group."""
+    nbytes = math.prod(windows.output) * itemsize
     column = (filters, *windows.kernel)
-    axis, length = _cut(column, places)
-    return length * math.prod(column[axis + 1 :]) * places
+    axis, length = _split(column, nbytes)
+    return length * math.prod(column[axis + 1 :]) * nbytes
 
 
 def spread_steps(x: Array, windows: Windows, weights: Array, out: Array) -> list[Thunk]:
-    """The reverse of gathering: columns of a sample and group, weights[g] transposed @ x, added to
-    `out` where the windows that slide over it see them."""
+    """Return steps that add columns, transposed weights[g] @ x of each sample and group, to `out`
+    at the positions of their windows."""
     group, channels, _ = weights.shape
     samples, filters = out.shape[0], out.shape[1] // group
     lines, places = lines_of(windows), math.prod(windows.output)
     column = (filters, *windows.kernel)
-    axis, length = _cut(column, places * x.dtype.itemsize)
-    tiles = Tiles(windows.output[0], column, axis, length)
-    room = workspace(tiles.elements(windows), x.dtype)
+    tiles = Tiles(windows.output[0], column, *_split(column, places * x.dtype.itemsize))
+    work = workspace(tiles.elements(windows), x.dtype)
     rows = x.reshape(samples, group, channels, places)
     result = out.reshape(samples, group, filters, *windows.size)
 
@@ -156,7 +158,7 @@ def spread_steps(x: Array, windows: Windows, weights: Array, out: Array) -> list
         out.fill(0)
         for n, g in np.ndindex(samples, group):
             for flat, (some, *kernel) in tiles.pieces():
-                columns = room[: (flat.stop - flat.start) * places].reshape(-1, places)
+                columns = work[: (flat.stop - flat.start) * places].reshape(-1, places)
                 np.matmul(weights[g][:, flat].T, rows[n, g], columns)
                 sizes = [k.stop - k.start for k in kernel]
                 taps = columns.reshape(-1, *sizes, *windows.output)
@@ -172,7 +174,7 @@ def spread_steps(x: Array, windows: Windows, weights: Array, out: Array) -> list
 
 
 def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> list[Thunk]:
-    """sums[g] = columns of group g @ the gradient of its filters, over samples and places."""
+    """Return steps for sums[g] = columns of group g @ the gradient of its filters."""
     group, depth, filters = sums.shape
     grouped = x.reshape(len(x), group, -1, *windows.size)
     tiles, gather = _gathering(grouped, windows)
@@ -183,7 +185,7 @@ def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> li
     def run() -> None:
         sums.fill(0)
         for n, g in np.ndindex(len(x), group):
-            for rows in tiles.stretches(windows):
+            for rows in tiles.row_slices(windows):
                 seen = by_group[n, g][:, rows.start * row : rows.stop * row].T
                 for flat, (channels, *kernel) in tiles.pieces():
                     into = sums[g][flat]
@@ -195,7 +197,7 @@ def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> li
 
 
 def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
-    """Tiles over (samples, groups, channels, *size), and what gathers them."""
+    """Return the tiling of [samples, groups, channels, *size], and the gatherer of columns."""
     tiles = tiles_of(windows, grouped.shape[2], grouped.dtype.itemsize)
     columns = workspace(tiles.elements(windows), grouped.dtype)
     padded = workspace(TILE_NBYTES // grouped.dtype.itemsize, grouped.dtype)
@@ -204,25 +206,25 @@ def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """Gathers columns of one tile and piece into `columns`; `padded` is room for what they see."""
+    """Gathers the columns of one tile and piece into `columns`, through `padded` if needed."""
 
     lines: tuple[WindowLine, ...]
     columns: Array
     padded: Array
 
     def __call__(self, x: Array, kernel: Sequence[slice], rows: slice) -> Array:
-        """Of channels x, for some kernel elements and output rows; 0 where no x is."""
-        places = (rows, *(slice(0, line.output) for line in self.lines[1:]))
-        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in places))
+        """Return the columns of channels x for some kernel elements and output rows."""
+        outputs = (rows, *(slice(0, line.output) for line in self.lines[1:]))
+        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in outputs))
         depth = math.prod(shape[: len(kernel) + 1])
         flat = self.columns[: math.prod(shape)].reshape(depth, -1)
-        # The places of x, from and to, that these windows see.
+        # The range of positions of x that these windows read.
         seen = [
             (
                 m.start * line.stride + k.start * line.dilation - line.begin,
                 (m.stop - 1) * line.stride + (k.stop - 1) * line.dilation - line.begin + 1,
             )
-            for line, k, m in zip(self.lines, kernel, places, strict=True)
+            for line, k, m in zip(self.lines, kernel, outputs, strict=True)
         ]
         target = flat.reshape(shape)
         if all(a >= 0 and b <= line.size for (a, b), line in zip(seen, self.lines, strict=True)):
@@ -231,23 +233,23 @@ class _Gather:
         elif len(x) * math.prod(b - a for a, b in seen) <= self.padded.size:
             np.copyto(target, self._windows(self._padded(x, seen), shape))
         else:
-            self._by_elements(x, kernel, places, target)
+            self._by_elements(x, kernel, outputs, target)
         return flat
 
     def _padded(self, x: Array, seen: Sequence[tuple[int, int]]) -> Array:
         shape = (len(x), *(b - a for a, b in seen))
-        room = self.padded[: math.prod(shape)].reshape(shape)
-        room.fill(0)
+        padded = self.padded[: math.prod(shape)].reshape(shape)
+        padded.fill(0)
         inside = [
             (max(a, 0), min(b, line.size)) for (a, b), line in zip(seen, self.lines, strict=True)
         ]
         if all(b > a for a, b in inside):
             there = (slice(i - a, j - a) for (i, j), (a, _) in zip(inside, seen, strict=True))
-            room[(slice(None), *there)] = x[(slice(None), *(slice(i, j) for i, j in inside))]
-        return room
+            padded[(slice(None), *there)] = x[(slice(None), *(slice(i, j) for i, j in inside))]
+        return padded
 
     def _windows(self, read: Array, shape: Shape) -> Array:
-        """Every window over what is read, as a view."""
+        """Return every window over `read` as a view."""
         channel, *spatial = read.strides
         kernel = (s * line.dilation for s, line in zip(spatial, self.lines, strict=True))
         output = (s * line.stride for s, line in zip(spatial, self.lines, strict=True))
@@ -256,7 +258,7 @@ class _Gather:
     def _by_elements(
         self, x: Array, kernel: Sequence[slice], output: Sequence[slice], target: Array
     ) -> None:
-        """Where windows lie so far apart that what lies between them would be too much."""
+        """Gather windows so far apart that the positions between them exceed the workspace."""
         target.fill(0)
         for place in np.ndindex(*target.shape[1 : len(kernel) + 1]):
             there: list[slice] = []

@@ -1,6 +1,6 @@
-"""`stitch.Window`: rows at equal distances, along each of several axes: slides, dilations, repeats.
+"""`stitch.Window`: a strided window of rows with any number of axes (slides, dilations, repeats).
 
-The first row and the distances are operands: they may change from run to run.
+The first row and the strides are operands, so they may change from run to run.
 """
 
 from __future__ import annotations
@@ -14,26 +14,19 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.batching import BatchingContext
-from stitch.ops.definition import (
-    Attribute,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    declared,
-)
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INT64
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 # Row indices --------------------------------------------------------------------------------------
 
 
 def reached_rows(base: int, strides: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
-    """The least and the greatest row that a window reads; (0, -1) where it reads none.
+    """Return the least and the greatest row that a window reads; (0, -1) if it reads none.
 
     >>> reached_rows(3, [2, -1], [4, 3])
     (1, 9)
@@ -45,33 +38,33 @@ def reached_rows(base: int, strides: Sequence[int], lengths: Sequence[int]) -> t
 
 
 def are_in_range(base: int, strides: Sequence[int], lengths: Sequence[int], count: int) -> bool:
-    """Whether all rows that a window reads are among so many."""
+    """Return whether all rows that a window reads are in `range(count)`."""
     least, most = reached_rows(base, strides, lengths)
     return least > most or 0 <= least <= most < count
 
 
-def moving(strides: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Lengths and strides; where there is one row, or none, nothing moves, whatever its stride."""
+def _used_strides(strides: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield lengths and strides, with stride 0 for axes of at most one row."""
     reads = 0 not in lengths
     for length, stride in zip(lengths, strides, strict=True):
         yield length, stride if reads and length > 1 else 0
 
 
 def row_numbers(base: int, strides: Sequence[int], lengths: Sequence[int]) -> Any:
-    """The rows of a window that reads some, int64: as many as its lengths say.
+    """Return the row numbers of a window, int64, in the shape `lengths`.
 
     >>> row_numbers(1, [2, 1], [2, 3]).tolist()
     [[1, 2, 3], [3, 4, 5]]
     """
     rows = np.full(tuple(lengths), base, np.int64)
-    for axis, (length, stride) in enumerate(moving(strides, lengths)):
+    for axis, (length, stride) in enumerate(_used_strides(strides, lengths)):
         rows += along(np.arange(length, dtype=np.int64) * stride, axis, len(lengths))
     return rows
 
 
 def windowed(data: Array, base: int, strides: Sequence[int], lengths: Sequence[int]) -> Array:
-    """The rows of a window, all of them in range, as a view of the data."""
-    moved = [stride * data.strides[0] for _, stride in moving(strides, lengths)]
+    """Return the rows of a window, which must all be in range, as a view of the data."""
+    moved = [stride * data.strides[0] for _, stride in _used_strides(strides, lengths)]
     shape = (*lengths, *data.shape[1:])
     first = data if 0 in lengths else data[base:]
     return np.lib.stride_tricks.as_strided(first, shape, (*moved, *data.strides[1:]))
@@ -79,23 +72,22 @@ def windowed(data: Array, base: int, strides: Sequence[int], lengths: Sequence[i
 
 # Copies of strided elements as runs of bytes ------------------------------------------------------
 
-#: A last axis of so few short runs, with many times as many in front of it, is copied place by
-#: place: a loop of NumPy's for three of them takes longer than to copy them. But memory beyond the
-#: caches is gone through once.
+#: A last axis of at most `_FEW` runs of at most `_SHORT_NBYTES` bytes, with `_MANY` times as many
+#: runs in front of it, is copied index by index, unless the arrays exceed `_CACHED_NBYTES`: NumPy's
+#: inner loop has a high fixed cost.
 _FEW, _MANY, _SHORT_NBYTES, _CACHED_NBYTES = 8, 32, 64, 1 << 20
 
 
 def row_copies(there: Array, taken: Array) -> Sequence[tuple[Array, Array]]:
-    """Where runs go, and where they are: all elements together.
+    """Split a strided copy into fewer, cheaper copies: pairs of target and source.
 
-    NumPy copies an axis of a few elements by a loop of its own; what lies dense in both arrays is
-    one element here, moved at once. 4096 rows of 8 float32, 4 by 4 from far apart: 9 us so, 7 us
-    place by place, and 14 us else.
+    Trailing axes that are dense in both arrays merge to one element. 4096 rows of 8 float32 in
+    runs of 4: 9 us merged, 7 us index by index, 14 us as one copy.
     """
     shape, nbytes, axes = there.shape, there.itemsize, there.ndim
     if 0 in shape:
         return ()
-    while axes and _goes_on(shape[axes - 1], nbytes, there.strides, taken.strides, axes - 1):
+    while axes and _is_dense(shape[axes - 1], nbytes, there.strides, taken.strides, axes - 1):
         axes -= 1
         nbytes *= shape[axes]
     if not axes:
@@ -113,7 +105,7 @@ def row_copies(there: Array, taken: Array) -> Sequence[tuple[Array, Array]]:
     return [(there, taken)]
 
 
-def _goes_on(
+def _is_dense(
     length: int, nbytes: int, there: Sequence[int], taken: Sequence[int], axis: int
 ) -> bool:
     return length == 1 or there[axis] == nbytes == taken[axis]
@@ -123,10 +115,10 @@ def _goes_on(
 
 
 def gradient(c: GradientContext) -> Sequence[Any]:
-    """Rows are added where they came from; what was one row all along an axis is summed first."""
+    """Scatter-add rows; sum first over axes of stride 0."""
     data, lengths, flowing = c.type_of(0), c.ints_of("lengths"), c.gradient
     assert lengths is not None
-    table = c.zeros(data.shape, data.data_type)
+    table = c.filled(0, data.shape, data.data_type)
     if 0 in lengths:
         return table, None, None
     base, strides = c.constants[1], c.constants[2]
@@ -145,7 +137,7 @@ def gradient(c: GradientContext) -> Sequence[Any]:
 def _computed_rows(
     c: GradientContext | BatchingContext, base: Any, strides: Any, lengths: Sequence[int]
 ) -> Any:
-    """Row indices of windows whose first row and strides are values, batched or not."""
+    """Return row numbers of windows whose first row and strides are values, batched or not."""
     rank, leading = len(lengths), strides.shape[:-1]
     rows = c.shaped(base, (*base.shape, *(1,) * rank))
     for axis, length in enumerate(lengths):
@@ -180,16 +172,16 @@ def batching(c: BatchingContext) -> Sequence[Any]:
 
 
 def _own_windows(c: BatchingContext, lengths: Sequence[int]) -> Any:
-    """Windows whose start varies over the batch: gather rows by index."""
+    """Gather by row numbers if the first row or the strides vary over the batch."""
     data, base, strides = c.operands
     count, whole = c.shape()[0], (c.batch_size, *lengths)
-    # Far outside is outside; of numbers that are cut no sum is too large for its type.
+    # Clipped values stay out of range, but their sums cannot overflow.
     base = c.apply("Clip", base, np.array(-1), np.array(count))
     strides = c.apply("Clip", strides, np.array(-count), np.array(count))
     rows = _computed_rows(c, base, strides, lengths)
     if rows.shape != whole:
         rows = c.apply("Expand", rows, list(whole))
-    # A number below 0 would count from the end.
+    # Negative numbers would count from the end.
     is_before = c.apply("Less", rows, np.array(0))
     rows = c.apply("Where", is_before, np.array(count), rows)
     if not c.varies(0):
@@ -212,13 +204,13 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 def _copies(
     data: Array, base: Array, strides: Array, lengths: tuple[int, ...], out: Array
 ) -> Sequence[tuple[Array, Array]]:
-    """What goes where; raises `TaskError` for rows out of range."""
+    """Return pairs of target and source; raise `TaskError` for rows out of range."""
     first, steps, count = int(base), strides.tolist(), len(data)
     least, most = reached_rows(first, steps, lengths)
     if least <= most and (least < 0 or most >= count):
         raise TaskError(
             "Window: a row is out of range",
-            expected=f"0 to {count - 1}" if count else "no row: there is none",
+            expected=f"0 to {count - 1}" if count else "no row: axis of size 0",
             got=f"{least} to {most}",
         )
     return row_copies(out, windowed(data, first, steps, lengths)) if out.size else ()
@@ -232,7 +224,7 @@ def _copy(data: Array, base: Array, strides: Array, lengths: tuple[int, ...], ou
 def _copy_run(
     data: Array, base: Array, strides: Array, lengths: tuple[int, ...], out: Array
 ) -> None:
-    """As `_copy`, of one axis at most: what is one run of memory takes a tenth of the time."""
+    """As `_copy` for at most one axis: a tenth of the time if rows are consecutive."""
     first = int(base)
     if not lengths:
         if 0 <= first < len(data):
@@ -245,7 +237,7 @@ def _copy_run(
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, base, strides = (arguments.given(i) for i in range(3))
+    data, base, strides = (arguments.operand(i) for i in range(3))
     lengths, out = arguments.ints_of("lengths"), arguments.outputs[0]
     assert lengths is not None
     if not (arguments.is_constant(1) and arguments.is_constant(2)):
@@ -254,15 +246,10 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return [partial(np.copyto, *pair) for pair in _copies(data, base, strides, lengths, out)]
 
 
-def _nothing(context: WorkspaceContext) -> int:
-    return 0
-
-
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Window", (3, 3), _infer, _kernel,
         attributes=declared(lengths=Attribute("ints", required=True)), domain="stitch",
-        gradient=gradient, batching=batching, workspace=WorkspaceRule(_nothing),
-        checks=True,
+        gradient=gradient, batching=batching, workspace=operands(0), checks=True,
     ),
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Operators that keep every element in its order: Identity, Reshape, Flatten, Squeeze, Dropout ...
+"""Operators that keep the order of elements (Identity, Reshape, Flatten, Squeeze, Dropout), and
+those that depend on shapes and numbers only (Shape, Size, ConstantOfShape, Range, EyeLike).
 
-Their result may take the memory of their operand; then nothing is left to do. `stitch.Expect` is
-an Identity that checks at run time: for programs made for one value of an input.
+The result may share the operand's memory; then there is no step. `stitch.Expect` is an Identity
+that checks at run time the value of an input which decided shapes at compile time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.batching import BatchingContext
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few
-from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
-from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
-from stitch.ops.steps import copy_steps, fill_step
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import (
+    BOOLEAN,
+    EVERY,
+    FLOATS,
+    INT64,
+    MOVED,
+    SIGNED_NUMERIC,
+    data_type_of_code,
+)
+from stitch.ops.gradient import GradientContext, no_gradient
+from stitch.ops.inference import Inference, InferenceContext, Shape, float_of, int_of, same_as_first
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, slice_range
+from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, Operation, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
@@ -30,13 +40,12 @@ def batch_same_order(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_dropout(c: BatchingContext) -> Sequence[Any]:
-    """Nothing is dropped, whatever the ratio; where the mode is asked for, the ratio is known."""
+    """Dropout in inference mode: the ratio has no effect, so one that varies is left out."""
     ratio = None if c.varies(1) else c.operands[1] if c.has(1) else None
     return c.again(c.broadcast(0), ratio, c.operands[2] if c.has(2) else None)
 
 
 def batch_shape(c: BatchingContext) -> Sequence[Any]:
-    """Shape: the same for all examples."""
     shape = c.shape()
     end = c.attributes.get("end")
     assert end is None or isinstance(end, int)
@@ -49,65 +58,14 @@ def batch_size(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_expect(c: BatchingContext) -> Sequence[Any]:
-    """Check all examples at once."""
     checked = c.varies(1, 2)
     return c.again(c.broadcast(0), *(c.broadcast(i) if checked else c.operands[i] for i in (1, 2)))
 
 
-def batch_transpose(c: BatchingContext) -> Sequence[Any]:
-    rank = c.rank()
-    order = c.ints_of("perm") or tuple(range(rank))[::-1]
-    return c.again(c.operands[0], perm=[0, *(axis + 1 for axis in order)])
-
-
-def batch_split(c: BatchingContext) -> Sequence[Any]:
-    return c.with_first(c.operands[0], axis=c.axis_behind(c.int_of("axis")))
-
-
-def batch_slice(c: BatchingContext) -> Sequence[Any]:
-    listed = c.ints_at(3)
-    if listed is None:
-        listed = tuple(range(len(c.ints_at(1) or ())))
-    axes = [c.axis_behind(axis) for axis in listed]
-    steps = c.operands[4] if c.has(4) else None
-    return c.again(c.operands[0], c.operands[1], c.operands[2], axes, steps)
-
-
-def batch_expand(c: BatchingContext) -> Sequence[Any]:
-    shape = c.result_shape()
-    return c.again(c.aligned(0, len(shape)), [c.batch_size, *shape])
-
-
-def batch_tile(c: BatchingContext) -> Sequence[Any]:
-    return c.again(c.operands[0], [1, *(c.ints_at(1) or ())])
-
-
-def batch_pad(c: BatchingContext) -> Sequence[Any]:
-    listed = c.ints_at(3)
-    axes = list(range(c.rank())) if listed is None else listed
-    behind = [c.axis_behind(axis) for axis in axes]
-    value = c.operands[2] if c.has(2) else None
-    if not c.varies(2) or c.string_of("mode") != "constant":
-        return c.again(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
-    # One pad value per example: pad a mask to find the padded elements.
-    inside = c.filled(True, c.shape(), DataType.BOOL)
-    mask = c.apply("Pad", inside, c.operands[1], np.array(False), list(axes))
-    # One after the other: what is batched has an axis more in front.
-    padded = c.again(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
-    number = c.shaped(value, (c.batch_size, *(1,) * c.rank()))
-    return (c.apply("Where", mask, padded, number),)
-
-
-def batch_eye_like(c: BatchingContext) -> Sequence[Any]:
-    """Of its operand only the shape and the type are asked for."""
-    like = c.filled(0, c.shape(), c.type_of(0).data_type)
-    return (c.repeated(c.again(like)[0], c.result_shape()),)
-
-
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
-    """The operand's elements, in order, in the output's shape."""
+    """Copy the operand's elements, in order, to the output's shape."""
     out = arguments.outputs[0]
-    return copy_steps(arguments.given(0).reshape(out.shape), out)
+    return copy_steps(arguments.operand(0).reshape(out.shape), out)
 
 
 def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -115,15 +73,16 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(1, INT64)
     wanted = list(context.known_ints(1, "shape"))
     keep_zero = bool(context.int_of("allowzero"))
-    if (
-        wanted.count(-1) > 1
-        or any(size < -1 for size in wanted)
-        or (keep_zero and -1 in wanted and 0 in wanted)
-    ):
-        raise context.fail("Reshape cannot read this shape", got=wanted)
+    is_valid = wanted.count(-1) <= 1 and min(wanted, default=0) >= -1
+    context.require(
+        is_valid and not (keep_zero and {-1, 0} <= set(wanted)), "shape of Reshape is invalid",
+        expected="sizes >= 0 and at most one -1", got=wanted,
+    )  # fmt: skip
     if not keep_zero:
         if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
-            raise context.fail("Reshape has no dimension to copy for a 0", got=wanted)
+            raise context.fail(
+                f"shape of Reshape has a 0 beyond the operand's rank {len(data.shape)}", got=wanted
+            )
         copied = [i for i, size in enumerate(wanted) if size == 0]
         wanted = [data.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
     count = math.prod(data.shape)
@@ -131,17 +90,16 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
         rest = count
         others = math.prod(size for size in wanted if size != -1)
         if not others and not keep_zero:
-            # Of no elements the lengths that are not copied tell which is left.
+            # For an empty tensor, -1 follows from the sizes that are not copied.
             rest = math.prod(size for i, size in enumerate(data.shape) if i not in copied)
             others = math.prod(s for i, s in enumerate(wanted) if s != -1 and i not in copied)
         fits = others and rest % others == 0
         wanted[wanted.index(-1)] = rest // others if fits else 0
     if math.prod(wanted) != count:
         raise context.fail(
-            "Reshape must keep the number of elements",
-            expected=f"{count} elements",
-            got=f"shape {list(context.known_ints(1, 'shape'))}",
-        )
+            "shape of Reshape has another number of elements than the operand",
+            expected=f"{count} elements", got=f"shape {list(context.known_ints(1, 'shape'))}",
+        )  # fmt: skip
     return (ValueType(tuple(wanted), data.data_type),)
 
 
@@ -149,7 +107,8 @@ def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, MOVED)
     rank, axis = len(data.shape), context.int_of("axis")
     if not -rank <= axis <= rank:
-        raise context.fail(f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=axis)
+        what = f"axis {axis} of Flatten is out of range"
+        raise context.fail(what, expected=f"{-rank} to {rank}", got=axis)
     axis += rank if axis < 0 else 0
     shape = (math.prod(data.shape[:axis]), math.prod(data.shape[axis:]))
     return (ValueType(shape, data.data_type),)
@@ -164,7 +123,10 @@ def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
         axes = context.axes_of(context.known_ints(1, "axes"), len(data.shape))
     wrong = [axis for axis in axes if data.shape[axis] != 1]
     if wrong:
-        raise context.fail(f"Squeeze removes dimensions of size 1 only, not axis {wrong[0]}")
+        raise context.fail(
+            f"axis {wrong[0]} of Squeeze has size {data.shape[wrong[0]]}", expected="size 1",
+            got=data.shape,
+        )  # fmt: skip
     shape: Shape = tuple(size for i, size in enumerate(data.shape) if i not in axes)
     return (ValueType(shape, data.data_type),)
 
@@ -188,11 +150,10 @@ def _infer_dropout(context: InferenceContext) -> tuple[ValueType, ...]:
     if context.present(2) is not None:
         context.require_type(2, BOOLEAN)
         training, ratio = context.constant(2), context.constant(1)
-        still = context.present(1) is not None and ratio is not None and not ratio.any()
-        if (training is None or training.any()) and not still:
+        drops = context.present(1) is None or ratio is None or ratio.any()
+        if (training is None or training.any()) and drops:
             raise context.fail(
-                "Dropout in training mode draws random numbers, and ONNX's Dropout takes no key "
-                "to draw them from",
+                "Dropout in training mode is not supported: it draws random numbers without a key",
                 expected="training_mode known to be false, or ratio known to be 0",
                 got="training_mode " + ("computed" if training is None else "true"),
             )
@@ -210,18 +171,17 @@ def _infer_shape(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _listed(attributes: Mapping[str, Any], shape: Shape) -> Shape:
-    """The dimensions that Shape lists."""
     return shape[attributes.get("start", 0) : attributes.get("end")]
 
 
 def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
-    listed = _listed(arguments.attributes, arguments.given(0).shape)
+    listed = _listed(arguments.attributes, arguments.operand(0).shape)
     return copy_steps(np.array(listed, out.dtype), out)
 
 
 def known_by_type(operation: Operation, kind: ValueType | None) -> Array | None:
-    """The result of an operator that asks for the shape of its first operand only, else None.
+    """Return the result of Shape or Size from the operand's type, None for other operators.
 
     >>> size = Operation("Size", (0,), (1,))
     >>> known_by_type(size, ValueType((10**6, 10**6), DataType.FLOAT32)).item()
@@ -240,7 +200,7 @@ def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _size(arguments: KernelArguments) -> Sequence[Thunk]:
-    return (fill_step(arguments.outputs[0], arguments.given(0).size),)
+    return (fill_step(arguments.outputs[0], arguments.operand(0).size),)
 
 
 def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -257,17 +217,16 @@ def _infer_expect(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _expect(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, actual, wanted = (arguments.given(i) for i in range(3))
+    data, actual, wanted = (arguments.operand(i) for i in range(3))
     name = arguments.string_of("name")
 
     def check() -> None:
         if not np.array_equal(actual, wanted):
             raise TaskError(
-                f"the program was compiled for one value of {name!r}: it decides shapes",
-                expected=_shown(wanted.tolist()),
-                got=_shown(actual.tolist()),
-                remedy="compile the model again, with this value as the example input",
-            )
+                f"the program was compiled for one value of {name!r}, which decides shapes",
+                expected=_shown(wanted.tolist()), got=_shown(actual.tolist()),
+                remedy="compile the model again with this value as the example input",
+            )  # fmt: skip
 
     return (check, *copy_steps(data, arguments.outputs[0]))
 
@@ -285,9 +244,8 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
 
 
 def reshape_gradient(context: GradientContext) -> Sequence[Any]:
-    """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
     gradient = context.shaped(context.gradient, context.type_of(0).shape)
-    return (gradient, *(None,) * (len(context.input_types) - 1))
+    return (gradient, *no_gradient(context)[1:])
 
 
 _RESHAPING = (
@@ -297,8 +255,86 @@ _RESHAPING = (
     _same_order("Squeeze", (1, 2), _infer_squeeze),
     _same_order("Unsqueeze", (2, 2), _infer_unsqueeze),
 )
-#: ONNX's operators that give the elements of their first operand in the same order.
+#: ONNX operators whose result has the elements of the first operand in the same order.
 RESHAPING = frozenset(definition.name for definition in _RESHAPING)
+
+
+def batch_eye_like(c: BatchingContext) -> Sequence[Any]:
+    """The result depends on the operand's shape and type only."""
+    like = c.filled(0, c.shape(), c.type_of(0).data_type)
+    return (c.repeated(c.again(like)[0], c.result_shape()),)
+
+
+def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:
+    context.require_type(0, INT64)
+    context.require_rank(0, 1, 1)
+    shape = context.known_ints(0, "input")
+    if any(size < 0 for size in shape):
+        raise context.fail("shape of ConstantOfShape has a negative size", got=shape)
+    return (ValueType(shape, data_type_of_code(context.int_of("dtype"), context.op)),)
+
+
+def _filled(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    floating = out.dtype.kind == "f"
+    read = float_of if floating else int_of
+    value = read(arguments.attributes, "value_float" if floating else "value_int")
+    return (fill_step(out, value),)
+
+
+_RANGES = SIGNED_NUMERIC - {DataType.INT8, DataType.FLOAT16, DataType.BFLOAT16}
+
+
+def _range_length(start: Array, limit: Array, delta: Array) -> int:
+    first, last, step = (v.reshape(()).item() for v in (start, limit, delta))
+    if start.dtype.kind != "f":
+        return max(0, int(-((first - last) // step)))
+    length: float = (last - first) / step
+    return math.ceil(min(max(length, 0.0), float(1 << 63)))
+
+
+def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
+    first = context.require_type(0, _RANGES)
+    context.require_same_type((0, 1, 2))
+    known = []
+    for index, name in enumerate(("start", "limit", "delta")):
+        if math.prod(context.operand(index).shape) != 1:
+            context.require_shape(index, ())
+        known.append(context.known_data(index, name).astype(first.data_type.compute_dtype))
+    context.require(known[2].any(), "delta of Range must not be 0")
+    if not all(np.isfinite(number).all() for number in known):
+        raise context.fail("operands of Range must be finite")
+    return (ValueType((_range_length(*known),), first.data_type),)
+
+
+def _range(arguments: KernelArguments) -> Sequence[Thunk]:
+    start, _, delta = (arguments.operand(i).reshape(()) for i in range(3))
+    out = arguments.outputs[0]
+
+    def write() -> None:
+        for part in slice_range(out.size, CHUNK_SIZE):
+            np.copyto(out[part], start + np.arange(part.start, part.stop) * delta, "unsafe")
+
+    return [write]
+
+
+def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, EVERY)
+    context.require_rank(0, 2, 2)
+    if "dtype" not in context.attributes:
+        return (data,)
+    code = context.int_of("dtype")
+    return (ValueType(data.shape, data_type_of_code(code, context.op)),)
+
+
+def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    k = arguments.int_of("k")
+    rows, columns = out.shape
+    first = max(0, -k) * columns + max(0, k)
+    count = max(0, min(rows - max(0, -k), columns - max(0, k)))
+    diagonal = out.reshape(-1)[first : first + count * (columns + 1) : columns + 1]
+    return (fill_step(out, 0), fill_step(diagonal[:count], 1))
 
 
 OPERATORS: tuple[OpDef, ...] = (
@@ -312,12 +348,23 @@ OPERATORS: tuple[OpDef, ...] = (
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
         batching=batch_shape, workspace=few,
     ),
-    # Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what the
-    # attribute says. ONNX expansion: Identity(operand 0), without the check.
+    # Returns operand 0 if operands 1 and 2 are equal, else raises a TaskError that names the
+    # attribute. ONNX expansion: Identity(operand 0), without the check.
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
         batching=batch_expect, workspace=few, checks=True,
     ),
     OpDef("Size", (1, 1), _infer_size, _size, batching=batch_size, workspace=few),
+    # ONNX's tensor attribute `value` is stored as `dtype` (an ONNX code) and value_float (float
+    # types) or value_int (other types).
+    OpDef(
+        "ConstantOfShape", (1, 1), _infer_filled, _filled,
+        attributes=declared(dtype=1, value_float=0.0, value_int=0), workspace=few,
+    ),
+    OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
+    OpDef(
+        "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
+        batching=batch_eye_like, workspace=few,
+    ),
 )  # fmt: skip
