@@ -434,6 +434,35 @@ def _number(value: Any) -> float | None:
     return float(number) if isinstance(number, int | float) else None
 
 
+class LossOperationError(UsageError, AttributeError, TypeError):
+    """A loss was asked for something other than `+ - * /` with numbers."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            f"a loss has no {operation}: backward() goes back through + - * / with numbers only",
+            remedy="float(loss) is its number; what is computed of it and has gradients belongs "
+            "into the module (loss=stitch.losses.IdentityLoss() takes what it gives as the loss)",
+        )
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for options of torch's `backward` that are set."""
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if given:
+        raise UsageError(
+            "backward() of a loss takes no options: it goes back once",
+            got=", ".join(given),
+            remedy="loss.backward(), and for more gradients another call of the model",
+        )
+
+
+def _refused(operation: str) -> Any:
+    def method(self: LossTensor, *operands: Any) -> Any:
+        raise LossOperationError(operation)
+
+    return method
+
+
 class LossTensor:
     """A scalar loss: `item` reads it, `backward` queues the backward program, once.
 
@@ -449,11 +478,13 @@ class LossTensor:
         self._tensor = tensor
         self._value: float | None = None
 
-    def backward(self) -> None:
+    def backward(self, **options: Any) -> None:
         """Queue the gradients of all parameters, which are added to existing ones.
 
-        Raises `UsageError` when called twice, and for a loss that is not the last one.
+        Raises `UsageError` when called twice, for a loss that is not the last one, and for options
+        of torch's `backward` that are set.
         """
+        _refuse_options(options)
         self.training.backward_of(self, 1.0)
 
     @property
@@ -497,11 +528,23 @@ class LossTensor:
     __truediv__ = _loss_operator(
         operator.truediv, lambda number: 1.0 / number if number else math.inf
     )
+    __rtruediv__ = _refused("number / loss")
+    __pow__, __rpow__ = _refused("loss ** exponent"), _refused("base ** loss")
+    __floordiv__ = __rfloordiv__ = _refused("//")
+    __mod__ = __rmod__ = _refused("%")
+    __matmul__ = __rmatmul__ = _refused("@")
+    __abs__, __pos__, __round__ = _refused("abs()"), _refused("unary +"), _refused("round()")
     __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
     __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
 
     def __neg__(self) -> LossTensor:
         return ComputedLoss(self, operator.neg, -1.0)
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what torch's tensors have and a loss has not."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise LossOperationError(f"{name!r}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.item(), dtype or np.float32)
@@ -555,11 +598,12 @@ class ComputedLoss(LossTensor):
             self._value = float(value)
         return self._value
 
-    def backward(self) -> None:
+    def backward(self, **options: Any) -> None:
         """Run the backward pass of the original loss, scaled.
 
         Raises `UsageError` for a detached loss, and as `LossTensor.backward`.
         """
+        _refuse_options(options)
         if self._change is None:
             raise UsageError(
                 "backward() was called on a detached loss",

@@ -159,12 +159,43 @@ def test_what_is_no_number_is_refused_and_the_loss_still_goes_back() -> None:
             with pytest.raises(UsageError, match="combined with numbers only") as caught:
                 left + right
             assert "float(value)" in str(caught.value)
-    others: list[Callable[[], Any]] = [
-        lambda: loss**2, lambda: 1 / loss, lambda: abs(loss), lambda: loss + "1",
-    ]  # fmt: skip
-    for compute in others:
-        with pytest.raises(TypeError):
-            compute()
+    with pytest.raises(TypeError):
+        loss + "1"
     loss.backward()
+    LOSS(net(x), y).backward()
+    assert_gradients(net, model)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda loss: 1 / loss, lambda loss: loss**2, lambda loss: 2**loss, lambda loss: abs(loss),
+        lambda loss: loss // 1, lambda loss: loss % 1, lambda loss: round(loss, 2),
+        lambda loss: loss.mean(), lambda loss: loss.exp(), lambda loss: loss.to("cpu"),
+        lambda loss: loss.shape, lambda loss: (loss / 4).sum(),
+    ],
+)  # fmt: skip
+def test_what_a_loss_has_not_is_one_clear_error(compute: Callable[[Any], Any]) -> None:
+    net, model = made()
+    x, y = batch()
+    loss = LOSS(model(x), y)
+    with pytest.raises(UsageError, match=r"a loss has no .*: backward") as caught:
+        compute(loss)
+    assert "float(loss)" in str(caught.value)
+    assert isinstance(caught.value, TypeError) and isinstance(caught.value, AttributeError)
+    loss.backward()
+    LOSS(net(x), y).backward()
+    assert_gradients(net, model)
+
+
+def test_options_of_backward_that_are_set_are_refused() -> None:
+    net, model = made()
+    x, y = batch()
+    loss = LOSS(model(x), y)
+    for one in (loss, loss / 1):
+        with pytest.raises(UsageError, match="takes no options") as caught:
+            one.backward(retain_graph=True)
+        assert caught.value.got == "retain_graph"
+    loss.backward(retain_graph=None, create_graph=False)
     LOSS(net(x), y).backward()
     assert_gradients(net, model)
