@@ -15,7 +15,7 @@ from torch import nn
 
 import stitch
 from stitch.cli.compile import main
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, LayoutError, UsageError
 from tests.support.torch.agreement import Applied, assert_agrees, run_graph
 
 X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0], [0.5, 0.0, -0.5]])
@@ -351,3 +351,52 @@ def test_importing_stitch_torch_nn_without_torch_names_what_to_install() -> None
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.startswith("CompileError"), done.stderr
     assert "pip install 'stitch-runtime[torch]'" in done.stdout
+
+
+#: What the error says of each example below.
+NOT_DENSE = ("to_dense()", "torch.sparse_csr", "on device meta", "dequantize()", "to_padded_tensor")
+
+
+def without_elements() -> dict[str, Any]:
+    return {
+        "to_dense()": X.to_sparse(),
+        "torch.sparse_csr": X.to_sparse_csr(),
+        "on device meta": X.to("meta"),
+        "dequantize()": torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+        "to_padded_tensor": torch.nested.nested_tensor([X[0], X[1, :2]]),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("said", NOT_DENSE)
+@pytest.mark.parametrize("options", [{}, {"loss": "MSELoss", "optimizer": "SGD"}])
+def test_an_example_without_dense_elements_is_one_clear_error(
+    said: str, options: dict[str, Any]
+) -> None:
+    example = without_elements()[said]
+    for examples in ((example,), {"input": example}):
+        with pytest.raises(CompileError, match="an example has no dense elements") as caught:
+            stitch.compile(nn.Linear(3, 3), examples, **options)
+        assert said in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("said", NOT_DENSE[:3])
+@pytest.mark.parametrize("options", [{}, {"loss": "MSELoss", "optimizer": "SGD"}])
+def test_a_buffer_without_dense_elements_is_named(said: str, options: dict[str, Any]) -> None:
+    module = nn.Linear(3, 3)
+    module.register_buffer("mask", without_elements()[said])
+    module.forward = lambda x: torch.mm(module.mask, x) + module.weight
+    with pytest.raises(CompileError, match=r"'mask' of .* has no dense elements") as caught:
+        stitch.compile(module, (X,), **options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("said", NOT_DENSE)
+def test_an_argument_without_dense_elements_says_what_makes_one(said: str) -> None:
+    model = stitch.compile(nn.ReLU(), (X,))
+    remedies = {"torch.sparse_csr": "to_dense()", "on device meta": "on the CPU"}
+    with pytest.raises(LayoutError, match="cannot become an array") as caught:
+        model(without_elements()[said])
+    assert remedies.get(said, said) in (caught.value.remedy or "")

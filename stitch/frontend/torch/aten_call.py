@@ -114,18 +114,29 @@ def torch_type_of(data_type: DataType) -> Any:
     return dtype
 
 
+def check_dense(tensor: Any, what: str) -> None:
+    """Raise `CompileError` for a tensor that is nested, quantized, sparse or without data."""
+    kinds = (
+        (tensor.is_nested, "nested", "to_padded_tensor(0.0) makes one dense tensor of it"),
+        (tensor.is_quantized, "quantized", "dequantize() makes a dense tensor of it"),
+        (tensor.layout is not torch.strided, str(tensor.layout), "call to_dense() first"),
+        (tensor.is_meta, "on device meta, without data", "give it data first: load the weights, "
+         "or torch.empty_like(tensor, device='cpu')"),
+    )  # fmt: skip
+    for is_so, got, remedy in kinds:
+        if is_so:
+            raise CompileError(
+                f"{what} has no dense elements", expected="a dense tensor on the CPU", got=got,
+                remedy=remedy,
+            )  # fmt: skip
+
+
 def array_of(tensor: Any) -> Array:
     """The elements of a torch tensor on the host, in the same bytes where that is possible.
 
-    Raises `CompileError` for a tensor without data (meta device) and for a sparse one.
+    Raises `CompileError` for a tensor whose elements are not numbers one beside the other.
     """
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        raise CompileError(
-            "a tensor of the module has no dense data",
-            expected="dense tensors",
-            got=f"layout {tensor.layout}, device {tensor.device}",
-            remedy="load the module's weights, or call to_dense(), before compiling it",
-        )
+    check_dense(tensor, "a tensor of the module")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     data_type_of(plain.dtype)
     return array_on(plain)

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import open_file, unreadable
-from stitch.frontend.torch.aten_call import torch_type_of
+from stitch.frontend.torch.aten_call import check_dense, torch_type_of
 from stitch.frontend.torch.decompositions import or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
@@ -79,7 +79,15 @@ def exported(module: Any, examples: Examples) -> Capture:
             shared = _shared_bytes(module) if isinstance(error, AssertionError) else ()
             if shared:
                 raise refused_sharing(shared, type(module).__name__) from error
+            _check_weights(module)
             raise _explained(error, module) from error
+
+
+def _check_weights(module: Any) -> None:
+    """Raise `CompileError` for a parameter or buffer that programs cannot hold."""
+    if isinstance(module, torch.nn.Module):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            check_dense(tensor, f"tensor {name!r} of {type(module).__name__}")
 
 
 @contextmanager
@@ -267,8 +275,11 @@ def _example_leaf(value: Any) -> Any:
         return torch.zeros(value.shape, dtype=torch_type_of(data_type))
     if isinstance(value, ValueType):
         return torch.zeros(value.shape, dtype=torch_type_of(value.data_type))
+    if not isinstance(value, torch.Tensor):
+        return value
+    check_dense(value, "an example")
     # Two examples that share memory would be taken for one tensor and its view.
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return value.detach().clone()
 
 
 def _refuse_cumulative_averages(module: Any) -> None:

@@ -19,6 +19,7 @@ from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import (
     ComplexTensor,
     array_of,
+    check_dense,
     in_pairs,
     is_complex,
     torch_type_of,
@@ -120,6 +121,7 @@ class _Constants:
         self._held: list[Any] = []
 
     def __call__(self, name: str, tensor: Any) -> SymbolicTensor | ComplexTensor:
+        check_dense(tensor, f"tensor {name!r} of the module")
         view = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         memory = tensor.untyped_storage().data_ptr()
         key = (memory, *view) if memory else (name, *view)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_call import array_of, check_dense, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.export import Examples, exported
 from stitch.frontend.torch.lowering import KEY_NAME, give_key
@@ -140,6 +140,7 @@ class _Capture:
         return self._tensor(spec.target, tensor, spec.kind)
 
     def _tensor(self, name: str, tensor: Any, kind: Any) -> SymbolicTensor:
+        check_dense(tensor, f"tensor {name!r} of the module")
         if kind is _INPUT.PARAMETER and tensor.requires_grad and tensor.is_floating_point():
             return self._trained(name, tensor)
         if name in self._states:

@@ -85,6 +85,10 @@ def _remedy(array: Any) -> str:
     """What makes an array of what cannot become one."""
     if not _is_torch(array):
         return "give all rows one length, and bring tensors of other libraries to the CPU"
+    if array.is_nested:
+        return "to_padded_tensor(0.0) makes one dense tensor of a nested one"
+    if array.is_quantized:
+        return "dequantize() makes numbers of a quantized tensor"
     if array.is_meta:
         return "a meta tensor has no elements: give one with data, on the CPU"
     if array.layout is not sys.modules["torch"].strided:
