@@ -295,6 +295,21 @@ def test_an_axis_that_a_scale_leaves_as_long_is_copied(mode: str) -> None:
         torch.testing.assert_close(torch.from_numpy(made.numpy()), resized(x))
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("scale", [1.3, 2.3])
+@pytest.mark.parametrize("length", [3, 80])
+def test_nearest_places_follow_the_scale_where_torch_follows_it(
+    axes: int, scale: float, length: int
+) -> None:
+    """Torch copies an axis that stays as long, and repeats one that doubles, in small images."""
+    scale = scale if length == 3 else round(scale) + 0.9 / length
+    shape = (1, 2, *[2] * (axes - 1), length)
+    resized = torch.nn.Upsample(scale_factor=(1.0,) * (axes - 1) + (scale,))
+    x = torch.arange(2.0 ** (axes - 1) * 2 * length).reshape(shape)
+    made = stitch.compile(resized, (x,))(x)
+    torch.testing.assert_close(torch.from_numpy(made.numpy()), resized(x))
+
+
 BYTES = torch.tensor([-128, -7, 0, 1, 7, 127], dtype=torch.int8)
 COUNTS = torch.tensor([1, 2, 4, 8, 31, -1], dtype=torch.int8)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)

@@ -173,18 +173,22 @@ def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
 # Resizing ------------------------------------------------------------------------------------
 
 
-def _steps(length: int, size: int, scales: Scales, axis: int) -> float:
-    """How far the source moves for one step of the result: an axis that stays as long is copied
-    whatever its scale, as torch does."""
-    if length == size:
-        return 1.0
+#: Rows and columns of images for which torch has a kernel of its own, which copies an axis that
+#: stays as long, and repeats every element of one that doubles, whatever the scale.
+SMALL_IMAGE = 128
+
+
+def _step(length: int, size: int, scales: Scales, axis: int) -> float:
+    """How far the source moves for one step of the result."""
     return length / size if scales is None else 1.0 / scales[axis]
 
 
 def _nearest(call: Call, x: SymbolicTensor, sizes: Sizes, scales: Scales = None) -> SymbolicTensor:
+    by_lengths = len(x.shape) == 4 and sum(call.shape[2:]) <= SMALL_IMAGE
     for axis, (length, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
+        given = None if by_lengths and size in (length, 2 * length) else scales
         # torch computes these places in float32.
-        step = np.float32(_steps(length, size, scales, axis))
+        step = np.float32(_step(length, size, given, axis))
         places = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64)
         x = call.builder.gather(x, np.minimum(places, length - 1), axis + 2)
     return x
@@ -195,7 +199,9 @@ def _linear(
 ) -> SymbolicTensor:
     lengths = enumerate(zip(x.shape[2:], call.shape[2:], strict=True))
     return weighted(call, x, [
-        _between(length, size, _steps(length, size, scales, axis), align_corners)
+        # An axis that stays as long is copied whatever its scale.
+        _between(length, size, _step(length, size, scales if size != length else None, axis),
+                 align_corners)
         for axis, (length, size) in lengths
     ])  # fmt: skip
 
