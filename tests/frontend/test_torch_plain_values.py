@@ -50,6 +50,26 @@ class Named(Bag):
     """The same, with a name."""
 
 
+class Keyed(dict[str, Any]):
+    """A dictionary of a class of its own."""
+
+
+class Shown(dict[str, Any]):
+    """One that has its keys as attributes too."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        vars(self).update(held)
+
+
+class Row(list[Any]):
+    """A list of a class of its own."""
+
+
+class Line(collections.deque[Any]):
+    """A deque of a class of its own."""
+
+
 pytree.register_pytree_node(
     Tagged, lambda bag: ([bag.held, bag.word], None),
     lambda parts, _: tagged(Tagged, *parts), serialized_type_name="tests.Tagged",
@@ -418,3 +438,18 @@ def test_a_recurrent_layer_compiles_without_a_warning(recwarn: pytest.WarningsRe
     model = stitch.compile(nn.LSTM(4, 4), (torch.zeros(2, 3, 4),), target="host")
     assert model.program.outputs
     assert [str(one.message) for one in recwarn if "during export" in str(one.message)] == []
+
+
+@pytest.mark.parametrize("kind", [Keyed, Shown, collections.OrderedDict, Row, Line])
+def test_a_class_made_of_a_container_holds_the_tensors_in_it(kind: Any) -> None:
+    key: Any = 0 if kind in (Row, Line) else "x"
+
+    def held(tensor: Any) -> Any:
+        return kind([tensor, "word"] if key == 0 else {"x": tensor, "word": "word"})
+
+    module = Applied(lambda given, y: (given[key] * 2 + y, held(given[key] + 1)))
+    model = stitch.compile(module, (held(X), X))
+    for x in (X, X * 5):
+        total, made = model(held(x), X)
+        assert_close([total.numpy(), made[key].numpy()], [x * 2 + X, x + 1])
+        assert type(made) is kind and list(made)[-1] == "word"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -339,8 +339,17 @@ class _Inside:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object holds, by name: the fields of a dataclass, all attributes of another."""
-    if not dataclasses.is_dataclass(value):
-        return list(vars(value).items())
-    names = [one.name for one in dataclasses.fields(value)]
-    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    """What an object holds, by name: the fields of a dataclass, all attributes of another, and what
+    lies in it where its class is made of a dictionary, a list or a tuple."""
+    held: dict[str, Any] = {}
+    if isinstance(value, dict):
+        held |= {str(key): part for key, part in value.items()}
+    elif isinstance(value, list | tuple | deque):
+        held |= {str(number): part for number, part in enumerate(value)}
+    if dataclasses.is_dataclass(value):
+        names = [one.name for one in dataclasses.fields(value)]
+        own = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    else:
+        own = dict(vars(value))
+    # Classes that show keys as attributes may keep each value twice.
+    return [*held.items(), *(item for item in own.items() if item[0] not in held)]
