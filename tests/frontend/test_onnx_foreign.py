@@ -236,6 +236,23 @@ def test_pipelines_of_encoders_of_numbers_compile(tmp_path: Path) -> None:
     assert_same(proto, [np.array([[3, 5], [7, 3]]), drawn(2, 2)], tmp_path)
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_labels_are_picked_by_computed_places_as_boosting_and_neighbours_do(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    nodes = [
+        node("ArgMax", ["x"], ["a"], "", axis=1, keepdims=0),
+        node("ArrayFeatureExtractor", ["classes", "a"], ["picked"], "ai.onnx.ml"),
+        node("Reshape", ["picked", "flat"], ["z"], ""),
+    ]
+    weights = {
+        "classes": np.arange(10, 10 + np.prod(shape)).reshape(shape),
+        "flat": np.array([-1], np.int64),
+    }
+    proto = model(nodes, [info("x", [7, 3])], ["z"], weights, opset=17, domains=DOMAINS)
+    assert_same(proto, [drawn(7, 3)], tmp_path)
+
+
 def test_a_pipeline_as_scikit_learn_exports_it_gives_labels_and_a_tensor_of_chances() -> None:
     nodes = [
         node("Imputer", ["x"], ["i"], "ai.onnx.ml", imputed_value_floats=[0.5, 1.5, 2.5],

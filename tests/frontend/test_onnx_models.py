@@ -380,3 +380,19 @@ def test_initializers_of_ir_version_3_need_not_be_inputs() -> None:
     proto.ir_version = 3
     np.testing.assert_allclose(ours(proto, [x[None]])[0], x + w, rtol=1e-6)
     assert proto.ir_version == 3
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
+@pytest.mark.parametrize("outputs", [["", "y", "", ""], ["y", "", "", ""], ["", "", "", "y"]])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_a_split_has_as_many_parts_as_names_wanted_or_not(
+    executor: str, outputs: list[str], opset: int
+) -> None:
+    """ONNX Runtime ends the process over such a file (onnxruntime#18601)."""
+    given = {"num_outputs": 4} if opset == 18 else {}
+    split = helper.make_node("Split", ["x"], outputs, axis=1, **given)
+    x = np.arange(40, dtype=np.float32).reshape(2, 20)
+    proto = model([split], [info("x", [2, 20])], ["y"], opset=opset)
+    made = stitch.compile(proto, (x,), executor=executor)(x)
+    at = 5 * outputs.index("y")
+    np.testing.assert_array_equal(made.numpy(), x[:, at : at + 5])

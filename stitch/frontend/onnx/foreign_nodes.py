@@ -262,6 +262,12 @@ def _features(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dim
     return [(rows, sum(math.prod(s[1:] if len(s) > 1 else s) for s in shapes))]
 
 
+def _chosen(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+    """The elements of each row at these places; of a vector as one row."""
+    x, places = _shapes(operands)[:2]
+    return [(*(x[:-1] or (1,)), math.prod(places))]
+
+
 def _distances(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions] | None:
     a, b = _shapes(operands)[:2]
     return [(a[0], b[0])] if len(a) == len(b) == 2 else None
@@ -326,6 +332,7 @@ _SHAPES: Mapping[tuple[str, str], _Rule] = {
     ("com.microsoft", "CDist"): _distances,
     ("com.microsoft", "CropAndResize"): _crops,
     ("com.microsoft", "Pad"): _padded,
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _chosen,
     ("ai.onnx.ml", "FeatureVectorizer"): _features,
     ("ai.onnx.ml", "Imputer"): _same,
     ("ai.onnx.ml", "LinearRegressor"): lambda types, _, given: _scored("targets", types, given),

@@ -312,7 +312,8 @@ class Walk:
             return [FAILED] * len(node.output)
         given = tuple(o for o in operands if not isinstance(o, Failed))
         names = [scope.titles.get(name, name) for name in node.output]
-        while names and not names[-1]:
+        # A Split has as many parts as names, wanted or not.
+        while names and not names[-1] and node.op_type != "Split":
             names.pop()
         tensors = tuple(o if isinstance(o, SymbolicTensor) else None for o in given)
         call = NodeCall(node.op_type, domain, version, tensors, tuple(names), attributes, where)
