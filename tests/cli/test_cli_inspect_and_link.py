@@ -365,6 +365,13 @@ def test_what_cannot_be_linked_is_said_and_nothing_is_written(
     assert not (here / "o.ttb").exists()
 
 
+def test_one_module_alone_is_refused_with_what_to_write(cli: Cli, here: Path) -> None:
+    done = cli("link", "a.ttb", "-o", "one.ttb")
+    assert done.code == 2 and "linking takes at least two modules" in done.err
+    assert "only a.ttb" in done.err and "try: stitch-link a.ttb b.ttb -o both.ttb" in done.err
+    assert not (here / "one.ttb").exists()
+
+
 def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
     cli: Cli, here: Path
 ) -> None:

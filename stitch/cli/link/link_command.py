@@ -43,7 +43,12 @@ def command() -> Command:
 
 def _link(options: argparse.Namespace) -> int:
     if len(options.modules) < 2:
-        raise UsageError("linking takes at least two modules", got=f"{len(options.modules)}")
+        raise UsageError(
+            "linking takes at least two modules",
+            got=f"only {options.modules[0]}",
+            remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect tells what one file holds, "
+            "stitch-run --module=FILE runs it",
+        )
     checks = OutputChecks()
     checks.reads(options.modules)
     checks.add(options.output, TTB, "-o")
