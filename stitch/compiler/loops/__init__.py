@@ -1,4 +1,4 @@
-"""Loops: how the scans of a graph run, chosen by what their schedules cost on a machine."""
+"""Loop schedules: how the scans of a graph run, chosen by their estimated cost on a machine."""
 
 from stitch.compiler.loops.loop_costs import (
     RATED_EXECUTORS,

@@ -1,10 +1,8 @@
-"""Scans written into another graph, as they are or for a whole batch at once: then with the body
-batched, states and elements with a batch axis in front.
+"""Write scans into another graph, as they are or for a whole batch at once.
 
-What differs between no two batch elements is computed once.
-
-Loops over a batch that are no more than a scan for each: such a scan for the whole batch, by itself
-or for the batch elements of others.
+In a batch, states and elements get a batch axis in front; values that are equal for all batch
+elements are computed once. A loop over a batch whose body is one scan becomes that scan for the
+whole batch.
 """
 
 from __future__ import annotations
@@ -20,9 +18,6 @@ from stitch.compiler.dependence import in_some_round, reached
 from stitch.graph import BodyBuilder, SymbolicTensor, WriteUnbatched, scan, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Scans in a batch.
-
 
 def vmap_scan(
     builder: Any,
@@ -31,7 +26,7 @@ def vmap_scan(
     context: ops.BatchingContext,
     write_unbatched: WriteUnbatched,
 ) -> tuple[SymbolicTensor, ...]:
-    """The results of a scan for the whole batch."""
+    """Write a scan for the whole batch; return its results with the batch axis first."""
     first = form.states + form.sequences
     varies = states_that_vary(body, form, context.batched)
     states = [
@@ -79,7 +74,7 @@ def in_rounds(
     builder: Any, body: Body, form: ScanForm, operands: Sequence[Any],
     written: Callable[[Sequence[Any], BodyBuilder], Sequence[Any]],
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
-    """The results of a scan as it is; `written` writes its body on operands of a round."""
+    """Write a scan as it is; `written` writes its body for the operands of a round."""
     first = form.states + form.sequences
     shared = list(operands[first:])
     if not form.count and not first:
@@ -102,8 +97,9 @@ def loop_over_batch(
     builder: Any, context: ops.BatchingContext,
     written: Callable[[Sequence[Any], Any], Sequence[Any]],
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
-    """A loop over the batch elements of a context, in which `written` writes an operation on the
-    operands of one batch element; all results have the batch axis in front.
+    """Write a loop over the batch elements of a context; return results with the batch axis first.
+
+    `written` writes the operation for the operands of one batch element.
     """
     stacked = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
 
@@ -124,9 +120,7 @@ def by_itself(
     builder: Any, operation: Operation, bodies: Sequence[Body], context: ops.BatchingContext,
     write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """An operator without a rule: a loop over the batch elements; a body that is no loop: what it
-    is.
-    """
+    """Write an operator without a batching rule as a loop, or expand a body that is no loop."""
     if operation.body < 0:
         return loop_over_batch(
             builder, context, lambda operands, inside: inside.repeat(
@@ -144,7 +138,7 @@ def by_itself(
 
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:
-    """Which states differ within the batch: at first, or after some round."""
+    """Return which states differ within the batch, at first or after some round."""
     varies, _ = in_some_round(
         [i for i, flag in enumerate(batched) if flag], body.inputs, body.outputs, form.states,
         lambda of: reached(body.operations, of),
@@ -153,14 +147,14 @@ def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> lis
 
 
 def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:
-    """Batch elements and rounds in the other order."""
+    """Exchange the first two axes (batch elements and rounds)."""
     order = [1, 0, *range(2, len(tensor.shape))]
     swapped: SymbolicTensor = builder.transpose(tensor, order)
     return swapped
 
 
 def with_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int) -> Any:
-    """A tensor with a batch axis in front, also where it is the same for the whole batch."""
+    """Return the tensor with a batch axis in front; repeat it if it is not batched."""
     if is_batched:
         return tensor
     given = builder.tensor(tensor)
@@ -168,13 +162,15 @@ def with_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int
 
 
 def from_last_to_first(builder: Any, tensor: Any) -> Any:
-    """A sequence in the other order."""
+    """Reverse the first axis."""
     return builder.index(tensor, slice(None, None, -1))
 
 
 def elements_in_order(builder: Any, form: ScanForm, operands: Sequence[Any]) -> list[Any]:
-    """The sequences of a loop without states, all in the order of its rounds; where each is taken
-    from the last on, that is as good an order."""
+    """Return the sequences of a stateless loop in one order.
+
+    That is the order of rounds, or its reverse if all sequences are taken backward.
+    """
     turns = [back != _is_backward(form) for back in form.taken_backward]
     sequences = operands[form.states : form.states + form.sequences]
     return [
@@ -184,7 +180,7 @@ def elements_in_order(builder: Any, form: ScanForm, operands: Sequence[Any]) -> 
 
 
 def results_in_order(builder: Any, form: ScanForm, results: Sequence[Any]) -> list[Any]:
-    """What the rounds give, in that order, as the loop collects it."""
+    """Return results of rounds in the order in which the loop collects them."""
     turns = [back != _is_backward(form) for back in form.given_backward]
     return [
         from_last_to_first(builder, r) if turn else r
@@ -196,17 +192,22 @@ def _is_backward(form: ScanForm) -> bool:
     return bool(form.taken_backward) and all(form.taken_backward)
 
 
-# --------------------------------------------------------------------------------------------------
-# Loops over a batch whose body is one scan.
-
-#: An operand of a scan: a value of the list that the scan stands in, or data.
+#: An operand of a scan: a value, or data.
 Source = int | Array
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedScan:
-    """A scan for a batch of that size; none where it has no batch axis. `batched` operands have one
-    in front, and so have all results: `results` are their values, `ABSENT` where they are unread.
+    """A scan for a batch.
+
+    Attributes:
+        operation: The operation that it replaces.
+        body: Number of its body.
+        form: Its form.
+        batch_size: Number of batch elements; 0 without a batch axis.
+        operands: Its operands.
+        batched: Whether each operand has a batch axis in front; all results have one.
+        results: Values of the results, `ABSENT` without readers.
     """
 
     operation: Operation
@@ -219,15 +220,16 @@ class BatchedScan:
 
     @property
     def rows(self) -> int:
-        """How many scans of the cell it is."""
+        """The number of scans of the cell that it stands for."""
         return max(1, self.batch_size)
 
 
 def batched_scan_of(
     operation: Operation, bodies: Sequence[Body], batched_bodies: Collection[int]
 ) -> BatchedScan:
-    """The scan that an operation is: as such, or the one for the batch elements of a loop whose
-    body is among `batched_bodies`.
+    """Return an operation as a `BatchedScan`.
+
+    For a loop whose body is in `batched_bodies`, that is the scan in its body for all its rounds.
     """
     form = ScanForm.of(operation)
     if operation.body not in batched_bodies:
@@ -253,7 +255,7 @@ def batched_scan(
     builder: Any, scan: BatchedScan, bodies: Sequence[Body], operation: Operation,
     context: ops.BatchingContext, write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """Return the results of the loop that `scan` batches; None for results without readers."""
+    """Write the loop that `scan` replaces; return its results, None without readers."""
     at = dict(zip(operation.inputs, context.operands, strict=True))
     body = bodies[scan.body]
     inner = replace(
@@ -274,9 +276,7 @@ def nested_batch(
     builder: Any, scan: BatchedScan, bodies: Sequence[Body], operation: Operation,
     context: ops.BatchingContext, write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """The results of a loop over a batch for the batch of a context: from one scan for its own
-    batch elements, which is then for those.
-    """
+    """Write a loop over a batch for the batch of a context, as one scan with both batch axes."""
     within = BodyBuilder("body", builder)
     types = [kind for kind in context.input_types if kind is not None]
     inner = replace(

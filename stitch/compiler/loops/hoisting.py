@@ -1,7 +1,7 @@
-"""Hoisting: what of a body does not read the states leaves the loop, as one computation for all
-rounds.
+"""Hoisting: compute the operations of a body that read no state before the loop, for all rounds.
 
-A product of what is joined of states and others is two products, so that one can leave.
+A product of a concatenation of states and other values is split into two products first, one of
+which can be hoisted.
 """
 
 from __future__ import annotations
@@ -13,34 +13,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stitch.compiler.dependence import reached
-from stitch.program import (
-    ABSENT,
-    Body,
-    Constant,
-    DataType,
-    Operation,
-    ScanForm,
-    Value,
-    ValueType,
-)
+from stitch.program import ABSENT, Body, Constant, DataType, Operation, ScanForm, Value, ValueType
 
-#: What is computed beforehand, if any of it is a product.
+#: Operations worth hoisting.
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """`before` takes elements and what is shared, and makes what `rest` takes beside its states,
-    elements and what is shared: the last elements of a round."""
+    """The two parts of a body.
+
+    Attributes:
+        before: Takes elements and shared operands.
+        rest: Takes the results of `before` as further elements.
+    """
 
     before: Body
     rest: Body
 
 
 def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
-    """The two parts of a body; None where nothing is gained."""
+    """Split a body; return None if no product can be hoisted."""
     body = _regrouped(_split_products(body, form), form)
-    # Loops in the loop stay there as well.
+    # Nested loops are not hoisted.
     stay = reached(body.operations, body.inputs[: form.states], lambda o: o.body != ABSENT)
     early = [i for i, o in enumerate(body.operations)
              if stay.isdisjoint(o.inputs) and o.body == ABSENT]  # fmt: skip
@@ -53,9 +48,9 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     wanted = {v for o in late for v in o.inputs} | set(body.outputs)
     passed = [v for i in early for v in body.operations[i].outputs if v in wanted and v in made]
     if set(body.outputs) & made:
-        return None  # A result that no state has a part in: such a body is not worth the trouble.
+        return None  # A result of the loop depends on no state: not supported.
     if any(body.values[v].type.data_type.is_narrow for v in passed):
-        return None  # No round takes these.
+        return None  # Narrow types cannot be elements of a round.
     operands = list(body.inputs[form.states :])
     before = Body(
         tuple(operands), tuple(passed), body.values,
@@ -70,14 +65,14 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
 
 
 def hoisted_form(parts: Hoisted, form: ScanForm) -> ScanForm:
-    """The form of the rest of a scan: elements in the order of rounds, and those made before."""
+    """Return the form of the rest of a scan; all elements are taken in the order of rounds."""
     sequences = form.sequences + len(parts.before.outputs)
     taken = (False,) * sequences
     return replace(form, sequences=sequences, taken_backward=taken)
 
 
 def _worth(body: Body, early: Sequence[int]) -> list[int]:
-    """Of what could leave, products and what they need, and what only follows them."""
+    """Select from the hoistable operations products, their operands, and operations on them."""
     wanted: set[int] = set()
     kept: set[int] = set()
     for i in reversed(early):
@@ -88,7 +83,7 @@ def _worth(body: Body, early: Sequence[int]) -> list[int]:
             wanted.update(operation.inputs)
     made = {v for i in kept for v in body.operations[i].outputs}
     fixed = {c.value for c in body.constants} | set(body.inputs)
-    for i in early:  # A bias that is added to a product, say.
+    for i in early:  # Such as the addition of a bias.
         operation = body.operations[i]
         inputs = {v for v in operation.inputs if v != ABSENT}
         if i not in kept and inputs & made and inputs <= made | fixed:
@@ -105,8 +100,8 @@ def _used(
 
 
 def _split_products(body: Body, form: ScanForm) -> Body:
-    """A body in which no product has an operand that joins states and others along its last axis:
-    `[x, h] @ W` is `x @ W_x + h @ W_h`."""
+    """Split products of concatenations along the last axis that join states and other values:
+    `[x, h] @ W` becomes `x @ W_x + h @ W_h`."""
     dependent = reached(body.operations, body.inputs[: form.states])
     makers = {v: o for o in body.operations for v in o.outputs}
     values, constants = list(body.values), list(body.constants)
@@ -157,7 +152,7 @@ def _split_products(body: Body, form: ScanForm) -> Body:
 
 
 def _regrouped(body: Body, form: ScanForm) -> Body:
-    """A body whose sums first add what no state has a part in: `(x + h) + b` is `(x + b) + h`."""
+    """Reorder sums to add state-independent terms first: `(x + h) + b` becomes `(x + b) + h`."""
     dependent = reached(body.operations, body.inputs[: form.states])
     makers = {v: i for i, o in enumerate(body.operations) for v in o.outputs}
     readers = Counter(v for o in body.operations for v in o.inputs)
@@ -165,7 +160,7 @@ def _regrouped(body: Body, form: ScanForm) -> Body:
     written: list[list[Operation]] = [[o] for o in body.operations]
 
     def parts(operation: Operation) -> tuple[int, int] | None:
-        """What of a sum a state has a part in, and what none has."""
+        """Return the state-dependent and the state-independent term of a sum, or None."""
         if operation.op != "Add" or operation.domain:
             return None
         held = [v for v in operation.inputs if v in dependent]
@@ -173,7 +168,7 @@ def _regrouped(body: Body, form: ScanForm) -> Body:
         return (held[0], free[0]) if len(held) == len(free) == 1 else None
 
     for index, operation in enumerate(body.operations):
-        # What is here may have been a part of a sum before.
+        # An earlier iteration may have moved this operation.
         operation = written[index][-1] if written[index] else operation
         outer = parts(operation)
         if outer is None or readers[outer[0]] != 1 or outer[0] in outputs:
@@ -186,7 +181,7 @@ def _regrouped(body: Body, form: ScanForm) -> Body:
         shape = np.broadcast_shapes(*(kind.shape for kind in kinds))
         values.append(Value("sum", ValueType(tuple(shape), kinds[0].data_type)))
         total = len(values) - 1
-        # Here, where both parts are there; what made the sum before may have come earlier.
+        # Write the sum here, where both terms are available.
         before = written[at].pop()
         written[index] = [
             *written[at], replace(before, inputs=(inner[1], outer[1]), outputs=(total,)),

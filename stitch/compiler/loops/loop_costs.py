@@ -1,6 +1,6 @@
-"""What a schedule of a loop costs, by an estimate from types and the rates of a machine.
+"""Estimated cost of loop schedules, from types and the rates of a machine.
 
-It weighs schedules against each other, and is no promise.
+The estimates compare schedules with each other; they are no predictions.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Per-operation overhead of a round, and the operands whose bytes do not count.
-
-#: They only move elements: what some executors see in place, and what all copy.
+#: Operators that move elements: some executors implement them as views, all can copy.
 _VIEWS = frozenset({"Expand", "Slice", "Split", "Transpose"})
 _COPIES = frozenset({"Concat", "Gather"})
-#: Of what they read, they read what they give.
+#: Operators that read as many elements as they return.
 _PICKS = frozenset({"Gather", "Slice"})
-#: One function of the processor's, or of NumPy's, each; of others there are several to a result.
+#: Operators that are one function of NumPy's or the processor's; others are several.
 _PLAIN = frozenset({
     "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater",
     "GreaterOrEqual", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Min", "Mul", "Neg", "Not",
     "Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceSum", "Relu", "Sqrt", "Sub", "Tanh",
     "Where",
 })  # fmt: skip
-#: Functions of whole rows: several times the steps of one of single elements.
+#: Operators on whole rows: several times the steps of an elementwise one.
 _OVER_ROWS = frozenset({
     "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax",
     "RMSNormalization", "Softmax",
@@ -41,11 +38,11 @@ _STEPS_OVER_ROWS = 7
 
 
 def call_seconds(operation: Operation, rates: LoopRates) -> float:
-    """What an operation takes beside its FLOPs and bytes."""
+    """Return the seconds of an operation apart from its FLOPs and bytes."""
     if operation.domain:
         return rates.function_seconds
     if rates.has_views and operation.op in _COPIES:
-        # A call for each piece that is copied, or for what is picked and whether it is there.
+        # One call per copied piece, or to select elements and to check the indices.
         return rates.operation_seconds * len(operation.inputs)
     if operation.op in RESHAPING | _VIEWS | _COPIES:
         return rates.movement_seconds
@@ -55,8 +52,10 @@ def call_seconds(operation: Operation, rates: LoopRates) -> float:
 
 
 def passed_over(operation: Operation, rates: LoopRates) -> Iterator[int]:
-    """The values of which an operation reads or writes all elements: none where it is a view; where
-    it picks some, as many as it gives."""
+    """Yield the values of which an operation accesses all elements; none for views.
+
+    An operator that selects elements accesses as many as it returns.
+    """
     values = (*operation.inputs, *operation.outputs)
     if not operation.domain:
         if operation.op in RESHAPING or (rates.has_views and operation.op in _VIEWS):
@@ -67,15 +66,16 @@ def passed_over(operation: Operation, rates: LoopRates) -> Iterator[int]:
 
 
 class LoopCosts:
-    """Seconds of bodies, by the rates of one machine; loops over a batch whose body is among
-    `batched_bodies` will be scans for all of them."""
+    """Seconds of bodies at the rates of one machine.
+
+    A loop over a batch whose body is in `batched_bodies` counts as one scan for the whole batch.
+    """
 
     def __init__(
         self, rates: LoopRates, bodies: Sequence[Body], batched_bodies: Collection[int] = ()
     ) -> None:
         self.rates, self.bodies, self.batched_bodies = rates, bodies, batched_bodies
-        #: Of loops in bodies: by body, form, batch elements, and which inputs differ or are
-        #: constants.
+        #: Nested loops by body, form, batch size, varying inputs and constant inputs.
         self._known: dict[Hashable, float] = {}
 
     def scan(
@@ -83,8 +83,14 @@ class LoopCosts:
         batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """All rounds of a scan, for a batch of that size; `batched`: the inputs of the body that
-        differ within the batch (all); `fixed`: those that are constants.
+        """Return the seconds of all rounds of a scan.
+
+        Args:
+            body: Its body.
+            form: Its form.
+            batch_size: The number of batch elements.
+            batched: Inputs of the body that differ within the batch; all by default.
+            fixed: Inputs of the body that are constants.
         """
         turns = form.likely_rounds * self.turn(body, form, batch_size, batched, fixed)
         return self.rates.loop_seconds + turns + self._streaming(body, form, batch_size, batched)
@@ -94,7 +100,7 @@ class LoopCosts:
         batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """One round of a scan, but for the bytes of its sequences."""
+        """Return the seconds of a round of a scan without access to its sequences; see `scan`."""
         read = {v for operation in body.operations for v in operation.inputs}
         elements = body.inputs[form.states : form.states + form.sequences]
         moved = len(read.intersection(elements)) + len(body.outputs[form.states :])
@@ -105,9 +111,7 @@ class LoopCosts:
         self, body: Body, batch_size: int = 1, batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """One round of a body for a batch of that size; `batched`: the inputs that differ from
-        batch element to batch element (all); `fixed`: those that are constants.
-        """
+        """Return the seconds of one execution of a body; arguments as in `scan`."""
         varies = reached(
             body.operations, (body.inputs if batched is None else batched) if batch_size > 1 else ()
         )
@@ -116,13 +120,13 @@ class LoopCosts:
         passes: Counter[int] = Counter()
         spread = 0
         made: set[int] = set()
-        #: Values that something else reads or makes than long passes over elements.
+        #: Values that some operation other than a chunked elementwise pass accesses.
         kept = {*body.inputs, *body.outputs}
         seconds = 0.0
         for operation in body.operations:
             made.update(operation.outputs)
             if operation.inputs and constant.issuperset(operation.inputs):
-                constant.update(operation.outputs)  # Computed beforehand, or before the loop.
+                constant.update(operation.outputs)  # Computed by folding, or before the loop.
                 continue
             times = batch_size if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
@@ -137,21 +141,17 @@ class LoopCosts:
                 touched[value] = _nbytes(body, value) * (batch_size if value in varies else 1)
                 passes[value] += 1
             if times > 1 and operation.op == "Concat" and not self.rates.has_views:
-                # What is the same for the whole batch is there for each, before it is joined to
-                # others.
+                # An operand that is equal in the whole batch is expanded before the Concat.
                 same = [v for v in operation.inputs if v not in varies]
                 spread += 3 * sum(_nbytes(body, v) * times for v in same)
         seconds += self._passing(spread, spread - self.rates.near_nbytes)
         return seconds + self._carrying(touched, passes, made, kept)
 
     def _carried(
-        self,
-        operation: Operation,
-        batch_size: int,
-        varies: Collection[int],
+        self, operation: Operation, batch_size: int, varies: Collection[int],
         constant: Collection[int],
-    ) -> float:
-        """A loop in a body, of which some operands differ within the batch, or are constants."""
+    ) -> float:  # fmt: skip
+        """Return the seconds of a nested loop, some of whose operands vary or are constant."""
         scan = batched_scan_of(operation, self.bodies, self.batched_bodies)
         form, body, batch_size = scan.form, self.bodies[scan.body], batch_size * scan.rows
         known = [not isinstance(v, int) or v in constant for v in scan.operands]
@@ -173,8 +173,10 @@ class LoopCosts:
     def _streaming(
         self, body: Body, form: ScanForm, batch_size: int, batched: Collection[int] | None
     ) -> float:
-        """What elements and what is collected take beside a round, which reads or writes them:
-        where there is much of all, they are far; some executors copy them, near to each round."""
+        """Return the extra seconds of sequences and collected results.
+
+        Large ones are far from the processor; some executors copy them for each round.
+        """
         elements = body.inputs[form.states : form.states + form.sequences]
         nbytes = 0
         for value in (*elements, *body.outputs[form.states :]):
@@ -190,8 +192,10 @@ class LoopCosts:
         self, operation: Operation, values: Sequence[Value], times: int,
         constant: Collection[int], varies: Collection[int],
     ) -> float:  # fmt: skip
-        """What a product takes for its arithmetic: by a constant matrix it is faster, as that is
-        rearranged once."""
+        """Return the seconds of the arithmetic of a matrix product.
+
+        A constant matrix is packed once, which makes its products faster.
+        """
         flops = 2 * multiply_adds(operation, values) * times
         if not flops:
             return 0.0
@@ -199,7 +203,7 @@ class LoopCosts:
         if len(values[weight].type.shape) > 2 or weight in varies:
             matrices = times * math.prod(values[operation.outputs[0]].type.shape[:-2])
             return flops / rates.flops_per_second + matrices * rates.matrix_seconds
-        # One matrix, for all rows: those of a batch are one tall matrix.
+        # One matrix for all rows: the rows of a batch form one tall matrix.
         is_packed = weight in constant
         rate = rates.packed_flops_per_second if is_packed else rates.flops_per_second
         return flops / rate + rates.matrix_seconds
@@ -208,9 +212,11 @@ class LoopCosts:
         self, touched: Mapping[int, int], passes: Mapping[int, int], made: Collection[int],
         kept: Collection[int],
     ) -> float:  # fmt: skip
-        """What a round reads and writes, each value in so many passes. Of what comes from outside,
-        which comes back a round later, less and less is near the more there is; and so of what it
-        makes itself, but for what goes from one pass over elements to the next, piece by piece."""
+        """Return the seconds of reading and writing the values of a round, once per pass.
+
+        The more bytes a round accesses, the smaller the share that stays in near memory. Values
+        passed between elementwise operations are computed in chunks and stay near.
+        """
         outside = [v for v in touched if v not in made]
         inside = [v for v in touched if v in made and v in kept]
         handed = sum(touched[v] * passes[v] for v in touched if v in made and v not in kept)
@@ -221,12 +227,12 @@ class LoopCosts:
             far = min(1.0, max(0, times * (nbytes - near)) / max(1, nbytes))
             seconds += self._passing(passing, passing * far)
             if values is inside:
-                # What is written far away is fetched before it.
+                # Far memory is read before it is written.
                 seconds += nbytes * far / self.rates.far_bytes_per_second
         return seconds
 
     def _passing(self, nbytes: int, beyond: float) -> float:
-        """So many bytes, of which some are beyond what is near."""
+        """Return the seconds of accessing bytes, `beyond` of which are in far memory."""
         far = min(nbytes, max(0, beyond))
         rates = self.rates
         return (nbytes - far) / rates.near_bytes_per_second + far / rates.far_bytes_per_second
@@ -238,7 +244,7 @@ def _nbytes(body: Body, value: int) -> int:
 
 
 def _passes_over_elements(operation: Operation, body: Body, varies: Collection[int]) -> bool:
-    """Whether each element of the result is of those at its own place, or of single numbers."""
+    """Whether each element of the result depends on one element, or scalars, of the operands."""
     if operation.body != ABSENT or not is_elementwise(operation):
         return False
     result = operation.outputs[0]
@@ -251,28 +257,24 @@ def _passes_over_elements(operation: Operation, body: Body, varies: Collection[i
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Rates by executor.
-
-#: The executor assumed if the options name none: the default of a device.
+#: The default executor of a device.
 DEFAULT_EXECUTOR = "numpy"
-#: Names of executors that compute as another does, or as the cheapest of others.
+#: Executors that compute like another one, or like the cheapest of several.
 _COMPUTE_AS = {
     "auto": ("numpy", "onnxruntime"),
     "null": (DEFAULT_EXECUTOR,),
 }
-#: The names by which rates are asked for.
+#: Executors for which there are rates.
 RATED_EXECUTORS = (*LOOP_EXECUTORS, *_COMPUTE_AS)
 
 
 def check_executor(executor: str | None) -> None:
-    """Raises `UsageError` for an executor of which no machine has rates."""
+    """Raise `UsageError` for an executor without rates."""
     if executor is not None and executor not in RATED_EXECUTORS:
         raise UsageError(
             f"there is no executor {executor!r}",
             expected=", ".join(RATED_EXECUTORS),
-            remedy=closest(executor, RATED_EXECUTORS)
-            or "leave it out: those of the default are taken",
+            remedy=closest(executor, RATED_EXECUTORS) or "omit it to use the default's rates",
         )
 
 
@@ -282,8 +284,10 @@ def rated_executor(name: str) -> str | None:
 
 
 def rates_of(machine: Machine, executor: str | None = None) -> tuple[LoopRates, ...]:
-    """The rates that weigh schedules for an executor: those of a machine, or of the machine `host`
-    where it describes none of that executor; of several the cheapest decides."""
+    """Return the rates used to choose schedules for an executor, from a machine or else `host`.
+
+    For an executor that computes like several, the cheapest decides.
+    """
     name = executor or DEFAULT_EXECUTOR
     known = {rates.executor: rates for rates in (*_host_rates(), *machine.loops)}
     return tuple([known[each] for each in _COMPUTE_AS.get(name, (name,))])

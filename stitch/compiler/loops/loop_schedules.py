@@ -1,4 +1,4 @@
-"""Schedules: each scan of a graph becomes what costs least on a machine."""
+"""Choose the cheapest schedule for each scan of a graph, and rewrite the graph."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder,
 from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Notes: the schedule chosen for each loop, for `explain`.
-
 
 @dataclass(frozen=True, slots=True)
 class LoopNote:
-    """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
-    estimated to take and those of the schedules that were not taken, operators without a batching
-    rule, how many rounds are computed at once, where the schedule is `blocks`; `merged`: what loops
-    run together; `executor`: by whose rates the schedule was taken."""
+    """The schedule of a loop, for `explain`.
+
+    Attributes:
+        where: Source location of the loop.
+        count: Number of rounds.
+        schedule: Name of the schedule.
+        costs: Estimated seconds of all applicable schedules, by name.
+        without_rule: Operators without a batching rule.
+        batch_size: Rounds computed at once, for the schedule `blocks`.
+        merged: Description of the loops that run together.
+        executor: Executor whose rates decided.
+    """
 
     where: str
     count: int
@@ -74,17 +79,15 @@ class LoopNote:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing operations that carry bodies or have no batching rule.
-
-#: Writes a loop to a builder: its body, form, operands and the line where it was written.
+#: Writes a loop to a builder: body, form, operands, source location.
 WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
 
 
 class Writing:
-    """Writes operations for batch elements, in which others may be; `write_loop` is for loops that
-    are wanted once. `batched_bodies` takes up the bodies of loops over a batch, each no more than a
-    scan that is for all of them, until it is said how such run together; None: it is said.
+    """Writes operations for a batch, including nested loops.
+
+    `write_loop` writes loops whose operands are not batched. `batched_bodies` collects the bodies
+    of loops over a batch that contain one scan; None once these have been merged.
     """
 
     def __init__(
@@ -93,14 +96,14 @@ class Writing:
         batched_bodies: set[int] | None = None,
     ) -> None:  # fmt: skip
         self.bodies, self.batched_bodies = bodies, batched_bodies
-        #: By the rates of each executor that may compute; and the one that is being asked.
+        #: One per executor that may compute; `estimate` is the current one.
         self.estimates, self.estimate = estimates, estimates[0]
         self._write_loop = write_loop or self.unscheduled
-        #: How many rounds of loops that are written out are being written, one by one.
+        #: The product of the counts of the surrounding unrolled loops.
         self.copies = 1
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a rule, for the batch of a context."""
+        """Write an operation with a body or without a batching rule, for a batch."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         bodies, kept = self.bodies, self.batched_bodies
@@ -132,7 +135,7 @@ class Writing:
     def unscheduled(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
     ) -> Sequence[Any]:
-        """Write a loop as it is."""
+        """Write a loop without choosing a schedule."""
         return written_rounds(builder, body, form, operands, self)
 
     def least_seconds(self, loop: Loop) -> float:
@@ -141,7 +144,7 @@ class Writing:
 
     @contextmanager
     def copied(self, times: int) -> Iterator[None]:
-        """Count everything written inside the `with` block `times` times."""
+        """Count everything written in this context `times` times."""
         copies, self.copies = self.copies, self.copies * times
         try:
             yield
@@ -149,7 +152,7 @@ class Writing:
             self.copies = copies
 
 
-#: The names that a schedule may be asked for by.
+#: Names of the schedules.
 SCHEDULES = tuple(sorted([*TABLE, SEGMENTS]))
 
 
@@ -158,13 +161,13 @@ def check_schedule(schedule: str | None) -> None:
     if schedule is not None and schedule not in SCHEDULES:
         raise UsageError(
             f"unknown schedule {schedule!r}", expected=", ".join(SCHEDULES),
-            remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
+            remedy=closest(schedule, SCHEDULES) or "omit it: the cheapest is used",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLoops:
-    """A graph with scheduled loops, and a note per loop."""
+    """A graph with scheduled loops, and one note per loop."""
 
     graph: ComputationGraph
     notes: tuple[LoopNote, ...]
@@ -174,12 +177,10 @@ def schedule_loops(
     graph: ComputationGraph, machine: Machine, schedule: str | None = None,
     executor: str | None = None,
 ) -> ScheduledLoops:  # fmt: skip
-    """The graph with each loop as its cheapest schedule has it for an executor, or as `schedule`
-    where that can be.
+    """Rewrite each loop with its cheapest schedule, or with `schedule` where it applies.
 
-    Slots, placement options and results stay. Without loops it is the graph itself. Loops without
-    states come first: a loop with states in their bodies is then one for all their rounds, merged
-    with others of its cell, with a schedule too.
+    Slots, placement options and results stay. Loops without states come first: a nested loop with
+    states then becomes one loop for all their rounds, which may be merged with loops of its cell.
     """
     notes: list[LoopNote] = []
     rates = rates_of(machine, executor)
@@ -195,7 +196,7 @@ def schedule_loops(
 
 
 def _merged_note(rows: MergedRows) -> LoopNote:
-    """How loops of one cell run together, or that they do not."""
+    """Return the note on merged loops of one cell."""
     loops = f"in {rows.segments} loop{'s' * (rows.segments != 1)}"
     how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.segments else 'by length'}"
     return LoopNote(
@@ -204,7 +205,7 @@ def _merged_note(rows: MergedRows) -> LoopNote:
 
 
 def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
-    """The forms of all loops, also in loops."""
+    """Yield the forms of all loops, including nested ones."""
     for operations in (graph.operations, *(body.operations for body in graph.bodies)):
         yield from (ScanForm.of(operation) for operation in operations if is_scan(operation))
 
@@ -212,8 +213,10 @@ def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
 def _innermost_first(
     graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None, batched_bodies: set[int]
 ) -> ScheduledLoops:
-    """The loops without states, those around others knowing what became of these. Loops with
-    states that are in them stay loops over a batch: `batched_bodies` takes up their bodies."""
+    """Schedule loops without states, inner ones first.
+
+    Nested loops with states become loops over a batch; `batched_bodies` collects their bodies.
+    """
     builder = ComputationGraphBuilder(graph.name)
     bodies = builder.bodies.bodies
     inside = Writing(
@@ -227,7 +230,7 @@ def _innermost_first(
         choices = _Choices(asked, inside, has_states=False)
         return choices, Writing(bodies, inside.estimates, choices.written, batched_bodies)
 
-    # A body comes after those that its operations carry.
+    # Bodies come after those that their operations carry.
     for index, body in enumerate(graph.bodies):
         choices, its = writing()
         body = replace(body, operations=renumbered(body.operations, now))
@@ -249,7 +252,7 @@ def _innermost_first(
 def _outermost_first(
     graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None
 ) -> ScheduledLoops:
-    """The loops with states, those in others as what became of these has them."""
+    """Schedule loops with states; nested ones are scheduled as part of the outer one."""
     choices = _Choices(asked, has_states=True)
     writing = Writing(
         graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.written
@@ -272,8 +275,10 @@ def _vmapped(
 
 
 class _Choices:
-    """Writes loops that have states, or those that have none, as they cost least or are asked to;
-    others stay. `inside` writes what is in them."""
+    """Chooses and writes schedules for loops with states, or for loops without; others stay.
+
+    `inside` writes the operations of the loops.
+    """
 
     def __init__(
         self, asked: str | None, inside: Writing | None = None, *, has_states: bool
@@ -296,7 +301,7 @@ class _Choices:
         taken = self.asked if self.asked in candidates else costs[0][0]
         at = len(self.notes)
         written = candidates[taken].write(builder, operands)
-        # Loops come before those in them.
+        # A loop comes before the loops nested in it.
         self.notes.insert(
             at, LoopNote(where, form.count, taken, tuple(costs), written.without_rule,
                          candidates[taken].batch_size, executor=by[taken]),
@@ -317,14 +322,13 @@ def _cheapest(loop: Loop, inside: Writing) -> tuple[dict[str, Candidate], dict[s
 
 
 def _by_cost(named: tuple[str, float]) -> tuple[float, str]:
-    """The cheapest first, those that cost the same by name."""
     return named[1], named[0]
 
 
 def _constant_inputs(
     builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
 ) -> tuple[int, ...]:
-    """What of a body all rounds share that is constant."""
+    """Return the inputs of the body that are shared by all rounds and constant."""
     first = form.states + form.sequences
     shared = zip(body.inputs[first:], operands[first:], strict=True)
     return tuple([value for value, operand in shared if builder.known_data(operand) is not None])

@@ -1,5 +1,7 @@
-"""Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
-segments of rounds in which the same rows run, where that costs less than each by itself.
+"""Merge independent scans of one cell into segments of rounds, if that is cheaper.
+
+All scans of a group run in the same loops: a segment is a range of rounds in which the same rows
+run.
 """
 
 from __future__ import annotations
@@ -36,20 +38,18 @@ from stitch.graph import ComputationGraph, ComputationGraphBuilder, vmap
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Merged loops.
-
-# --------------------------------------------------------------------------------------------------
-# Finding independent scans of the same cell.
-
 #: Constants up to this many bytes are compared by content.
 _COMPARED_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class AlikeScans:
-    """Groups of scans of one cell, each longest first, by how many scans they come after; and that
-    number of each operation."""
+    """Groups of scans of one cell.
+
+    Attributes:
+        groups: Pairs of a stage and its scans, longest first.
+        stages: The stage of each operation: the number of groups that it depends on.
+    """
 
     groups: tuple[tuple[int, tuple[BatchedScan, ...]], ...]
     stages: tuple[int, ...]
@@ -58,7 +58,7 @@ class AlikeScans:
 def alike_scans(
     holder: Body, bodies: Sequence[Body], batched_bodies: Collection[int]
 ) -> AlikeScans:  # fmt: skip
-    """The groups of at least two scans of a body, or of a graph as one."""
+    """Return the groups of at least two scans of a body."""
     names = _equal_values(holder)
     read = {v for o in holder.operations for v in o.inputs} | set(holder.outputs)
     keys: dict[int, Hashable] = {}
@@ -94,8 +94,7 @@ def alike_scans(
 
 
 def _cell(scan: BatchedScan, names: Mapping[int, Hashable]) -> Hashable:
-    """Equal for scans of one cell: what all their rounds share is the same, where it is the same
-    for the whole batch."""
+    """Return a key that is equal for scans of one cell: same body, and equal shared operands."""
     form, first = scan.form, scan.form.states + scan.form.sequences
     shared = [
         None if batched else names.get(v, v) if isinstance(v, int) else data_name(v)
@@ -105,14 +104,14 @@ def _cell(scan: BatchedScan, names: Mapping[int, Hashable]) -> Hashable:
 
 
 def same_operands(scans: Sequence[BatchedScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
-    """Which operands are one value in all scans of a group; `data`: of constants."""
+    """Return which operands are one value in all scans of a group; `data` are the constants."""
     form = scans[0].form
     found = []
     for operand in range(len(scans[0].operands)):
         sources = [scan.operands[operand] for scan in scans]
         known = [data.get(v, v) if isinstance(v, int) else v for v in sources]
         names = {v if isinstance(v, int) else data_name(v) for v in known}
-        # What all rounds share is of one cell: the same, or computed in the same way.
+        # Shared operands of one cell are equal, or computed equally.
         is_one = len(names) == 1 or operand >= form.states + form.sequences
         found.append(is_one and not any(scan.batched[operand] for scan in scans))
     return tuple(found)
@@ -125,7 +124,7 @@ def data_name(data: Array) -> Hashable:
 
 
 def _equal_values(holder: Body) -> dict[int, Hashable]:
-    """Of values that are computed in the same way, or are the same data, one name."""
+    """Return equal names for values that are computed equally or have equal data."""
     names: dict[int, Hashable] = {c.value: data_name(c.data) for c in holder.constants}
     known: dict[Hashable, int] = {}
     for operation in holder.operations:
@@ -140,18 +139,15 @@ def _equal_values(holder: Body) -> dict[int, Hashable]:
     return names
 
 
-# --------------------------------------------------------------------------------------------------
-# Costs: one scan per length, against ragged segments.
-
-#: The most segments of one group, and the most operations that they may be written as.
+#: Maximum number of segments of a group, and of the operations written for them.
 MOST_SEGMENTS, MOST_WRITTEN = 32, 2048
-#: Operations beside its body that a segment is, for each state, sequence and result.
+#: Operations of a segment besides its body, per state, sequence and result.
 _BESIDE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CellCosts:
-    """Seconds of a cell for many rows; `fixed`: its inputs that are constants."""
+    """Seconds of a cell for several rows; `fixed` are inputs that are constants."""
 
     estimate: LoopCosts
     body: Body
@@ -160,8 +156,7 @@ class CellCosts:
     fixed: tuple[int, ...]
 
     def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
-        """What scans of so many rounds and rows each cost, as they are and, if that can be, with
-        what reads no state computed before."""
+        """Return the seconds of scans (rounds, rows) by schedule: `rounds` and perhaps `hoisted`."""
         form = self.form
         parts = hoisted(self.body, form) if form.sequences else None
         costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
@@ -178,8 +173,13 @@ class CellCosts:
     def segments(
         self, lengths: Sequence[int], read: Collection[int], *, may_run_on: bool
     ) -> tuple[SegmentPlan, float] | None:
-        """The cheapest plan for rows of these lengths, longest first, and what it costs; None where
-        there is none. `read`: the collected results of the body that have readers."""
+        """Return the cheapest plan and its seconds, or None if there is none.
+
+        Args:
+            lengths: The rounds of each row, longest first.
+            read: Collected results of the body that have readers.
+            may_run_on: Whether rounds past the end of a row may be computed.
+        """
         rates, body = self.estimate.rates, self.body
         sides = len(body.inputs) + len(body.outputs)
         most = MOST_WRITTEN // (len(body.operations) + _BESIDE * sides)
@@ -204,15 +204,14 @@ class CellCosts:
         return self.estimate.scan(cell, form, rows, self._varies(cell), self.fixed)
 
     def _varies(self, cell: Body) -> list[int]:
-        """What of a cell differs from row to row; it takes elements more than the body does,
-        perhaps, after the others."""
+        """Return the inputs of a cell that differ between rows; hoisted values are elements."""
         first = self.form.states + self.form.sequences
         more = len(cell.inputs) - len(self.batched)
         flags = [*self.batched[:first], *[True] * more, *self.batched[first:]]
         return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
 
     def _moving(self, plan: SegmentPlan, read: Collection[int]) -> float:
-        """What it takes to bring elements into the order of rounds, and results back."""
+        """Return the seconds of reordering elements before the segments and results after."""
         body, form = self.body, self.form
         moved = [*body.inputs[form.states : form.states + form.sequences]]
         moved += [body.outputs[result] for result in read]
@@ -226,9 +225,8 @@ SEGMENTS = "segments"
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """What became of scans of one cell: the rounds of the longest, the schedule that they have, how
-    many rows they are, of how many lengths, in how many segments they run (none: each length by
-    itself), and by whose rates."""
+    """The schedule of scans of one cell: rounds of the longest, number of rows, of different
+    lengths and of segments (0: not merged), costs by schedule, and the deciding executor."""
 
     where: str
     count: int
@@ -242,7 +240,7 @@ class MergedRows:
 
 @dataclass(frozen=True, slots=True)
 class MergedLoops:
-    """A graph, and what became of the groups of scans in it."""
+    """A graph, and the groups of scans in it."""
 
     graph: ComputationGraph
     rows: tuple[MergedRows, ...]
@@ -252,9 +250,9 @@ def merge_loops(
     graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
     batched_bodies: Collection[int],
 ) -> MergedLoops:  # fmt: skip
-    """The graph with scans of one cell merged where that costs less, or where `asked`, a schedule,
-    says so; loops whose body is among `batched_bodies` are scans of all their batch elements after
-    it.
+    """Merge scans of one cell where that is cheaper, or where `asked` is `segments`.
+
+    Loops whose body is in `batched_bodies` become scans for all their batch elements.
     """
     lists = (whole_graph(graph), *graph.bodies)
     if batched_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
@@ -264,7 +262,7 @@ def merge_loops(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A group that is merged, and after how many others it comes."""
+    """A group to merge, and its stage."""
 
     stage: int
     merging: Merging
@@ -276,7 +274,7 @@ class _Merging:
         batched_bodies: Collection[int],
     ) -> None:  # fmt: skip
         self.builder = ComputationGraphBuilder(graph.name)
-        # Those of the graph come first, then those that are written.
+        # The original bodies come first.
         now = self.builder.bodies.add_all(graph.bodies)
         self.bodies: Sequence[Body] = self.builder.bodies.bodies
         self.graph = replace(graph, operations=renumbered(graph.operations, now))
@@ -295,7 +293,7 @@ class _Merging:
     # Lists of operations -----------------------------------------------------------------------
 
     def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
-        """The outputs of a body on these operands."""
+        """Write a body with these operands; return its outputs."""
         alike = alike_scans(holder, self.bodies, self.batched_bodies)
         chosen = [
             _Chosen(stage, merging)
@@ -310,7 +308,7 @@ class _Merging:
         at = dict(zip(holder.inputs, given, strict=True))
 
         def tensor(source: Any) -> Any:
-            """A value as far as it is written, or data."""
+            """Return a value written so far, or data."""
             if not isinstance(source, int):
                 return builder.constant(source)
             if source not in at:
@@ -340,7 +338,7 @@ class _Merging:
         return [tensor(v) for v in holder.outputs]
 
     def _segments(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
-        """The results of merged scans, by their values."""
+        """Write merged scans; return their results by value."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
             results = written_segments(builder, merging, operands, self._vmapped)
@@ -352,7 +350,7 @@ class _Merging:
         }
 
     def _vmapped(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a rule, for the batch of a context."""
+        """Write an operation with a body or without a batching rule, for a batch."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         bodies = self.bodies
@@ -381,7 +379,7 @@ class _Merging:
     # Choice ------------------------------------------------------------------------------------
 
     def _merging(self, scans: tuple[BatchedScan, ...], holder: Body) -> Merging | None:
-        """How a group is merged; None where each by itself costs less, or is asked for."""
+        """Choose how to merge a group; None if it is not merged."""
         bodies, form = self.bodies, scans[0].form
         body, first = bodies[scans[0].body], form.states + form.sequences
         data = {constant.value: constant.data for constant in holder.constants}
@@ -420,6 +418,6 @@ class _Merging:
 
 
 def whole_graph(graph: ComputationGraph) -> Body:
-    """A graph as a body."""
+    """Return a graph as a body."""
     inputs, outputs = ([slot.value for slot in slots] for slots in (graph.inputs, graph.outputs))
     return Body(tuple(inputs), tuple(outputs), graph.values, graph.operations, graph.constants)

@@ -1,13 +1,8 @@
-"""The plan of segments: between which rounds the same rows run together.
+"""Run scans of one cell with different lengths as segments: ranges of rounds with the same rows.
 
-Rows are numbered longest first, so that those still running are the first. A segment may run on for
-rows that end in it: their results past their end are not read.
-
-Segments, written down: scans of one cell as one scan for each segment of rounds in which the
-same rows run.
-
-Elements are taken so that those of a round lie together, for all rounds at once; what the rounds
-give is brought back in the same way.
+Rows are numbered longest first, so that the running ones are the first. A segment may run past the
+end of some rows; these results are not read. Elements are reordered once so that those of a round
+are contiguous, and results are reordered back.
 """
 
 from __future__ import annotations
@@ -22,18 +17,20 @@ from stitch.compiler.loops.batch_axes import BatchedScan, states_that_vary, with
 from stitch.graph import BodyBuilder, WriteUnbatched, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, ScanForm
 
-# --------------------------------------------------------------------------------------------------
-# The plan of segments: ranges of rounds in which the same rows run.
-
-#: Of more lengths than that, only so many are weighed as ends of segments.
+#: Maximum number of lengths considered as ends of segments.
 MOST_LENGTHS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """Some rounds of the first rows; of these the first `going_on` are not at their end after it.
+    """A range of rounds of the first `rows` rows.
 
-    `is_exact`: all others end with its last round.
+    Attributes:
+        first: The first round.
+        count: The number of rounds.
+        rows: The number of rows.
+        going_on: How many of the rows continue after the segment.
+        is_exact: Whether the others end exactly with the segment.
     """
 
     first: int
@@ -52,11 +49,11 @@ class SegmentPlan:
 
     @property
     def size(self) -> int:
-        """Rounds of rows, those past the end of a row among them."""
+        """Number of computed rounds of rows, including those past the end of a row."""
         return sum(s.count * s.rows for s in self.segments)
 
     def round_of(self) -> tuple[Array, Array]:
-        """In the order in which segments run, the row and the round of each round of a row.
+        """Return the row and round of each computed round of a row, in execution order.
 
         >>> plan = SegmentPlan((3, 1), (RowSegment(0, 1, 2, 1, True), RowSegment(1, 2, 1, 0, True)))
         >>> [each.tolist() for each in plan.round_of()]
@@ -67,7 +64,7 @@ class SegmentPlan:
         return np.concatenate(rows), np.concatenate(rounds)
 
     def places(self, rows: Array, rounds: Array) -> Array:
-        """Where in that order rounds of rows are."""
+        """Return the positions of rounds of rows in execution order."""
         firsts = np.array([s.first for s in self.segments])
         widths = np.array([s.rows for s in self.segments])
         sizes = np.array([s.count * s.rows for s in self.segments])
@@ -80,11 +77,15 @@ def planned(
     lengths: Sequence[int], round_seconds: Callable[[int], float], segment_seconds: float,
     kept_seconds: float, most: int, *, may_run_on: bool,
 ) -> tuple[SegmentPlan, float] | None:  # fmt: skip
-    """The cheapest plan of at most so many segments for rows of these lengths, longest first, and
-    what it costs; None where there is none.
+    """Return the cheapest plan of at most `most` segments and its seconds, or None.
 
-    `round_seconds`: of a round of so many rows; `segment_seconds`: what each segment takes beside
-    its rounds; `kept_seconds`: what a row takes more for a round of a segment in which some end.
+    Args:
+        lengths: The rounds of each row, longest first.
+        round_seconds: Seconds of a round of some number of rows.
+        segment_seconds: Seconds of a segment apart from its rounds.
+        kept_seconds: Extra seconds per row and round in a segment in which some rows end early.
+        most: Maximum number of segments.
+        may_run_on: Whether segments may run past the end of rows.
     """
     ends = np.unique(np.array(lengths))
     if len(ends) > most and not may_run_on:
@@ -98,7 +99,7 @@ def planned(
     running = [int(np.sum(falling > begin)) for begin in begins]
     each = np.array([round_seconds(n) for n in running])
     inexact = np.array([len(np.unique(falling[falling > begin])) for begin in begins])
-    # By first round and end: what a segment costs, infinite where it would end before it begins.
+    # cost[i, j]: seconds of a segment from begin i to end j; infinite if j is before i.
     spans = (ends[None, :] - begins[:, None]).astype(float)
     after = np.array([len(np.unique(falling[falling > end])) for end in ends])
     ending = inexact[:, None] - after[None, :]
@@ -122,8 +123,10 @@ def planned(
 
 
 def _cheapest(cost: Array, most: int) -> list[int] | None:
-    """The ends of the segments of the cheapest way from the first round to the last, of at most so
-    many; `cost[i, j]`: of one from begin i to end j."""
+    """Return the ends of the cheapest sequence of at most `most` segments.
+
+    `cost[i, j]` is the cost of a segment from begin i to end j.
+    """
     many = len(cost)
     best = np.full(many + 1, np.inf)
     best[0] = 0.0
@@ -143,14 +146,17 @@ def _cheapest(cost: Array, most: int) -> list[int] | None:
     return ends[::-1]
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing the segments: one scan each.
-
-
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """Scans of one body, longest first, in segments; which operands are one value in all scans;
-    which inputs of the body differ from row to row."""
+    """Scans of one body to merge, longest first.
+
+    Attributes:
+        scans: The scans.
+        body: Their body.
+        same: Operands that are one value in all scans.
+        batched: Inputs of the body that differ between rows.
+        plan: The segments.
+    """
 
     scans: tuple[BatchedScan, ...]
     body: Body
@@ -160,19 +166,18 @@ class Merging:
 
     @property
     def form(self) -> ScanForm:
-        """That of the longest scan."""
+        """The form of the longest scan."""
         return self.scans[0].form
 
     def starts(self) -> list[int]:
-        """The number of the first row of each scan, and how many rows there are."""
+        """Return the number of the first row of each scan, and the number of rows."""
         return [0, *np.cumsum([scan.rows for scan in self.scans]).tolist()]
 
 
 def rows_that_vary(
     scans: Sequence[BatchedScan], body: Body, same: Sequence[bool]
 ) -> tuple[bool, ...]:
-    """Which inputs of the body differ from row to row; `same`: operands that are one value in all
-    scans."""
+    """Return which inputs of the body differ between rows; see `Merging` for `same`."""
     form = scans[0].form
     first = form.states + form.sequences
     differs = [not each for each in same]
@@ -181,17 +186,15 @@ def rows_that_vary(
 
 
 def written_segments(
-    builder: Any,
-    merging: Merging,
-    operands: Sequence[Sequence[Any]],
+    builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
     write_unbatched: WriteUnbatched,
-) -> list[list[Any]]:
-    """The results of each scan on its operands, None where they have no readers."""
+) -> list[list[Any]]:  # fmt: skip
+    """Write merged scans; return the results of each scan, None for results without readers."""
     return _SegmentWriting(builder, merging, operands, write_unbatched).run()
 
 
 class _SegmentWriting:
-    """One group of scans under way."""
+    """A group of scans being written."""
 
     def __init__(
         self, builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
@@ -239,7 +242,7 @@ class _SegmentWriting:
     # What rounds take --------------------------------------------------------------------------
 
     def _row_operand(self, index: int) -> Any:
-        """What all rounds of a row share, or its first state, for all rows."""
+        """Return a shared operand or an initial state for all rows."""
         if not self.merging.batched[index]:
             return self.operands[0][index]
         if self.merging.same[index]:
@@ -251,9 +254,9 @@ class _SegmentWriting:
         return self.builder.concat(rows, 0) if len(rows) > 1 else rows[0]
 
     def _packed(self, index: int) -> Any:
-        """A sequence of all rows in the order in which rounds take its elements."""
+        """Return a sequence of all rows, its elements in the order in which rounds take them."""
         rows, rounds = self.plan.round_of()
-        # Past its end a row takes its last element again.
+        # Past its end, a row takes its last element again.
         rounds = np.minimum(rounds, self.lengths[rows] - 1)
         begins, parts, base = np.zeros(self.rows, np.int64), [], 0
         is_backward = np.zeros(self.rows, bool)
@@ -275,12 +278,12 @@ class _SegmentWriting:
         return self._taken(whole, numbers)
 
     def _part(self, packed: Any, first: int, end: int, segment: RowSegment) -> Any:
-        """The elements of a segment: [rounds, rows, *element]."""
+        """Return the elements of a segment: `[rounds, rows, *element]`."""
         part = packed if end - first == packed.shape[0] else packed[first:end]
         return self.builder.reshape(part, (segment.count, segment.rows, *packed.shape[1:]))
 
     def _first(self, tensor: Any, index: int, rows: int) -> Any:
-        """Of what differs from row to row, the first rows."""
+        """Return the first rows of a value that differs between rows."""
         if not self.merging.batched[index] or tensor.shape[0] == rows:
             return tensor
         return self.builder.index(tensor, slice(0, rows))
@@ -291,7 +294,7 @@ class _SegmentWriting:
         self, segment: RowSegment, states: Sequence[Any], elements: Sequence[Any],
         shared: Sequence[Any],
     ) -> tuple[Sequence[Any], Mapping[int, Any]]:  # fmt: skip
-        """The states after a segment, and what is read of its rounds, by result of the body."""
+        """Write a segment; return its last states, and what is read of its rounds by result."""
         form, batched = self.form, self.merging.batched
         many = form.states
         flags = [*batched[:many], *[True] * len(elements), *batched[many + form.sequences :]]
@@ -302,13 +305,9 @@ class _SegmentWriting:
 
         def round_(inside: BodyBuilder, before: Sequence[Any], taken: Sequence[Any]) -> Any:
             results = vmap(
-                self.merging.body,
-                [*before, *taken, *shared],
-                flags,
-                segment.rows,
-                inside,
+                self.merging.body, [*before, *taken, *shared], flags, segment.rows, inside,
                 self.write_unbatched,
-            ).results
+            ).results  # fmt: skip
             every = [with_batch_axis(inside, r.tensor, r.is_batched, segment.rows) for r in results]
             after = [
                 whole if varies else r.tensor
@@ -324,7 +323,7 @@ class _SegmentWriting:
     def _ends(
         self, segment: RowSegment, after: Sequence[Any], given: Mapping[int, Any]
     ) -> list[Any]:  # fmt: skip
-        """The last states of the rows that end in a segment, None where they have no readers."""
+        """Return the last states of the rows that end in a segment, None without readers."""
         found: list[Any] = []
         ended = np.arange(segment.going_on, segment.rows)
         for i, state in enumerate(after):
@@ -343,14 +342,14 @@ class _SegmentWriting:
         return found
 
     def _lasts(self, state: int, ends: Sequence[Sequence[Any]]) -> Any:
-        """A last state of all rows; those that run longest come first."""
+        """Return a last state of all rows, in the order of rows."""
         if not self.wants_last[state]:
             return None
         parts = [each[state] for each in reversed(ends)]
         return self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
 
     def _of_scan(self, rows: Any, number: int, scan: BatchedScan) -> Any:
-        """What is of one scan, of a tensor with all rows."""
+        """Select the rows of one scan from a tensor of all rows."""
         if rows is None:
             return None
         first, end = self.starts[number], self.starts[number + 1]
@@ -358,7 +357,7 @@ class _SegmentWriting:
         return part if scan.batch_size else self.builder.reshape(part, part.shape[1:])
 
     def _unpacked(self, collected: int, given: Sequence[Mapping[int, Any]]) -> list[Any]:
-        """What rounds give, by scan."""
+        """Return a collected result by scan, in the order in which each scan collects it."""
         if not self.wants[collected]:
             return [None] * len(self.scans)
         each_part = [each[self.form.states + collected] for each in given]
@@ -388,14 +387,14 @@ class _SegmentWriting:
         return results
 
     def _taken(self, whole: Any, numbers: Array) -> Any:
-        """Some of the first axis."""
+        """Select along the first axis."""
         if np.array_equal(numbers, np.arange(whole.shape[0])):
             return whole
         return self.builder.gather(whole, numbers.astype(np.int64), 0)
 
 
 def _kept_states(body: Body, form: ScanForm) -> list[int]:
-    """The result that each state is, or one that is collected and the same."""
+    """Return, for each state, the collected result that equals it, or else the state itself."""
     same = {
         o.outputs[0]: o.inputs[0] for o in body.operations if o.op == "Identity" and not o.domain
     }

@@ -1,24 +1,14 @@
-"""What a schedule is told of a loop, and what it tells: whether it can be, what it costs, how it is
-written.
+"""The schedules of a loop: whether each applies, its cost, and how it is written.
 
-`rounds`: a loop as it is, the loops in its body scheduled.
-
-`batch`: a loop without states is one computation for all its rounds, by the operators' batching
-rules; an operator without one is a loop of its own.
-
-`blocks`: a loop without states, so many of its rounds at a time as cost least; those that are
-left over by themselves.
-
-`hoisted`: what does not read the states is computed before the loop, for all rounds.
-
-Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
-
-The first rounds hold layers back that have nothing to read yet; what layers compute past the end of
-the sequence are not read, so that no operation may be among it that can fail there.
-
-`wave`: the anti-diagonals of a loop in a loop are one loop.
-
-`rows`: a short loop around loops is written out, a loop for each of its rounds.
+`rounds`: keep the loop; schedule the loops in its body.
+`batch`: compute all rounds of a stateless loop at once, by batching rules; operators without one
+become loops.
+`blocks`: compute a stateless loop in batches of rounds; the remainder separately.
+`hoisted`: compute what reads no state before the loop, for all rounds.
+`wave`: run two nested loops, each layer over the results of the layer before, as one loop over
+anti-diagonals. Layers wait in the first rounds; results past the end of the sequence are not read,
+so no operation of the body may fail on them.
+`rows`: unroll a short loop around loops.
 """
 
 from __future__ import annotations
@@ -47,14 +37,17 @@ from stitch.graph import BodyBuilder, VmapResult, WriteUnbatched, scan, scan_in_
 from stitch.ops import RESHAPING, definition_of
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Inputs and results of a schedule.
-
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A scan; `fixed` are the inputs of its body that are constants, `copies` is how often it is
-    written, since loops around it are written out."""
+    """A scan to be scheduled.
+
+    Attributes:
+        body: Its body.
+        form: Its form.
+        fixed: Inputs of the body that are constants.
+        copies: How often the loop is written because surrounding loops are unrolled.
+    """
 
     body: Body
     form: ScanForm
@@ -64,7 +57,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class WrittenLoop:
-    """The results of a loop, and the operators in it that have no batching rule."""
+    """The results of a loop, and its operators without a batching rule."""
 
     results: tuple[Any, ...]
     without_rule: tuple[str, ...] = ()
@@ -72,8 +65,8 @@ class WrittenLoop:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way in which a loop may run: the seconds that this is estimated to take, what writes it to
-    a builder, for operands, and how many rounds are one, where that is a choice."""
+    """An applicable schedule: estimated seconds, a function that writes it to a builder for some
+    operands, and the number of rounds computed at once, if that is a choice."""
 
     seconds: float
     write: Callable[[Any, Sequence[Any]], WrittenLoop]
@@ -81,28 +74,24 @@ class Candidate:
 
 
 class Surroundings(Protocol):
-    """The graph that a loop is part of, on the way from one without schedules to one with them."""
+    """The graph that contains the loop, while its loops are being scheduled."""
 
     @property
     def estimate(self) -> LoopCosts:
-        """What bodies cost, by the executor that is being asked."""
+        """Costs of bodies by the rates of the current executor."""
 
     @property
     def bodies(self) -> Sequence[Body]:
         """The bodies that operations carry."""
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a batching rule, for the batch of a context."""
+        """Write an operation with a body or without a batching rule, for a batch."""
 
     def least_seconds(self, loop: Loop) -> float:
-        """What a loop costs that is scheduled as it will be."""
+        """Return the cost of a loop with its cheapest schedule."""
 
     def copied(self, times: int) -> AbstractContextManager[None]:
-        """What is written meanwhile is written so many times."""
-
-
-# --------------------------------------------------------------------------------------------------
-# `rounds`: keep the loop; schedule the loops in its body.
+        """Count everything written in this context `times` times."""
 
 
 def rounds(loop: Loop, around: Surroundings) -> Candidate:
@@ -127,12 +116,8 @@ def written_rounds(
     return tuple(in_rounds(builder, body, form, operands, written))
 
 
-# --------------------------------------------------------------------------------------------------
-# `batch`: compute all rounds of a stateless loop at once, by the operators' batching rules.
-
-
 def batch(loop: Loop, around: Surroundings) -> Candidate | None:
-    """Return None for loops with states."""
+    """Compute all rounds at once; None for loops with states."""
     body, form = loop.body, loop.form
     if form.states:
         return None
@@ -154,17 +139,13 @@ def batch(loop: Loop, around: Surroundings) -> Candidate | None:
     return Candidate(around.estimate.round(body, form.count, takes, loop.fixed), write)
 
 
-# --------------------------------------------------------------------------------------------------
-# `blocks`: compute a stateless loop in batches of rounds; the remainder separately.
-
-
 def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
-    """None for loops with states, or of the same in all rounds, or of too few."""
+    """Compute several rounds at once; None for loops with states, equal rounds or few rounds."""
     form = loop.form
     if form.states or not form.sequences or form.count < 3:
         return None
     costs = {batch_size: _seconds(loop, batch_size, around) for batch_size in _sizes(form.count)}
-    # Of two that cost the same, the one that needs less memory.
+    # Of equal costs, take the one that needs less memory.
     batch_size = min(costs, key=lambda each: (costs[each], each))
     return Candidate(
         costs[batch_size], lambda b, o: written_blocks(b, loop, batch_size, o, around), batch_size
@@ -172,8 +153,7 @@ def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
 
 
 def _sizes(count: int) -> Sequence[int]:
-    """Powers of two, and for each the divisors of a count that are nearest to it: they leave no
-    rest."""
+    """Return candidate sizes: powers of two, and for each the nearest divisors of the count."""
     low = [n for n in range(1, math.isqrt(count) + 1) if count % n == 0]
     divisors = [n for n in (*low, *(count // n for n in low)) if 1 < n < count]
     sizes = set()
@@ -185,7 +165,7 @@ def _sizes(count: int) -> Sequence[int]:
 
 
 def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
-    """Return the seconds of a loop that computes a number of rounds at a time."""
+    """Return the seconds of a loop that computes `batch_size` rounds at a time."""
     form, estimate = loop.form, around.estimate
     takes = loop.body.inputs[: form.sequences]
     groups, rest = divmod(form.count, batch_size)
@@ -226,12 +206,8 @@ def written_blocks(
     return WrittenLoop(tuple(results_in_order(builder, form, results)), tuple(sorted(without)))
 
 
-# --------------------------------------------------------------------------------------------------
-# `hoisted`: compute operations that do not read the states before the loop, for all rounds.
-
-
 def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
-    """Return None if every product reads a state."""
+    """Hoist state-independent operations; None if every product reads a state."""
     form, estimate = loop.form, around.estimate
     if not form.states or form.count < 2 or not form.sequences:
         return None
@@ -249,7 +225,7 @@ def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
 def _written(
     builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: Surroundings
 ) -> tuple[Any, ...]:
-    """What reads no state beforehand, for all rounds, and then the rest."""
+    """Write the hoisted operations for all rounds, then the rest of the loop."""
     states, first = operands[: form.states], form.states + form.sequences
     sequences, shared = operands[form.states : first], operands[first:]
     ordered = [
@@ -265,26 +241,32 @@ def _written(
     return written_rounds(builder, parts.rest, hoisted_form(parts, form), taken, around)
 
 
-# --------------------------------------------------------------------------------------------------
-# Wavefronts: run nested loops, each layer over the layer before, along the diagonals.
+# Wavefronts -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """The inner scan of an outer body, which of its operands is the sequence that the layer before
-    made, and which of its results the one for the next; `rest` makes its other operands."""
+    """Two nested scans that form a wavefront.
+
+    Attributes:
+        inner: The inner scan.
+        form: Its form.
+        taken: Index of its operand that is the sequence from the layer before.
+        given: Index of its collected result that is the sequence for the next layer.
+        rest: Computes its other operands.
+        turned: Axis order that makes the sequence of the outer state; empty if they are equal.
+    """
 
     inner: Operation
     form: ScanForm
     taken: int
     given: int
     rest: Body
-    #: The order of the state's axes in which it is that sequence, where it is another one.
     turned: tuple[int, ...] = ()
 
 
 def wave_of(body: Body, form: ScanForm) -> Wave | None:
-    """The wave that an outer scan is; None if it is none."""
+    """Return the wavefront of an outer scan, or None if it is none."""
     scans = [o for o in body.operations if is_scan(o) and ScanForm.of(o).states]
     if form.states != 1 or form.count < 2 or len(scans) != 1 or any(form.taken_backward):
         return None
@@ -303,8 +285,7 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
         if ways is None or ways[0] != state:
             return None
         _, after, turned = ways
-    # All that is collected around is the sequence itself, and nothing else of the inner scan is
-    # read.
+    # The outer results must be the sequence, and no other result of the inner scan may be read.
     if after not in inner.outputs[first:] or any(same.get(v, v) != final for v in body.outputs):
         return None
     depends, handed = {state}, {state, read, after, final}
@@ -332,8 +313,10 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
 def _there_and_back(
     body: Body, same: dict[int, int], read: int, final: int
 ) -> tuple[int, int, tuple[int, ...]] | None:
-    """What is read with its axes in another order, what is made before they are put back, and the
-    order; None where it is not so: the batch axis is outside of a sequence, inside of elements."""
+    """Return the operand of a transpose, the value transposed back, and the axis order.
+
+    None if there is no such pair. The batch axis is outside of sequences, but inside of elements.
+    """
     makers = {v: o for o in body.operations for v in o.outputs}
     there, back = makers.get(read), makers.get(final)
     if (
@@ -352,7 +335,7 @@ def _there_and_back(
 
 
 def _same_values(body: Body) -> dict[int, int]:
-    """Values that are others under another name, or in another shape and back."""
+    """Return values that equal others: by another name, or reshaped and reshaped back."""
     same: dict[int, int] = {}
     for operation in body.operations:
         if operation.domain or operation.op not in RESHAPING:
@@ -365,14 +348,17 @@ def _same_values(body: Body) -> dict[int, int]:
 
 
 def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: bool = True) -> bool:
-    """Whether a round of an inner scan may raise where the sequence has ended: some operation looks
-    at data, an index say, that differs from round to round; in states alone, without `elements`."""
+    """Whether a round of an inner scan may raise past the end of the sequence.
+
+    That is so if an operation checks data, such as indices, that vary between rounds. With
+    `elements=False`, only data that depend on states count.
+    """
     differs = inner.inputs[: form.states + form.sequences * elements]
     return _looks(inner, set(differs), bodies)
 
 
 def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
-    """Whether any operation looks at data of which some `differs`."""
+    """Whether an operation checks data that depend on `differs`."""
     differs = reached(body.operations, differs)
     for operation in body.operations:
         if differs.isdisjoint(operation.inputs):
@@ -381,7 +367,7 @@ def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
             inside = bodies[operation.body]
             if _looks(inside, set(inside.inputs), bodies):
                 return True
-        # No operator looks at what its first operand holds.
+        # No operator checks the contents of its first operand.
         elif definition_of(operation).checks and not differs.isdisjoint(operation.inputs[1:]):
             return True
     return False
@@ -391,7 +377,7 @@ def written_wave(
     builder: Any, wave: Wave, inner: Body, form: ScanForm, operands: Sequence[Any],
     write_unbatched: WriteUnbatched,
 ) -> list[Any]:  # fmt: skip
-    """The results of the outer scan, of this form, on these operands."""
+    """Write a wavefront; return the results of the outer scan."""
     depth, length = form.count, wave.form.count
     sequence, elements = operands[0], operands[1 : 1 + form.sequences]
     if wave.turned:
@@ -425,13 +411,9 @@ def written_wave(
         shifted = inside.concat([inside.unsqueeze(x, 0), inside.index(
             made_before, slice(0, depth - 1))], 0)  # fmt: skip
         results = vmap(
-            inner,
-            [*held, shifted, *[w for w, _ in weights]],
-            body_flags,
-            depth,
-            inside,
+            inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside,
             write_unbatched,
-        ).results
+        ).results  # fmt: skip
         tensors = [with_batch_axis(inside, r.tensor, r.is_batched, depth) for r in results]
         after = tensors[: wave.form.states]
         if mask is not None:
@@ -464,12 +446,8 @@ def written_wave(
     return [builder.index(layers, -1), *[layers] * form.collected]
 
 
-# --------------------------------------------------------------------------------------------------
-# `wave`: one loop over the anti-diagonals of two nested loops.
-
-
 def wave(loop: Loop, around: Surroundings) -> Candidate | None:
-    """Return None unless the nested loops form a wavefront."""
+    """Run nested loops along anti-diagonals; None unless they form a wavefront."""
     found = wave_of(loop.body, loop.form)
     if found is None:
         return None
@@ -485,18 +463,14 @@ def wave(loop: Loop, around: Surroundings) -> Candidate | None:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# `rows`: unroll a short loop around loops.
-
-#: A loop of more rounds than that, those of loops around it that are written out counted with
-#: them, is not written out.
+#: Maximum number of rounds to unroll, including those of surrounding unrolled loops.
 MOST_ROWS = 64
-#: Nor is a loop whose rows would be more operations than that, loops in it counted as one.
+#: Maximum number of unrolled operations; a nested loop counts as one.
 MOST_WRITTEN = 2048
 
 
 def rows(loop: Loop, around: Surroundings) -> Candidate | None:
-    """None for loops that are around none, are too long, or have no states."""
+    """Unroll the loop; None for loops without nested loops or states, and for long loops."""
     body, form = loop.body, loop.form
     copies = form.count * loop.copies
     if (
@@ -514,8 +488,7 @@ def rows(loop: Loop, around: Surroundings) -> Candidate | None:
 
 
 def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
-    """What one round of a loop around loops costs, these as they will be, on weights that are
-    constants."""
+    """Return the seconds of one unrolled round: nested loops scheduled, weights constant."""
     body = loop.body
     beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
     seconds = around.estimate.round(beside, fixed=body.inputs[1:])
@@ -530,7 +503,7 @@ def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
 def _written_rows_written(
     builder: Any, loop: Loop, operands: Sequence[Any], around: Surroundings
 ) -> tuple[Any, ...]:
-    """Write a loop unrolled, round by round."""
+    """Write an unrolled loop."""
     form = loop.form
     states, first = list(operands[: form.states]), form.states + form.sequences
     sequences, shared = operands[form.states : first], list(operands[first:])
@@ -541,7 +514,7 @@ def _written_rows_written(
             elements = []
             for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
                 at = form.count - 1 - round_ if back else round_
-                # What is constant stays so, at the place where it is.
+                # Keep constants constant, so that they can be folded.
                 elements.append(
                     builder.index(sequence, at) if data is None
                     else builder.parameter(f"{sequence.name}_{at}", data[at])
@@ -560,26 +533,18 @@ def _written_rows_written(
     return (*states, *collected)
 
 
-# --------------------------------------------------------------------------------------------------
-# The table of schedules.
-
 #: Returns a candidate, or None if the schedule does not apply to the loop.
 Schedule = Callable[[Loop, Surroundings], Candidate | None]
-TABLE: Mapping[str, Schedule] = MappingProxyType(
-    {
-        "batch": batch,
-        "blocks": blocks,
-        "hoisted": hoisted_before,
-        "rounds": rounds,
-        "rows": rows,
-        "wave": wave,
-    }
-)  # fmt: skip
+TABLE: Mapping[str, Schedule] = MappingProxyType({
+    "batch": batch, "blocks": blocks, "hoisted": hoisted_before, "rounds": rounds, "rows": rows,
+    "wave": wave,
+})  # fmt: skip
 
 
 def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
-    """Return the applicable schedules by name. A loop with a condition only runs as `rounds`:
-    other schedules would compute rounds past its end.
+    """Return the applicable schedules by name.
+
+    A loop with a condition only runs as `rounds`: others would compute rounds past its end.
     """
     if loop.form.has_condition:
         return {"rounds": rounds(loop, around)}
