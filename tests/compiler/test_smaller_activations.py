@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stitch.compiler import differentiate
-from stitch.compiler.passes import sink_relu_below_max_pool
+from stitch.compiler.passes.simplification import sink_relu_below_max_pool
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array, DataType
 from tests.support.gradients.running import backward_feeds, run

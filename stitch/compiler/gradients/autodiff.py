@@ -22,11 +22,10 @@ from stitch.compiler.gradients.forward_values import (
     Recompute,
 )
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
-from stitch.compiler.passes import (
-    fold_transposes,
+from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
+from stitch.compiler.passes.simplification import (
     merge_common_subexpressions,
     sink_relu_below_max_pool,
-    turn_products,
 )
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor

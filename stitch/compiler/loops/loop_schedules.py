@@ -2,155 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from stitch import ops
 from stitch.compiler.body_graphs import renumbered, rewritten
-from stitch.compiler.loops.batch_axes import (
-    batched_scan_of,
-    by_itself,
-    loop_over_batch,
-    nested_batch,
-    vmap_scan,
-)
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
-from stitch.compiler.loops.merged_loops import SEGMENTS, MergedRows, merge_loops
+from stitch.compiler.loops.merged_loops import SEGMENTS, merge_loops
 from stitch.compiler.loops.schedules import (
     TABLE,
     Candidate,
     Loop,
+    LoopNote,
+    ScheduledLoops,
+    Writing,
     candidates_for,
-    least_seconds,
-    written_rounds,
 )
 from stitch.errors import UsageError, closest
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, vmap
 from stitch.machine import LoopRates, Machine
-from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
-
-
-@dataclass(frozen=True, slots=True)
-class LoopNote:
-    """The schedule of a loop, for `explain`.
-
-    Attributes:
-        where: Source location of the loop.
-        count: Number of rounds.
-        schedule: Name of the schedule.
-        costs: Estimated seconds of all applicable schedules, by name.
-        without_rule: Operators without a batching rule.
-        batch_size: Rounds computed at once, for the schedule `blocks`.
-        merged: Description of the loops that run together.
-        executor: Executor whose rates decided.
-    """
-
-    where: str
-    count: int
-    schedule: str
-    costs: tuple[tuple[str, float], ...] = ()
-    without_rule: tuple[str, ...] = ()
-    batch_size: int = 0
-    merged: str = ""
-    executor: str = ""
-
-    def text(self) -> str:
-        """One line.
-
-        >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
-        >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
-        'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
-        >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), batch_size=16).text()
-        'loop of 64 rounds at net.py:3: blocks of 16 (1 ms)'
-        """
-        costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
-        size = f" of {self.batch_size}" if self.batch_size else ""
-        by = f" by {self.executor}" if self.executor else ""
-        taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
-        others = ", ".join(f"{name} ({text})" for name, text in costs.items())
-        rules = ", ".join(self.without_rule)
-        rounds = f"{self.count} round{'s' * (self.count != 1)}"
-        return (
-            f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}{size}"
-            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
-            f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
-        )
-
-
-#: Writes a loop to a builder: body, form, operands, source location.
-WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
-
-
-class Writing:
-    """Writes operations for a batch, including nested loops.
-
-    `write_loop` writes loops whose operands are not batched. `batched_bodies` collects the bodies
-    of loops over a batch that contain one scan; None once these have been merged.
-    """
-
-    def __init__(
-        self, bodies: Sequence[Body], estimates: Sequence[LoopCosts],
-        write_loop: WriteLoop | None = None,
-        batched_bodies: set[int] | None = None,
-    ) -> None:  # fmt: skip
-        self.bodies, self.batched_bodies = bodies, batched_bodies
-        #: One per executor that may compute; `estimate` is the current one.
-        self.estimates, self.estimate = estimates, estimates[0]
-        self._write_loop = write_loop or self.unscheduled
-        #: The product of the counts of the surrounding unrolled loops.
-        self.copies = 1
-
-    def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """Write an operation with a body or without a batching rule, for a batch."""
-        builder: Any = context.builder
-        builder = builder.innermost(context.operands)
-        bodies, kept = self.bodies, self.batched_bodies
-        if not is_scan(operation):
-            return by_itself(builder, operation, bodies, context, self.written)
-        form, body = ScanForm.of(operation), bodies[operation.body]
-        if kept is not None and operation.body in kept:
-            if any(context.batched):
-                scan = batched_scan_of(operation, bodies, kept)
-                return nested_batch(builder, scan, bodies, operation, context, self.written)
-            results = self.unscheduled(builder, body, form, context.operands)
-        elif not any(context.batched):
-            return self._write_loop(builder, body, form, context.operands, context.location)
-        elif form.has_condition:
-            return loop_over_batch(
-                builder, context,
-                lambda operands, inside: self.unscheduled(inside, body, form, operands),
-            )  # fmt: skip
-        elif kept is None or not form.states or not form.count:
-            return vmap_scan(builder, body, form, context, self.written)
-        else:
-            results = loop_over_batch(
-                builder, context,
-                lambda operands, inside: self.unscheduled(inside, body, form, operands),
-            )  # fmt: skip
-        kept.add(builder.operations[-1].body)
-        return results
-
-    def unscheduled(
-        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
-    ) -> Sequence[Any]:
-        """Write a loop without choosing a schedule."""
-        return written_rounds(builder, body, form, operands, self)
-
-    def least_seconds(self, loop: Loop) -> float:
-        """Return the seconds of a loop with its cheapest schedule."""
-        return least_seconds(loop, self)
-
-    @contextmanager
-    def copied(self, times: int) -> Iterator[None]:
-        """Count everything written in this context `times` times."""
-        copies, self.copies = self.copies, self.copies * times
-        try:
-            yield
-        finally:
-            self.copies = copies
-
+from stitch.program import ABSENT, Body, ScanForm, is_scan
 
 #: Names of the schedules.
 SCHEDULES = tuple(sorted([*TABLE, SEGMENTS]))
@@ -163,14 +34,6 @@ def check_schedule(schedule: str | None) -> None:
             f"unknown schedule {schedule!r}", expected=", ".join(SCHEDULES),
             remedy=closest(schedule, SCHEDULES) or "omit it: the cheapest is used",
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledLoops:
-    """A graph with scheduled loops, and one note per loop."""
-
-    graph: ComputationGraph
-    notes: tuple[LoopNote, ...]
 
 
 def schedule_loops(
@@ -191,17 +54,8 @@ def schedule_loops(
     if any(form.states for form in _loops(graph)):
         merged = merge_loops(graph, rates, schedule, batched_bodies)
         scheduled = _outermost_first(merged.graph, rates, schedule)
-        graph, notes = scheduled.graph, [*notes, *map(_merged_note, merged.rows), *scheduled.notes]
+        graph, notes = scheduled.graph, [*notes, *merged.notes, *scheduled.notes]
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
-
-
-def _merged_note(rows: MergedRows) -> LoopNote:
-    """Return the note on merged loops of one cell."""
-    loops = f"in {rows.segments} loop{'s' * (rows.segments != 1)}"
-    how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.segments else 'by length'}"
-    return LoopNote(
-        rows.where, rows.count, rows.schedule, rows.costs, merged=how, executor=rows.executor
-    )
 
 
 def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:

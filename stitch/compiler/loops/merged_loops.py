@@ -33,7 +33,7 @@ from stitch.compiler.loops.ragged_segments import (
     rows_that_vary,
     written_segments,
 )
-from stitch.compiler.loops.schedules import can_fail
+from stitch.compiler.loops.schedules import LoopNote, ScheduledLoops, can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, vmap
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
@@ -156,7 +156,7 @@ class CellCosts:
     fixed: tuple[int, ...]
 
     def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
-        """Return the seconds of scans (rounds, rows) by schedule: `rounds` and perhaps `hoisted`."""
+        """Return the seconds of scans (rounds, rows) by schedule: `rounds`, perhaps `hoisted`."""
         form = self.form
         parts = hoisted(self.body, form) if form.sequences else None
         costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
@@ -223,33 +223,10 @@ class CellCosts:
 SEGMENTS = "segments"
 
 
-@dataclass(frozen=True, slots=True)
-class MergedRows:
-    """The schedule of scans of one cell: rounds of the longest, number of rows, of different
-    lengths and of segments (0: not merged), costs by schedule, and the deciding executor."""
-
-    where: str
-    count: int
-    schedule: str
-    rows: int
-    lengths: int
-    segments: int
-    costs: tuple[tuple[str, float], ...]
-    executor: str
-
-
-@dataclass(frozen=True, slots=True)
-class MergedLoops:
-    """A graph, and the groups of scans in it."""
-
-    graph: ComputationGraph
-    rows: tuple[MergedRows, ...]
-
-
 def merge_loops(
     graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
     batched_bodies: Collection[int],
-) -> MergedLoops:  # fmt: skip
+) -> ScheduledLoops:  # fmt: skip
     """Merge scans of one cell where that is cheaper, or where `asked` is `segments`.
 
     Loops whose body is in `batched_bodies` become scans for all their batch elements.
@@ -257,15 +234,7 @@ def merge_loops(
     lists = (whole_graph(graph), *graph.bodies)
     if batched_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
         return _Merging(graph, rates, asked, batched_bodies).run()
-    return MergedLoops(graph, ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A group to merge, and its stage."""
-
-    stage: int
-    merging: Merging
+    return ScheduledLoops(graph, ())
 
 
 class _Merging:
@@ -281,14 +250,14 @@ class _Merging:
         self.batched_bodies = {now[body] for body in batched_bodies}
         self.asked = asked
         self.estimates = [LoopCosts(each, self.bodies) for each in rates]
-        self.rows: list[MergedRows] = []
+        self.notes: list[LoopNote] = []
 
-    def run(self) -> MergedLoops:
+    def run(self) -> ScheduledLoops:
         holder, builder = whole_graph(self.graph), self.builder
         graph = rewritten(
             self.graph, builder, lambda given: self._written(holder, given, builder)
         )  # fmt: skip
-        return MergedLoops(graph, tuple(dict.fromkeys(self.rows)))
+        return ScheduledLoops(graph, tuple(dict.fromkeys(self.notes)))
 
     # Lists of operations -----------------------------------------------------------------------
 
@@ -296,14 +265,14 @@ class _Merging:
         """Write a body with these operands; return its outputs."""
         alike = alike_scans(holder, self.bodies, self.batched_bodies)
         chosen = [
-            _Chosen(stage, merging)
+            (stage, merging)
             for stage, group in alike.groups
             if (merging := self._merging(group, holder)) is not None
         ]
         if not chosen:
             results = vmap(holder, given, [False] * len(given), 1, builder, self._vmapped).results
             return [result.tensor for result in results]
-        merged = {id(scan.operation) for each in chosen for scan in each.merging.scans}
+        merged = {id(scan.operation) for _, merging in chosen for scan in merging.scans}
         data = {constant.value: constant.data for constant in holder.constants}
         at = dict(zip(holder.inputs, given, strict=True))
 
@@ -332,9 +301,9 @@ class _Merging:
             taken = [tensor(v) for v in needs]
             results = vmap(part, taken, [False] * len(taken), 1, builder, self._vmapped).results
             at |= dict(zip(made, [result.tensor for result in results], strict=True))
-            for each in chosen:
-                if each.stage == stage:
-                    at |= self._segments(each.merging, tensor, builder)
+            for number, merging in chosen:
+                if number == stage:
+                    at |= self._segments(merging, tensor, builder)
         return [tensor(v) for v in holder.outputs]
 
     def _segments(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
@@ -410,9 +379,11 @@ class _Merging:
         many = 0 if plan is None else len(plan.segments)
         if many or len(set(lengths)) > 1:
             listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
-            where, each = scans[0].operation.location, len(set(lengths))
-            self.rows.append(
-                MergedRows(where, form.count, taken, len(lengths), each, many, listed, by[taken])
+            loops = f"in {many} loop{'s' * (many != 1)}" if many else "by length"
+            rows = f"{len(lengths)} rows of {len(set(lengths))} lengths {loops}"
+            where, by_rates = scans[0].operation.location, by[taken]
+            self.notes.append(
+                LoopNote(where, form.count, taken, listed, merged=rows, executor=by_rates)
             )
         return None if plan is None else Merging(scans, body, same, batched, plan)
 

@@ -14,26 +14,39 @@ so no operation of the body may fail on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from stitch import ops
 from stitch.compiler.dependence import reached
 from stitch.compiler.loops.batch_axes import (
+    batched_scan_of,
+    by_itself,
     elements_in_order,
     from_last_to_first,
     in_rounds,
+    loop_over_batch,
+    nested_batch,
     results_in_order,
+    vmap_scan,
     with_batch_axis,
 )
 from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
 from stitch.compiler.loops.loop_costs import LoopCosts
-from stitch.graph import BodyBuilder, VmapResult, WriteUnbatched, scan, scan_in_body, vmap
+from stitch.graph import (
+    BodyBuilder,
+    ComputationGraph,
+    VmapResult,
+    WriteUnbatched,
+    scan,
+    scan_in_body,
+    vmap,
+)
 from stitch.ops import RESHAPING, definition_of
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
@@ -73,28 +86,135 @@ class Candidate:
     batch_size: int = 0
 
 
-class Surroundings(Protocol):
-    """The graph that contains the loop, while its loops are being scheduled."""
+@dataclass(frozen=True, slots=True)
+class LoopNote:
+    """The schedule of a loop, for `explain`.
 
-    @property
-    def estimate(self) -> LoopCosts:
-        """Costs of bodies by the rates of the current executor."""
+    Attributes:
+        where: Source location of the loop.
+        count: Number of rounds.
+        schedule: Name of the schedule.
+        costs: Estimated seconds of all applicable schedules, by name.
+        without_rule: Operators without a batching rule.
+        batch_size: Rounds computed at once, for the schedule `blocks`.
+        merged: Description of the loops that run together.
+        executor: Executor whose rates decided.
+    """
 
-    @property
-    def bodies(self) -> Sequence[Body]:
-        """The bodies that operations carry."""
+    where: str
+    count: int
+    schedule: str
+    costs: tuple[tuple[str, float], ...] = ()
+    without_rule: tuple[str, ...] = ()
+    batch_size: int = 0
+    merged: str = ""
+    executor: str = ""
+
+    def text(self) -> str:
+        """One line.
+
+        >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
+        >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
+        'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
+        >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), batch_size=16).text()
+        'loop of 64 rounds at net.py:3: blocks of 16 (1 ms)'
+        """
+        costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
+        size = f" of {self.batch_size}" if self.batch_size else ""
+        by = f" by {self.executor}" if self.executor else ""
+        taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
+        others = ", ".join(f"{name} ({text})" for name, text in costs.items())
+        rules = ", ".join(self.without_rule)
+        rounds = f"{self.count} round{'s' * (self.count != 1)}"
+        return (
+            f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}{size}"
+            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
+            f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
+        )
+
+
+#: Writes a loop to a builder: body, form, operands, source location.
+WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
+
+
+class Writing:
+    """Writes operations for a batch, including nested loops.
+
+    `write_loop` writes loops whose operands are not batched. `batched_bodies` collects the bodies
+    of loops over a batch that contain one scan; None once these have been merged.
+    """
+
+    def __init__(
+        self, bodies: Sequence[Body], estimates: Sequence[LoopCosts],
+        write_loop: WriteLoop | None = None,
+        batched_bodies: set[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.bodies, self.batched_bodies = bodies, batched_bodies
+        #: One per executor that may compute; `estimate` is the current one.
+        self.estimates, self.estimate = estimates, estimates[0]
+        self._write_loop = write_loop or self.unscheduled
+        #: The product of the counts of the surrounding unrolled loops.
+        self.copies = 1
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
         """Write an operation with a body or without a batching rule, for a batch."""
+        builder: Any = context.builder
+        builder = builder.innermost(context.operands)
+        bodies, kept = self.bodies, self.batched_bodies
+        if not is_scan(operation):
+            return by_itself(builder, operation, bodies, context, self.written)
+        form, body = ScanForm.of(operation), bodies[operation.body]
+        if kept is not None and operation.body in kept:
+            if any(context.batched):
+                scan = batched_scan_of(operation, bodies, kept)
+                return nested_batch(builder, scan, bodies, operation, context, self.written)
+            results = self.unscheduled(builder, body, form, context.operands)
+        elif not any(context.batched):
+            return self._write_loop(builder, body, form, context.operands, context.location)
+        elif form.has_condition:
+            return loop_over_batch(
+                builder, context,
+                lambda operands, inside: self.unscheduled(inside, body, form, operands),
+            )  # fmt: skip
+        elif kept is None or not form.states or not form.count:
+            return vmap_scan(builder, body, form, context, self.written)
+        else:
+            results = loop_over_batch(
+                builder, context,
+                lambda operands, inside: self.unscheduled(inside, body, form, operands),
+            )  # fmt: skip
+        kept.add(builder.operations[-1].body)
+        return results
+
+    def unscheduled(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
+    ) -> Sequence[Any]:
+        """Write a loop without choosing a schedule."""
+        return written_rounds(builder, body, form, operands, self)
 
     def least_seconds(self, loop: Loop) -> float:
-        """Return the cost of a loop with its cheapest schedule."""
+        """Return the seconds of a loop with its cheapest schedule."""
+        return least_seconds(loop, self)
 
-    def copied(self, times: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def copied(self, times: int) -> Iterator[None]:
         """Count everything written in this context `times` times."""
+        copies, self.copies = self.copies, self.copies * times
+        try:
+            yield
+        finally:
+            self.copies = copies
 
 
-def rounds(loop: Loop, around: Surroundings) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class ScheduledLoops:
+    """A graph with scheduled loops, and one note per loop."""
+
+    graph: ComputationGraph
+    notes: tuple[LoopNote, ...]
+
+
+def rounds(loop: Loop, around: Writing) -> Candidate:
     """Return the candidate that keeps the loop; it always applies."""
     return Candidate(
         around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
@@ -105,7 +225,7 @@ def rounds(loop: Loop, around: Surroundings) -> Candidate:
 
 
 def written_rounds(
-    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: Surroundings
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: Writing
 ) -> tuple[Any, ...]:
     """Write a loop as it is; return its results."""
 
@@ -116,7 +236,7 @@ def written_rounds(
     return tuple(in_rounds(builder, body, form, operands, written))
 
 
-def batch(loop: Loop, around: Surroundings) -> Candidate | None:
+def batch(loop: Loop, around: Writing) -> Candidate | None:
     """Compute all rounds at once; None for loops with states."""
     body, form = loop.body, loop.form
     if form.states:
@@ -139,7 +259,7 @@ def batch(loop: Loop, around: Surroundings) -> Candidate | None:
     return Candidate(around.estimate.round(body, form.count, takes, loop.fixed), write)
 
 
-def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
+def blocks(loop: Loop, around: Writing) -> Candidate | None:
     """Compute several rounds at once; None for loops with states, equal rounds or few rounds."""
     form = loop.form
     if form.states or not form.sequences or form.count < 3:
@@ -164,7 +284,7 @@ def _sizes(count: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
+def _seconds(loop: Loop, batch_size: int, around: Writing) -> float:
     """Return the seconds of a loop that computes `batch_size` rounds at a time."""
     form, estimate = loop.form, around.estimate
     takes = loop.body.inputs[: form.sequences]
@@ -177,7 +297,7 @@ def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
 
 
 def written_blocks(
-    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: Surroundings
+    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: Writing
 ) -> WrittenLoop:
     """Write a loop over groups of rounds, and the remaining rounds as one batch."""
     body, form = loop.body, loop.form
@@ -206,7 +326,7 @@ def written_blocks(
     return WrittenLoop(tuple(results_in_order(builder, form, results)), tuple(sorted(without)))
 
 
-def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
+def hoisted_before(loop: Loop, around: Writing) -> Candidate | None:
     """Hoist state-independent operations; None if every product reads a state."""
     form, estimate = loop.form, around.estimate
     if not form.states or form.count < 2 or not form.sequences:
@@ -223,7 +343,7 @@ def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
 
 
 def _written(
-    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: Surroundings
+    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: Writing
 ) -> tuple[Any, ...]:
     """Write the hoisted operations for all rounds, then the rest of the loop."""
     states, first = operands[: form.states], form.states + form.sequences
@@ -446,7 +566,7 @@ def written_wave(
     return [builder.index(layers, -1), *[layers] * form.collected]
 
 
-def wave(loop: Loop, around: Surroundings) -> Candidate | None:
+def wave(loop: Loop, around: Writing) -> Candidate | None:
     """Run nested loops along anti-diagonals; None unless they form a wavefront."""
     found = wave_of(loop.body, loop.form)
     if found is None:
@@ -469,7 +589,7 @@ MOST_ROWS = 64
 MOST_WRITTEN = 2048
 
 
-def rows(loop: Loop, around: Surroundings) -> Candidate | None:
+def rows(loop: Loop, around: Writing) -> Candidate | None:
     """Unroll the loop; None for loops without nested loops or states, and for long loops."""
     body, form = loop.body, loop.form
     copies = form.count * loop.copies
@@ -487,7 +607,7 @@ def rows(loop: Loop, around: Surroundings) -> Candidate | None:
     )
 
 
-def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
+def _row_seconds(loop: Loop, copies: int, around: Writing) -> float:
     """Return the seconds of one unrolled round: nested loops scheduled, weights constant."""
     body = loop.body
     beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
@@ -501,7 +621,7 @@ def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
 
 
 def _written_rows_written(
-    builder: Any, loop: Loop, operands: Sequence[Any], around: Surroundings
+    builder: Any, loop: Loop, operands: Sequence[Any], around: Writing
 ) -> tuple[Any, ...]:
     """Write an unrolled loop."""
     form = loop.form
@@ -534,14 +654,14 @@ def _written_rows_written(
 
 
 #: Returns a candidate, or None if the schedule does not apply to the loop.
-Schedule = Callable[[Loop, Surroundings], Candidate | None]
+Schedule = Callable[[Loop, Writing], Candidate | None]
 TABLE: Mapping[str, Schedule] = MappingProxyType({
     "batch": batch, "blocks": blocks, "hoisted": hoisted_before, "rounds": rounds, "rows": rows,
     "wave": wave,
 })  # fmt: skip
 
 
-def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
+def candidates_for(loop: Loop, around: Writing) -> dict[str, Candidate]:
     """Return the applicable schedules by name.
 
     A loop with a condition only runs as `rounds`: others would compute rounds past its end.
@@ -552,6 +672,6 @@ def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
     return {name: candidate for name, candidate in found.items() if candidate is not None}
 
 
-def least_seconds(loop: Loop, around: Surroundings) -> float:
+def least_seconds(loop: Loop, around: Writing) -> float:
     """Return the seconds of a loop under its cheapest schedule."""
     return min(candidate.seconds for candidate in candidates_for(loop, around).values())
