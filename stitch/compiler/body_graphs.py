@@ -19,7 +19,7 @@ from stitch.program import (
 )
 
 
-def give_outputs_their_values(
+def add_output_identities(
     graph: ComputationGraph, rounded: Collection[int] = ()
 ) -> ComputationGraph:
     """Insert an `Identity` so that each output is a value of its own, computed by an operation.
@@ -51,7 +51,7 @@ def give_outputs_their_values(
     )
 
 
-def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
+def make_names_unique(values: Sequence[Value]) -> tuple[Value, ...]:
     """Rename values so that no name is empty or used twice; the first value keeps its name."""
     # Names that exist already are never given to another value.
     own = {value.name: index for index, value in reversed(list(enumerate(values)))}
@@ -89,7 +89,7 @@ def graph_of_body(name: str, body: Body, bodies: Sequence[Body]) -> ComputationG
 
 def body_of_graph(graph: ComputationGraph, pool: BodyPool) -> Body:
     """Convert a graph to a body; bodies that it uses are added to the pool."""
-    graph = give_outputs_their_values(graph)
+    graph = add_output_identities(graph)
     now = pool.add_all(graph.bodies, [o.body for o in graph.operations])
     return Body(
         tuple(slot.value for slot in graph.inputs),
@@ -144,7 +144,7 @@ def write_operation(
     return {v: tensor for v, tensor in zip(outputs, made, strict=True) if v != ABSENT}
 
 
-def rewritten(
+def rewrite_graph(
     graph: ComputationGraph, builder: ComputationGraphBuilder,
     results_of: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> ComputationGraph:  # fmt: skip
@@ -162,6 +162,6 @@ def rewritten(
     return builder.build()
 
 
-def renumbered(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
+def remap_bodies(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
     """Replace the body numbers of operations."""
     return tuple(o if o.body == ABSENT else replace(o, body=now[o.body]) for o in operations)

@@ -38,7 +38,7 @@ def with_layouts(program: Program, layouts: SlotLayouts, machine: MachineShape) 
     changed = replace(program, values=tuple(values))
     wanted = demands(changed, changed.scratch, machine)
     problems += address_problems(wanted, machine)
-    problems += _placed_otherwise(program, changed, machine)
+    problems += _placement_problems(program, changed, machine)
     where = f"program {program.name!r} on machine {machine.name!r}"
     if problems:
         raise CompileError(
@@ -63,7 +63,7 @@ def _inner_problems(program: Program, layouts: SlotLayouts) -> Iterator[str]:
             yield f"output {slot.name!r} is read by other operations, in its own type"
 
 
-def _placed_otherwise(before: Program, after: Program, machine: MachineShape) -> Iterator[str]:
+def _placement_problems(before: Program, after: Program, machine: MachineShape) -> Iterator[str]:
     """Yield what the compiler might place differently.
 
     The placement options are not known here, so every set of options is considered. An opaque
@@ -84,7 +84,7 @@ def _placed_otherwise(before: Program, after: Program, machine: MachineShape) ->
     most = machine.l1.capacity * L1_SHARE[0] // L1_SHARE[1] - bottom
     if now > used and now > most:
         yield "other slots may have to leave L1"
-    for value in _local_in_dram(before):
+    for value in _slots_moved_to_dram(before):
         size = _size_in_l1(before, value, machine)
         if now + size <= most < used + size:
             yield f"{before.values[value].name!r} may be placed in L1"
@@ -99,7 +99,7 @@ def _slots_in_l1(program: Program, machine: MachineShape) -> int:
     return sum(room_per_bank(desc, machine) for desc in here)
 
 
-def _local_in_dram(program: Program) -> Iterator[int]:
+def _slots_moved_to_dram(program: Program) -> Iterator[int]:
     """Yield the slots in DRAM that are placed in L1 by default if they fit."""
     values = [s.value for s in program.inputs if s.kind is InputKind.ACTIVATION]
     values += [s.value for s in program.outputs if s.aliases_input is None]

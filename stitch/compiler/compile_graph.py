@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stitch.compiler.body_graphs import give_outputs_their_values
+from stitch.compiler.body_graphs import add_output_identities
 from stitch.compiler.loops.loop_schedules import schedule_loops
 from stitch.compiler.loops.schedules import LoopNote
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.passes.horizontal_fusion import horizontal_fusion
-from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
+from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.compiler.passes.scan_bodies import optimize_bodies
 from stitch.compiler.passes.simplification import (
     fold_constants,
@@ -76,14 +76,14 @@ def compile_graph(
     if options.optimize:
         graph = optimize(graph, options)
         if options.reassociate:
-            graph = _with_matrices_as_they_lie(graph)
+            graph = _absorb_transposes(graph)
         scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
         if scheduled.notes:
             graph, loops = optimize(scheduled.graph, options), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     placement = slot_placement(graph)
-    graph = give_outputs_their_values(graph, placement.rounded_outputs(graph))
+    graph = add_output_identities(graph, placement.rounded_outputs(graph))
     prove_aliases(graph, placement.aliases)
     aliases = placement.aliases
     if options.alias_donated:
@@ -92,9 +92,9 @@ def compile_graph(
     return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
 
-def _with_matrices_as_they_lie(graph: ComputationGraph) -> ComputationGraph:
+def _absorb_transposes(graph: ComputationGraph) -> ComputationGraph:
     """Read operands of products in place of their transposes, then remove duplicates."""
-    graph = remove_identities(turn_products(fold_transposes(graph)))
+    graph = remove_identities(transpose_products(fold_transposes(graph)))
     return remove_dead_code(merge_common_subexpressions(graph))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from stitch.program import ABSENT, Body, Operation, OperationList, ScanForm, is_scan
 
 
-def reached(
+def reachable_from(
     operations: Iterable[Operation],
     sources: Iterable[int],
     always: Callable[[Operation], bool] | None = None,
@@ -28,7 +28,7 @@ def reached(
     return found
 
 
-def in_some_round(
+def propagate_over_rounds(
     places: Iterable[int], begin: Sequence[int], end: Sequence[int], states: int,
     way: Callable[[Iterable[int]], set[int]],
 ) -> tuple[set[int], set[int]]:  # fmt: skip
@@ -63,15 +63,17 @@ def dependents(
             continue
         made: Iterable[int] = operation.outputs
         if is_scan(operation):
-            reached = _places(operation.inputs, found)
-            made = [operation.outputs[i] for i in _results(operation, bodies, reached)]
+            indices = _places(operation.inputs, found)
+            made = [operation.outputs[i] for i in _results(operation, bodies, indices)]
         found.update(
             v for v in made if v != ABSENT and part.values[v].type.data_type.is_floating
         )  # fmt: skip
     return found
 
 
-def needed(part: OperationList | Body, bodies: Sequence[Body], targets: Iterable[int]) -> set[int]:
+def dependencies(
+    part: OperationList | Body, bodies: Sequence[Body], targets: Iterable[int]
+) -> set[int]:
     """Return the targets, and the values that they depend on."""
     found = set(targets) - {ABSENT}
     for operation in reversed(part.operations):
@@ -79,14 +81,14 @@ def needed(part: OperationList | Body, bodies: Sequence[Body], targets: Iterable
             continue
         read: Iterable[int] = operation.inputs
         if is_scan(operation):
-            reached = _places(operation.outputs, found)
-            read = [operation.inputs[i] for i in _operands(operation, bodies, reached)]
+            indices = _places(operation.outputs, found)
+            read = [operation.inputs[i] for i in _operands(operation, bodies, indices)]
         found.update(read)
         found.discard(ABSENT)
     return found
 
 
-def through_rounds(
+def gradient_slots(
     operation: Operation, bodies: Sequence[Body], operands: Collection[int], results: set[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return which slots of the body of a scan take part in its gradient.
@@ -139,7 +141,7 @@ def _forth(
 ) -> tuple[set[int], set[int]]:
     """Return the inputs of the body that depend on operands in some round, and all such values."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
-    return in_some_round(
+    return propagate_over_rounds(
         operands, body.inputs, body.outputs, states, lambda of: dependents(body, bodies, of)
     )
 
@@ -149,6 +151,6 @@ def _back(
 ) -> tuple[set[int], set[int]]:
     """Return the outputs of the body that results depend on in some round, and all such values."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
-    return in_some_round(
-        results, body.outputs, body.inputs, states, lambda of: needed(body, bodies, of)
+    return propagate_over_rounds(
+        results, body.outputs, body.inputs, states, lambda of: dependencies(body, bodies, of)
     )

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from stitch.compiler.body_graphs import give_unique_names
+from stitch.compiler.body_graphs import make_names_unique
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError
 from stitch.graph import (
@@ -100,7 +100,7 @@ def slot_placement(graph: ComputationGraph) -> SlotPlacement:
     """Return the layout options of each slot; raise `CompileError` listing all contradictions."""
     inputs = [_layout_options(asked) for asked in graph.placement_by_slot("input")]
     outputs = [_layout_options(asked) for asked in graph.placement_by_slot("output")]
-    aliases = _asked_aliases(graph)
+    aliases = _requested_aliases(graph)
     problems = [
         problem
         for side, by_slot, type_of in (
@@ -147,7 +147,7 @@ def _type_problem(slot: str, placement: ByField, kind: ValueType) -> str | None:
     )
 
 
-def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
+def _requested_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
     names = [slot.name for slot in graph.inputs]
     pairs: dict[int, int] = {
         i: slot.aliases_input
@@ -315,7 +315,7 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
     asked = request.placement.get("memory_layout")
     spec = request.placement.get("shard_spec")
     if spec is not None and (asked is None or asked.value is MemoryLayout.INTERLEAVED):
-        raise _without_shards(request, spec)
+        raise _missing_memory_layout(request, spec)
     if asked is None or spec is not None:
         return requested_layout(default, placement)
     kind = asked.value
@@ -333,7 +333,7 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
     )
 
 
-def _without_shards(request: SlotRequest, option: PlacementOption) -> PlacementError:
+def _missing_memory_layout(request: SlotRequest, option: PlacementOption) -> PlacementError:
     """Return the error for a shard spec without a sharded memory layout; suggest one that fits."""
     spec = option.value
     assert isinstance(spec, ShardSpec)
@@ -415,7 +415,7 @@ def place(
     plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
     pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
     scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
-    _relieve_l1(slots, scratch, machine, where)
+    _move_slots_to_dram(slots, scratch, machine, where)
     program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
     wanted = demands(program, scratch, machine)
     _check(wanted, machine, where)
@@ -452,7 +452,9 @@ def _in_l1(slot: _Slot) -> bool:
     return slot.layout.space is Space.L1
 
 
-def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, where: str) -> None:
+def _move_slots_to_dram(
+    slots: list[_Slot], scratch: Scratch, machine: MachineShape, where: str
+) -> None:
     """Move the largest unpinned slots to DRAM until the default share holds and the rest fits."""
     if machine.l1 is None:
         return
@@ -469,7 +471,7 @@ def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, whe
     used = bottom + sum(slots[i].size_per_bank for i in here)
     while True:
         comfortable = used * L1_SHARE[1] <= capacity * L1_SHARE[0]
-        if (comfortable or not free) and (used > capacity or _packs(pieces, loose, gaps)):
+        if (comfortable or not free) and (used > capacity or _fits(pieces, loose, gaps)):
             return  # `check_capacity` reports a sum above the capacity.
         if not free:
             raise _no_gap([s for s in slots if _in_l1(s)], bottom, machine, where)
@@ -480,7 +482,7 @@ def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, whe
         loose, used = loose - slot.size_per_bank, used - slot.size_per_bank
 
 
-def _packs(pieces: Mapping[int, int], total: int, gaps: list[int]) -> bool:
+def _fits(pieces: Mapping[int, int], total: int, gaps: list[int]) -> bool:
     """Whether slots of these sizes, `total` in all, fit into the gaps of L1."""
     if len(gaps) == 1:
         return total <= gaps[0]
@@ -526,7 +528,7 @@ def _assemble(
         replace(slot, aliases_input=over.get(i)) for i, slot in enumerate(graph.outputs)
     )
     return Program(
-        name, graph.inputs, outputs, give_unique_names(values), graph.operations, graph.constants,
+        name, graph.inputs, outputs, make_names_unique(values), graph.operations, graph.constants,
         scratch, options.role, bodies=graph.bodies,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stitch.compiler import CompileOptions, Differentiated, compile_graph, differentiate
-from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
+from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import InputKind
@@ -86,7 +86,7 @@ def test_an_operand_of_two_turned_products_is_turned_once() -> None:
     program = compile_graph(graph, load_machine("host"), options).program
     assert sorted(o.op for o in program.operations) == ["Add"] * 2 + ["MatMul"] * 2 + ["Transpose"]
     feeds = feeds_of(graph)
-    turned_graph = turn_products(graph)
+    turned_graph = transpose_products(graph)
     for name, expected in run(graph, feeds).items():
         np.testing.assert_allclose(run(turned_graph, feeds)[name], expected, rtol=1e-5, atol=1e-6)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.compiler import optimize
-from stitch.compiler.body_graphs import give_outputs_their_values, give_unique_names
+from stitch.compiler.body_graphs import add_output_identities, make_names_unique
 from stitch.compiler.passes.simplification import (
     fold_constants,
     is_repeatable,
@@ -279,7 +279,7 @@ def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_
     sketch = Sketch()
     x = sketch.input("x")
     made, constant = sketch.op("Relu", x), sketch.constant(f32([[1]]))
-    graph = give_outputs_their_values(sketch.graph(x, made, made, constant))
+    graph = add_output_identities(sketch.graph(x, made, made, constant))
     assert names(graph) == ["Relu", "Identity", "Identity", "Identity"]
     assert len({slot.value for slot in graph.outputs} - {x, constant}) == 4
     array = f32([[1, -2, 3], [-4, 5, -6]])
@@ -291,7 +291,7 @@ def test_a_rounded_output_never_feeds_another_operation_or_output() -> None:
     sketch = Sketch()
     made = sketch.op("Relu", sketch.input("x"))
     graph = sketch.graph(made, sketch.op("Neg", made), made)
-    split = give_outputs_their_values(graph, rounded={0})
+    split = add_output_identities(graph, rounded={0})
     assert names(split) == ["Relu", "Neg", "Identity"]
     read = {v for operation in split.operations for v in operation.inputs}
     assert split.outputs[0].value not in read
@@ -301,7 +301,7 @@ def test_a_rounded_output_never_feeds_another_operation_or_output() -> None:
 def test_names_become_unique_without_taking_anothers() -> None:
     kind = ValueType((), F32)
     values = [Value(name, kind) for name in ("a", "a", "", "a.2", "")]
-    assert [v.name for v in give_unique_names(values)] == ["a", "a.3", "v2", "a.2", "v4"]
+    assert [v.name for v in make_names_unique(values)] == ["a", "a.3", "v2", "a.2", "v4"]
 
 
 _UNARY = ["Relu", "Neg", "Identity", "Exp", "Transpose", "Tanh"]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.compiler.loops.ragged_segments import planned
+from stitch.compiler.loops.ragged_segments import plan_segments
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])
 @pytest.mark.parametrize("beginning", [0.0, 2.0, 1e3])
 def test_a_plan_holds_every_round_of_every_row_once(most: int, beginning: float) -> None:
     lengths = [9, 9, 7, 4, 4, 4, 1]
-    found = planned(lengths, lambda rows: 1.0 + rows, beginning, 0.1, most, may_run_on=True)
+    found = plan_segments(lengths, lambda rows: 1.0 + rows, beginning, 0.1, most, may_run_on=True)
     assert found is not None
     plan, _ = found
     assert 1 <= len(plan.segments) <= most
@@ -30,7 +30,7 @@ def test_segments_are_as_many_as_is_cheapest() -> None:
     lengths = [100, 50, 50, 49, 1]
 
     def segments(beginning: float, most: int = 9, *, may_run_on: bool = True) -> Any:
-        found = planned(
+        found = plan_segments(
             lengths, lambda rows: float(rows), beginning, 0.0, most, may_run_on=may_run_on
         )
         return found and [(s.first, s.count, s.rows, s.is_exact) for s in found[0].segments]

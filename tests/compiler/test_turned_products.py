@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.compiler.passes.matrix_products import turn_products
+from stitch.compiler.passes.matrix_products import transpose_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from tests.support.stitched_models import one
 
@@ -63,7 +63,7 @@ def run(graph: ComputationGraph) -> Any:
 )
 def test_turned_products_give_the_same_numbers(build: Build) -> None:
     graph = graph_of(build)
-    np.testing.assert_allclose(run(turn_products(graph)), run(graph), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(transpose_products(graph)), run(graph), rtol=1e-5, atol=1e-5)
 
 
 def operators(graph: ComputationGraph) -> Counter[str]:
@@ -71,7 +71,7 @@ def operators(graph: ComputationGraph) -> Counter[str]:
 
 
 def test_the_transpose_inside_takes_the_place_of_the_one_that_is_undone() -> None:
-    made = turn_products(graph_of(of_a_transpose))
+    made = transpose_products(graph_of(of_a_transpose))
     (product,) = (o for o in made.operations if o.op == "MatMul")
     # The first operand is the second one's transpose, the second the input itself.
     assert product.inputs[1] == made.inputs[0].value
@@ -82,4 +82,4 @@ def test_the_transpose_inside_takes_the_place_of_the_one_that_is_undone() -> Non
 @pytest.mark.parametrize("build", [shared, moved_rows], ids=lambda f: f.__name__)
 def test_products_read_otherwise_stay(build: Build) -> None:
     graph = graph_of(build)
-    assert turn_products(graph).operations == graph.operations
+    assert transpose_products(graph).operations == graph.operations

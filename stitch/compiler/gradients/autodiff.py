@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
-from stitch.compiler.dependence import dependents, needed
+from stitch.compiler.dependence import dependencies, dependents
 from stitch.compiler.gradients.forward_values import (
     Differentiated,
     ForwardValues,
@@ -22,7 +22,7 @@ from stitch.compiler.gradients.forward_values import (
     Recompute,
 )
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
-from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
+from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.compiler.passes.simplification import (
     merge_common_subexpressions,
     sink_relu_below_max_pool,
@@ -100,7 +100,7 @@ def slice_saved_parts(
 
 
 @dataclass(frozen=True, slots=True)
-class Segmented:
+class SegmentedGraph:
     """A graph with segmented scans: outputs of their outer scans, and sliced sequences."""
 
     graph: ComputationGraph
@@ -108,9 +108,9 @@ class Segmented:
     parts: frozenset[int] = frozenset()
 
 
-def in_segments(graph: ComputationGraph, path: Collection[int], every: int) -> Segmented:
+def segment_scans(graph: ComputationGraph, path: Collection[int], every: int) -> SegmentedGraph:
     """Turn the scans that compute some of `path` into scans over segments of `every` rounds."""
-    writing = _Writing(graph, every)
+    writing = _SegmentWriter(graph, every)
     for operation in graph.operations:
         if is_scan(operation) and not set(path).isdisjoint(operation.outputs):
             writing.segment(operation)
@@ -123,10 +123,10 @@ def in_segments(graph: ComputationGraph, path: Collection[int], every: int) -> S
         constants=tuple(writing.constants),
         bodies=tuple(writing.bodies.bodies),
     )
-    return Segmented(segmented, frozenset(writing.scans), frozenset(writing.parts))
+    return SegmentedGraph(segmented, frozenset(writing.scans), frozenset(writing.parts))
 
 
-class _Writing:
+class _SegmentWriter:
     """A graph under construction."""
 
     def __init__(self, graph: ComputationGraph, every: int) -> None:
@@ -293,7 +293,7 @@ def differentiate(
             or no output depends on a wanted input.
         UsageError: `recompute` is invalid.
     """
-    graph = _prepared(graph)
+    graph = _prepare(graph)
     inputs = {slot.name: i for i, slot in enumerate(graph.inputs)}
     results = {slot.name: i for i, slot in enumerate(graph.outputs)}
     if wanted is None:
@@ -307,15 +307,15 @@ def differentiate(
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
     again = Recomputation.parse(recompute)
-    segmented = Segmented(graph)
+    segmented = SegmentedGraph(graph)
     if again.every is not None:
         targets = {slot.value for slot in graph.inputs if slot.name in wanted}
-        segmented = in_segments(graph, _path(graph, targets, outputs), again.every)
+        segmented = segment_scans(graph, _path(graph, targets, outputs), again.every)
     walk = _Backward(segmented, again.kind)
     return walk.run(wanted, outputs, with_zeros=zeros)
 
 
-def _prepared(graph: ComputationGraph) -> ComputationGraph:
+def _prepare(graph: ComputationGraph) -> ComputationGraph:
     """Prepare a graph for differentiation."""
     return merge_common_subexpressions(sink_relu_below_max_pool(fold_transposes(optimize(graph))))
 
@@ -323,7 +323,7 @@ def _prepared(graph: ComputationGraph) -> ComputationGraph:
 def _path(graph: ComputationGraph, targets: Iterable[int], outputs: tuple[str, ...]) -> set[int]:
     """Return the floating values that depend on a target and that an output depends on."""
     ends = [slot.value for slot in graph.outputs if slot.name in outputs]
-    return dependents(graph, graph.bodies, targets) & needed(graph, graph.bodies, ends)
+    return dependents(graph, graph.bodies, targets) & dependencies(graph, graph.bodies, ends)
 
 
 def _check_names(
@@ -347,7 +347,7 @@ def _check_names(
 class _Backward:
     """A backward graph under construction."""
 
-    def __init__(self, segmented: Segmented, recompute: Recompute) -> None:
+    def __init__(self, segmented: SegmentedGraph, recompute: Recompute) -> None:
         self.graph = graph = segmented.graph
         self.segmented = segmented.scans
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
@@ -386,7 +386,7 @@ class _Backward:
         backward, sliced = slice_saved_parts(self.builder.build(), graph, self.forward.saved)
         self.forward.forget(sliced)
         return Differentiated(
-            self.forward.saving_graph(), turn_products(backward),
+            self.forward.saving_graph(), transpose_products(backward),
             tuple(self.forward.saved.values()), seeds, tuple(gradients),
         )  # fmt: skip
 
@@ -412,7 +412,7 @@ class _Backward:
     ) -> Differentiated:
         """Differentiate a round. If the whole scan is recomputed, rounds recompute nothing."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
-        return _Backward(Segmented(_prepared(graph)), recompute).run(
+        return _Backward(SegmentedGraph(_prepare(graph)), recompute).run(
             wanted, outputs, with_zeros=False
         )
 
@@ -420,7 +420,7 @@ class _Backward:
         self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
     ) -> Differentiated:
         """Differentiate a segment of rounds; all of it is recomputed."""
-        walk = _Backward(Segmented(_prepared(graph)), "all")
+        walk = _Backward(SegmentedGraph(_prepare(graph)), "all")
         return walk.run(wanted, outputs, with_zeros=False)
 
     def _check_rules(self, path: set[int]) -> None:

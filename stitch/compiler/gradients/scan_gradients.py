@@ -20,7 +20,7 @@ from stitch.compiler.body_graphs import (
     write_graph,
     write_operation,
 )
-from stitch.compiler.dependence import reached, through_rounds
+from stitch.compiler.dependence import gradient_slots, reachable_from
 from stitch.compiler.gradients.forward_values import Differentiated, ForwardValues
 from stitch.compiler.passes.simplification import axis_order, exchange, is_repeatable
 from stitch.graph import (
@@ -75,7 +75,7 @@ class RoundValues:
     def _differing(self) -> set[int]:
         same = {*self._outside, *self.constants}
         found = {slot.value for slot in self.graph.inputs} - same
-        return reached(
+        return reachable_from(
             self.graph.operations, found,
             lambda o: o.body != ABSENT or not is_repeatable(o),
         )  # fmt: skip
@@ -115,7 +115,7 @@ class RoundValues:
     def shape(self, value: int) -> tuple[int, ...]:
         return self.graph.values[value].type.shape
 
-    def untransposed(self, value: int, axis: int) -> Factor:
+    def before_transpose(self, value: int, axis: int) -> Factor:
         """Return the operand of a transpose that computes a factor, or the factor itself."""
         operation = self.maker.get(value)
         rank = len(self.shape(value))
@@ -151,7 +151,7 @@ class RoundValues:
         whole = self._rows[self.root(factor), is_backward]
         return self.shaped(whole, (self.count, *self.shape(factor.value)))
 
-    def lying(
+    def merge_rounds(
         self, whole: SymbolicTensor, factor: Factor, last: bool | None = None
     ) -> SymbolicTensor:
         """Merge the rounds into the contracted axis of a factor.
@@ -286,7 +286,7 @@ class RoundSums:
         rows, columns = len(first) - 2, len(first) - 1
         axes = (columns, rows)
         return tuple(  # type: ignore[return-value]  # two of them
-            self.values.untransposed(v, rows + columns - axis if flag else axis)
+            self.values.before_transpose(v, rows + columns - axis if flag else axis)
             for v, axis, flag in zip(operation.inputs, axes, flags, strict=True)
         )
 
@@ -303,10 +303,10 @@ class RoundSums:
         def product() -> SymbolicTensor:
             a, b = (values.all_rows(factor, is_backward) for factor in (first, second))
             if batched:
-                left = values.lying(a, first, last=True)
-                right = values.lying(b, second, last=False)
+                left = values.merge_rounds(a, first, last=True)
+                right = values.merge_rounds(b, second, last=False)
                 return values.builder.apply("MatMul", [left, right], 1, {})[0]
-            sides = [values.lying(a, first), values.lying(b, second)]
+            sides = [values.merge_rounds(a, first), values.merge_rounds(b, second)]
             turned = {"transA": 1 - first.axis, "transB": second.axis}
             return values.builder.apply("Gemm", sides, 1, {**attributes, **turned})[0]
 
@@ -388,7 +388,7 @@ _COARSE = frozenset({DataType.BFLOAT16, DataType.FLOAT16})
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _SavedRows:
     """A value of the forward graph that has the values of all rounds, last round first or not.
 
     With `first`, the wanted value is `first` in round 0, and in each other round the value of the
@@ -465,9 +465,9 @@ class ScanGradient:
         bodies = forward.bodies.bodies
         self._body = bodies[operation.body]
         #: Inputs of the body that have a gradient, outputs that receive one.
-        self._inputs, self._outputs = through_rounds(operation, bodies, self._wanted, results)
+        self._inputs, self._outputs = gradient_slots(operation, bodies, self._wanted, results)
         self._both: Differentiated | None = None
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _SavedRows] = {}
         if self._form.count and self._inputs and self._outputs:
             graph = graph_of_body(f"{forward.graph.name}_round", self._body, bodies)
             wanted = tuple(map(operand_name, self._inputs))
@@ -509,15 +509,15 @@ class ScanGradient:
         values = self._forward.collect(self._operation, remove_dead_code(whole), len(slots))
         at_last = dict(zip(more, values, strict=True))
         for v, names in more.items():
-            self._kept |= dict.fromkeys(names, _Kept(at_last[v], False))
+            self._kept |= dict.fromkeys(names, _SavedRows(at_last[v], False))
         for i, v in after.items():
             first = self._operation.inputs[i]
-            self._kept[operand_name(i)] = _Kept(at_last[v], False, first)
+            self._kept[operand_name(i)] = _SavedRows(at_last[v], False, first)
 
-    def _collected(self, result: int) -> _Kept:
+    def _collected(self, result: int) -> _SavedRows:
         """Return a collected result of the original scan."""
         backward = self._form.given_backward[result - self._form.states]
-        return _Kept(self._forward.output(self._operation, result), backward)
+        return _SavedRows(self._forward.output(self._operation, result), backward)
 
     def pull(
         self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None]
@@ -618,7 +618,7 @@ class ScanGradient:
                 found[operand_name(i)] = AllRows(whole, backward)
         return found
 
-    def _all_of(self, kept: _Kept) -> AllRows:
+    def _all_of(self, kept: _SavedRows) -> AllRows:
         whole = self._forward.value(kept.value)
         if kept.first is None:
             return AllRows(whole, kept.is_backward)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch import ops
-from stitch.compiler.dependence import in_some_round, reached
+from stitch.compiler.dependence import propagate_over_rounds, reachable_from
 from stitch.graph import BodyBuilder, SymbolicTensor, WriteUnbatched, scan, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
@@ -45,7 +45,7 @@ def vmap_scan(
             body, [*before, *elements, *shared], flags, context.batch_size, inside, write_unbatched
         ).results
         after = [
-            with_batch_axis(inside, r.tensor, r.is_batched, context.batch_size)
+            add_batch_axis(inside, r.tensor, r.is_batched, context.batch_size)
             if wanted
             else r.tensor
             for r, wanted in zip(vmapped, varies, strict=False)
@@ -58,11 +58,11 @@ def vmap_scan(
         taken_backward=form.taken_backward, given_backward=form.given_backward,
     )  # fmt: skip
     results = [
-        with_batch_axis(builder, t, is_batched, context.batch_size)
+        add_batch_axis(builder, t, is_batched, context.batch_size)
         for t, is_batched in zip(last, varies, strict=True)
     ]
     results += [
-        with_batch_axis(
+        add_batch_axis(
             builder, _swapped(builder, t) if is_batched else t, is_batched, context.batch_size
         )
         for t, is_batched in zip(collected, given, strict=True)
@@ -70,7 +70,7 @@ def vmap_scan(
     return tuple(results)
 
 
-def in_rounds(
+def write_scan(
     builder: Any, body: Body, form: ScanForm, operands: Sequence[Any],
     written: Callable[[Sequence[Any], BodyBuilder], Sequence[Any]],
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
@@ -116,7 +116,7 @@ def loop_over_batch(
     return results
 
 
-def by_itself(
+def expand_operation(
     builder: Any, operation: Operation, bodies: Sequence[Body], context: ops.BatchingContext,
     write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
@@ -134,14 +134,14 @@ def by_itself(
     ).results
     if not any(context.batched):
         return [r.tensor for r in made]
-    return [with_batch_axis(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
+    return [add_batch_axis(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
 
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:
     """Return which states differ within the batch, at first or after some round."""
-    varies, _ = in_some_round(
+    varies, _ = propagate_over_rounds(
         [i for i, flag in enumerate(batched) if flag], body.inputs, body.outputs, form.states,
-        lambda of: reached(body.operations, of),
+        lambda of: reachable_from(body.operations, of),
     )  # fmt: skip
     return [i in varies for i in range(form.states)]
 
@@ -153,7 +153,7 @@ def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:
     return swapped
 
 
-def with_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int) -> Any:
+def add_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int) -> Any:
     """Return the tensor with a batch axis in front; repeat it if it is not batched."""
     if is_batched:
         return tensor
@@ -161,12 +161,12 @@ def with_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int
     return builder.apply("Expand", [given, [batch_size, *given.shape]], 1, {})[0]
 
 
-def from_last_to_first(builder: Any, tensor: Any) -> Any:
+def reverse_first_axis(builder: Any, tensor: Any) -> Any:
     """Reverse the first axis."""
     return builder.index(tensor, slice(None, None, -1))
 
 
-def elements_in_order(builder: Any, form: ScanForm, operands: Sequence[Any]) -> list[Any]:
+def ordered_elements(builder: Any, form: ScanForm, operands: Sequence[Any]) -> list[Any]:
     """Return the sequences of a stateless loop in one order.
 
     That is the order of rounds, or its reverse if all sequences are taken backward.
@@ -174,16 +174,16 @@ def elements_in_order(builder: Any, form: ScanForm, operands: Sequence[Any]) -> 
     turns = [back != _is_backward(form) for back in form.taken_backward]
     sequences = operands[form.states : form.states + form.sequences]
     return [
-        from_last_to_first(builder, s) if turn else s
+        reverse_first_axis(builder, s) if turn else s
         for s, turn in zip(sequences, turns, strict=True)
     ]
 
 
-def results_in_order(builder: Any, form: ScanForm, results: Sequence[Any]) -> list[Any]:
+def ordered_results(builder: Any, form: ScanForm, results: Sequence[Any]) -> list[Any]:
     """Return results of rounds in the order in which the loop collects them."""
     turns = [back != _is_backward(form) for back in form.given_backward]
     return [
-        from_last_to_first(builder, r) if turn else r
+        reverse_first_axis(builder, r) if turn else r
         for r, turn in zip(results, turns, strict=True)
     ]
 
@@ -289,6 +289,6 @@ def nested_batch(
     made = iter(vmap(body, operands, batched, batch_size, builder, write_unbatched).results)
     return [
         None if result is None
-        else with_batch_axis(builder, (given := next(made)).tensor, given.is_batched, batch_size)
+        else add_batch_axis(builder, (given := next(made)).tensor, given.is_batched, batch_size)
         for result in alone
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stitch.compiler.dependence import reached
+from stitch.compiler.dependence import reachable_from
 from stitch.program import ABSENT, Body, Constant, DataType, Operation, ScanForm, Value, ValueType
 
 #: Operations worth hoisting.
@@ -32,11 +32,11 @@ class Hoisted:
     rest: Body
 
 
-def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
+def hoist(body: Body, form: ScanForm) -> Hoisted | None:
     """Split a body; return None if no product can be hoisted."""
     body = _regrouped(_split_products(body, form), form)
     # Nested loops are not hoisted.
-    stay = reached(body.operations, body.inputs[: form.states], lambda o: o.body != ABSENT)
+    stay = reachable_from(body.operations, body.inputs[: form.states], lambda o: o.body != ABSENT)
     early = [i for i, o in enumerate(body.operations)
              if stay.isdisjoint(o.inputs) and o.body == ABSENT]  # fmt: skip
     if not any(body.operations[i].op in PRODUCTS and not body.operations[i].domain for i in early):
@@ -64,7 +64,7 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     return Hoisted(before, rest)
 
 
-def hoisted_form(parts: Hoisted, form: ScanForm) -> ScanForm:
+def form_of_rest(parts: Hoisted, form: ScanForm) -> ScanForm:
     """Return the form of the rest of a scan; all elements are taken in the order of rounds."""
     sequences = form.sequences + len(parts.before.outputs)
     taken = (False,) * sequences
@@ -102,7 +102,7 @@ def _used(
 def _split_products(body: Body, form: ScanForm) -> Body:
     """Split products of concatenations along the last axis that join states and other values:
     `[x, h] @ W` becomes `x @ W_x + h @ W_h`."""
-    dependent = reached(body.operations, body.inputs[: form.states])
+    dependent = reachable_from(body.operations, body.inputs[: form.states])
     makers = {v: o for o in body.operations for v in o.outputs}
     values, constants = list(body.values), list(body.constants)
     operations: list[Operation] = []
@@ -153,7 +153,7 @@ def _split_products(body: Body, form: ScanForm) -> Body:
 
 def _regrouped(body: Body, form: ScanForm) -> Body:
     """Reorder sums to add state-independent terms first: `(x + h) + b` becomes `(x + b) + h`."""
-    dependent = reached(body.operations, body.inputs[: form.states])
+    dependent = reachable_from(body.operations, body.inputs[: form.states])
     makers = {v: i for i, o in enumerate(body.operations) for v in o.outputs}
     readers = Counter(v for o in body.operations for v in o.inputs)
     values, outputs = list(body.values), set(body.outputs)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 
-from stitch.compiler.dependence import reached
+from stitch.compiler.dependence import reachable_from
 from stitch.compiler.loops.batch_axes import batched_scan_of, states_that_vary
 from stitch.errors import UsageError, closest
 from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
@@ -51,7 +51,7 @@ def call_seconds(operation: Operation, rates: LoopRates) -> float:
     return rates.function_seconds * (_STEPS_OVER_ROWS if operation.op in _OVER_ROWS else 1)
 
 
-def passed_over(operation: Operation, rates: LoopRates) -> Iterator[int]:
+def accessed_values(operation: Operation, rates: LoopRates) -> Iterator[int]:
     """Yield the values of which an operation accesses all elements; none for views.
 
     An operator that selects elements accesses as many as it returns.
@@ -93,7 +93,8 @@ class LoopCosts:
             fixed: Inputs of the body that are constants.
         """
         turns = form.likely_rounds * self.turn(body, form, batch_size, batched, fixed)
-        return self.rates.loop_seconds + turns + self._streaming(body, form, batch_size, batched)
+        sequences = self._sequence_seconds(body, form, batch_size, batched)
+        return self.rates.loop_seconds + turns + sequences
 
     def turn(
         self, body: Body, form: ScanForm, batch_size: int = 1,
@@ -112,7 +113,7 @@ class LoopCosts:
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
         """Return the seconds of one execution of a body; arguments as in `scan`."""
-        varies = reached(
+        varies = reachable_from(
             body.operations, (body.inputs if batched is None else batched) if batch_size > 1 else ()
         )
         constant = {*fixed, *(c.value for c in body.constants)}
@@ -130,12 +131,12 @@ class LoopCosts:
                 continue
             times = batch_size if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
-                seconds += self._carried(operation, times, varies, constant)
+                seconds += self._nested_seconds(operation, times, varies, constant)
                 continue
             seconds += call_seconds(operation, self.rates)
             seconds += self._product(operation, body.values, times, constant, varies)
             is_kept = not _passes_over_elements(operation, body, varies)
-            for value in passed_over(operation, self.rates):
+            for value in accessed_values(operation, self.rates):
                 if is_kept:
                     kept.add(value)
                 touched[value] = _nbytes(body, value) * (batch_size if value in varies else 1)
@@ -144,10 +145,10 @@ class LoopCosts:
                 # An operand that is equal in the whole batch is expanded before the Concat.
                 same = [v for v in operation.inputs if v not in varies]
                 spread += 3 * sum(_nbytes(body, v) * times for v in same)
-        seconds += self._passing(spread, spread - self.rates.near_nbytes)
-        return seconds + self._carrying(touched, passes, made, kept)
+        seconds += self._byte_seconds(spread, spread - self.rates.near_nbytes)
+        return seconds + self._access_seconds(touched, passes, made, kept)
 
-    def _carried(
+    def _nested_seconds(
         self, operation: Operation, batch_size: int, varies: Collection[int],
         constant: Collection[int],
     ) -> float:  # fmt: skip
@@ -170,7 +171,7 @@ class LoopCosts:
             self._known[key] = self.scan(body, form, batch_size, batched, constants)
         return self._known[key]
 
-    def _streaming(
+    def _sequence_seconds(
         self, body: Body, form: ScanForm, batch_size: int, batched: Collection[int] | None
     ) -> float:
         """Return the extra seconds of sequences and collected results.
@@ -186,7 +187,7 @@ class LoopCosts:
             nbytes += form.count * _nbytes(body, value) * (batch_size if differs else 1)
         passes = 3 if self.rates.copies_elements else 1
         far = nbytes - self.rates.near_nbytes
-        return self._passing(passes * nbytes, far) - self._passing(nbytes, 0)
+        return self._byte_seconds(passes * nbytes, far) - self._byte_seconds(nbytes, 0)
 
     def _product(
         self, operation: Operation, values: Sequence[Value], times: int,
@@ -208,7 +209,7 @@ class LoopCosts:
         rate = rates.packed_flops_per_second if is_packed else rates.flops_per_second
         return flops / rate + rates.matrix_seconds
 
-    def _carrying(
+    def _access_seconds(
         self, touched: Mapping[int, int], passes: Mapping[int, int], made: Collection[int],
         kept: Collection[int],
     ) -> float:  # fmt: skip
@@ -220,18 +221,18 @@ class LoopCosts:
         outside = [v for v in touched if v not in made]
         inside = [v for v in touched if v in made and v in kept]
         handed = sum(touched[v] * passes[v] for v in touched if v in made and v not in kept)
-        seconds, near = self._passing(handed, 0), self.rates.near_nbytes
+        seconds, near = self._byte_seconds(handed, 0), self.rates.near_nbytes
         for times, values in ((2, outside), (1, inside)):
             nbytes = sum(touched[v] for v in values)
             passing = sum(touched[v] * passes[v] for v in values)
             far = min(1.0, max(0, times * (nbytes - near)) / max(1, nbytes))
-            seconds += self._passing(passing, passing * far)
+            seconds += self._byte_seconds(passing, passing * far)
             if values is inside:
                 # Far memory is read before it is written.
                 seconds += nbytes * far / self.rates.far_bytes_per_second
         return seconds
 
-    def _passing(self, nbytes: int, beyond: float) -> float:
+    def _byte_seconds(self, nbytes: int, beyond: float) -> float:
         """Return the seconds of accessing bytes, `beyond` of which are in far memory."""
         far = min(nbytes, max(0, beyond))
         rates = self.rates

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stitch.compiler.body_graphs import renumbered, rewritten
+from stitch.compiler.body_graphs import remap_bodies, rewrite_graph
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.merged_loops import SEGMENTS, merge_loops
 from stitch.compiler.loops.schedules import (
@@ -14,8 +14,8 @@ from stitch.compiler.loops.schedules import (
     Candidate,
     Loop,
     LoopNote,
+    LoopWriter,
     ScheduledLoops,
-    Writing,
     candidates_for,
 )
 from stitch.errors import UsageError, closest
@@ -73,21 +73,21 @@ def _innermost_first(
     """
     builder = ComputationGraphBuilder(graph.name)
     bodies = builder.bodies.bodies
-    inside = Writing(
+    inside = LoopWriter(
         bodies, [LoopCosts(each, bodies, batched_bodies) for each in rates],
         batched_bodies=batched_bodies,
     )  # fmt: skip
     notes: list[LoopNote] = []
     now = {ABSENT: ABSENT}
 
-    def writing() -> tuple[_Choices, Writing]:
+    def writing() -> tuple[_Choices, LoopWriter]:
         choices = _Choices(asked, inside, has_states=False)
-        return choices, Writing(bodies, inside.estimates, choices.written, batched_bodies)
+        return choices, LoopWriter(bodies, inside.estimates, choices.written, batched_bodies)
 
     # Bodies come after those that their operations carry.
     for index, body in enumerate(graph.bodies):
         choices, its = writing()
-        body = replace(body, operations=renumbered(body.operations, now))
+        body = replace(body, operations=remap_bodies(body.operations, now))
         if any(is_scan(o) and not ScanForm.of(o).states for o in body.operations):
             within = BodyBuilder("body", builder)
             given = [
@@ -98,7 +98,7 @@ def _innermost_first(
             body = within.build([result.tensor for result in made.results])
         now[index] = builder.bodies.add(body)
         notes[:0] = choices.notes
-    moved = replace(graph, operations=renumbered(graph.operations, now), bodies=tuple(bodies))
+    moved = replace(graph, operations=remap_bodies(graph.operations, now), bodies=tuple(bodies))
     choices, its = writing()
     return ScheduledLoops(_vmapped(moved, builder, its), (*choices.notes, *notes))
 
@@ -108,7 +108,7 @@ def _outermost_first(
 ) -> ScheduledLoops:
     """Schedule loops with states; nested ones are scheduled as part of the outer one."""
     choices = _Choices(asked, has_states=True)
-    writing = Writing(
+    writing = LoopWriter(
         graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.written
     )  # fmt: skip
     choices.inside = writing
@@ -117,7 +117,7 @@ def _outermost_first(
 
 
 def _vmapped(
-    graph: ComputationGraph, builder: ComputationGraphBuilder, writing: Writing
+    graph: ComputationGraph, builder: ComputationGraphBuilder, writing: LoopWriter
 ) -> ComputationGraph:
     """Return the graph with its loops rewritten."""
 
@@ -125,7 +125,7 @@ def _vmapped(
         vmapped = vmap(graph, given, [False] * len(given), 1, builder, writing.written)
         return [result.tensor for result in vmapped.results]
 
-    return rewritten(graph, builder, results_of)
+    return rewrite_graph(graph, builder, results_of)
 
 
 class _Choices:
@@ -135,7 +135,7 @@ class _Choices:
     """
 
     def __init__(
-        self, asked: str | None, inside: Writing | None = None, *, has_states: bool
+        self, asked: str | None, inside: LoopWriter | None = None, *, has_states: bool
     ) -> None:
         self.asked, self.has_states = asked, has_states
         self.inside = inside
@@ -163,7 +163,7 @@ class _Choices:
         return written.results
 
 
-def _cheapest(loop: Loop, inside: Writing) -> tuple[dict[str, Candidate], dict[str, str]]:
+def _cheapest(loop: Loop, inside: LoopWriter) -> tuple[dict[str, Candidate], dict[str, str]]:
     """Return the cheapest candidate of each schedule, and the executor whose rates gave it."""
     found: dict[str, Candidate] = {}
     by: dict[str, str] = {}

@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.body_graphs import renumbered, rewritten
+from stitch.compiler.body_graphs import remap_bodies, rewrite_graph
 from stitch.compiler.loops.batch_axes import (
     BatchedScan,
     batched_scan,
     batched_scan_of,
-    by_itself,
-    in_rounds,
+    expand_operation,
     loop_over_batch,
     nested_batch,
     vmap_scan,
+    write_scan,
 )
-from stitch.compiler.loops.hoisting import hoisted, hoisted_form
+from stitch.compiler.loops.hoisting import form_of_rest, hoist
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.ragged_segments import (
-    Merging,
+    MergedGroup,
     SegmentPlan,
-    planned,
+    plan_segments,
     rows_that_vary,
-    written_segments,
+    write_segments,
 )
 from stitch.compiler.loops.schedules import LoopNote, ScheduledLoops, can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, vmap
@@ -55,7 +55,7 @@ class AlikeScans:
     stages: tuple[int, ...]
 
 
-def alike_scans(
+def find_groups(
     holder: Body, bodies: Sequence[Body], batched_bodies: Collection[int]
 ) -> AlikeScans:  # fmt: skip
     """Return the groups of at least two scans of a body."""
@@ -158,7 +158,7 @@ class CellCosts:
     def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
         """Return the seconds of scans (rounds, rows) by schedule: `rounds`, perhaps `hoisted`."""
         form = self.form
-        parts = hoisted(self.body, form) if form.sequences else None
+        parts = hoist(self.body, form) if form.sequences else None
         costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
         for count, rows in scans:
             its = replace(form, count=count)
@@ -167,7 +167,7 @@ class CellCosts:
                 takes = parts.before.inputs[: form.sequences]
                 costs["hoisted"] += self.estimate.round(
                     parts.before, count * rows, takes, self.fixed
-                ) + self._scan(parts.rest, hoisted_form(parts, its), rows)
+                ) + self._scan(parts.rest, form_of_rest(parts, its), rows)
         return costs
 
     def segments(
@@ -184,7 +184,7 @@ class CellCosts:
         sides = len(body.inputs) + len(body.outputs)
         most = MOST_WRITTEN // (len(body.operations) + _BESIDE * sides)
         kept = sum(body.values[v].type.nbytes for v in body.outputs[: self.form.states])
-        found = planned(
+        found = plan_segments(
             lengths,
             lambda rows: self.estimate.turn(body, self.form, rows, self._varies(body), self.fixed),
             rates.loop_seconds + _BESIDE * sides * rates.movement_seconds,
@@ -232,12 +232,12 @@ def merge_loops(
     Loops whose body is in `batched_bodies` become scans for all their batch elements.
     """
     lists = (whole_graph(graph), *graph.bodies)
-    if batched_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
-        return _Merging(graph, rates, asked, batched_bodies).run()
+    if batched_bodies or any(find_groups(each, graph.bodies, ()).groups for each in lists):
+        return _LoopMerger(graph, rates, asked, batched_bodies).run()
     return ScheduledLoops(graph, ())
 
 
-class _Merging:
+class _LoopMerger:
     def __init__(
         self, graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
         batched_bodies: Collection[int],
@@ -246,7 +246,7 @@ class _Merging:
         # The original bodies come first.
         now = self.builder.bodies.add_all(graph.bodies)
         self.bodies: Sequence[Body] = self.builder.bodies.bodies
-        self.graph = replace(graph, operations=renumbered(graph.operations, now))
+        self.graph = replace(graph, operations=remap_bodies(graph.operations, now))
         self.batched_bodies = {now[body] for body in batched_bodies}
         self.asked = asked
         self.estimates = [LoopCosts(each, self.bodies) for each in rates]
@@ -254,7 +254,7 @@ class _Merging:
 
     def run(self) -> ScheduledLoops:
         holder, builder = whole_graph(self.graph), self.builder
-        graph = rewritten(
+        graph = rewrite_graph(
             self.graph, builder, lambda given: self._written(holder, given, builder)
         )  # fmt: skip
         return ScheduledLoops(graph, tuple(dict.fromkeys(self.notes)))
@@ -263,7 +263,7 @@ class _Merging:
 
     def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
         """Write a body with these operands; return its outputs."""
-        alike = alike_scans(holder, self.bodies, self.batched_bodies)
+        alike = find_groups(holder, self.bodies, self.batched_bodies)
         chosen = [
             (stage, merging)
             for stage, group in alike.groups
@@ -306,11 +306,11 @@ class _Merging:
                     at |= self._segments(merging, tensor, builder)
         return [tensor(v) for v in holder.outputs]
 
-    def _segments(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
+    def _segments(self, merging: MergedGroup, tensor: Any, builder: Any) -> dict[int, Any]:
         """Write merged scans; return their results by value."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
-            results = written_segments(builder, merging, operands, self._vmapped)
+            results = write_segments(builder, merging, operands, self._vmapped)
         return {
             v: result
             for scan, each in zip(merging.scans, results, strict=True)
@@ -324,7 +324,7 @@ class _Merging:
         builder = builder.innermost(context.operands)
         bodies = self.bodies
         if not is_scan(operation):
-            return by_itself(builder, operation, bodies, context, self._vmapped)
+            return expand_operation(builder, operation, bodies, context, self._vmapped)
         form, body = ScanForm.of(operation), bodies[operation.body]
         if operation.body in self.batched_bodies:
             scan = batched_scan_of(operation, bodies, self.batched_bodies)
@@ -333,21 +333,21 @@ class _Merging:
         if any(context.batched) and form.has_condition:
             return loop_over_batch(
                 builder, context,
-                lambda operands, inside: in_rounds(
+                lambda operands, inside: write_scan(
                     inside, body, form, operands,
                     lambda given, within: self._written(body, given, within),
                 ),
             )  # fmt: skip
         if any(context.batched):
             return vmap_scan(builder, body, form, context, self._vmapped)
-        return in_rounds(
+        return write_scan(
             builder, body, form, context.operands,
             lambda given, inside: self._written(body, given, inside),
         )  # fmt: skip
 
     # Choice ------------------------------------------------------------------------------------
 
-    def _merging(self, scans: tuple[BatchedScan, ...], holder: Body) -> Merging | None:
+    def _merging(self, scans: tuple[BatchedScan, ...], holder: Body) -> MergedGroup | None:
         """Choose how to merge a group; None if it is not merged."""
         bodies, form = self.bodies, scans[0].form
         body, first = bodies[scans[0].body], form.states + form.sequences
@@ -385,7 +385,7 @@ class _Merging:
             self.notes.append(
                 LoopNote(where, form.count, taken, listed, merged=rows, executor=by_rates)
             )
-        return None if plan is None else Merging(scans, body, same, batched, plan)
+        return None if plan is None else MergedGroup(scans, body, same, batched, plan)
 
 
 def whole_graph(graph: ComputationGraph) -> Body:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler.loops.batch_axes import BatchedScan, states_that_vary, with_batch_axis
+from stitch.compiler.loops.batch_axes import BatchedScan, add_batch_axis, states_that_vary
 from stitch.graph import BodyBuilder, WriteUnbatched, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, ScanForm
 
@@ -73,7 +73,7 @@ class SegmentPlan:
         return found
 
 
-def planned(
+def plan_segments(
     lengths: Sequence[int], round_seconds: Callable[[int], float], segment_seconds: float,
     kept_seconds: float, most: int, *, may_run_on: bool,
 ) -> tuple[SegmentPlan, float] | None:  # fmt: skip
@@ -147,7 +147,7 @@ def _cheapest(cost: Array, most: int) -> list[int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class MergedGroup:
     """Scans of one body to merge, longest first.
 
     Attributes:
@@ -177,7 +177,7 @@ class Merging:
 def rows_that_vary(
     scans: Sequence[BatchedScan], body: Body, same: Sequence[bool]
 ) -> tuple[bool, ...]:
-    """Return which inputs of the body differ between rows; see `Merging` for `same`."""
+    """Return which inputs of the body differ between rows; see `MergedGroup` for `same`."""
     form = scans[0].form
     first = form.states + form.sequences
     differs = [not each for each in same]
@@ -185,19 +185,19 @@ def rows_that_vary(
     return (*states_that_vary(body, form, differs), *differs[form.states :])
 
 
-def written_segments(
-    builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
+def write_segments(
+    builder: Any, merging: MergedGroup, operands: Sequence[Sequence[Any]],
     write_unbatched: WriteUnbatched,
 ) -> list[list[Any]]:  # fmt: skip
     """Write merged scans; return the results of each scan, None for results without readers."""
-    return _SegmentWriting(builder, merging, operands, write_unbatched).run()
+    return _SegmentWriter(builder, merging, operands, write_unbatched).run()
 
 
-class _SegmentWriting:
+class _SegmentWriter:
     """A group of scans being written."""
 
     def __init__(
-        self, builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
+        self, builder: Any, merging: MergedGroup, operands: Sequence[Sequence[Any]],
         write_unbatched: WriteUnbatched,
     ) -> None:  # fmt: skip
         self.builder, self.merging, self.write_unbatched = builder, merging, write_unbatched
@@ -246,9 +246,9 @@ class _SegmentWriting:
         if not self.merging.batched[index]:
             return self.operands[0][index]
         if self.merging.same[index]:
-            return with_batch_axis(self.builder, self.operands[0][index], False, self.rows)
+            return add_batch_axis(self.builder, self.operands[0][index], False, self.rows)
         rows = [
-            with_batch_axis(self.builder, given[index], scan.batched[index], scan.rows)
+            add_batch_axis(self.builder, given[index], scan.batched[index], scan.rows)
             for scan, given in zip(self.scans, self.operands, strict=True)
         ]
         return self.builder.concat(rows, 0) if len(rows) > 1 else rows[0]
@@ -308,7 +308,7 @@ class _SegmentWriting:
                 self.merging.body, [*before, *taken, *shared], flags, segment.rows, inside,
                 self.write_unbatched,
             ).results  # fmt: skip
-            every = [with_batch_axis(inside, r.tensor, r.is_batched, segment.rows) for r in results]
+            every = [add_batch_axis(inside, r.tensor, r.is_batched, segment.rows) for r in results]
             after = [
                 whole if varies else r.tensor
                 for whole, r, varies in zip(every, results, batched[:many], strict=False)
@@ -330,7 +330,7 @@ class _SegmentWriting:
             if not self.wants_last[i]:
                 found.append(None)
             elif segment.is_exact:
-                whole = with_batch_axis(self.builder, state, self.merging.batched[i], segment.rows)
+                whole = add_batch_axis(self.builder, state, self.merging.batched[i], segment.rows)
                 found.append(whole[segment.going_on :] if segment.going_on else whole)
             else:
                 each = given[self.kept[i]]

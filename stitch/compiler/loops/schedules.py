@@ -23,20 +23,20 @@ from typing import Any
 import numpy as np
 
 from stitch import ops
-from stitch.compiler.dependence import reached
+from stitch.compiler.dependence import reachable_from
 from stitch.compiler.loops.batch_axes import (
+    add_batch_axis,
     batched_scan_of,
-    by_itself,
-    elements_in_order,
-    from_last_to_first,
-    in_rounds,
+    expand_operation,
     loop_over_batch,
     nested_batch,
-    results_in_order,
+    ordered_elements,
+    ordered_results,
+    reverse_first_axis,
     vmap_scan,
-    with_batch_axis,
+    write_scan,
 )
-from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
+from stitch.compiler.loops.hoisting import Hoisted, form_of_rest, hoist
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.graph import (
     BodyBuilder,
@@ -137,7 +137,7 @@ class LoopNote:
 WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
 
 
-class Writing:
+class LoopWriter:
     """Writes operations for a batch, including nested loops.
 
     `write_loop` writes loops whose operands are not batched. `batched_bodies` collects the bodies
@@ -162,7 +162,7 @@ class Writing:
         builder = builder.innermost(context.operands)
         bodies, kept = self.bodies, self.batched_bodies
         if not is_scan(operation):
-            return by_itself(builder, operation, bodies, context, self.written)
+            return expand_operation(builder, operation, bodies, context, self.written)
         form, body = ScanForm.of(operation), bodies[operation.body]
         if kept is not None and operation.body in kept:
             if any(context.batched):
@@ -190,7 +190,7 @@ class Writing:
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
     ) -> Sequence[Any]:
         """Write a loop without choosing a schedule."""
-        return written_rounds(builder, body, form, operands, self)
+        return write_rounds(builder, body, form, operands, self)
 
     def least_seconds(self, loop: Loop) -> float:
         """Return the seconds of a loop with its cheapest schedule."""
@@ -214,18 +214,18 @@ class ScheduledLoops:
     notes: tuple[LoopNote, ...]
 
 
-def rounds(loop: Loop, around: Writing) -> Candidate:
+def rounds(loop: Loop, around: LoopWriter) -> Candidate:
     """Return the candidate that keeps the loop; it always applies."""
     return Candidate(
         around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(
-            written_rounds(builder, loop.body, loop.form, operands, around)
+            write_rounds(builder, loop.body, loop.form, operands, around)
         ),
     )
 
 
-def written_rounds(
-    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: Writing
+def write_rounds(
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: LoopWriter
 ) -> tuple[Any, ...]:
     """Write a loop as it is; return its results."""
 
@@ -233,25 +233,25 @@ def written_rounds(
         results = vmap(body, given, [False] * len(given), 1, inside, around.written).results
         return [r.tensor for r in results]
 
-    return tuple(in_rounds(builder, body, form, operands, written))
+    return tuple(write_scan(builder, body, form, operands, written))
 
 
-def batch(loop: Loop, around: Writing) -> Candidate | None:
+def batch(loop: Loop, around: LoopWriter) -> Candidate | None:
     """Compute all rounds at once; None for loops with states."""
     body, form = loop.body, loop.form
     if form.states:
         return None
 
     def write(builder: Any, operands: Sequence[Any]) -> WrittenLoop:
-        ordered = elements_in_order(builder, form, operands)
+        ordered = ordered_elements(builder, form, operands)
         shared = operands[form.sequences :]
         flags = [*[True] * len(ordered), *[False] * len(shared)]
         vmapped = vmap(body, [*ordered, *shared], flags, form.count, builder, around.written)
         results = [
-            with_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in vmapped.results
+            add_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in vmapped.results
         ]
         return WrittenLoop(
-            tuple(results_in_order(builder, form, results)),
+            tuple(ordered_results(builder, form, results)),
             tuple(sorted({o.op for o in vmapped.without_rule if o.body < 0})),
         )
 
@@ -259,7 +259,7 @@ def batch(loop: Loop, around: Writing) -> Candidate | None:
     return Candidate(around.estimate.round(body, form.count, takes, loop.fixed), write)
 
 
-def blocks(loop: Loop, around: Writing) -> Candidate | None:
+def blocks(loop: Loop, around: LoopWriter) -> Candidate | None:
     """Compute several rounds at once; None for loops with states, equal rounds or few rounds."""
     form = loop.form
     if form.states or not form.sequences or form.count < 3:
@@ -268,7 +268,7 @@ def blocks(loop: Loop, around: Writing) -> Candidate | None:
     # Of equal costs, take the one that needs less memory.
     batch_size = min(costs, key=lambda each: (costs[each], each))
     return Candidate(
-        costs[batch_size], lambda b, o: written_blocks(b, loop, batch_size, o, around), batch_size
+        costs[batch_size], lambda b, o: write_blocks(b, loop, batch_size, o, around), batch_size
     )
 
 
@@ -284,7 +284,7 @@ def _sizes(count: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _seconds(loop: Loop, batch_size: int, around: Writing) -> float:
+def _seconds(loop: Loop, batch_size: int, around: LoopWriter) -> float:
     """Return the seconds of a loop that computes `batch_size` rounds at a time."""
     form, estimate = loop.form, around.estimate
     takes = loop.body.inputs[: form.sequences]
@@ -296,20 +296,20 @@ def _seconds(loop: Loop, batch_size: int, around: Writing) -> float:
     return seconds
 
 
-def written_blocks(
-    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: Writing
+def write_blocks(
+    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: LoopWriter
 ) -> WrittenLoop:
     """Write a loop over groups of rounds, and the remaining rounds as one batch."""
     body, form = loop.body, loop.form
     groups, rest = divmod(form.count, batch_size)
-    sequences, shared = elements_in_order(builder, form, operands), operands[form.sequences :]
+    sequences, shared = ordered_elements(builder, form, operands), operands[form.sequences :]
     flags = [*[True] * len(sequences), *[False] * len(shared)]
     without: set[str] = set()
 
     def vmapped(inside: Any, elements: Sequence[Any], count: int) -> list[Any]:
         made: VmapResult = vmap(body, [*elements, *shared], flags, count, inside, around.written)
         without.update(o.op for o in made.without_rule if o.body < 0)
-        return [with_batch_axis(inside, r.tensor, r.is_batched, count) for r in made.results]
+        return [add_batch_axis(inside, r.tensor, r.is_batched, count) for r in made.results]
 
     def group(inside: BodyBuilder, _: Any, elements: Sequence[Any]) -> Any:
         return [], vmapped(inside, elements, batch_size)
@@ -323,42 +323,42 @@ def written_blocks(
         left = [builder.index(s, slice(whole, None)) for s in sequences]
         tails = vmapped(builder, left, rest)
         results = [builder.concat(pair, 0) for pair in zip(results, tails, strict=True)]
-    return WrittenLoop(tuple(results_in_order(builder, form, results)), tuple(sorted(without)))
+    return WrittenLoop(tuple(ordered_results(builder, form, results)), tuple(sorted(without)))
 
 
-def hoisted_before(loop: Loop, around: Writing) -> Candidate | None:
+def hoist_before(loop: Loop, around: LoopWriter) -> Candidate | None:
     """Hoist state-independent operations; None if every product reads a state."""
     form, estimate = loop.form, around.estimate
     if not form.states or form.count < 2 or not form.sequences:
         return None
-    parts = hoisted(loop.body, form)
+    parts = hoist(loop.body, form)
     if parts is None:
         return None
     takes = parts.before.inputs[: form.sequences]
     return Candidate(
         estimate.round(parts.before, form.count, takes, loop.fixed)
-        + estimate.scan(parts.rest, hoisted_form(parts, form), fixed=loop.fixed),
+        + estimate.scan(parts.rest, form_of_rest(parts, form), fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
     )
 
 
 def _written(
-    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: Writing
+    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: LoopWriter
 ) -> tuple[Any, ...]:
     """Write the hoisted operations for all rounds, then the rest of the loop."""
     states, first = operands[: form.states], form.states + form.sequences
     sequences, shared = operands[form.states : first], operands[first:]
     ordered = [
-        from_last_to_first(builder, s) if back else s
+        reverse_first_axis(builder, s) if back else s
         for s, back in zip(sequences, form.taken_backward, strict=True)
     ]
     flags = [*[True] * len(ordered), *[False] * len(shared)]
     before = vmap(
         parts.before, [*ordered, *shared], flags, form.count, builder, around.written
     ).results
-    passed = [with_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in before]
+    passed = [add_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in before]
     taken = [*states, *ordered, *passed, *shared]
-    return written_rounds(builder, parts.rest, hoisted_form(parts, form), taken, around)
+    return write_rounds(builder, parts.rest, form_of_rest(parts, form), taken, around)
 
 
 # Wavefronts -------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: b
 
 def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
     """Whether an operation checks data that depend on `differs`."""
-    differs = reached(body.operations, differs)
+    differs = reachable_from(body.operations, differs)
     for operation in body.operations:
         if differs.isdisjoint(operation.inputs):
             continue
@@ -493,7 +493,7 @@ def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
     return False
 
 
-def written_wave(
+def write_wave(
     builder: Any, wave: Wave, inner: Body, form: ScanForm, operands: Sequence[Any],
     write_unbatched: WriteUnbatched,
 ) -> list[Any]:  # fmt: skip
@@ -516,11 +516,11 @@ def written_wave(
     inputs = [
         known[v] for i, v in enumerate(wave.inner.inputs) if i != wave.taken
     ]  # fmt: skip
-    states = [with_batch_axis(builder, *each, depth) for each in inputs[: wave.form.states]]
+    states = [add_batch_axis(builder, *each, depth) for each in inputs[: wave.form.states]]
     weights = inputs[wave.form.states :]
     leaf = sequence.shape[1:]
-    register = with_batch_axis(builder, builder.index(sequence, 0), False, depth)
-    padding = with_batch_axis(builder, builder.index(sequence, length - 1), False, depth - 1)
+    register = add_batch_axis(builder, builder.index(sequence, 0), False, depth)
+    padding = add_batch_axis(builder, builder.index(sequence, length - 1), False, depth - 1)
     padded = builder.concat([sequence, padding], 0)
     body_flags = [*[True] * (wave.form.states + 1), *[batched for _, batched in weights]]
     everything = form.collected > 0
@@ -534,7 +534,7 @@ def written_wave(
             inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside,
             write_unbatched,
         ).results  # fmt: skip
-        tensors = [with_batch_axis(inside, r.tensor, r.is_batched, depth) for r in results]
+        tensors = [add_batch_axis(inside, r.tensor, r.is_batched, depth) for r in results]
         after = tensors[: wave.form.states]
         if mask is not None:
             after = [
@@ -566,7 +566,7 @@ def written_wave(
     return [builder.index(layers, -1), *[layers] * form.collected]
 
 
-def wave(loop: Loop, around: Writing) -> Candidate | None:
+def wave(loop: Loop, around: LoopWriter) -> Candidate | None:
     """Run nested loops along anti-diagonals; None unless they form a wavefront."""
     found = wave_of(loop.body, loop.form)
     if found is None:
@@ -578,7 +578,7 @@ def wave(loop: Loop, around: Writing) -> Candidate | None:
     return Candidate(
         around.estimate.scan(cell, diagonals, depth),
         lambda builder, operands: WrittenLoop(
-            tuple(written_wave(builder, found, cell, loop.form, operands, around.written))
+            tuple(write_wave(builder, found, cell, loop.form, operands, around.written))
         ),
     )
 
@@ -589,7 +589,7 @@ MOST_ROWS = 64
 MOST_WRITTEN = 2048
 
 
-def rows(loop: Loop, around: Writing) -> Candidate | None:
+def rows(loop: Loop, around: LoopWriter) -> Candidate | None:
     """Unroll the loop; None for loops without nested loops or states, and for long loops."""
     body, form = loop.body, loop.form
     copies = form.count * loop.copies
@@ -601,13 +601,11 @@ def rows(loop: Loop, around: Writing) -> Candidate | None:
         return None
     return Candidate(
         form.count * _row_seconds(loop, copies, around),
-        lambda builder, operands: WrittenLoop(
-            _written_rows_written(builder, loop, operands, around)
-        ),
+        lambda builder, operands: WrittenLoop(_write_rows(builder, loop, operands, around)),
     )
 
 
-def _row_seconds(loop: Loop, copies: int, around: Writing) -> float:
+def _row_seconds(loop: Loop, copies: int, around: LoopWriter) -> float:
     """Return the seconds of one unrolled round: nested loops scheduled, weights constant."""
     body = loop.body
     beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
@@ -620,8 +618,8 @@ def _row_seconds(loop: Loop, copies: int, around: Writing) -> float:
     return seconds
 
 
-def _written_rows_written(
-    builder: Any, loop: Loop, operands: Sequence[Any], around: Writing
+def _write_rows(
+    builder: Any, loop: Loop, operands: Sequence[Any], around: LoopWriter
 ) -> tuple[Any, ...]:
     """Write an unrolled loop."""
     form = loop.form
@@ -654,14 +652,14 @@ def _written_rows_written(
 
 
 #: Returns a candidate, or None if the schedule does not apply to the loop.
-Schedule = Callable[[Loop, Writing], Candidate | None]
+Schedule = Callable[[Loop, LoopWriter], Candidate | None]
 TABLE: Mapping[str, Schedule] = MappingProxyType({
-    "batch": batch, "blocks": blocks, "hoisted": hoisted_before, "rounds": rounds, "rows": rows,
+    "batch": batch, "blocks": blocks, "hoisted": hoist_before, "rounds": rounds, "rows": rows,
     "wave": wave,
 })  # fmt: skip
 
 
-def candidates_for(loop: Loop, around: Writing) -> dict[str, Candidate]:
+def candidates_for(loop: Loop, around: LoopWriter) -> dict[str, Candidate]:
     """Return the applicable schedules by name.
 
     A loop with a condition only runs as `rounds`: others would compute rounds past its end.
@@ -672,6 +670,6 @@ def candidates_for(loop: Loop, around: Writing) -> dict[str, Candidate]:
     return {name: candidate for name, candidate in found.items() if candidate is not None}
 
 
-def least_seconds(loop: Loop, around: Writing) -> float:
+def least_seconds(loop: Loop, around: LoopWriter) -> float:
     """Return the seconds of a loop under its cheapest schedule."""
     return min(candidate.seconds for candidate in candidates_for(loop, around).values())

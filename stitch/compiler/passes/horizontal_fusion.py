@@ -20,7 +20,7 @@ from stitch.program import ABSENT, Array, Constant, DataType, Operation, Value, 
 
 def horizontal_fusion(graph: ComputationGraph) -> ComputationGraph:
     """Turn slices into splits, and fuse operations on neighbouring parts."""
-    listed = _Listed(graph)
+    listed = _Fusion(graph)
     listed.join_slices()
     while listed.join_parts():
         pass
@@ -36,7 +36,7 @@ class _Part:
     end: int
 
 
-class _Listed:
+class _Fusion:
     """A graph whose operations are being replaced."""
 
     def __init__(self, graph: ComputationGraph) -> None:

@@ -28,7 +28,7 @@ def fold_transposes(graph: ComputationGraph) -> ComputationGraph:
 
     A vector added to such a `MatMul` becomes the third operand, unless its type rounds in between.
     """
-    folding = _Folding(graph)
+    folding = _TransposeFolder(graph)
     for operation in graph.operations:
         folding.take(operation)
     values, operations = tuple(folding.values), tuple(folding.operations)
@@ -38,7 +38,7 @@ def fold_transposes(graph: ComputationGraph) -> ComputationGraph:
     )
 
 
-class _Folding:
+class _TransposeFolder:
     """A graph whose operations are rewritten in order."""
 
     def __init__(self, graph: ComputationGraph) -> None:
@@ -135,7 +135,7 @@ class _Folding:
         return target
 
 
-def turn_products(graph: ComputationGraph) -> ComputationGraph:
+def transpose_products(graph: ComputationGraph) -> ComputationGraph:
     """Replace transposed batched products by products of transposes, if nothing else reads them."""
     makers = {v: o for o in graph.operations for v in o.outputs}
     readers = Counter(v for o in graph.operations for v in o.inputs)
@@ -154,7 +154,7 @@ def turn_products(graph: ComputationGraph) -> ComputationGraph:
             orders[operation.outputs[0]] = tuple(exchanged[axis] for axis in order)
     # Results of transposed products get other values.
     kept = {v: o for v, o in makers.items() if v not in orders}
-    turning = _Turning(list(graph.values), kept)
+    turning = _ProductTransposer(list(graph.values), kept)
     for operation in graph.operations:
         if not products.isdisjoint(operation.outputs):
             turning.product(operation)
@@ -167,7 +167,7 @@ def turn_products(graph: ComputationGraph) -> ComputationGraph:
     return remove_dead_code(replace(graph, values=values, operations=operations))
 
 
-class _Turning:
+class _ProductTransposer:
     def __init__(self, values: list[Value], makers: Mapping[int, Operation]) -> None:
         self.values = values
         self.makers = makers

@@ -25,7 +25,7 @@ def optimize_bodies(graph: ComputationGraph, passes: Passes) -> ComputationGraph
 
 
 @dataclass(frozen=True, slots=True)
-class _Smaller:
+class _ReducedBody:
     """A body after the passes, and the operands and results that remain.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Scans:
         self.pool = BodyPool()
         #: Replacements of values.
         self.now: dict[int, int] = {}
-        self._found: dict[tuple[int, int, int, tuple[bool, ...], bool], _Smaller] = {}
+        self._found: dict[tuple[int, int, int, tuple[bool, ...], bool], _ReducedBody] = {}
 
     def written(self) -> ComputationGraph:
         graph, kept = self.graph, list[Operation]()
@@ -81,7 +81,7 @@ class _Scans:
         small = self._found.get(key)
         if small is None:
             body = graph_of_body("round", self.graph.bodies[operation.body], self.graph.bodies)
-            small = self._found[key] = self._smaller(body, form, wanted)
+            small = self._found[key] = self._reduced_body(body, form, wanted)
         for state in small.unchanged:
             if operation.outputs[state] != ABSENT:
                 self.now[operation.outputs[state]] = operation.inputs[state]
@@ -108,7 +108,9 @@ class _Scans:
             body=self.pool.add(small.body),
         )
 
-    def _smaller(self, graph: ComputationGraph, form: ScanForm, wanted: Sequence[bool]) -> _Smaller:
+    def _reduced_body(
+        self, graph: ComputationGraph, form: ScanForm, wanted: Sequence[bool]
+    ) -> _ReducedBody:
         states = range(form.states)
         given = tuple(i for i in range(form.collected) if wanted[form.states + i])
         slots = [*states, *(form.states + i for i in given)]
@@ -141,6 +143,6 @@ class _Scans:
         ]  # fmt: skip
         cut = replace(cut, inputs=tuple(cut.inputs[i] for i in kept))
         body = body_of_graph(cut, self.pool) if cut.outputs else None
-        return _Smaller(
+        return _ReducedBody(
             body, tuple(sorted(going)), sequences, fixed, shared, given, unchanged
         )  # fmt: skip
