@@ -17,7 +17,7 @@ def reachable_from(
     Results of operations for which `always` is true are included whatever they read.
 
     >>> relu, total = Operation("Relu", (0,), (2,)), Operation("Add", (2, 1), (3,))
-    >>> sorted(reached([relu, total], [1])), sorted(reached([relu, total], [0]))
+    >>> sorted(reachable_from([relu, total], [1])), sorted(reachable_from([relu, total], [0]))
     ([1, 3], [0, 2, 3])
     """
     found = set(sources) - {ABSENT}
