@@ -7,24 +7,26 @@ imported on demand.
 from typing import TYPE_CHECKING
 
 from stitch.compiler.compile_graph import compile_graph, optimize
-from stitch.compiler.loops.loop_costs import RATED_EXECUTORS, rated_executor
-from stitch.compiler.loops.loop_schedules import SCHEDULES, check_schedule
-from stitch.compiler.loops.schedules import LoopNote
+from stitch.compiler.loops import (
+    RATED_EXECUTORS,
+    SCHEDULES,
+    LoopNote,
+    check_schedule,
+    rated_executor,
+)
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.gradients.autodiff import differentiate
-    from stitch.compiler.gradients.forward_values import Differentiated, Recomputation, Recompute
+    from stitch.compiler.gradients import Differentiated, Recomputation, Recompute, differentiate
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "changed_slots": "with_layouts",
-            "gradients.autodiff": "differentiate",
-            "gradients.forward_values": "Differentiated Recomputation Recompute",
+            "gradients": "Differentiated Recomputation Recompute differentiate",
             "split": "split_graph",
         },
     )

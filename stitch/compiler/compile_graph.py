@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stitch.compiler.body_graphs import add_output_identities
-from stitch.compiler.loops.loop_schedules import schedule_loops
-from stitch.compiler.loops.schedules import LoopNote
+from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
-from stitch.compiler.passes.horizontal_fusion import horizontal_fusion
-from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
-from stitch.compiler.passes.scan_bodies import optimize_bodies
-from stitch.compiler.passes.simplification import (
+from stitch.compiler.passes import (
     fold_constants,
+    fold_transposes,
+    horizontal_fusion,
     merge_common_subexpressions,
+    optimize_bodies,
     remove_identities,
+    transpose_products,
 )
 from stitch.compiler.placement import (
     apply_kinds,

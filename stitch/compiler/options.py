@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.compiler.loops.loop_costs import check_executor
-from stitch.compiler.loops.loop_schedules import check_schedule
-from stitch.compiler.loops.schedules import LoopNote
+from stitch.compiler.loops import LoopNote, check_executor, check_schedule
 from stitch.graph import PlacementOption
 from stitch.program import MathFidelity, Program, Role
 

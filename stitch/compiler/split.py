@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 
 from stitch.compiler.options import CompileOptions
-from stitch.compiler.passes.simplification import fold_constants
+from stitch.compiler.passes import fold_constants
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, PlacementOption
 from stitch.linker import drop_unused_values, remove_dead_code

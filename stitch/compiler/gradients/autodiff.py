@@ -22,10 +22,11 @@ from stitch.compiler.gradients.forward_values import (
     Recompute,
 )
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
-from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
-from stitch.compiler.passes.simplification import (
+from stitch.compiler.passes import (
+    fold_transposes,
     merge_common_subexpressions,
     sink_relu_below_max_pool,
+    transpose_products,
 )
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor

@@ -22,7 +22,7 @@ from stitch.compiler.body_graphs import (
 )
 from stitch.compiler.dependence import gradient_slots, reachable_from
 from stitch.compiler.gradients.forward_values import Differentiated, ForwardValues
-from stitch.compiler.passes.simplification import axis_order, exchange, is_repeatable
+from stitch.compiler.passes import axis_order, exchange, is_repeatable
 from stitch.graph import (
     BodyBuilder,
     ComputationGraph,
