@@ -160,19 +160,20 @@ def compile(
     if training or weights is not None or trainable is not None:
         _check_known(training)
         named = (("weights", weights), ("trainable", trainable))
-        given = [*training, *(w for w, v in named if v is not None)]
+        names = [*training, *(w for w, v in named if v is not None)]
         raise UsageError("compile takes these only with optimizer= and loss=",
-                         got=", ".join(given))  # fmt: skip
+                         got=", ".join(names))  # fmt: skip
     graph, structure = read_module(module, example_inputs, input_shapes, unroll)
     machine, asked = load_machine(target), _placement(placement)
-    found, chosen = _algorithm_placement(graph.with_placement(*asked), machine, algorithm)
+    result, chosen = _algorithm_placement(graph.with_placement(*asked), machine, algorithm)
     options = CompileOptions(
         placement=(*chosen, *asked), name=name, role=Role(role), schedule=schedule,
         executor=executor, math_fidelity=MathFidelity(math_fidelity),
     )  # fmt: skip
-    kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
-    model = compiled(graph, machine, _spelled(target), options, kept)
-    return replace(model, search_result=found, structure=structure)
+    if cache is not None and not isinstance(cache, CompileCache):
+        cache = CompileCache(cache)
+    model = compiled(graph, machine, _spelled(target), options, cache)
+    return replace(model, search_result=result, structure=structure)
 
 
 @takes(
@@ -227,8 +228,8 @@ def split(
     if name is not None:
         graph = replace(graph, name=name)
     cuts = parts if at is None else (at,) if isinstance(at, str) else tuple(at)
-    made = split_graph(graph.with_placement(*_placement(placement)), cuts)
-    return tuple([compile(part, **options) for part in made])
+    graphs = split_graph(graph.with_placement(*_placement(placement)), cuts)
+    return tuple([compile(part, **options) for part in graphs])
 
 
 def _algorithm_placement(
@@ -254,12 +255,12 @@ def _algorithm_placement(
         for _, _, name, placement in slots
         for option in placement if isinstance(option.value, Space)
     }  # fmt: skip
-    found = place_inference(graph, machine, SimulatedTime(), algorithm, fixed)
+    result = place_inference(graph, machine, SimulatedTime(), algorithm, fixed)
     chosen = [
-        PlacementOption(side, i, "space", found.spaces[name])
+        PlacementOption(side, i, "space", result.spaces[name])
         for side, i, name, placement in slots if not placement
     ]  # fmt: skip
-    return found, tuple(chosen)
+    return result, tuple(chosen)
 
 
 def _compiled_for_training(
@@ -332,15 +333,15 @@ def check_options(
 def _check_known(training: dict[str, Any]) -> None:
     from stitch.training import TrainingOptions
 
-    known = [field.name for field in fields(TrainingOptions)]
+    options = [field.name for field in fields(TrainingOptions)]
     every = list(inspect.signature(compile).parameters)
-    unknown = sorted(training.keys() - set(known))
+    unknown = sorted(training.keys() - set(options))
     if unknown:
         machine = "target= names the machine" if {"device", "machine"} & {*unknown} else None
         raise UsageError(
             f"compile takes no {', '.join(unknown)}",
-            expected=f"the parameters of stitch.compile, or of a training {', '.join(known)}",
-            remedy=machine or closest(unknown[0], (*known, *every)) or None,
+            expected=f"the parameters of stitch.compile, or of a training {', '.join(options)}",
+            remedy=machine or closest(unknown[0], (*options, *every)) or None,
         )
 
 

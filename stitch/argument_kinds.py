@@ -115,8 +115,8 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
         code = function.__code__
         # Positional parameters; arguments of `*rest` have no names.
         names = code.co_varnames[: code.co_argcount]
-        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        assert kinds.keys() <= set(known), f"{function.__qualname__} has no such parameters"
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        assert kinds.keys() <= set(parameters), f"{function.__qualname__} has no such parameters"
         call = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
@@ -161,8 +161,8 @@ def arranged(
     twice = sorted(by_position.keys() & named.keys())
     unknown = sorted(named.keys() - set(names))
     surplus = [*unknown, *(f"argument {i}" for i in range(len(names), len(arguments)))]
-    given = {**defaults, **by_position, **named}
-    missing = [name for name in names if name not in given]
+    values = {**defaults, **by_position, **named}
+    missing = [name for name in names if name not in values]
     if missing or surplus or twice:
         near = closest(unknown[0], names) if unknown else ""
         parts = (("missing", missing), ("surplus", surplus), ("given twice", twice))
@@ -175,4 +175,4 @@ def arranged(
             remedy="initial_state() of the program gives the states to begin with: "
             "program(..., **state)" if {*missing} & {*states} else None,
         )  # fmt: skip
-    return tuple([given[name] for name in names])
+    return tuple([values[name] for name in names])

@@ -39,22 +39,22 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 _allowed: ContextVar[int | None] = ContextVar("allowed bytes of host memory", default=None)
 
 
-def parse_nbytes(given: int | str) -> int:
+def parse_nbytes(size: int | str) -> int:
     """Return a number of bytes from an integer or a text such as `512MiB`; raise `UsageError`.
 
     >>> parse_nbytes("2GiB"), parse_nbytes("1.5 kB"), parse_nbytes(4096)
     (2147483648, 1500, 4096)
     """
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
-    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     amount = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0.0
     nbytes = int(amount) if math.isfinite(amount) else 0
     if nbytes < 1:
         raise UsageError(
             "not an amount of memory",
             expected='a positive number of bytes, or a text such as "512MiB" or "2GB"',
-            got=repr(given),
+            got=repr(size),
         )
     return nbytes
 
@@ -160,10 +160,10 @@ class Budget:
         claims = self._try(parts(), allowed)
         if claims is None:
             make_room()
-            wanted = parts()
-            claims = self._try(wanted, allowed)
+            amounts = parts()
+            claims = self._try(amounts, allowed)
             if claims is None:
-                raise self._refusal(sum(n for n, _ in wanted), what, allowed)
+                raise self._refusal(sum(n for n, _ in amounts), what, allowed)
         return claims
 
     def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:

@@ -114,8 +114,8 @@ def modules() -> list[str]:
 def _files_below(folder: str, without: Collection[str] = ("__pycache__",)) -> Iterator[str]:
     """Yield the files below a folder in a fixed order, as strings because there are hundreds."""
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=attrgetter("name"))
-    for entry in found:
+        sorted_entries = sorted(entries, key=attrgetter("name"))
+    for entry in sorted_entries:
         if entry.name in without:
             continue
         if entry.is_dir():
@@ -153,15 +153,15 @@ def _canonical_text(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if is_dataclass(value) and not isinstance(value, type):
-        held = ", ".join(
+        item = ", ".join(
             f"{f.name}={_canonical_text(getattr(value, f.name))}" for f in fields(value)
         )
-        return f"{type(value).__name__}({held})"
+        return f"{type(value).__name__}({item})"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_canonical_text, value))},)"
     if isinstance(value, Mapping):
         return _canonical_text(
-            sorted((_canonical_text(key), _canonical_text(held)) for key, held in value.items())
+            sorted((_canonical_text(key), _canonical_text(item)) for key, item in value.items())
         )
     if isinstance(value, frozenset | set):
         return _canonical_text(sorted(map(_canonical_text, value)))
@@ -196,15 +196,17 @@ def notes_path(folder: Path, key: EntryKey) -> Path:
     return folder / f"{key.text}.json"
 
 
-def write_entry(folder: Path, key: EntryKey, kept: CachedCompilation) -> None:
+def write_entry(folder: Path, key: EntryKey, compilation: CachedCompilation) -> None:
     """Write an entry; raise `StitchError` if the folder is not writable."""
     make_folder(folder)
-    write, written = content_of(kept.binary), _Recorder()
+    write, written = content_of(compilation.binary), _Recorder()
     batch = OutputFiles()
     # The binary first: the JSON file has its length and CRC. `add_own` replaces a symbolic link
     # instead of following it, because other users may write to a shared folder.
     batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))
-    batch.add_own(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
+    batch.add_own(
+        notes_path(folder, key), lambda sink: sink.write(_notes(key, compilation, written))
+    )
     batch.commit()
 
 
@@ -225,14 +227,14 @@ class _Recorder:
         return self._sink.write(data)
 
 
-def _notes(key: EntryKey, kept: CachedCompilation, written: _Recorder) -> bytes:
+def _notes(key: EntryKey, compilation: CachedCompilation, written: _Recorder) -> bytes:
     body = {
         "stitch": _KIND, "version": _VERSION, "key": key.text, "made_of": dict(key.parts),
-        "programs": [program.name for program in kept.binary.programs],
-        "machine": kept.binary.machine.name,
+        "programs": [program.name for program in compilation.binary.programs],
+        "machine": compilation.binary.machine.name,
         "nbytes": written.nbytes, "metadata_crc32": metadata_crc32(written.head),
-        "warnings": [asdict(warning) for warning in kept.warnings],
-        "loops": [asdict(loop) for loop in kept.loops],
+        "warnings": [asdict(warning) for warning in compilation.warnings],
+        "loops": [asdict(loop) for loop in compilation.loops],
     }  # fmt: skip
     return _text_of(body | {"crc32": zlib.crc32(_text_of(body))})
 
@@ -295,7 +297,7 @@ def _read(kind: Any, value: Any) -> Any:
         raise TypeError(f"{value!r:.40} is not a list")
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
-    return tuple([_read(inner, held) for inner, held in zip(kinds, value, strict=True)])
+    return tuple([_read(inner, item) for inner, item in zip(kinds, value, strict=True)])
 
 
 # Eviction: least recently used first.
@@ -374,16 +376,16 @@ class CompileCache:
         """
         key = entry_key(graph, machine, options)
         notices: list[CompileWarning] = []
-        kept = self._read(key, notices)
-        is_hit = kept is not None
-        if kept is None:
+        entry = self._read(key, notices)
+        is_hit = entry is not None
+        if entry is None:
             self.misses += 1
-            kept = compile()
-            self._keep(key, kept, notices)
+            entry = compile()
+            self._keep(key, entry, notices)
         else:
             self.hits += 1
             mark_used(notes_path(self.folder, key))
-        return replace(kept, warnings=(*kept.warnings, *notices)), is_hit
+        return replace(entry, warnings=(*entry.warnings, *notices)), is_hit
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -398,15 +400,17 @@ class CompileCache:
                       "no action is needed")  # fmt: skip
             return None
 
-    def _keep(self, key: EntryKey, kept: CachedCompilation, notices: list[CompileWarning]) -> None:
+    def _keep(
+        self, key: EntryKey, compilation: CachedCompilation, notices: list[CompileWarning]
+    ) -> None:
         try:
-            nbytes = inspect_sizes(kept.binary).total
+            nbytes = inspect_sizes(compilation.binary).total
             if nbytes > self.max_nbytes:
                 self._say(notices, "cache_size", str(self.folder),
                           f"a binary of {nbytes} bytes is not cached: the limit is "
                           f"{self.max_nbytes} bytes", "a larger max_nbytes")  # fmt: skip
                 return
-            write_entry(self.folder, key, kept)
+            write_entry(self.folder, key, compilation)
             keep_below(self.folder, NAMES, self.max_nbytes)
         except StitchError as error:
             self._say(notices, "cache_folder", error.where or str(self.folder),

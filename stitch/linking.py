@@ -132,10 +132,10 @@ def link(
     else:
         wires = wires_in_words(names, wiring, strict_types=strict_types)
     keep = (keep,) if isinstance(keep, str) else keep
-    kept = [names.port(word, "output", "keep") for word in keep]
+    kept_ports = [names.port(word, "output", "keep") for word in keep]
     machine = None if target is None else load_machine(target)
     return link_parts(
-        parts, wires, name=name, keep=kept, strict_types=strict_types,
+        parts, wires, name=name, keep=kept_ports, strict_types=strict_types,
         machine=None if machine is None else machine.shape,
         target="" if machine is None else machine.name if machine is target else str(target),
     )  # fmt: skip

@@ -156,13 +156,13 @@ class ModelSession:
             return loaded(*arguments, **named)
         types = [(p.name, p.type.text()) for p in loaded.ports if p.name not in loaded.state_names]
         inputs = arranged(f"model {loaded.name!r}", types, arguments, named)
-        given = {name: value for (name, _), value in zip(types, inputs, strict=True)}
+        values = {name: value for (name, _), value in zip(types, inputs, strict=True)}
         with self._lock:
             state = self._state_on(loaded)
-            given.update(state)
-            results = loaded(*[given[port.name] for port in loaded.ports])
-            made = results if isinstance(results, tuple) else (results,)
-            left = dict(zip(loaded.output_names, made, strict=True))
+            values.update(state)
+            results = loaded(*[values[port.name] for port in loaded.ports])
+            outputs = results if isinstance(results, tuple) else (results,)
+            left = dict(zip(loaded.output_names, outputs, strict=True))
             self._before = state
             self._current = {name: left.pop(name) for name in loaded.state_names}
         others = tuple(left.values())
@@ -186,27 +186,27 @@ class ModelSession:
         """Set states for the next call; other states get their initial values."""
         program = model.binary.programs[0]
         types = {s.name: program.values[s.value].type for s in program.inputs}
-        known = state_names(model.binary, program)
+        names = state_names(model.binary, program)
         taken: dict[str, Any] = {}
         for name, value in values.items():
-            if name not in known:
+            if name not in names:
                 raise UsageError(
                     f"model {program.name!r} has no state {name!r}",
-                    expected=", ".join(known) or "no states: the module writes no buffers",
-                    remedy=closest(name, known) or None,
+                    expected=", ".join(names) or "no states: the module writes no buffers",
+                    remedy=closest(name, names) or None,
                 )
             what = f"state {name!r} of {program.name!r}"
-            wanted = types[name]
+            expected = types[name]
             if isinstance(value, Tensor):
                 if _has_failed(value):
                     value.settle()  # Raises the error of its task.
-                given = ValueType(value.shape, value.layout.data_type)
-                if given != wanted:
+                actual = ValueType(value.shape, value.layout.data_type)
+                if actual != expected:
                     raise LinkError(f"{what} has another type",
-                                    expected=wanted.text(), got=given.text())  # fmt: skip
+                                    expected=expected.text(), got=actual.text())  # fmt: skip
                 taken[name] = value
             else:
-                taken[name] = capture(value, wanted.shape, wanted.data_type, False, what)
+                taken[name] = capture(value, expected.shape, expected.data_type, False, what)
         with self._lock:
             self._before = self._current = taken
 
@@ -241,9 +241,9 @@ class ModelSession:
                 device = argument.device
                 break
         shared = self._shared
-        wanted = shared.device if device is None and shared is not None else device
+        target_device = shared.device if device is None and shared is not None else device
         for loaded, _ in self._loaded[:1]:
-            if loaded.device is wanted and not wanted.is_closed:
+            if loaded.device is target_device and not target_device.is_closed:
                 return loaded
         return self._load(model, device)
 
@@ -380,8 +380,8 @@ def _parts(
     from stitch.training import CompiledTraining, InferenceGraphs, SearchResult
 
     if not has_training:
-        found = SearchResult.from_record(root.record("search"), InferenceGraphs(graph))
-        return ModelParts(graph, target, options, search_result=found)
+        result = SearchResult.from_record(root.record("search"), InferenceGraphs(graph))
+        return ModelParts(graph, target, options, search_result=result)
     data = root.data("programs")
     if data is None:
         return None
@@ -662,15 +662,15 @@ def compiled(
         return CachedCompilation(binary, compilation.warnings, compilation.loops)
 
     if cache is None:
-        kept, is_hit = compile(), False
+        compilation_entry, is_hit = compile(), False
     else:
-        kept, is_hit = cache.compilation(graph, machine, options, compile)
-    binary = kept.binary
+        compilation_entry, is_hit = cache.compilation(graph, machine, options, compile)
+    binary = compilation_entry.binary
     if graph.initial_state:
         start = _initial_state_program(graph, binary.programs[0].name, machine, options)
         binary = Binary((*binary.programs, start), machine.shape, PRODUCER)
     return CompiledModel(
-        graph, binary, target, asked, kept.warnings, loops=kept.loops,
+        graph, binary, target, asked, compilation_entry.warnings, loops=compilation_entry.loops,
         executor=options.executor, math_fidelity=options.math_fidelity,
         is_from_cache=is_hit,
     )  # fmt: skip

@@ -254,19 +254,19 @@ def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -
 
 def _padding(xs: FractalTensor, value: Element) -> Array:
     """Return a value to pad with, in the type of the leaves."""
-    given = np.asarray(value)
+    array = np.asarray(value)
     with np.errstate(all="ignore"):
-        leaf = given.astype(xs.dtype) if given.dtype.kind in "biuf" else given
+        leaf = array.astype(xs.dtype) if array.dtype.kind in "biuf" else array
     # Floats may be rounded; whole numbers and booleans must stay equal.
-    is_held = given.dtype.kind not in "USOmM" and (
-        xs.dtype.kind not in "biu" or np.array_equal(leaf, given)
+    is_held = array.dtype.kind not in "USOmM" and (
+        xs.dtype.kind not in "biu" or np.array_equal(leaf, array)
     )
-    if xs.depth > 1 or given.shape != xs.leaf_shape or not is_held:
+    if xs.depth > 1 or array.shape != xs.leaf_shape or not is_held:
         raise UsageError(
             "padding_value must have depth, shape and type of the list's elements",
             expected=f"a nest of depth {xs.depth - 1}" if xs.depth > 1
             else f"{xs.dtype}{list(xs.leaf_shape)}",
-            got=f"{given.dtype}{list(given.shape)}: {' '.join(repr(value).split())[:40]}",
+            got=f"{array.dtype}{list(array.shape)}: {' '.join(repr(value).split())[:40]}",
         )  # fmt: skip
     return leaf
 

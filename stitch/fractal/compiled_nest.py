@@ -77,12 +77,12 @@ class CompiledNest:
                 "the compiled function was called with another number of arguments",
                 expected=str(len(self._takes)), got=str(len(arguments)),
             )  # fmt: skip
-        given: list[Any] = []
+        inputs: list[Any] = []
         for number, (argument, structure) in enumerate(zip(arguments, self._takes, strict=True)):
-            given += _data(argument, structure, f"argument {number}")
-        traced = next((g for g in given if isinstance(g, SymbolicTensor)), None)
-        found = call_program(self._loaded[0], given, getattr(traced, "builder", None))
-        return self._gives.value(iter(found if isinstance(found, tuple) else (found,)))
+            inputs += _data(argument, structure, f"argument {number}")
+        traced = next((g for g in inputs if isinstance(g, SymbolicTensor)), None)
+        results = call_program(self._loaded[0], inputs, getattr(traced, "builder", None))
+        return self._gives.value(iter(results if isinstance(results, tuple) else (results,)))
 
 
 @takes(

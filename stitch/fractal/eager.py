@@ -125,19 +125,19 @@ class EagerBuilder(LayerMethods):
         """Return a tensor of a value that a user function wrote."""
         return EagerTensor(self, array_of(array, self._where()), is_constant=True)
 
-    def tensor(self, given: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
+    def tensor(self, value: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """Return tensors unchanged; device tensors, arrays and numbers as tensors with data."""
-        if isinstance(given, SymbolicTensor):
-            return given
-        if isinstance(given, Tensor):
-            return self.given(given)
+        if isinstance(value, SymbolicTensor):
+            return value
+        if isinstance(value, Tensor):
+            return self.given(value)
         kind = None if like is None else like.data_type
-        return EagerTensor(self, array_of(given, self._where(), kind), is_constant=True)
+        return EagerTensor(self, array_of(value, self._where(), kind), is_constant=True)
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:
-        found = self.tensor(tensor)
-        assert isinstance(found, EagerTensor)
-        return found.numpy()
+        eager = self.tensor(tensor)
+        assert isinstance(eager, EagerTensor)
+        return eager.numpy()
 
     def apply(
         self,
@@ -168,19 +168,21 @@ class EagerBuilder(LayerMethods):
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             self._programs[key] = program
-        given = [t.numpy() for t in tensors if t is not None and not _is_part(t)]
-        return self._results(program(*given))
+        inputs = [t.numpy() for t in tensors if t is not None and not _is_part(t)]
+        return self._results(program(*inputs))
 
     def run(self, graph: ComputationGraph, operands: Sequence[SymbolicTensor]) -> Sequence[Any]:
         """Run a whole graph on tensors with data; it is compiled on first use."""
-        known = self._graphs.get(id(graph))
-        if known is None:
-            known = graph, self._loaded(graph)
-            self._graphs.keep(id(graph), known, graph)
-        return self._results(known[1](*[operand.numpy() for operand in operands]))
+        cached = self._graphs.get(id(graph))
+        if cached is None:
+            cached = graph, self._loaded(graph)
+            self._graphs.keep(id(graph), cached, graph)
+        return self._results(cached[1](*[operand.numpy() for operand in operands]))
 
-    def _results(self, found: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:
-        return tuple([self.given(r) for r in (found if isinstance(found, tuple) else (found,))])
+    def _results(self, results: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:
+        return tuple(
+            [self.given(r) for r in (results if isinstance(results, tuple) else (results,))]
+        )
 
     numpy_ufunc = call_ufunc
     numpy_function = call_function
@@ -191,14 +193,14 @@ class EagerBuilder(LayerMethods):
     ) -> LoadedProgram:  # fmt: skip
         """Compile a program of one operation."""
         builder = ComputationGraphBuilder(op.lower())
-        given = [
+        operands = [
             None if t is None
             else t.numpy() if _is_part(t)
             else builder.input(f"input{i}", t.shape, t.data_type)
             for i, t in enumerate(tensors)
         ]  # fmt: skip
         with builder.at(self._where()):
-            results = builder.apply(op, given, names, attributes, domain)
+            results = builder.apply(op, operands, names, attributes, domain)
         for name, result in zip(names, results, strict=True):
             builder.output(name, result)
         return self._loaded(builder.build())

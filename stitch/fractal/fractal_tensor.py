@@ -142,8 +142,8 @@ class FractalTensor:
         A symbolic number is looked up when the graph runs. Raises `IndexError`.
         """
         if isinstance(chosen, SymbolicTensor) and chosen.written is None:
-            found, inside = look_up(self._data, self._index, chosen)
-            return found if inside is None else FractalTensor.of(found, Indexed.whole(inside))
+            rows, inside = look_up(self._data, self._index, chosen)
+            return rows if inside is None else FractalTensor.of(rows, Indexed.whole(inside))
         if isinstance(chosen, slice):
             try:
                 part = range(self.length)[chosen]

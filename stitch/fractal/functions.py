@@ -61,8 +61,10 @@ def filter(predicate: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) 
     [2, 4]
     """
     xs = as_nest("filter", itr)
-    kept = _selected("filter", predicate, xs, args, kwargs)
-    return each_part("filter", xs, lambda part: FractalTensor.of(part.data, part.index.taken(kept)))
+    numbers = _selected("filter", predicate, xs, args, kwargs)
+    return each_part(
+        "filter", xs, lambda part: FractalTensor.of(part.data, part.index.taken(numbers))
+    )
 
 
 def filterall(predicate: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
@@ -73,14 +75,14 @@ def filterall(predicate: Callable[..., Any], itr: Nest, *args: Any, **kwargs: An
     """
     xs = as_nest("filterall", itr)
     flat, tree = _leaves("filterall", xs)
-    kept = _selected("filterall", predicate, flat, args, kwargs)
+    numbers = _selected("filterall", predicate, flat, args, kwargs)
     mask = np.zeros(tree.numel + 1, np.int64)
-    mask[kept + 1] = 1
+    mask[numbers + 1] = 1
     widths = np.diff(np.cumsum(mask)[tree.offsets(tree.depth - 1)])
     left = IndexTree.of([*tree.lengths[:-1], widths])
 
     def selected(part: FractalTensor) -> FractalTensor:
-        rows = RowList(part.index.rows()[kept])
+        rows = RowList(part.index.rows()[numbers])
         return FractalTensor.of(part.data, Indexed(left, rows).simplified())
 
     return each_part("filterall", xs, selected)

@@ -63,11 +63,11 @@ class Parallel:
     def scheduled(self, schedule: str) -> Parallel:
         """Return this mode with a preferred loop schedule; one per schedule, as it caches
         programs."""
-        found = self._scheduled.get(schedule)
-        if found is None:
-            made = Parallel(self.device, self.sequential, schedule)
-            found = self._scheduled.setdefault(schedule, made)
-        return found
+        mode = self._scheduled.get(schedule)
+        if mode is None:
+            new = Parallel(self.device, self.sequential, schedule)
+            mode = self._scheduled.setdefault(schedule, new)
+        return mode
 
     def given(self, data: Any) -> Any:
         return self.sequential.given(data)
@@ -96,22 +96,22 @@ class Parallel:
         """Run a call as a program, or element by element if lengths depend on data."""
         name = work.call.name
         try:
-            known, arguments, why = self._known(work)
+            cached, arguments, why = self._known(work)
         except (LengthsOfDataError, NoDataError) as error:
             because = error.what
             report_call(name, lambda: f"element by element, as {because}")
             with use_mode(self):
                 return work.run(self.sequential)
-        program = known.program
+        program = cached.program
 
         def how() -> str:
             retraced = [f"traced at each call, as {why}"] if why else []
             return "; ".join(["one program", *self._loops.get(program, ()), *retraced])
 
         report_call(name, how)
-        found = program(*arguments)
-        results = iter(found if isinstance(found, tuple) else (found,))
-        return self._shown(known.structure.value(results))
+        outputs = program(*arguments)
+        results = iter(outputs if isinstance(outputs, tuple) else (outputs,))
+        return self._shown(cached.structure.value(results))
 
     def _known(self, work: PendingCall) -> tuple[_CachedProgram, Sequence[Any], str]:
         """Return the program of a call, its inputs, and why it was traced again, or ""."""
@@ -119,11 +119,15 @@ class Parallel:
         if readings[0].inputs.has_numbers:
             readings.append(work.read(keeps_numbers=True))
         for reading in readings:
-            kept = None if reading.key is None else self._calls.get(reading.key)
-            key = None if kept is None else kept.key()
-            found = None if key is None else self._programs.get(key)
-            if kept is not None and found is not None:
-                return _CachedProgram(found[1], kept.structure), reading.inputs.arguments, ""
+            cached_call = None if reading.key is None else self._calls.get(reading.key)
+            key = None if cached_call is None else cached_call.key()
+            cached = None if key is None else self._programs.get(key)
+            if cached_call is not None and cached is not None:
+                return (
+                    _CachedProgram(cached[1], cached_call.structure),
+                    reading.inputs.arguments,
+                    "",
+                )
         tracing, structure = _traced(work)
         key, program = self._program(tracing.graph())
         reading = readings[-1 if tracing.given.keeps_numbers else 0]
@@ -134,13 +138,13 @@ class Parallel:
     def _program(self, graph: ComputationGraph) -> tuple[GraphKey, LoadedProgram]:
         """Return the program of a graph with its cache key; compile it on first use."""
         key = GraphKey(graph)
-        found = self._programs.get(key)
-        if found is None:
+        entry = self._programs.get(key)
+        if entry is None:
             program, loops = self._compiled(graph)
-            found = key, program
-            self._programs.keep(key, found, graph)
+            entry = key, program
+            self._programs.keep(key, entry, graph)
             self._loops[program] = loops
-        return found
+        return entry
 
     def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
         """Compile a graph; return its program and the schedules of its loops."""
@@ -269,12 +273,12 @@ def symbolic_values(value: Any) -> Iterator[SymbolicTensor]:
 def _mode_on(device: RuntimeDevice, name: str) -> ExecutionMode:
     """Return the mode object of a device; it is cached because it caches programs."""
     with _lock:
-        found = device.kept.get(_KEPT)
-        if not isinstance(found, Parallel):
-            found = Parallel(device, Sequential(EagerBuilder(device)))
+        mode_object = device.kept.get(_KEPT)
+        if not isinstance(mode_object, Parallel):
+            mode_object = Parallel(device, Sequential(EagerBuilder(device)))
             if not device.is_closed:
-                device.kept[_KEPT] = found
-    return found if name == "parallel" else found.sequential
+                device.kept[_KEPT] = mode_object
+    return mode_object if name == "parallel" else mode_object.sequential
 
 
 def _default_device() -> RuntimeDevice:

@@ -36,9 +36,9 @@ def read_nested(
     Raises:
         UsageError: Depths, shapes or types differ.
     """
-    known = parts_of(nested)
-    if known is not None:
-        return _checked(*known, leaf_shape, dtype)
+    own_parts = parts_of(nested)
+    if own_parts is not None:
+        return _checked(*own_parts, leaf_shape, dtype)
     if isinstance(nested, np.ndarray | Tensor | SymbolicTensor):
         if not nested.shape:
             raise UsageError(
@@ -53,9 +53,9 @@ def read_nested(
         )
     lengths, elements = _walked(nested, parts_of)
     tree = IndexTree.of(lengths)
-    found = [parts_of(element) for element in elements]
-    if any(part is not None for part in found):
-        data, index = _joined(tree, found)
+    parts = [parts_of(element) for element in elements]
+    if any(part is not None for part in parts):
+        data, index = _joined(tree, parts)
     else:
         data = _rows(tree, elements, leaf_shape, dtype)
         index = Indexed.whole(tree)
@@ -204,9 +204,9 @@ def _joined(tree: IndexTree, parts: Sequence[tuple[Data, Indexed] | None]) -> tu
                 expected=f"depth {index0.tree.depth}, leaves {list(data0.shape[1:])}",
                 got=f"depth {index.tree.depth}, leaves {list(data.shape[1:])}",
             )
-    known = [part for part in parts if part is not None]
-    datas = list({id(data): data for data, _ in known}.values())
-    return joined_data(datas), _index_of(tree, known, datas)
+    nests = [part for part in parts if part is not None]
+    datas = list({id(data): data for data, _ in nests}.values())
+    return joined_data(datas), _index_of(tree, nests, datas)
 
 
 def joined_data(datas: Sequence[Data]) -> Data:
@@ -273,11 +273,11 @@ def _kept(array: Array, dtype: Any) -> Array:
     DataType.from_dtype(array.dtype)
     kind = array.dtype if dtype is None else _type(dtype)
     with np.errstate(all="ignore"):
-        kept = np.array(array, kind, order="C")
-    if kind.kind in "iub" and not np.array_equal(kept, array):
+        copy = np.array(array, kind, order="C")
+    if kind.kind in "iub" and not np.array_equal(copy, array):
         raise UsageError(f"some leaves do not fit into {kind}", remedy="pass a wider dtype=")
-    kept.flags.writeable = False
-    return kept
+    copy.flags.writeable = False
+    return copy
 
 
 def _type(dtype: Any) -> np.dtype[Any]:

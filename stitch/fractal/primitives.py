@@ -30,20 +30,20 @@ def cat(*parts: Any, axis: int = 0) -> Any:
     >>> cat(np.zeros((1, 2)), np.ones((1, 3)), axis=1).tolist()
     [[0.0, 0.0, 1.0, 1.0, 1.0]]
     """
-    given: Sequence[Any] = parts
+    tensors_or_nests: Sequence[Any] = parts
     if len(parts) == 1 and isinstance(parts[0], list | tuple):
-        given = parts[0]
-    nests = [_is_nest(part) for part in given]
+        tensors_or_nests = parts[0]
+    nests = [_is_nest(part) for part in tensors_or_nests]
     if not any(nests):
-        builder, tensors = _tensors("cat", given)
+        builder, tensors = _tensors("cat", tensors_or_nests)
         return builder.concat(tensors, axis)
     if not all(nests) or axis != 0:
         raise UsageError(
             "cat needs tensors only, or nests only with axis 0",
-            got=f"{', '.join([type(part).__name__ for part in given])}; axis {axis}",
+            got=f"{', '.join([type(part).__name__ for part in tensors_or_nests])}; axis {axis}",
             remedy="flatten or stack the nests into tensors",
         )
-    return join(*given)
+    return join(*tensors_or_nests)
 
 
 def stack(xs: Any, axis: int = 0) -> Any:
@@ -131,11 +131,11 @@ def _tensors(call: str, values: Sequence[Any]) -> tuple[LayerMethods, list[Any]]
                              if _is_nest(value) else None)  # fmt: skip
     traced = [v for v in values if isinstance(v, SymbolicTensor) and v.written is None]
     first: Any = traced[0].builder.innermost(traced) if traced else None  # type: ignore[attr-defined]
-    found = first or next(
+    builder = first or next(
         (v.builder for v in values if isinstance(v, SymbolicTensor)), current_mode().builder
     )
-    assert isinstance(found, LayerMethods)
-    return found, [_given(found, value) for value in values]
+    assert isinstance(builder, LayerMethods)
+    return builder, [_given(builder, value) for value in values]
 
 
 def _given(builder: LayerMethods, value: Any) -> Any:

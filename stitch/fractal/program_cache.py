@@ -12,31 +12,31 @@ from stitch.graph import ComputationGraph
 #: Limit of constants in cached programs, in bytes, beside those of the newest entry.
 MAX_CONSTANT_NBYTES = 1 << 28
 
-_StrongReference = TypeVar("_StrongReference")
+_Value = TypeVar("_Value")
 
 
-class LruCache(Generic[_StrongReference]):
+class LruCache(Generic[_Value]):
     """At most `most` entries and `most_nbytes()` bytes; the least recently used are evicted
     first."""
 
     def __init__(self, most: int, most_nbytes: Callable[[], int]) -> None:
         self.most, self.most_nbytes, self.nbytes = most, most_nbytes, 0
-        self._held: OrderedDict[Hashable, tuple[_StrongReference, int]] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, key: Hashable) -> _StrongReference | None:
+    def get(self, key: Hashable) -> _Value | None:
         """Return an entry and mark it as most recently used."""
         with self._lock:
-            found = self._held.get(key)
-            if found is None:
+            entry = self._held.get(key)
+            if entry is None:
                 return None
             self._held.move_to_end(key)
-            return found[0]
+            return entry[0]
 
-    def put(self, key: Hashable, held: _StrongReference, nbytes: int) -> None:
+    def put(self, key: Hashable, value: _Value, nbytes: int) -> None:
         """Add an entry; evict the least recently used ones."""
         dropped = []  # Destroy entries after the lock is released.
         with self._lock:
@@ -46,16 +46,16 @@ class LruCache(Generic[_StrongReference]):
                 len(self._held) >= self.most or self.nbytes + nbytes > self.most_nbytes()
             ):
                 dropped.append(self._taken(next(iter(self._held))))
-            self._held[key] = held, nbytes
+            self._held[key] = value, nbytes
             self.nbytes += nbytes
 
-    def _taken(self, key: Hashable) -> _StrongReference:
-        held, nbytes = self._held.pop(key)
+    def _taken(self, key: Hashable) -> _Value:
+        value, nbytes = self._held.pop(key)
         self.nbytes -= nbytes
-        return held
+        return value
 
 
-class ProgramCache(LruCache[_StrongReference]):
+class ProgramCache(LruCache[_Value]):
     """Programs with the bytes of their constants: changed weights make another program.
 
     >>> from stitch.graph import ComputationGraphBuilder
@@ -69,7 +69,7 @@ class ProgramCache(LruCache[_StrongReference]):
     def __init__(self, most: int) -> None:
         super().__init__(most, lambda: MAX_CONSTANT_NBYTES)
 
-    def keep(self, key: Hashable, program: _StrongReference, graph: ComputationGraph) -> None:
+    def keep(self, key: Hashable, program: _Value, graph: ComputationGraph) -> None:
         """Add the program of a graph."""
         constants = [*graph.constants, *[c for body in graph.bodies for c in body.constants]]
         self.put(key, program, sum(constant.data.nbytes for constant in constants))

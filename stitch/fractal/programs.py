@@ -164,18 +164,18 @@ class _InlineProgram:
             return value
         kind = ValueType(before.type.shape, data_type)
         self.values.append(Value(f"{before.name}.{data_type.short}", kind))
-        made = len(self.values) - 1
-        self.operations.append(Operation("Cast", (value,), (made,), {"to": onnx_code(data_type)}))
-        return made
+        result = len(self.values) - 1
+        self.operations.append(Operation("Cast", (value,), (result,), {"to": onnx_code(data_type)}))
+        return result
 
 
 def inline_program(
-    source: Source, given: Sequence[Any], builder: Any
+    source: Source, arguments: Sequence[Any], builder: Any
 ) -> tuple[SymbolicTensor, ...]:
     """Write a program's operations into the graph of `builder`; return its outputs.
 
     Args:
-        given: A tensor, array or number for each input; floats are converted.
+        arguments: A tensor, array or number for each input; floats are converted.
 
     Raises:
         LinkError: A shape or type differs.
@@ -189,11 +189,11 @@ def inline_program(
     >>> y.builder is outer, y.shape
     (True, (2,))
     """
-    builder = builder.innermost(given)
+    builder = builder.innermost(arguments)
     plain = _without_storage(source)
     operands = [
         _fitting(source, slot.name, source.values[slot.value].type, value, builder)
-        for slot, value in zip(source.inputs, given, strict=True)
+        for slot, value in zip(source.inputs, arguments, strict=True)
     ]
     operands += [builder.tensor(constant.data) for constant in source.constants]
 
@@ -221,13 +221,13 @@ def write_operations(
 
     numbers = builder.bodies.add_all(bodies)
     same = {number: number for number in range(len(builder.bodies.bodies))}
-    made = vmap(holder, operands, [False] * len(operands), 1, builder, writer(numbers))
-    return tuple([result.tensor for result in made.results])
+    results = vmap(holder, operands, [False] * len(operands), 1, builder, writer(numbers))
+    return tuple([result.tensor for result in results.results])
 
 
-def _fitting(source: Source, slot: str, kind: ValueType, given: Any, builder: Any) -> Any:
+def _fitting(source: Source, slot: str, kind: ValueType, argument: Any, builder: Any) -> Any:
     """Return an operand in an input's type, with the conversions of a program call."""
-    tensor = builder.tensor(given)
+    tensor = builder.tensor(argument)
     have, want = tensor.type.data_type, kind.data_type
     if tensor.shape != kind.shape:
         raise LinkError(
@@ -258,9 +258,9 @@ def _without_storage(source: Source) -> _InlineProgram:
             narrow = plain.cast(number, kind)
             read[number] = plain.cast(narrow, source.values[number].type.data_type)
             if number in slots:
-                given[number] = narrow
+                narrow_of[number] = narrow
 
-    given: dict[int, int] = {}
+    narrow_of: dict[int, int] = {}
     for number in (*(slot.value for slot in source.inputs), *(c.value for c in source.constants)):
         plain.inputs.append(number)
         as_stored(number)
@@ -270,7 +270,7 @@ def _without_storage(source: Source) -> _InlineProgram:
         for number in operation.outputs:
             if number != ABSENT:
                 as_stored(number)
-    plain.outputs = [given.get(slot.value, slot.value) for slot in source.outputs]
+    plain.outputs = [narrow_of.get(slot.value, slot.value) for slot in source.outputs]
     return plain
 
 
@@ -307,18 +307,18 @@ def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any
     return ModuleFunction(function, builder) if is_torch(function) else function
 
 
-def call_program(program: LoadedProgram, given: Sequence[Any], builder: Any) -> Any:
+def call_program(program: LoadedProgram, arguments: Sequence[Any], builder: Any) -> Any:
     """Run a program, or write it into the graph of a symbolic argument."""
-    if not any(map(_is_traced, given)):
-        return program(*given)
-    found = inline_program(program.program, given, builder)
-    return found[0] if len(found) == 1 else found
+    if not any(map(_is_traced, arguments)):
+        return program(*arguments)
+    results = inline_program(program.program, arguments, builder)
+    return results[0] if len(results) == 1 else results
 
 
 def _call_loaded(program: LoadedProgram, builder: Any, /, *arguments: Any, **named: Any) -> Any:
     types = [(port.name, port.type.text()) for port in program.ports]
-    given = arranged(f"program {program.name!r}", types, arguments, named)
-    return call_program(program, given, builder)
+    inputs = arranged(f"program {program.name!r}", types, arguments, named)
+    return call_program(program, inputs, builder)
 
 
 class ModuleFunction:
@@ -337,17 +337,17 @@ class ModuleFunction:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if named:
             arguments = self._by_position(arguments, named)
-        given = tuple([self._tensors(argument) for argument in arguments])
-        flat = [*_flat(given)]
-        kinds = _nested(given, lambda tensor: tensor.type)
+        tensors = tuple([self._tensors(argument) for argument in arguments])
+        flat = [*_flat(tensors)]
+        kinds = _nested(tensors, lambda tensor: tensor.type)
         if kinds not in self._known:
             self._known[kinds] = _captured(self._module, kinds)
         captured = self._known[kinds]
         if isinstance(self._builder, EagerBuilder) and not any(map(_is_traced, flat)):
-            found = self._builder.run(captured.graph, flat)
+            results = self._builder.run(captured.graph, flat)
         else:
-            found = inline_program(captured.graph, flat, self._builder)
-        return captured.shaped(found)
+            results = inline_program(captured.graph, flat, self._builder)
+        return captured.shaped(results)
 
     def _by_position(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         name = type(self._module).__name__
@@ -394,11 +394,11 @@ class _Captured:
             and all(same_bits(then, now) for now, then in pairs)
         )
 
-    def shaped(self, found: Sequence[Any]) -> Any:
+    def shaped(self, results: Sequence[Any]) -> Any:
         """Return results nested as the module returns them."""
         if self._paths == [()]:
-            return found[0]
-        return _tuples(dict(zip(self._paths, found, strict=True)))
+            return results[0]
+        return _tuples(dict(zip(self._paths, results, strict=True)))
 
 
 #: Captures of living modules by argument types.
@@ -407,16 +407,16 @@ _modules: WeakKeyDictionary[Any, dict[Hashable, _Captured]] = WeakKeyDictionary(
 
 def _captured(module: Any, kinds: Any) -> _Captured:
     """Return the module's graph for these types; capture it again if its state has changed."""
-    known = _modules.setdefault(module, {})
+    captures = _modules.setdefault(module, {})
     state, tensors = state_of(module)
-    if len(known) >= MAX_CAPTURED:
-        known.clear()
-    found = known.get(kinds)
-    if found is None or not found.is_of(state, tensors):
+    if len(captures) >= MAX_CAPTURED:
+        captures.clear()
+    capture = captures.get(kinds)
+    if capture is None or not capture.is_of(state, tensors):
         graph = read_graph(module, kinds)
-        found = _Captured(graph, state, [tensor.detach().clone() for tensor in tensors])
-        known[kinds] = found
-    return found
+        capture = _Captured(graph, state, [tensor.detach().clone() for tensor in tensors])
+        captures[kinds] = capture
+    return capture
 
 
 def _is_traced(value: Any) -> bool:
@@ -446,10 +446,10 @@ def _path(graph: ComputationGraph, name: str) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
-def _tuples(found: dict[tuple[int, ...], Any]) -> tuple[Any, ...]:
+def _tuples(results: dict[tuple[int, ...], Any]) -> tuple[Any, ...]:
     """Return results by their paths as nested tuples."""
     groups: dict[int, dict[tuple[int, ...], Any]] = {}
-    for path, value in found.items():
+    for path, value in results.items():
         groups.setdefault(path[0], {})[path[1:]] = value
     return tuple([
         inside[()] if () in inside else _tuples(inside) for _, inside in sorted(groups.items())

@@ -90,15 +90,15 @@ class IndexTree:
         >>> IndexTree.of([[2], [2, 1]]).offsets(1).tolist()
         [0, 2, 3]
         """
-        known = self._offsets.get(depth)
-        if known is None:
+        offsets = self._offsets.get(depth)
+        if offsets is None:
             lengths, count = self.lengths[depth], check_count(self.counts[depth])
             if isinstance(lengths, int):
-                known = np.arange(count + 1, dtype=np.int64) * lengths
+                offsets = np.arange(count + 1, dtype=np.int64) * lengths
             else:
-                known = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            self._offsets[depth] = known
-        return known
+                offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            self._offsets[depth] = offsets
+        return offsets
 
     def widths(self, depth: int) -> list[int]:
         """Return the length of each list at a depth; negative depths count from the leaves.
@@ -128,14 +128,14 @@ class IndexTree:
 
         The last array has the numbers of the leaves.
         """
-        kept, below = [chosen], chosen
+        by_depth, below = [chosen], chosen
         lengths: list[Lengths] = [len(chosen)]
         for depth in range(1, self.depth):
             each = self.lengths[depth]
             lengths.append(each if isinstance(each, int) else each[below])
             below = self.elements(below, depth)
-            kept.append(below)
-        return IndexTree.of(lengths), tuple(kept)
+            by_depth.append(below)
+        return IndexTree.of(lengths), tuple(by_depth)
 
     def grouped(self, sizes: Lengths | Sequence[int], count: int) -> IndexTree:
         """Return the outermost list cut into `count` lists of these sizes: one level deeper."""
@@ -347,16 +347,18 @@ class Indexed:
 
     def taken(self, chosen: Numbers) -> Indexed:
         """Return elements of the outermost list in this order; they may repeat."""
-        tree, kept = self.tree.taken(chosen)
+        tree, by_depth = self.tree.taken(chosen)
         match self.map:
             case RowRuns(starts) if self.tree.depth > 1:
-                return Indexed(tree, RowRuns(starts[kept[-2]]))
+                return Indexed(tree, RowRuns(starts[by_depth[-2]]))
             case Affine(base, (*outer, 1)) if outer:
                 lists = IndexTree.of(self.tree.lengths[:-1])
-                return Indexed(tree, RowRuns(Affine(base, tuple(outer)).rows_of(lists, kept[-2])))
+                return Indexed(
+                    tree, RowRuns(Affine(base, tuple(outer)).rows_of(lists, by_depth[-2]))
+                )
             case Affine():
-                return Indexed(tree, RowList(self.map.rows_of(self.tree, kept[-1])))
-        return Indexed(tree, RowList(self.rows()[kept[-1]]))
+                return Indexed(tree, RowList(self.map.rows_of(self.tree, by_depth[-1])))
+        return Indexed(tree, RowList(self.rows()[by_depth[-1]]))
 
     def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
         """Return `count` windows of `size` elements, `dilation` apart, `stride` between windows."""

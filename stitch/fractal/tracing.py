@@ -156,11 +156,11 @@ class CallInputs:
 
     def place(self, data: Any) -> int:
         """Return the number of the program input for some data."""
-        found = self._places.get(id(data))
-        if found is None:
-            found = self._places[id(data)] = len(self.arguments)
+        number = self._places.get(id(data))
+        if number is None:
+            number = self._places[id(data)] = len(self.arguments)
             self.arguments.append(data)
-        return found
+        return number
 
     def part(self, nest: FractalTensor) -> RowsPart | None:
         """Return the range of rows of a nest if it is a small part of its data.
@@ -216,8 +216,8 @@ class PendingCall:
 
     def run(self, execution: ExecutionMode) -> Any:
         """Compute the call in an execution mode."""
-        given = (self.xs,) if self.method == "map_elements" else (self.xs, self.initializer)
-        return getattr(execution, self.method)(self.call, *given, **self.words)
+        values = (self.xs,) if self.method == "map_elements" else (self.xs, self.initializer)
+        return getattr(execution, self.method)(self.call, *values, **self.words)
 
     def on(self, call: NestCall, xs: Nest, initializer: Any) -> PendingCall:
         """Return the same call with other values."""
@@ -404,10 +404,10 @@ class Traced:
         """Return data as a tensor of the graph; known data becomes a constant."""
         if isinstance(data, SymbolicTensor) and data.written is None:
             return data
-        found: SymbolicTensor = self.builder.tensor(
+        tensor: SymbolicTensor = self.builder.tensor(
             data.numpy() if isinstance(data, Tensor) else data
         )
-        return found
+        return tensor
 
     def map_elements(self, call: NestCall, xs: Nest) -> Any:
         """Write one loop per structure of elements."""
@@ -614,10 +614,10 @@ def _function_of(call: NestCall, xs: Nest, structures: Sequence[Structure], wher
     def function(builder: Any, inputs: Sequence[SymbolicTensor]) -> Any:
         inside, tensors = Traced(builder), iter(inputs)
         with use_mode(inside):
-            given = [structure.value(tensors) for structure in structures]
-            after = UserFunction(call, inside, xs, states=len(structures) - 1)(*given)
+            values = [structure.value(tensors) for structure in structures]
+            after = UserFunction(call, inside, xs, states=len(structures) - 1)(*values)
             if len(structures) > 1:
-                check_state(call, given[0], after, where)
+                check_state(call, values[0], after, where)
             return inside.flat(after)
 
     return function

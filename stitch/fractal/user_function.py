@@ -44,9 +44,9 @@ class UserFunction:
             states, parts, len(arguments), named,
         )  # fmt: skip
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Call the function with an element, after the state if there is one."""
-        *states, element = map(self.given, given)
+        *states, element = map(self.given, arguments)
         elements = element if self._is_spread else (element,)
         return self.result(self._function(*states, *elements, *self._arguments, **self._named))
 
@@ -185,13 +185,13 @@ class Sequential:
             yield state
 
     def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        function, kept = UserFunction(call, self, xs, states=0), []
+        function, numbers = UserFunction(call, self, xs, states=0), []
         for number, x in enumerate(xs):
             result = function(x)
             check_bool(call, result, f"element {number}")
             if result.item():
-                kept.append(number)
-        return np.array(kept, np.int64)
+                numbers.append(number)
+        return np.array(numbers, np.int64)
 
 
 def check_state(call: NestCall, before: Any, after: Any, where: str) -> None:

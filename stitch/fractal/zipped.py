@@ -35,9 +35,9 @@ class Zipped:
 
     def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Any:
         """Return a tuple of elements, or several elements as `Zipped`."""
-        found = [part[chosen] for part in self.parts]
+        parts = [part[chosen] for part in self.parts]
         is_some = isinstance(chosen, slice) or is_several(chosen)
-        return Zipped(found) if is_some else tuple(found)
+        return Zipped(parts) if is_some else tuple(parts)
 
     def __iter__(self) -> Iterator[tuple[Element, ...]]:
         return (self[number] for number in range(self.length))

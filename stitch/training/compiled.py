@@ -129,8 +129,8 @@ class CompiledTraining:
         """
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         slots = self.programs.forward.inputs
-        wanted = [s.name for s in slots if s.kind in KEPT_KINDS]
-        missing = [name for name in wanted if name not in values]
+        required = [s.name for s in slots if s.kind in KEPT_KINDS]
+        missing = [name for name in required if name not in values]
         if missing:
             raise UsageError(
                 f"training cannot start: no initial values for {', '.join(missing)}",
@@ -228,12 +228,12 @@ class CompiledTraining:
         loss = record.made("loss", loss_from_config)
         optimizer = record.made("optimizer", optimizer_from_config)
         options = options_from_record(record)
-        found = None if search is None else SearchResult.from_record(search, graphs_of(checked))
+        result = None if search is None else SearchResult.from_record(search, graphs_of(checked))
         if loss is None or optimizer is None or options is None:
             return None
         arrays = {name: array for name, array in values.items() if array is not None}
         constants = constants_of(graph)
-        return CompiledTraining(checked, loss, optimizer, options, arrays, found, constants)
+        return CompiledTraining(checked, loss, optimizer, options, arrays, result, constants)
 
 
 def _array_in(record: JsonObject) -> Array | None:
@@ -244,9 +244,9 @@ def _array_in(record: JsonObject) -> Array | None:
     shape, raw = record.integers("shape"), record.data("base64")
     if raw is None or kind.value != record.get("type"):
         return None
-    wanted = math.prod(shape) * kind.dtype.itemsize
-    if min(shape, default=0) < 0 or len(raw) != wanted:
-        text = f"{list(shape)} of {kind.value} takes {wanted} bytes, got {len(raw)}"
+    nbytes = math.prod(shape) * kind.dtype.itemsize
+    if min(shape, default=0) < 0 or len(raw) != nbytes:
+        text = f"{list(shape)} of {kind.value} takes {nbytes} bytes, got {len(raw)}"
         record.problem("bad_length", "base64", text)
         return None
     return np.frombuffer(raw, kind.dtype).reshape(shape)

@@ -74,21 +74,21 @@ class _Probe:
         return loss_of_call(function, arguments, named or {})
 
 
-def loss_of(given: Any) -> Loss:
+def loss_of(loss: Any) -> Loss:
     """Return the loss for anything that `ANY_LOSS` accepts; raise `UsageError` for others.
 
     A torch loss is called on stand-ins, which record the function of torch and its settings.
     """
-    if isinstance(given, Loss | str | Mapping):
-        return loss_from_config(given)  # type: ignore[arg-type]  # a mapping is a dict there
+    if isinstance(loss, Loss | str | Mapping):
+        return loss_from_config(loss)  # type: ignore[arg-type]  # a mapping is a dict there
     try:
-        call = given(_Probe(), _Probe())
+        call = loss(_Probe(), _Probe())
     except UsageError:
         raise
     except Exception as error:
-        raise _unknown(_named(given)) from error
+        raise _unknown(_named(loss)) from error
     if not isinstance(call, LossCall) or not isinstance(call.pred, _Probe):
-        raise _unknown(_named(given))
+        raise _unknown(_named(loss))
     return call.loss
 
 
@@ -119,12 +119,12 @@ def loss_of_call(
             given.setdefault("ignore_index", bound.signature.parameters["ignore_index"].default)
     elif kind is NLLLoss:
         given.setdefault("ignore_index", bound.signature.parameters["ignore_index"].default)
-    known = _signature_of(kind).parameters
-    lacking = sorted(given.keys() - known.keys())
+    supported = _signature_of(kind).parameters
+    lacking = sorted(given.keys() - supported.keys())
     if lacking:
         raise UsageError(
             f"{name} does not support {', '.join(lacking)}",
-            expected=", ".join(known), got=", ".join(f"{w}={given[w]!r}"[:60] for w in lacking),
+            expected=", ".join(supported), got=", ".join(f"{w}={given[w]!r}"[:60] for w in lacking),
         )  # fmt: skip
     settings = {word: _plain(value) for word, value in given.items()}
     return LossCall(kind(**settings), pred, label)
@@ -149,8 +149,8 @@ def _plain(value: Any) -> Any:
     return value.detach().cpu().float().numpy() if hasattr(value, "detach") else value
 
 
-def _named(given: Any) -> str:
-    return str(getattr(given, "__name__", type(given).__name__))
+def _named(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _unknown(name: str) -> UsageError:
@@ -406,14 +406,14 @@ class TorchOptimizer:
         instance: Any = self.native.bound_to
         if instance is None or not instance.steps:
             return
-        held = instance.optimizer_state()
+        values = instance.optimizer_state()
         for group, native in zip(theirs.param_groups, self.native.groups, strict=False):
             for parameter in group["params"]:
                 (name, *_) = self._names[id(parameter)] or (None,)
                 if name is None:
                     continue
-                words = [word for word in native.states if f"{name}.{word}" in held]
-                tensors = {word: held[f"{name}.{word}"] for word in words}
+                words = [word for word in native.states if f"{name}.{word}" in values]
+                tensors = {word: values[f"{name}.{word}"] for word in words}
                 if self.counts:
                     tensors[_STEP] = np.float32(self._before + instance.steps)
                 state = {w: parameter.detach().new_tensor(a) for w, a in tensors.items()}
@@ -460,8 +460,8 @@ def parameter_names(module: Any, wanted: Iterable[str]) -> dict[int, tuple[str, 
     every = {"remove_duplicate": False} if "remove_duplicate" in takes else {}
     have, names = set(wanted), dict[int, tuple[str, ...]]()
     for name, parameter in module.named_parameters(**every):
-        known = names.get(id(parameter), ())
-        names[id(parameter)] = (*known, name) if name in have else known
+        others = names.get(id(parameter), ())
+        names[id(parameter)] = (*others, name) if name in have else others
     return names
 
 

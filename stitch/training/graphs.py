@@ -61,9 +61,9 @@ def splice(
         with builder.at(operation.location):
             if operation.body != ABSENT:
                 body = builder.bodies.bodies[now[operation.body]]
-                given = [operand for operand in operands if operand is not None]
+                present_operands = [operand for operand in operands if operand is not None]
                 results: Sequence[Any] = builder.carry(
-                    operation.op, operation.domain, body, given, operation.attributes
+                    operation.op, operation.domain, body, present_operands, operation.attributes
                 )
                 values.update(zip(operation.outputs, results, strict=True))
                 continue
@@ -234,20 +234,20 @@ def as_trainable(
         CompileError: The graph has no parameters.
     """
     # Copies: the caller may overwrite its arrays before the training starts.
-    given = {name: np.array(value) for name, value in (weights or {}).items()}
+    initial = {name: np.array(value) for name, value in (weights or {}).items()}
     have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
     wanted = None if trainable is None else set(trainable)
     if wanted is not None or not have:
         graph, promoted = _promote_constants(graph, wanted)
-        given = {**promoted, **given}
+        initial = {**promoted, **initial}
     if wanted is not None and have - wanted:
         graph = _freeze_parameters(graph, have - wanted)
-    known = {slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS}
-    unknown = sorted(given.keys() - known)
+    names = {slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS}
+    unknown = sorted(initial.keys() - names)
     if unknown:
         raise UsageError(
             f"graph {graph.name!r} has no parameter or state {', '.join(map(repr, unknown))}",
-            expected=", ".join(sorted(known)) or "none",
+            expected=", ".join(sorted(names)) or "none",
         )
     if not any(slot.kind is InputKind.PARAMETER for slot in graph.inputs):
         raise CompileError(
@@ -259,7 +259,7 @@ def as_trainable(
         evaluation = evaluation_graph(graph)
     elif wanted is not None:
         evaluation = _freeze_parameters(evaluation, have - wanted)
-    return Trainable(graph, given, evaluation)
+    return Trainable(graph, initial, evaluation)
 
 
 def _promote_constants(
@@ -286,12 +286,12 @@ def _promote_constants(
     trained = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
     missing = (wanted or set()).difference(trained, values)
     if missing:
-        known = [*trained, *(graph.values[c.value].name for c in graph.constants)]
+        names = [*trained, *(graph.values[c.value].name for c in graph.constants)]
         raise UsageError(
             f"graph {graph.name!r} has no parameter and no floating constant "
             f"{', '.join(sorted(missing))} to train",
-            expected=", ".join(known) or "none",
-            remedy=closest(min(missing), known)
+            expected=", ".join(names) or "none",
+            remedy=closest(min(missing), names)
             or "omit trainable=: requires_grad of a torch module's parameters decides",
         )
     moved = {slot.value for slot in slots}
@@ -357,7 +357,7 @@ def update_graph(
     """
     b = ComputationGraphBuilder(name)
     groups = {number: optimizer.groups[number] for number in group_numbers(parameters, optimizer)}
-    given = {
+    rate_inputs = {
         number: b.input(rate_name(number), (), DataType.FLOAT32, InputKind.STATE)
         for number in groups
     }
@@ -369,7 +369,7 @@ def update_graph(
     gradients = [_gradient(b, parameter) for parameter in parameters]
     if clip_grad_norm is not None:
         gradients = _clipped(b, gradients, clip_grad_norm)
-    rates = {n: group.write_rates(b, given[n], step) for n, group in groups.items()}
+    rates = {n: group.write_rates(b, rate_inputs[n], step) for n, group in groups.items()}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         number = optimizer.group_of(parameter.name)
         _write_step(b, parameter, gradient, groups[number], rates[number])
@@ -412,9 +412,9 @@ def _write_step(
     rates: tuple[Any, ...],
 ) -> None:  # fmt: skip
     shape = parameter.type.shape
-    kept = parameter.beside(MASTER) if parameter.has_master else parameter.name
+    slot = parameter.beside(MASTER) if parameter.has_master else parameter.name
     kind = InputKind.STATE if parameter.has_master else InputKind.PARAMETER
-    value = b.input(kept, shape, DataType.FLOAT32, kind, Ownership.DONATE)
+    value = b.input(slot, shape, DataType.FLOAT32, kind, Ownership.DONATE)
     states = {
         state: b.input(
             parameter.beside(state), () if state in optimizer.scalar_states else shape,
@@ -425,7 +425,7 @@ def _write_step(
     if optimizer.maximize:
         gradient = -gradient
     stepped, after = optimizer.write(b, value, gradient, states, rates)
-    _replace(b, kept, stepped)
+    _replace(b, slot, stepped)
     for state, tensor in after.items():
         _replace(b, parameter.beside(state), tensor)
     if parameter.has_master:

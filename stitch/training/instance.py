@@ -153,8 +153,8 @@ class TrainingInstance(TrainingTensors):
     def takes_sizes_of(self, batch: Sequence[Any], named: Mapping[str, Any]) -> bool:
         """Return whether programs exist for the shapes of a batch, or its ranks do not match."""
         names = [port.name for port in self._step.batch]
-        given = {**dict(zip(names, batch, strict=False)), **named}
-        sizes = tuple([tuple(getattr(given.get(name), "shape", ())) for name in names])
+        arrays = {**dict(zip(names, batch, strict=False)), **named}
+        sizes = tuple([tuple(getattr(arrays.get(name), "shape", ())) for name in names])
         axes = list(map(len, sizes))
         return sizes in self._steps or axes != list(map(len, self._step.shapes))
 
@@ -175,10 +175,10 @@ class TrainingInstance(TrainingTensors):
             evaluation = self._loaded_evaluation(program)
             _keep(self._evaluations, shapes, evaluation)
         agent, number = evaluation
-        given = dict(zip(self.inputs, arrays, strict=True))
+        inputs = dict(zip(self.inputs, arrays, strict=True))
         cells = self._cells
         outputs = self.device.submit(agent, [
-            given[port.name] if port.name in given else cells.get(port.name)
+            inputs[port.name] if port.name in inputs else cells.get(port.name)
             for port in agent.ports
         ])  # fmt: skip
         self._show(())
@@ -205,8 +205,8 @@ class TrainingInstance(TrainingTensors):
             with nullcontext() if self.sharer is None else self.sharer.without_gradients():
                 return compile(dict(zip(self.inputs, shapes, strict=True)))
         except (CompileError, UsageError) as error:
-            given = zip(ports, shapes, strict=True)
-            port, shape = next(pair for pair in given if pair[0].shape != pair[1])
+            pairs = zip(ports, shapes, strict=True)
+            port, shape = next(pair for pair in pairs if pair[0].shape != pair[1])
             raise shape_error(port, shape, error.what) from error
 
     @property
@@ -250,8 +250,8 @@ class TrainingInstance(TrainingTensors):
 
     @property
     def _has_gradients(self) -> bool:
-        held, gradients = self._cells.values, self._wiring.gradients
-        return bool(gradients) and None not in [held[number] for number in gradients]
+        values, gradients = self._cells.values, self._wiring.gradients
+        return bool(gradients) and None not in [values[number] for number in gradients]
 
     # -- one program each --------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class TrainingInstance(TrainingTensors):
         shapes = tuple([array.shape for array in arrays])
         if shapes != step.shapes:
             step = self._change_step(shapes)
-        given, wiring = iter(arrays), self._wiring
+        batch_values, wiring = iter(arrays), self._wiring
         cells.drop(wiring.of_a_pass)
         if not self._losses:
             self._before = cells.tensors(wiring.buffers)
@@ -276,7 +276,7 @@ class TrainingInstance(TrainingTensors):
         self.forwards += 1
         self._last_loss = None
         entering = [
-            self._key(port) if port.name in wiring.keys else next(given)
+            self._key(port) if port.name in wiring.keys else next(batch_values)
             for port in step.forward.entering
         ]
         times = self._run(step.forward, entering)

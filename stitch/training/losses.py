@@ -45,11 +45,11 @@ class Loss(ABC):
 
     def check_label(self, label: Array, pred: ValueType) -> None:
         """Raise `UsageError` if an array cannot be the labels of a prediction."""
-        wanted = self.label_type(pred)
+        expected = self.label_type(pred)
         if label.dtype.kind not in "fiub" and label.dtype != DataType.BFLOAT16.dtype:
-            raise self.refusal("labels are not numbers", wanted.text(), str(label.dtype))
-        if label.shape != wanted.shape:
-            raise self.refusal("labels have another shape", wanted.text(), str(list(label.shape)))
+            raise self.refusal("labels are not numbers", expected.text(), str(label.dtype))
+        if label.shape != expected.shape:
+            raise self.refusal("labels have another shape", expected.text(), str(list(label.shape)))
 
     def refusal(self, what: str, expected: str, got: str) -> UsageError:
         return UsageError(f"{type(self).__name__}: {what}", expected=expected, got=got)
@@ -91,18 +91,18 @@ class Loss(ABC):
         assert isinstance(reduced, SymbolicTensor)
         return reduced
 
-    def _weights(self, word: str, given: Any) -> Array | None:
+    def _weights(self, word: str, weights: Any) -> Array | None:
         """Return weights as an array; raise `UsageError` if they are not finite numbers."""
-        if given is None:
+        if weights is None:
             return None
         try:
-            array: Array = np.array(given, np.float32)
+            array: Array = np.array(weights, np.float32)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{word} of {type(self).__name__} must be numbers",
-                             got=repr(given)[:60]) from error  # fmt: skip
+                             got=repr(weights)[:60]) from error  # fmt: skip
         if not np.isfinite(array).all():
             raise UsageError(f"{word} of {type(self).__name__} must be finite",
-                             got=repr(given)[:60])  # fmt: skip
+                             got=repr(weights)[:60])  # fmt: skip
         return array
 
 
@@ -152,8 +152,8 @@ class _ClassIndexLoss(Loss):
 
     def check_label(self, label: Array, pred: ValueType) -> None:
         if label.dtype.kind not in "iu":
-            wanted = self.label_type(pred).text()
-            raise self.refusal("labels must be class indices", wanted, str(label.dtype))
+            expected = self.label_type(pred).text()
+            raise self.refusal("labels must be class indices", expected, str(label.dtype))
         super().check_label(label, pred)
         classes = pred.shape[1]
         if not label.size or (label.min() >= 0 and label.max() < classes):
@@ -496,8 +496,8 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
         config = {"loss": config}
         if last in REDUCTIONS and name in _BY_NAME:
             config = {"loss": name, "reduction": last}
-    given = dict(config)
-    named = str(given.pop("loss", ""))
+    settings = dict(config)
+    named = str(settings.pop("loss", ""))
     kind = _BY_NAME.get(named)
     if kind is None:
         raise UsageError(
@@ -507,6 +507,6 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
             remedy=closest(_ALSO_CALLED.get(named, named), _BY_NAME) or None,
         )
     try:
-        return kind(**given)
+        return kind(**settings)
     except TypeError as error:
         raise UsageError(f"loss {named!r}: {error}", got=repr(config)[:100]) from error

@@ -122,12 +122,12 @@ class Optimizer(ABC):
         )
         if twice:
             raise UsageError(f"{kind}: parameters are in two groups", got=", ".join(twice))
-        known = [*inspect.signature(type(self)).parameters]
-        unknown = sorted(settings.keys() - set(known))
+        allowed = [*inspect.signature(type(self)).parameters]
+        unknown = sorted(settings.keys() - set(allowed))
         if unknown:
             raise UsageError(
                 f"{kind} has no setting {', '.join(map(repr, unknown))}",
-                expected=", ".join(known), remedy=closest(unknown[0], known) or None,
+                expected=", ".join(allowed), remedy=closest(unknown[0], allowed) or None,
             )  # fmt: skip
         self._groups.append((type(self)(**{**self.settings(), **settings}), names))
 
@@ -142,11 +142,11 @@ class Optimizer(ABC):
             group.lr = settings.get("lr", group.lr)
             return
         anew = type(group)(**{**group.settings(), **settings})
-        kept = ("_groups", "_stepping", "_watchers", "changes")
+        unchanged = ("_groups", "_stepping", "_watchers", "changes")
         # Remove attributes that only the old settings have, such as a state.
         for word in vars(group).keys() - vars(anew).keys():
             delattr(group, word)
-        vars(group).update({w: value for w, value in vars(anew).items() if w not in kept})
+        vars(group).update({w: value for w, value in vars(anew).items() if w not in unchanged})
         self.changes += 1
 
     @property
@@ -216,8 +216,8 @@ class Optimizer(ABC):
             bound.zero_grad()
 
     def __repr__(self) -> str:
-        given = {key: value for key, value in self.config().items() if key != "optimizer"}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+        settings = {key: value for key, value in self.config().items() if key != "optimizer"}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
 
 def non_default(**settings: Any) -> dict[str, Any]:
@@ -391,9 +391,9 @@ class NAdam(_Decoupled):
         product = states["mu_product"] * b.cast(mu, DataType.FLOAT32)
         wide_product = b.cast(product, DataType.FLOAT64)
         own = b.cast(wide * (1.0 - mu) / (1.0 - wide_product), DataType.FLOAT32)
-        kept = b.cast(wide * mu_next / (1.0 - wide_product * mu_next), DataType.FLOAT32)
+        momentum_rate = b.cast(wide * mu_next / (1.0 - wide_product * mu_next), DataType.FLOAT32)
         below = b.op("Sqrt", square) / root + self.eps
-        stepped = self._stepped(parameter, (gradient * own + average * kept) / below, rate)
+        stepped = self._stepped(parameter, (gradient * own + average * momentum_rate) / below, rate)
         return stepped, {"exp_avg": average, "exp_avg_sq": square, "mu_product": product}
 
     def settings(self) -> dict[str, Any]:
@@ -516,7 +516,7 @@ class RMSprop(Optimizer):
         self.momentum = self._at_least_zero("momentum", momentum)
         self.centered = bool(centered)
         more = [("momentum_buffer", momentum), ("grad_avg", centered)]
-        self.states = ("square_avg", *(name for name, wanted in more if wanted))
+        self.states = ("square_avg", *(name for name, is_used in more if is_used))
 
     def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
         return (rate,)
@@ -618,20 +618,20 @@ def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer
     if isinstance(config, Optimizer):
         return config
     OPTIMIZER_KIND.check("training", "optimizer", config)
-    given: dict[str, Any] = {"optimizer": config} if isinstance(config, str) else dict(config)
-    named = str(given.pop("optimizer", "")).lower()
+    settings: dict[str, Any] = {"optimizer": config} if isinstance(config, str) else dict(config)
+    named = str(settings.pop("optimizer", "")).lower()
     kind = _BY_NAME.get(named)
     if kind is None:
         raise UsageError(
             "unknown optimizer", expected=", ".join(_BY_NAME), got=repr(config)[:100],
             remedy=closest(named, _BY_NAME) or None,
         )  # fmt: skip
-    groups = given.pop("groups", ())
+    groups = settings.pop("groups", ())
     _GROUPS.check("training", "groups of an optimizer", groups)
-    if isinstance(given.get("betas"), list):
-        given["betas"] = tuple(given["betas"])
+    if isinstance(settings.get("betas"), list):
+        settings["betas"] = tuple(settings["betas"])
     try:
-        optimizer = kind(**given)
+        optimizer = kind(**settings)
         for group in groups:
             optimizer.add_group(**group)
     except TypeError as error:

@@ -200,24 +200,24 @@ class PendingValue:
 
     def _queued(
         self, key: tuple[Any, ...],
-        made: Callable[[Sequence[TensorDesc | ValueType]], ComputationGraph],
+        build: Callable[[Sequence[TensorDesc | ValueType]], ComputationGraph],
         operands: Sequence[Any],
     ) -> tuple[PendingValue, ...]:  # fmt: skip
         """Queue a graph over operands; it is compiled once per key and operand types."""
         device: RuntimeDevice = self.tensor.device
-        given = [o.tensor if isinstance(o, PendingValue) else np.asarray(o) for o in operands]
-        descs = [g.desc.without_address() if isinstance(g, Tensor) else _desc(g) for g in given]
+        values = [o.tensor if isinstance(o, PendingValue) else np.asarray(o) for o in operands]
+        descs = [g.desc.without_address() if isinstance(g, Tensor) else _desc(g) for g in values]
         programs = _programs.setdefault(device, {})
-        known = (*key, *map(repr, descs))
-        loaded = programs.get(known)
+        key_with_types = (*key, *map(repr, descs))
+        loaded = programs.get(key_with_types)
         if loaded is None:
             options = CompileOptions(executor=rated_executor(device.executor))
-            program = compile_graph(made(descs), device.machine, options).program
+            program = compile_graph(build(descs), device.machine, options).program
             binary = Binary((program,), device.machine.shape, "stitch pending value")
-            loaded = programs[known] = device.load(binary)
+            loaded = programs[key_with_types] = device.load(binary)
             while len(programs) > MAX_PROGRAMS:
                 del programs[next(iter(programs))]
-        result = loaded(*given)
+        result = loaded(*values)
         results = (result,) if isinstance(result, Tensor) else result
         return tuple([PendingValue(one, self._capture) for one in results])
 
@@ -299,15 +299,15 @@ class _Method:
             torchs = getattr(sys.modules["torch"].Tensor, self._name)
             return self._value._captured(torchs, (self._value, *arguments), named)
         words = {"dim": "axis", "keepdim": "keepdims"}
-        given = {words.get(word, word): value for word, value in named.items()}
+        options = {words.get(word, word): value for word, value in named.items()}
         name = self._name
-        key = (name, _value_key(arguments), _value_key(sorted(given.items())))
+        key = (name, _value_key(arguments), _value_key(sorted(options.items())))
         # NumPy and torch sum booleans as integers.
         kind = _COUNTS.get(name) if self._value.tensor.data_type is DataType.BOOL else None
 
         def method(x: Any) -> Any:
             operand = x if kind is None else x.cast(kind)
-            return getattr(operand, name)(*arguments, **given)
+            return getattr(operand, name)(*arguments, **options)
 
         return self._value._apply(key, method)
 
@@ -318,10 +318,10 @@ def _first_pending(values: Sequence[Any]) -> PendingValue:
 
 def _flat(values: Sequence[Any]) -> list[Any]:
     """Return the elements of nested lists and tuples, in order."""
-    found: list[Any] = []
+    leaves: list[Any] = []
     for value in values:
-        found += _flat(value) if isinstance(value, list | tuple) else [value]
-    return found
+        leaves += _flat(value) if isinstance(value, list | tuple) else [value]
+    return leaves
 
 
 def _is_tensor(value: Any) -> bool:

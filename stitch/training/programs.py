@@ -143,7 +143,7 @@ def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) 
 
 def options_from_record(record: JsonObject) -> TrainingOptions | None:
     """Read the options that `training_config` wrote; None if a defect was noted."""
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
 
     def option(word: str, value: Any) -> TrainingOptions:
         return TrainingOptions(**{word: value})
@@ -151,8 +151,8 @@ def options_from_record(record: JsonObject) -> TrainingOptions | None:
     for word in OPTION_WORDS:
         # One at a time, so that a defect is reported at its own key.
         if record.made(word, partial(option, word)) is not None:
-            given[word] = record.get(word)
-    return TrainingOptions(**given) if len(given) == len(OPTION_WORDS) else None
+            options[word] = record.get(word)
+    return TrainingOptions(**options) if len(options) == len(OPTION_WORDS) else None
 
 
 LABEL, LOSS = "label", "loss"
@@ -291,17 +291,17 @@ def loss_graph(
     ((output, seed),) = differentiated.seeds
     judged = differentiate(loss.graph(pred, output), [output], outputs=[LOSS])
     b = ComputationGraphBuilder(f"{differentiated.forward.name}_loss")
-    given = {
+    inputs = {
         slot.name: b.input(slot.name, kind.shape, kind.data_type)
         for i, slot in enumerate(judged.forward.inputs)
         for kind in (judged.forward.input_type(i),)
     }
-    results = splice(b, judged.forward, given)
+    results = splice(b, judged.forward, inputs)
     share = 1.0 / options.accumulation_steps if loss.reduction == "mean" else 1.0
     ((_, back),) = judged.seeds
-    known = {**given, **results, back: b.constant(DataType.FLOAT32.dtype.type(share))}
-    wanted = [slot.name for slot in judged.backward.inputs]
-    gradients = splice(b, judged.backward, {name: known[name] for name in wanted})
+    tensors = {**inputs, **results, back: b.constant(DataType.FLOAT32.dtype.type(share))}
+    names = [slot.name for slot in judged.backward.inputs]
+    gradients = splice(b, judged.backward, {name: tensors[name] for name in names})
     b.output(LOSS, results[LOSS])
     b.output(seed, gradients[f"{output}.grad"])
     # Fold constants before the search estimates costs: the scale of the seed is one.
@@ -318,12 +318,12 @@ def compile_training(
         spaces: Memory spaces by slot name; the default is `home_space(machine)`.
         executor: The executor whose rates decide loop schedules.
     """
-    made = [
+    compilations = [
         _compilation(role, graph, machine, spaces or {}, executor)
         for role, graph in graphs.in_order
     ]  # fmt: skip
-    forward, loss, backward, update, evaluation = (each.program for each in made)
-    warnings = tuple([warning for each in made for warning in each.warnings])
+    forward, loss, backward, update, evaluation = (each.program for each in compilations)
+    warnings = tuple([warning for each in compilations for warning in each.warnings])
     return TrainingPrograms(
         forward, loss, backward, update, evaluation, graphs.parameters, warnings
     )
@@ -356,11 +356,11 @@ def compile_step(
             + ", ".join(differ[:4])
         )
     spaces = _spaces_of(before)
-    made = [
+    programs = [
         _compilation(role, graph, machine, spaces, executor).program
         for role, graph in graphs.in_order[:3]
     ]  # fmt: skip
-    return made[0], made[1], made[2]
+    return programs[0], programs[1], programs[2]
 
 
 def _inputs_of(graph: ComputationGraph) -> dict[str, ValueType | None]:

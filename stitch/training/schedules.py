@@ -129,13 +129,13 @@ def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Sche
     if isinstance(config, Schedule):
         return config
     either(instance_of("a schedule", Schedule), TEXT, MAPPING).check("training", "schedule", config)
-    given: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
-    kind = _BY_NAME.get(str(given.pop("schedule", "")))
+    settings: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
+    kind = _BY_NAME.get(str(settings.pop("schedule", "")))
     if kind is None:
         raise UsageError("unknown schedule", expected=", ".join(_BY_NAME), got=repr(config)[:100])
-    if "then" in given:
-        given["then"] = schedule_from_config(given["then"])
+    if "then" in settings:
+        settings["then"] = schedule_from_config(settings["then"])
     try:
-        return kind(**given)
+        return kind(**settings)
     except TypeError as error:
         raise UsageError(f"schedule {kind.name!r}: {error}", got=repr(config)[:100]) from error

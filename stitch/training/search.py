@@ -87,8 +87,8 @@ class PlacedSlots:
 
     def near(self, name: str) -> tuple[Operation, ...]:
         """Return the operations that read or write a slot."""
-        found = {at for value in self.slots[name] for at in self._touching.get(value, ())}
-        return tuple(self.graph.operations[at] for at in sorted(found))
+        positions = {at for value in self.slots[name] for at in self._touching.get(value, ())}
+        return tuple(self.graph.operations[at] for at in sorted(positions))
 
     def placed(
         self, spaces: Mapping[str, Space], operations: tuple[Operation, ...]
@@ -318,8 +318,8 @@ class Case(Generic[G]):
         if l1 is None:
             return 0
         scratch = max(program.scratch_per_bank for program in self.every_program)
-        held = sum(self.size(n, s) for n, s in self.fixed.items() if s is Space.L1)
-        return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - held)
+        fixed = sum(self.size(n, s) for n, s in self.fixed.items() if s is Space.L1)
+        return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - fixed)
 
     def candidates(self) -> list[L1Candidate]:
         """Return the tensors that are faster in L1, by descending saving per byte."""
@@ -474,22 +474,22 @@ def optimize(
     if config.algorithm != "none" and asked == "none":
         kinds = get_args(Recompute)
     results: list[SearchResult[TrainingGraphs]] = []
-    known = set[str]()
+    names = set[str]()
     for recompute in kinds:
         options = replace(config.options, recompute=recompute)
         graphs = training_graphs(graph, config.loss, config.optimizer, options)
         case = Case(graphs, machine, cost_estimator, options.spaces)
-        known |= case.types.keys()
+        names |= case.types.keys()
         result = case.result(config.algorithm, recompute)
         if result.cost_values.home_nbytes <= case.capacity():
             results.append(result)
             if config.algorithm != "search":
                 break
     for name in options.spaces:
-        if name not in known:
+        if name not in names:
             raise UsageError(
                 f"spaces= names {name!r}, which is not a tensor between programs of this training",
-                remedy=closest(name, known) or f"one of {', '.join(sorted(known)[:12])}",
+                remedy=closest(name, names) or f"one of {', '.join(sorted(names)[:12])}",
             )
     if not results:
         raise _refusal(case, result.cost_values, kinds, config)
@@ -514,9 +514,9 @@ def _refusal(
 ) -> OutOfMemoryError:
     """Return the error if nothing fits, with remedies that would help."""
     home, banks = case.home.value, case.machine.shape.space(case.home).banks
-    kept = {s.name for _, g in case.graphs.in_order[:STEP_PROGRAMS] for s in g.inputs
+    persistent = {s.name for _, g in case.graphs.in_order[:STEP_PROGRAMS] for s in g.inputs
             if s.kind in KEPT_KINDS}  # fmt: skip
-    weights = sum(case.size(name, case.home) * banks for name in kept)
+    weights = sum(case.size(name, case.home) * banks for name in persistent)
     if weights > case.capacity():
         remedies = ["a larger machine", "fewer weights"]
         if config.optimizer.states:

@@ -134,7 +134,7 @@ class BoundProgram:
         cells, graph = self.cells, TaskGraph(self.agent.name)
         reads: list[int | None] = []
         writes: list[int] = []
-        given: list[Future] = []
+        operands: list[Future] = []
         for port, cell in zip(self.agent.ports, self.inputs, strict=True):
             value = graph.input(port.desc, port.name)
             enters = port.name in entering
@@ -143,9 +143,9 @@ class BoundProgram:
                 value = graph.copy(value, self.descs[cell])
                 graph.output(value)
                 writes.append(cell)
-            given.append(value)
-        made = graph.call(self.agent, *given)
-        for output in made if isinstance(made, tuple) else (made,):
+            operands.append(value)
+        results = graph.call(self.agent, *operands)
+        for output in results if isinstance(results, tuple) else (results,):
             graph.output(output)
         return StatefulExecutable(cells, graph.table(), reads, [*writes, *self.outputs], lost_by)
 
@@ -197,8 +197,8 @@ class BoundStep:
         self._gradients = [parameter.gradient for parameter in parameters]
         forward, loss, backward = (load_program(cells.device, program) for program in programs)
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
-        given = {slot.name for slot in self._slots if slot.kind in kinds}
-        self.forward = BoundProgram(forward, cells, entering=given)
+        entering = {slot.name for slot in self._slots if slot.kind in kinds}
+        self.forward = BoundProgram(forward, cells, entering=entering)
         self.loss = BoundProgram(loss, cells, entering={LABEL})
         self.backward = BoundProgram(backward, cells)
         self._prediction = programs[1].inputs[0]

@@ -37,15 +37,15 @@ def with_part(name: str, array: Array, part: Any, index: Any) -> Array:
     """Return a copy of the tensor with another part at an index; raise `UsageError`."""
     whole = array.copy()
     there = part_of(name, array, index)
-    given = np.asarray(part)
-    if given.shape != there.shape:
+    value = np.asarray(part)
+    if value.shape != there.shape:
         raise UsageError(
             f"the part of tensor {name!r} at this index has another shape",
-            expected=str(list(there.shape)), got=str(list(given.shape)),
+            expected=str(list(there.shape)), got=str(list(value.shape)),
         )  # fmt: skip
-    if given.dtype.kind not in "biuf" and given.dtype != array.dtype:
-        raise UsageError(f"the value for tensor {name!r} is not numeric", got=str(given.dtype))
-    whole[_plain(index)] = given
+    if value.dtype.kind not in "biuf" and value.dtype != array.dtype:
+        raise UsageError(f"the value for tensor {name!r} is not numeric", got=str(value.dtype))
+    whole[_plain(index)] = value
     return whole
 
 
@@ -145,10 +145,10 @@ class SharedTensors:
         self._mirrored[name] = _Mirror.of(theirs)
         return theirs
 
-    def _lend(self, name: str, theirs: Array, held: Array) -> Array:
+    def _lend(self, name: str, theirs: Array, elements: Array) -> Array:
         cells, device = self._cells, self._cells.device
-        if comparison_of(theirs, held)():
-            np.copyto(theirs, held)
+        if comparison_of(theirs, elements)():
+            np.copyto(theirs, elements)
         with device.lock:
             # `shared_by` keeps the memory alive while programs may use it.
             lent = lend(device, theirs, f"tensor {name!r}", shared_by=cells)
@@ -159,9 +159,9 @@ class SharedTensors:
         """Return a parameter's gradient as a shared array, None if there is none."""
         cells, gradient = self._cells, f"{name}.grad"
         number = cells.numbers[gradient]
-        value, known = cells.values[number], self._gradients.get(gradient)
-        if value is None or (known is not None and known[0] is value):
-            return None if value is None or known is None else known[1]
+        value, cached = cells.values[number], self._gradients.get(gradient)
+        if value is None or (cached is not None and cached[0] is value):
+            return None if value is None or cached is None else cached[1]
         tensor = cells.tensor(number)
         assert tensor is not None
         layout = tensor.layout
@@ -321,9 +321,9 @@ class TrainingTensors:
         ]
         if wrong:
             raise UsageError("the tensors do not match the model: " + "; ".join(wrong[:8]))
-        given = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
+        arrays = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
         self.sharer = sharer
-        return given
+        return arrays
 
     @exclusive
     def gradient(self, name: str, dtype: np.dtype[Any]) -> Array | None:
@@ -391,17 +391,17 @@ class TrainingTensors:
                 remedy="read activations between forward and backward, gradients between backward "
                 "and zero_grad",
             )
-        known = (*self._cells.numbers, *self.constants, *inside)
-        raise UsageError(f"training has no tensor {name!r}", remedy=closest(name, known) or None)
+        names = (*self._cells.numbers, *self.constants, *inside)
+        raise UsageError(f"training has no tensor {name!r}", remedy=closest(name, names) or None)
 
     def _recompute(self, name: str) -> Array:
         """Return an activation that is only in the scratch: run forward again and discard its
         results."""
-        kept = self._cells.tensors(self._step.forward.outputs)
+        outputs = self._cells.tensors(self._step.forward.outputs)
         self.device.flush()
         self._cells.restore(self._before)
         array = capture_value(self.device, name, self._step.forward.again)
-        self._cells.restore(kept)
+        self._cells.restore(outputs)
         if array is None:
             raise UsageError(f"{name!r} is not the result of an operation of the forward program")
         return array
@@ -422,9 +422,13 @@ class TrainingTensors:
         master = f"{name}.{MASTER}"
         has_master = master in self._cells.numbers
         if index is not ...:
-            kept = self._elements(master) if has_master else None
+            master_elements = self._elements(master) if has_master else None
             whole = with_part(name, self._elements(name), array, index)
-            array = whole if kept is None else with_part(master, kept, array, index)
+            array = (
+                whole
+                if master_elements is None
+                else with_part(master, master_elements, array, index)
+            )
         self._shared.write(name, array)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -489,9 +493,9 @@ class TrainingTensors:
 
         Raises `UsageError` with what is missing, unknown, or of another shape or type.
         """
-        wanted = {*self.kept_names, *(f"training.{name}" for name in COUNTS)}
-        problems = [f"{name} is missing" for name in sorted(wanted - state.keys())]
-        problems += [f"{name} is unknown" for name in sorted(state.keys() - wanted)]
+        expected = {*self.kept_names, *(f"training.{name}" for name in COUNTS)}
+        problems = [f"{name} is missing" for name in sorted(expected - state.keys())]
+        problems += [f"{name} is unknown" for name in sorted(state.keys() - expected)]
         cells = self._cells
         for name in self.kept_names:
             desc = cells.descs[cells.numbers[name]]

@@ -110,12 +110,12 @@ class LayerTasks:
         return frozenset(self.outputs_of(role))
 
     def _tensors(self, role: Role, side: Literal["inputs", "outputs"]) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for layer in self.stages[role]:
             task = self.tasks[layer.invocation.task_id]
             ports = task.inputs if side == "inputs" else task.outputs
-            found |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
-        return tuple(found)
+            names |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
+        return tuple(names)
 
     @property
     def names(self) -> frozenset[str]:
@@ -149,9 +149,9 @@ class LayerTasks:
         operation, kinds = layers.graph.operations[index], layers.kinds
         least, _ = ops.definition_of(operation).inputs
         slots: dict[SlotKind, list[str]] = {kind: [] for kind in SlotKind}
-        given = {slot.name for slot in graph.inputs}
+        inputs = {slot.name for slot in graph.inputs}
         for i, v in enumerate(operation.inputs):
-            if v != ABSENT and input_slot(i) not in given:
+            if v != ABSENT and input_slot(i) not in inputs:
                 continue
             kind = SlotKind.INPUT if i < least else SlotKind.OPTIONAL
             if v in layers.differentiable and kinds.get(v) is InputKind.PARAMETER:
@@ -189,10 +189,10 @@ class LayerTasks:
         layers = self.layers
         operation, names = layers.graph.operations[index], layers.names
         coming = [i for i, v in enumerate(operation.outputs) if v in seeded]
-        given = {slot.name for slot in self._operators[index].inputs}
+        inputs = {slot.name for slot in self._operators[index].inputs}
         wanted = [
             i for i, v in enumerate(operation.inputs)
-            if v in layers.differentiable and input_slot(i) in given
+            if v in layers.differentiable and input_slot(i) in inputs
         ]  # fmt: skip
         if not coming or not wanted:
             return None
@@ -294,9 +294,9 @@ class LayerTasks:
         spaces = {name: space for name, space in where.items() if space is not None}
         slots = (signature.tensors, tuple(signature.arguments))
         key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items())))
-        known = self._ids.get(key)
-        if known is not None:
-            return known
+        equal = self._ids.get(key)
+        if equal is not None:
+            return equal
         self._counts[stem] += 1
         number = self._counts[stem]
         task_id = stem if number == 1 else f"{stem}.{number}"
@@ -320,13 +320,13 @@ def stage_graph(
     written: dict[str, None] = {}
     for layer in stage:
         task, binding = tasks[layer.invocation.task_id], layer.invocation.binding
-        given = []
+        operands = []
         for i, port in enumerate(task.inputs):
             tensor = port.name(binding)
             if tensor not in now:
                 now[tensor] = graph.input(task.program.input_desc(i), tensor)
-            given.append(now[tensor])
-        results = graph.call(task.program, *given)
+            operands.append(now[tensor])
+        results = graph.call(task.program, *operands)
         names = [port.name(binding) for port in task.outputs]
         now.update(zip(names, (results,) if isinstance(results, Future) else results, strict=True))
         written |= dict.fromkeys(names)
@@ -374,9 +374,9 @@ def _with_parameters(
     graph: ComputationGraph, weights: Mapping[str, Any]
 ) -> tuple[ComputationGraph, Mapping[str, Any]]:
     """Turn named constants into parameter inputs if the graph has no parameters or states."""
-    kept = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
-    if kept or not graph.constants:
-        check_names("weights", weights, kept)
+    persistent = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
+    if persistent or not graph.constants:
+        check_names("weights", weights, persistent)
         return graph, weights
     try:
         model = as_trainable(graph, weights)
@@ -385,9 +385,9 @@ def _with_parameters(
     return model.graph, model.values
 
 
-def check_names(parameter: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(parameter: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise `UsageError` for names that are not in `known`."""
-    for name in given:
+    for name in names:
         if name not in known:
             raise UsageError(
                 f"{parameter}= of LocalTaskBackend names {name!r}, which is no tensor of it",
@@ -513,9 +513,9 @@ class LocalTaskBackend:
                     start = self.optimizer.start_of_slot(parameter, state)
                     kind = desc.layout.data_type.dtype
                     self.store.write(slot.name, np.full(desc.shape, start, kind))
-        known = set(self.store.names)
+        names = set(self.store.names)
         for name, value in values.items():
-            if name in known:
+            if name in names:
                 self.set_tensor(name, value)
 
     def _rate(self) -> float:
@@ -571,8 +571,8 @@ class LocalTaskBackend:
 
         Raises `UsageError` if the id has another signature.
         """
-        known = self.store.signatures.get(task_id)
-        if known is not None and known != signature:
+        registered = self.store.signatures.get(task_id)
+        if registered is not None and registered != signature:
             raise UsageError(
                 f"task {task_id!r} is registered with another signature",
                 remedy="register it under another id, or with backend.signature(task_id)",

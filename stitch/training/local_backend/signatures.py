@@ -248,12 +248,14 @@ def _problems(signature: TaskSignature, binding: TaskBinding) -> Iterator[str]:
     sides = (("tensor", binding.tensors), ("gradient", binding.gradients))
     for word, bound in sides:
         for name, value in bound.items():
-            known = slots.get(name)
-            if known is None or (word == "gradient" and known.gradient is Permission.NONE):
+            slot_of_name = slots.get(name)
+            if slot_of_name is None or (
+                word == "gradient" and slot_of_name.gradient is Permission.NONE
+            ):
                 yield f"there is no {word} slot {name!r}"
-            elif known.variadic is isinstance(value, str):
-                wanted = "a tuple of names" if known.variadic else "one name"
-                yield f"{word} slot {name!r} takes {wanted}, not {value!r}"
+            elif slot_of_name.variadic is isinstance(value, str):
+                expected = "a tuple of names" if slot_of_name.variadic else "one name"
+                yield f"{word} slot {name!r} takes {expected}, not {value!r}"
     for name, kind in signature.arguments.items():
         given = binding.arguments.get(name)
         if name not in binding.arguments:
@@ -380,14 +382,16 @@ def layer_graph(
     differentiated = differentiate(graph, wanted, outputs=outputs) if wanted else None
     states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     seeds: tuple[str, ...] = ()
-    given = {slot.name for slot in graph.outputs}
+    outputs_by_name = {slot.name for slot in graph.outputs}
     if differentiated is None:
         whole = optimize(graph)
     else:
         seeds = tuple([name for name, _ in differentiated.seeds])
         # Drop the outputs that gradient rules need: layers pass all their tensors anyway.
         saving = differentiated.forward
-        whole = replace(saving, outputs=tuple([s for s in saving.outputs if s.name in given]))
+        whole = replace(
+            saving, outputs=tuple([s for s in saving.outputs if s.name in outputs_by_name])
+        )
     whole = _with_outputs_apart(whole)
     names, after = _names(whole, states)
     return LayerGraph(
@@ -401,11 +405,11 @@ def _with_outputs_apart(graph: ComputationGraph) -> ComputationGraph:
     The gradient of such an output then has no other source. The `Identity` of the first output
     comes last, so that the backward pass adds its gradient first.
     """
-    made = {v for operation in graph.operations for v in operation.outputs}
+    computed = {v for operation in graph.operations for v in operation.outputs}
     read = {v for operation in graph.operations for v in operation.inputs}
     values, outputs, copies = list(graph.values), [], []
     for slot in graph.outputs:
-        if slot.value not in made or slot.value in read:
+        if slot.value not in computed or slot.value in read:
             values.append(Value(slot.name, graph.values[slot.value].type))
             location = f"output {slot.name}"
             copies.append(
@@ -440,8 +444,10 @@ def _names(
     taken = {*names.values()}
     both = [name for name in names.values() if gradient_name(name) in taken]
     if both or len(taken) < len(graph.values):
-        known = list(names.values())
-        name = gradient_name(both[0]) if both else next(n for n in known if known.count(n) > 1)
+        all_names = list(names.values())
+        name = (
+            gradient_name(both[0]) if both else next(n for n in all_names if all_names.count(n) > 1)
+        )
         raise CompileError(
             f"two tensors of graph {graph.name!r} would have the name {name!r}",
             remedy="rename the input or output of this name",
@@ -547,7 +553,7 @@ def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> Comput
     A sum that accumulates reads its slot and is written to the same buffer.
     """
     b = ComputationGraphBuilder(rule.name)
-    given = {
+    inputs = {
         slot.name: b.input(slot.name, kind.shape, kind.data_type, slot.kind)
         for i, slot in enumerate(rule.inputs)
         for kind in (rule.input_type(i),)
@@ -560,7 +566,7 @@ def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> Comput
         )
         for total in sums if total.accumulates
     }  # fmt: skip
-    parts = splice(b, rule, given)
+    parts = splice(b, rule, inputs)
     for total in sums:
         first, *rest = [parts[gradient_name(input_slot(i))] for i in total.positions]
         value = so_far[total.name] + first if total.accumulates else first
@@ -610,14 +616,14 @@ def update_slots(
     names += [slot.name for slot in graph.outputs if slot.name not in taken]
     slots = []
     for name in names:
-        given = name in taken
-        replaced = not given or taken[name].ownership is Ownership.DONATE
+        is_input = name in taken
+        replaced = not is_input or taken[name].ownership is Ownership.DONATE
         kind = SlotKind.WEIGHT if name in gradients.values() else SlotKind.UNTRAINABLE
         slots.append(
             TensorSlot(
                 name,
-                kind if given else SlotKind.OUTPUT,
-                _permission(reads=given, writes=replaced),
+                kind if is_input else SlotKind.OUTPUT,
+                _permission(reads=is_input, writes=replaced),
                 Permission.READ_ONLY if kind is SlotKind.WEIGHT else Permission.NONE,
             )
         )

@@ -100,13 +100,13 @@ class TaskStore:
     def check(self, name: str, tensor: Tensor) -> None:
         """Raise `UsageError` for a tensor of another shape, element type or device than
         declared."""
-        wanted = self.desc(name)
+        expected = self.desc(name)
         self.device.check_device(tensor, f"tensor {name!r}")
-        given = tensor.desc
-        if (given.shape, given.layout.data_type) != (wanted.shape, wanted.layout.data_type):
+        actual = tensor.desc
+        if (actual.shape, actual.layout.data_type) != (expected.shape, expected.layout.data_type):
             raise UsageError(
-                f"tensor {name!r} has another shape or data type", expected=wanted.text(),
-                got=given.text(),
+                f"tensor {name!r} has another shape or data type", expected=expected.text(),
+                got=actual.text(),
             )  # fmt: skip
 
     def replace(self, name: str, tensor: Tensor) -> None:
@@ -342,9 +342,9 @@ class TaskArgumentAccessor:
     ) -> tuple[TensorAccessor, ...]:
         if not isinstance(permission, Permission):
             _PERMISSION.check("a task's accessor", "permission", permission)
-        known = self.signature.tensor(slot)
+        declared = self.signature.tensor(slot)
         what = f"gradient of slot {slot!r}" if is_gradient else f"slot {slot!r}"
-        allowed = known.gradient if is_gradient else known.permission
+        allowed = declared.gradient if is_gradient else declared.permission
         if not allowed.allows(permission):
             raise TaskError(
                 f"the signature does not allow {permission.value} for the {what} of task "
@@ -358,11 +358,11 @@ class TaskArgumentAccessor:
                 f"nothing is bound to the {what} of task {self.task_id!r}",
                 remedy=f"ask has{'_grad' if is_gradient else ''}({slot!r}) first",
             )
-        if known.variadic is not variadic:
+        if declared.variadic is not variadic:
             method = "get_tensor" if variadic else "get_variadic_tensor"
             raise UsageError(
                 f"the {what} of task {self.task_id!r} takes "
-                + ("any number of tensors" if known.variadic else "one tensor"),
+                + ("any number of tensors" if declared.variadic else "one tensor"),
                 remedy=f"ask with {method}{'_grad' if is_gradient else ''}",
             )
         return tuple([
@@ -548,16 +548,16 @@ class LoadedTask:
         return sum([time.seconds for time in times], 0.0)
 
     def _queue(self, accessor: TaskArgumentAccessor) -> None:
-        given = [
-            np.asarray(accessor.get_argument(port.slot), known.dtype)
+        operands = [
+            np.asarray(accessor.get_argument(port.slot), input_port.dtype)
             if port.what == "argument"
             else _access(accessor, port, Permission.READ_ONLY).tensor
-            for port, known in zip(self.task.inputs, self._agent.ports, strict=True)
+            for port, input_port in zip(self.task.inputs, self._agent.ports, strict=True)
         ]
         written = [
             _access(accessor, port, Permission.WRITE_ONLY) for port in self.task.outputs
         ]  # fmt: skip
-        results = accessor.device.submit(self._agent, given)
+        results = accessor.device.submit(self._agent, operands)
         tensors = (results,) if isinstance(results, Tensor) else results
         for access, tensor in zip(written, tensors, strict=True):
             access.put(tensor)
