@@ -42,7 +42,7 @@ from stitch.frontend import (
 from stitch.graph import ComputationGraph, PlacementOption, Side, parse_placement
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
-from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compiled
+from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compile_for_inference
 from stitch.program import (
     InputKind,
     InputSlot,
@@ -172,7 +172,7 @@ def compile(
     )  # fmt: skip
     if cache is not None and not isinstance(cache, CompileCache):
         cache = CompileCache(cache)
-    model = compiled(graph, machine, _spelled(target), options, cache)
+    model = compile_for_inference(graph, machine, _spelled(target), options, cache)
     return replace(model, search_result=result, structure=structure)
 
 

@@ -59,7 +59,7 @@ def parse_nbytes(size: int | str) -> int:
     return nbytes
 
 
-def asked_nbytes() -> int | None:
+def explicit_limit() -> int | None:
     """Return the limit set by `allowing`, or None."""
     return _allowed.get()
 

@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from stitch.argument_kinds import PATH, TEXT, WHOLE, either, takes
-from stitch.budget import asked_nbytes, parse_nbytes
+from stitch.budget import explicit_limit, parse_nbytes
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import FormatError, StitchError
 from stitch.files import OutputFiles, Sink, head_of, make_folder, read_bytes, read_text, unreadable
@@ -65,7 +65,7 @@ def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions
         ("machine", _of_text(_canonical_text(machine))),
         ("options", _of_text(_canonical_text(options))),
         ("versions", _of_text(_canonical_text(versions()))),
-        ("memory", _of_text(_canonical_text(asked_nbytes()))),
+        ("memory", _of_text(_canonical_text(explicit_limit()))),
     )
     return EntryKey(_of_text(_canonical_text(parts)), parts)
 

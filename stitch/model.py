@@ -501,7 +501,7 @@ class CompiledModel(ModelOfBinary):
         parts = read_model(text_of(file))
         machine = load_machine(parts.target)
         if parts.training is None:
-            model = compiled(parts.graph, machine, parts.target, parts.options)
+            model = compile_for_inference(parts.graph, machine, parts.target, parts.options)
             return replace(model, search_result=parts.search_result)
         assert parts.binary is not None
         return CompiledModel(
@@ -646,7 +646,7 @@ class CompiledModel(ModelOfBinary):
         return tuple(paths)
 
 
-def compiled(
+def compile_for_inference(
     graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions,
     cache: CompileCache | None = None,
 ) -> CompiledModel:  # fmt: skip

@@ -30,7 +30,7 @@ class ExecutionMode(Protocol):
 
     builder: Any
 
-    def given(self, data: Any) -> Any:
+    def as_leaf(self, data: Any) -> Any:
         """Return a leaf as user functions receive it."""
 
     def map_elements(self, call: NestCall, xs: Nest) -> Any:

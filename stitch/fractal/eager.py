@@ -112,7 +112,7 @@ class EagerBuilder(LayerMethods):
             MAX_GRAPHS
         )
 
-    def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
+    def as_leaf(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
         """Return a tensor with this data, which is read-only."""
         if isinstance(data, SymbolicTensor):
             return data
@@ -130,7 +130,7 @@ class EagerBuilder(LayerMethods):
         if isinstance(value, SymbolicTensor):
             return value
         if isinstance(value, Tensor):
-            return self.given(value)
+            return self.as_leaf(value)
         kind = None if like is None else like.data_type
         return EagerTensor(self, array_of(value, self._where(), kind), is_constant=True)
 
@@ -181,7 +181,7 @@ class EagerBuilder(LayerMethods):
 
     def _results(self, results: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:
         return tuple(
-            [self.given(r) for r in (results if isinstance(results, tuple) else (results,))]
+            [self.as_leaf(r) for r in (results if isinstance(results, tuple) else (results,))]
         )
 
     numpy_ufunc = call_ufunc

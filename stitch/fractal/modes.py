@@ -69,8 +69,8 @@ class Parallel:
             mode = self._scheduled.setdefault(schedule, new)
         return mode
 
-    def given(self, data: Any) -> Any:
-        return self.sequential.given(data)
+    def as_leaf(self, data: Any) -> Any:
+        return self.sequential.as_leaf(data)
 
     def map_elements(self, call: NestCall, xs: Nest) -> Any:
         return self._run(PendingCall(call, xs, None, "map_elements"))
@@ -130,10 +130,10 @@ class Parallel:
                 )
         tracing, structure = _traced(work)
         key, program = self._program(tracing.graph())
-        reading = readings[-1 if tracing.given.keeps_numbers else 0]
+        reading = readings[-1 if tracing.call_inputs.keeps_numbers else 0]
         if reading.key is not None:
             self._calls.put(reading.key, _CachedCall(ref(key), structure), reading.inputs.nbytes)
-        return _CachedProgram(program, structure), tracing.given.arguments, reading.why
+        return _CachedProgram(program, structure), tracing.call_inputs.arguments, reading.why
 
     def _program(self, graph: ComputationGraph) -> tuple[GraphKey, LoadedProgram]:
         """Return the program of a graph with its cache key; compile it on first use."""
@@ -159,7 +159,7 @@ class Parallel:
         """Return results as the other modes do: leaves as eager tensors."""
         if isinstance(value, tuple):
             return tuple([self._shown(each) for each in value])
-        return value if isinstance(value, FractalTensor) else self.given(value)
+        return value if isinstance(value, FractalTensor) else self.as_leaf(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _traced(work: PendingCall) -> tuple[GraphTracing, Structure]:
     except LengthsOfDataError:
         raise
     except Exception:
-        if not tracing.given.has_numbers:
+        if not tracing.call_inputs.has_numbers:
             raise
     tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=True))
     return tracing, tracing.trace_call(work)

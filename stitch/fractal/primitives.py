@@ -144,8 +144,8 @@ def _given(builder: LayerMethods, value: Any) -> Any:
     if not isinstance(builder, EagerBuilder) or isinstance(value, SymbolicTensor):
         return value
     if isinstance(value, Tensor):
-        return builder.given(value)
-    return builder.given(np.asarray(value, np.float32 if type(value) is float else None))
+        return builder.as_leaf(value)
+    return builder.as_leaf(np.asarray(value, np.float32 if type(value) is float else None))
 
 
 def _is_nest(value: Any) -> bool:
@@ -158,4 +158,4 @@ def _rows(xs: FractalTensor) -> Any:
     """Return the leaves in order as one tensor `[numel, *leaf]`."""
     if isinstance(xs.data, SymbolicTensor):
         return rows_of(xs, xs.data)
-    return current_mode().given(xs.leaves())
+    return current_mode().as_leaf(xs.leaves())

@@ -393,7 +393,7 @@ class Traced:
     def __init__(self, builder: Any, *, shows_numbers: bool = False) -> None:
         self.builder, self.shows_numbers = builder, shows_numbers
 
-    def given(self, data: Any) -> Any:
+    def as_leaf(self, data: Any) -> Any:
         if self.shows_numbers and not isinstance(data, SymbolicTensor | Tensor):
             array = np.asarray(data)
             if not array.shape and array.dtype.kind in "iub":
@@ -503,7 +503,7 @@ class Traced:
         function = UserFunction(call, self, xs, states=1)
         if initializer is None:
             first, order = order[0], order[1:]
-            state = function.given(xs[first])
+            state = function.as_leaf(xs[first])
             structure, tensors = self.flat(state)
             pieces.append(
                 LoopPiece([first], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
@@ -632,7 +632,7 @@ class GraphTracing:
 
     def __init__(self, name: str, inputs: CallInputs | None = None) -> None:
         self.builder = ComputationGraphBuilder(name)
-        self.given = inputs or CallInputs(keeps_numbers=True)
+        self.call_inputs = inputs or CallInputs(keeps_numbers=True)
         self.count = 0
         self._inputs: list[SymbolicTensor] = []
         self._parts: dict[RowsPart, SymbolicTensor] = {}
@@ -664,15 +664,15 @@ class GraphTracing:
     def as_inputs(self, value: Any) -> Any:
         """Return a value with its data as graph inputs; numbers and functions are unchanged."""
         if isinstance(value, FractalTensor):
-            return value if self.given.is_kept(value) else self._rows(value)
+            return value if self.call_inputs.is_kept(value) else self._rows(value)
         if isinstance(value, Zipped):
             return Zipped([self.as_inputs(part) for part in value.parts])
         if isinstance(value, tuple | list):
             parts = [self.as_inputs(each) for each in value]
             # Rebuild named tuples: functions may access their fields.
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        data = self.given.data_of(value)
-        return value if data is None else self._input(self.given.place(data))
+        data = self.call_inputs.data_of(value)
+        return value if data is None else self._input(self.call_inputs.place(data))
 
     def as_leaf_inputs(self, value: Any) -> Any:
         """Return a value with all leaves of its nests as graph inputs, in order."""
@@ -689,14 +689,14 @@ class GraphTracing:
 
     def _input(self, place: int) -> SymbolicTensor:
         """Return an input by number; create it and those before it if needed."""
-        for data in self.given.arguments[len(self._inputs) : place + 1]:
+        for data in self.call_inputs.arguments[len(self._inputs) : place + 1]:
             self._inputs.append(self._next_input(data.shape, type_of_input(data)))
         return self._inputs[place]
 
     def _rows(self, nest: FractalTensor) -> FractalTensor:
         """Return a nest over an input, or over a range of its rows."""
-        part, where = self.given.part(nest), nest.index.map
-        rows = self._input(self.given.place(nest.data))
+        part, where = self.call_inputs.part(nest), nest.index.map
+        rows = self._input(self.call_inputs.place(nest.data))
         if part is None or not isinstance(where, Affine):
             return FractalTensor.of(rows, nest.index)
         if part not in self._parts:

@@ -46,17 +46,17 @@ class UserFunction:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function with an element, after the state if there is one."""
-        *states, element = map(self.given, arguments)
+        *states, element = map(self.as_leaf, arguments)
         elements = element if self._is_spread else (element,)
         return self.result(self._function(*states, *elements, *self._arguments, **self._named))
 
-    def given(self, value: Any) -> Any:
+    def as_leaf(self, value: Any) -> Any:
         """Convert leaves to tensors of the mode."""
         if isinstance(value, tuple):
-            return tuple([self.given(each) for each in value])
+            return tuple([self.as_leaf(each) for each in value])
         if isinstance(value, FractalTensor | Zipped):
             return value
-        return self._execution.given(value)
+        return self._execution.as_leaf(value)
 
     def result(self, value: Any) -> Any:
         """Convert a result: leaves to tensors, lists to tuples. Raises `UsageError`."""
@@ -67,13 +67,13 @@ class UserFunction:
         if isinstance(value, FractalTensor):
             return value
         if isinstance(value, SymbolicTensor):
-            return self._execution.given(value)
+            return self._execution.as_leaf(value)
         if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
             array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
             if type(value) is float:
                 array = array.astype(np.float32)
             # Copy: the function may overwrite its array later.
-            return self._execution.given(array.copy() if can_change(array) else array)
+            return self._execution.as_leaf(array.copy() if can_change(array) else array)
         raise UsageError(
             f"the function of {self.call} must return tensors, numbers or FractalTensors",
             got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
@@ -148,8 +148,8 @@ class Sequential:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def given(self, data: Any) -> Any:
-        return self.builder.given(data)
+    def as_leaf(self, data: Any) -> Any:
+        return self.builder.as_leaf(data)
 
     def map_elements(self, call: NestCall, xs: Nest) -> Any:
         function = UserFunction(call, self, xs, states=0)
@@ -179,7 +179,7 @@ class Sequential:
             yield state
         for round_, number in enumerate(numbers):
             before, element = state, xs[number]
-            state = function.given(element) if before is None else function(before, element)
+            state = function.as_leaf(element) if before is None else function(before, element)
             if before is not None:
                 check_state(call, before, state, f"round {round_}, element {number}")
             yield state

@@ -28,7 +28,7 @@ from stitch.files import folder_lock
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph import scan as graph_scan
 from stitch.machine import load_machine
-from stitch.model import compiled
+from stitch.model import compile_for_inference
 from stitch.program import Role
 from stitch.ttb import load
 
@@ -515,7 +515,7 @@ def test_a_model_without_a_cache_reads_no_module_of_stitch(
 
     monkeypatch.setattr(compile_cache, "versions", refuse)
     machine = load_machine("tiny")
-    assert not compiled(layer(), machine, "tiny", CompileOptions()).is_from_cache
+    assert not compile_for_inference(layer(), machine, "tiny", CompileOptions()).is_from_cache
 
 
 def test_notes_say_for_people_what_an_entry_is(tmp_path: Path) -> None:
