@@ -450,8 +450,6 @@ class Traced:
             "mask",
         )
 
-    # Cells -------------------------------------------------------------------------------------
-
     def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> LoopPiece:
         """Write a loop without states."""
         sequences = sequences_of(xs, numbers, self.tensor)
@@ -491,8 +489,6 @@ class Traced:
 
         walk(value)
         return Structure.of(value), tensors
-
-    # Rounds ------------------------------------------------------------------------------------
 
     def _rounds(
         self, call: NestCall, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool

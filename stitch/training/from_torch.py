@@ -333,8 +333,6 @@ class TorchOptimizer:
         """Set the number of steps that the training had taken before."""
         self._before = -steps if steps < 0 else 0
 
-    # -- while a training uses it ------------------------------------------------------------------
-
     def _watch(self, begins: bool) -> None:
         if self._end is not None:
             self._end()

@@ -143,8 +143,6 @@ class TrainingInstance(TrainingTensors):
         state = "closed" if self.is_closed else f"on {self.device.machine.name}"
         return f"<TrainingInstance of {name}: step {self.steps}, {self.optimizer!r}, {state}>"
 
-    # -- calls of a training loop ------------------------------------------------------------------
-
     def __call__(self, *batch: Any, **named: Any) -> TensorFuture:
         """Queue the forward program on a batch (arrays or tensors, by position or name)."""
         self.forward(*batch, **named)
@@ -252,8 +250,6 @@ class TrainingInstance(TrainingTensors):
     def _has_gradients(self) -> bool:
         values, gradients = self._cells.values, self._wiring.gradients
         return bool(gradients) and None not in [values[number] for number in gradients]
-
-    # -- one program each --------------------------------------------------------------------------
 
     @exclusive
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
@@ -421,8 +417,6 @@ class TrainingInstance(TrainingTensors):
             return profile_operations(self.device, lambda: program.run(entries, then))
         program.run(entries, then)
         return None
-
-    # -- failures ----------------------------------------------------------------------------------
 
     def _refuse(self, value: float) -> None:
         """Undo the step, drop the gradients, and raise the error for a non-finite loss."""

@@ -95,8 +95,6 @@ class Optimizer(ABC):
         group = self.groups[self.group_of(parameter)]
         return group.start_of(state) if parameter and state in group.states else 0.0
 
-    # -- settings ----------------------------------------------------------------------------------
-
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments of this optimizer, without groups."""
         return {
@@ -170,8 +168,6 @@ class Optimizer(ABC):
     def rates(self, step: int) -> tuple[float, ...]:
         """Return the learning rate of each group in step `step`, from 0."""
         return tuple([group.rate(step) for group in self.groups])
-
-    # -- in the loop -------------------------------------------------------------------------------
 
     def check_free(self) -> None:
         """Raise `UsageError` while another training uses this optimizer."""

@@ -99,8 +99,6 @@ class PendingValue:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    # -- reading -----------------------------------------------------------------------------------
-
     def numpy(self) -> Array:
         """Return the elements as a new array."""
         return self.tensor.numpy()
@@ -151,8 +149,6 @@ class PendingValue:
         return NotImplemented if hasattr(other, "__torch_function__") else self.tensor == other
 
     __hash__ = object.__hash__
-
-    # -- computing ---------------------------------------------------------------------------------
 
     __add__, __radd__ = _operators("add", operator.add)
     __sub__, __rsub__ = _operators("sub", operator.sub)

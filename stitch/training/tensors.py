@@ -307,8 +307,6 @@ class TrainingTensors:
         self._take_writes()
         return part_of(name, self._elements(name), index)
 
-    # -- sharing -----------------------------------------------------------------------------------
-
     @exclusive
     def share(self, sharer: Sharer, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """Share tensors with an outside object; return the arrays that have their elements."""
@@ -430,8 +428,6 @@ class TrainingTensors:
                 else with_part(master, master_elements, array, index)
             )
         self._shared.write(name, array)
-
-    # -- checkpoints -------------------------------------------------------------------------------
 
     @property
     def kept_names(self) -> tuple[str, ...]:

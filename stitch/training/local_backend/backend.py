@@ -124,8 +124,6 @@ class LayerTasks:
         return frozenset(n for role in self.stages for side in sides
                          for n in self._tensors(role, side))  # fmt: skip
 
-    # -- forward -----------------------------------------------------------------------------------
-
     def _forward(self, index: int) -> LayerTask:
         layers = self.layers
         operation, names = layers.graph.operations[index], layers.names
@@ -165,8 +163,6 @@ class LayerTasks:
             outputs=[slot.name for slot in graph.outputs],
             arguments={"attributes": Mapping, "profiling": bool}, returns=_SECONDS,
         )  # fmt: skip
-
-    # -- backward ----------------------------------------------------------------------------------
 
     def _all_backward(self, forward: Sequence[LayerTask]) -> tuple[LayerTask, ...]:
         """Compile the backward tasks, in the order in which gradients are computed."""
@@ -225,8 +221,6 @@ class LayerTasks:
         task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature, binding)
         return LayerTask(name, "zeros", "", TaskInvocation(task_id, binding))
 
-    # -- loss and update ---------------------------------------------------------------------------
-
     def _loss(self, loss: Loss) -> LayerTask:
         """Return the task that computes the loss and the prediction's gradient."""
         differentiated = self.layers.differentiated
@@ -266,8 +260,6 @@ class LayerTasks:
         signature, binding, ports = update_slots(graph, parameters)
         task_id = self._task_id(graph, "update", Role.UPDATE, signature, binding, ports)
         return LayerTask("update", optimizer.name, "", TaskInvocation(task_id, binding))
-
-    # -- tasks by what they do ---------------------------------------------------------------------
 
     def _layer_task(self, index: int, invocation: TaskInvocation) -> LayerTask:
         operation = self.layers.graph.operations[index]
@@ -522,8 +514,6 @@ class LocalTaskBackend:
         assert self.optimizer is not None
         return self.optimizer.rate(self.iteration)
 
-    # -- tensors by name ---------------------------------------------------------------------------
-
     def set_tensor(self, name: str, value: Any) -> None:
         """Write a tensor: an input, parameter, label or gradient.
 
@@ -560,8 +550,6 @@ class LocalTaskBackend:
         if after is not None and self.store.find(after) is not None:
             name = after
         return self.store.tensor(name).numpy()
-
-    # -- tasks -------------------------------------------------------------------------------------
 
     @takes(task_id=TEXT, signature=instance_of("a TaskSignature", TaskSignature))
     def register_task(
@@ -644,8 +632,6 @@ class LocalTaskBackend:
         name = f"{self.graph.name}_{role.value}"
         return stage_graph(name, self.tasks(role), compiled.tasks, compiled.live_outputs(role))
 
-    # -- in the loop -------------------------------------------------------------------------------
-
     @contextmanager
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:
         """Enter one part of a step: drop the tensors that it writes, and count it once its tasks
@@ -704,8 +690,6 @@ class LocalTaskBackend:
     def synchronize(self) -> None:
         """Run all queued work."""
         self.device.flush()
-
-    # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release all tensors, and close the device if the backend opened it. May be called

@@ -52,8 +52,6 @@ class TaskStore:
         self._references = references
         self._cells = NamedCells(device)
 
-    # -- tensors -----------------------------------------------------------------------------------
-
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._cells.numbers)
@@ -135,8 +133,6 @@ class TaskStore:
                 remedy=closest(name, self.names) or None,
             )  # fmt: skip
         return number
-
-    # -- arguments ---------------------------------------------------------------------------------
 
     def argument(self, value: Any) -> Any:
         """Return an argument's value; a reference is replaced by its current value."""
