@@ -122,10 +122,10 @@ def compile(
         math_fidelity: `lofi`, `hifi2`, `hifi3` or `hifi4` for matrix products (default: by data
             type). It decides simulated time, not results.
         cache: A folder or `CompileCache` for compiled programs.
-        training: Further options of `stitch.training.TrainingOptions`.
+        **training: Further options of `stitch.training.TrainingOptions`.
 
     Returns:
-        A `CompiledModel`: call it, save it, or load it on a device.
+        The compiled model, to call, save, or load on a device.
 
     Raises:
         CompileError: The module has an unsupported operator, or its shapes do not match.

@@ -102,7 +102,7 @@ def compile(
     Values in the function's closure become constants.
 
     Args:
-        example: FractalTensors, tuples of them, or arrays.
+        *example: FractalTensors, tuples of them, or arrays.
         schedule: A loop schedule to prefer over the cheapest one.
         executor: The executor whose rates decide schedules, and of the device that a call opens.
 
