@@ -9,9 +9,9 @@ from typing import Protocol
 
 from stitch.api import Device
 from stitch.cli.module_files import ModuleFile
-from stitch.cli.wiring import free_outputs
+from stitch.cli.wiring import names_of
 from stitch.errors import IncompatibleError
-from stitch.linker import Wire
+from stitch.linker import Port, ProgramNames, Wire
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
 from stitch.ttb import initial_values
@@ -19,9 +19,13 @@ from stitch.ttb import initial_values
 
 @dataclass(frozen=True, slots=True)
 class RunInput:
-    """An input that comes from outside; `given` is an array that it has unless told otherwise.
+    """An input of a run.
 
-    `own` is what its program calls it; `name` tells it apart from those of other programs.
+    Args:
+        name: Its name, unique among the run's inputs.
+        given: The array that it has where no option names another.
+        own: Its name within its program (in a chain of modules).
+        port: Its module and its index there (in a chain of modules).
     """
 
     name: str
@@ -29,25 +33,30 @@ class RunInput:
     kind: InputKind = InputKind.ACTIVATION
     given: Array | None = None
     own: str = ""
+    port: Port | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
-    """A result; `stored` is the type that it is stored in, which decides how exact it can be."""
+    """A result; `stored`, the type in device memory, decides how exact it can be."""
 
     name: str
     type: ValueType
     stored: DataType
+    port: Port | None = None
 
 
 class Runnable(Protocol):
-    """Runs on one device; `run` takes one array for each input, in order.
+    """Modules on a device, ready to run.
 
-    `files`: what each program was read from, those of one file are compiled together; `runs`: how
-    many programs run in one pass.
+    Args:
+        modules: Names of the modules for `MODULE.SLOT`; None for a pipeline, which names its slots.
+        files: For each program the file and entry point that it was read from.
+        runs: Program runs of one pass.
     """
 
     device: Device
+    modules: ProgramNames | None
     inputs: tuple[RunInput, ...]
     outputs: tuple[RunOutput, ...]
     programs: tuple[LoadedProgram, ...]
@@ -55,10 +64,10 @@ class Runnable(Protocol):
     runs: int
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
-        """One pass; gives the outputs, perhaps pending."""
+        """Run one pass with an array for each input; return the outputs, perhaps pending."""
 
     def forget(self) -> None:
-        """Let go of everything that it keeps on the device."""
+        """Release everything that it keeps on the device."""
 
 
 class Chain:
@@ -68,28 +77,33 @@ class Chain:
         self, device: Device, modules: Sequence[ModuleFile], wires: Sequence[Wire]
     ) -> None:
         self.device = device
+        self.modules: ProgramNames | None = names_of(modules)
         self.programs = tuple([_loaded(device, module) for module in modules])
         self.files: tuple[object, ...] = tuple((m.path, m.program.name) for m in modules)
         self.runs = len(modules)
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
-        results = free_outputs(modules, wires)
-        called = _called(modules)
+        fed = {(wire.producer, wire.output) for wire in wires}
+        ports = [(k, o) for k, m in enumerate(modules) for o in range(len(m.program.outputs))]
+        results = [port for port in ports if port not in fed]
+        called = [self.modules.short_name(k) for k in range(len(modules))]
         table, sources = chain_graph(self.programs, feeds, "chain", results, called)
         self._graph: PreparedGraph | None = PreparedGraph(device, table, title="the chain")
         taken = [(modules[k].program, modules[k].program.inputs[i]) for k, i in sources]
-        # States that nothing is said of begin with what their files hold.
+        # States without an array of their own begin with the values of their files.
         begun = [initial_values(module.binary, module.program) for module in modules]
         starts = [begun[k].get(slot.name) for (k, _), (_, slot) in zip(sources, taken, strict=True)]
         self.inputs = tuple([
-            RunInput(name, program.values[slot.value].type, slot.kind, start, own=slot.name)
-            for (name, _), (program, slot), start in zip(table.inputs, taken, starts, strict=True)
+            RunInput(name, program.values[slot.value].type, slot.kind, start, slot.name, port)
+            for (name, _), (program, slot), start, port in zip(
+                table.inputs, taken, starts, sources, strict=True
+            )
         ])  # fmt: skip
         given = [modules[k].program.values[modules[k].program.outputs[o].value] for k, o in results]
         self.outputs = tuple([
-            RunOutput(name, value.type, value.desc.layout.data_type)
-            for (name, _), value in zip(table.outputs, given, strict=True)
+            RunOutput(name, value.type, value.desc.layout.data_type, port)
+            for (name, _), value, port in zip(table.outputs, given, results, strict=True)
         ])  # fmt: skip
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
@@ -116,10 +130,3 @@ def _loaded(device: Device, module: ModuleFile) -> LoadedProgram:
     except IncompatibleError as error:
         error.where = module.path
         raise
-
-
-def _called(modules: Sequence[ModuleFile]) -> list[str]:
-    """What modules are called where slots are told apart: their programs' names, else indices."""
-    times = Counter(module.program.name for module in modules)
-    titles = [module.program.name for module in modules]
-    return [title if times[title] == 1 else str(at) for at, title in enumerate(titles)]

@@ -25,6 +25,7 @@ from stitch.documents import (
 )
 from stitch.errors import FormatError, UsageError
 from stitch.graph import ComputationGraph, parse_placement
+from stitch.linker import ProgramNames
 from stitch.machine import Machine, load_machine
 from stitch.planner import Cost, SlotChange
 from stitch.program import Array, Program
@@ -37,6 +38,7 @@ class PipelineRunnable:
 
     def __init__(self, device: Device, checked: CheckedPipeline) -> None:
         self.device = device
+        self.modules: ProgramNames | None = None
         self._pipeline = YamlPipeline(checked, device)
         self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)
         outputs = []

@@ -52,6 +52,14 @@ class ProgramNames:
                 return places[0]
         return _index(name, len(self.programs))
 
+    def short_name(self, index: int) -> str:
+        """Return a name that `program` finds: the file's, the program's, or the index."""
+        for name in (self.labels[index], self.programs[index].name):
+            owners = next(filter(None, (called.get(name) for called in self._called)), [])
+            if owners == [index]:
+                return name
+        return str(index)
+
     def port(self, word: SlotWord, side: Side, where: str) -> Port:
         """The program and the slot that a word names; slots may have dots in their names.
 
@@ -151,9 +159,7 @@ def chain_in_words(names: ProgramNames, *, strict_types: bool = False) -> tuple[
 
 def likely_words(names: ProgramNames) -> list[str]:
     """What connects neighbours by name, or else by type, as words."""
-    labels = [label or program.name for program, label in zip(names.programs, names.labels,
-                                                               strict=True)]  # fmt: skip
-    called = [name if labels.count(name) == 1 else str(at) for at, name in enumerate(labels)]
+    called = [names.short_name(index) for index in range(len(names.programs))]
     return [
         f"{producer}.{output}={consumer}.{wanted}"
         for (one, other), (producer, consumer) in zip(

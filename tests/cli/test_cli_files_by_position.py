@@ -157,6 +157,86 @@ def test_a_module_s_own_mask_goes_before_the_one_for_all(cli: Cli, here: Path) -
     assert done.code == 0, done.err
 
 
+@pytest.fixture
+def front_and_back(here: Path) -> tuple[str, str]:
+    """Programs p and q in files of other names: each scales x by a mask."""
+    masked("p", "q")
+    (here / "p.ttb").rename("front.ttb")
+    (here / "q.ttb").rename("back.ttb")
+    np.save("want.npy", np.load("x.npy") * 10)
+    return "front.ttb", "back.ttb"
+
+
+FIVES, TWOS = "4x8xf32=" + "5 " * 32, "4x8xf32=" + "2 " * 32
+
+
+@pytest.mark.parametrize("slot", [("mask", "y"), ("1", "0")])
+@pytest.mark.parametrize("module", [("front", "back"), ("p", "q"), ("0", "1")])
+def test_a_slot_is_named_by_module_and_slot_in_every_option(
+    cli: Cli, front_and_back: tuple[str, str], module: tuple[str, str], slot: tuple[str, str]
+) -> None:
+    (first, second), (mask, y) = module, slot
+    words = [f"--input={first}.{mask}={TWOS}", f"--input={second}.{mask}={FIVES}", "--input=@x.npy"]
+    expected = f"--expected_output={second}.{y}=@want.npy"
+    done = cli("run", *front_and_back, *words, expected, f"--output={second}.{y}=@y.npy")
+    assert done.code == 0, done.err
+    np.testing.assert_array_equal(np.load("y.npy"), np.load("want.npy"))
+    wire = f"--wire={first}.{y}={second}.x"
+    assert cli("run", *front_and_back, wire, *words, expected).code == 0
+
+
+def test_members_of_an_archive_are_named_by_module_and_slot(
+    cli: Cli, front_and_back: tuple[str, str]
+) -> None:
+    twos = np.full((4, 8), 2, np.float32)
+    np.savez("in.npz", **{"x": np.load("x.npy"), "0.mask": twos, "back.1": twos + 3})
+    np.savez("want.npz", **{"q.y": np.load("want.npy")})
+    words = ("--wire=p.y=q.x", "--input=@in.npz", "--expected_output=@want.npz")
+    done = cli("run", *front_and_back, *words)
+    assert done.code == 0, done.err
+
+
+def test_inputs_that_are_missing_are_listed_by_names_that_work(
+    cli: Cli, front_and_back: tuple[str, str]
+) -> None:
+    wire = "--wire=p.y=q.x"
+    done = cli("run", *front_and_back, wire, "--input=x=@x.npy")
+    missing = re.search(r"inputs are missing: (.*)", done.err)
+    assert done.code == 2 and missing is not None, done.err
+    assert missing[1] == "front.mask, back.mask"
+    given = [f"--input={name}=4x8xf32=1" for name in missing[1].split(", ")]
+    assert cli("run", *front_and_back, wire, "--input=x=@x.npy", *given).code == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--input=q.x=4x8xf32=1", "input 'q.x' is fed by another module"),
+        ("--input=1.0=4x8xf32=1", "input '1.0' is fed by another module"),
+        ("--input=2.mask=4x8xf32=1", "no module is called '2'"),
+        ("--input=q.maks=4x8xf32=1", "'q' has no input 'maks'"),
+        ("--output=p.y=-", "output 'p.y' feeds another module"),
+        ("--output=q.z=-", "'q' has no output 'z'"),
+        ("--expected_output=q.z=4x8xf32=1", "'q' has no output 'z'"),
+    ],
+)
+def test_a_slot_that_is_not_the_run_s_is_refused_with_the_option(
+    cli: Cli, front_and_back: tuple[str, str], word: str, said: str
+) -> None:
+    done = cli("run", *front_and_back, "--wire=p.y=q.x", "--init=ones", word)
+    assert done.code == 2 and said in done.err, done.err
+    assert f"where: {word}" in done.err
+
+
+def test_two_modules_of_one_file_are_named_by_index(cli: Cli, here: Path) -> None:
+    masked("p")
+    np.save("want.npy", np.load("x.npy") * 10)
+    masks = (f"--input=0.mask={TWOS}", f"--input=1.mask={FIVES}")
+    done = cli("run", "p.ttb", "p.ttb", "--wire=0.y=1.x", "--input=@x.npy", *masks,
+               "--expected_output=1.y=@want.npy")  # fmt: skip
+    assert done.code == 0, done.err
+
+
 def test_the_members_of_an_archive_go_to_every_module_of_that_name(cli: Cli, here: Path) -> None:
     masked("p", "q")
     x = np.load("x.npy")

@@ -23,7 +23,7 @@ import pytest
 import stitch
 from stitch.cli.chain import Chain, RunInput
 from stitch.cli.run import run_session
-from stitch.cli.run_inputs import INITS, made_up
+from stitch.cli.run_inputs import INITS, generate
 from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
 from tests.support.stitched_models import one
@@ -196,7 +196,7 @@ def test_nameless_bytes_are_bfloat16_where_the_slot_is(cli: Cli) -> None:
     assert np.load("f.npy").dtype == np.dtype("V2")
     done = cli("run", "--module=types.ttb", "--input=f=@f.npy", "--init=ones", "--output=g=@g.npy")
     assert done.code == 0
-    assert "input 'f': two nameless bytes for each element (|V2) are read as" in done.err
+    assert "input 'f': two-byte elements without a type (|V2) are read as" in done.err
     assert "output 'g' is bfloat16, and is written as float32" in done.err
     assert np.load("g.npy").tolist() == [3, -4, 6] and np.load("g.npy").dtype == np.float32
     np.save("v.npy", np.zeros((4, 8), ml_dtypes.bfloat16))
@@ -232,11 +232,11 @@ def test_integers_bits_and_bfloat16_go_in_and_out(cli: Cli) -> None:
         (("--input=@words.npy",), 3, "type"),
         (("--input=@wide.npy",), 2, "another shape"),
         (("--input=@whole.npy",), 2, "another type"),
-        (("--input=@named.npz",), 2, "no such input"),
+        (("--input=@named.npz",), 2, "there is no input"),
         (("--input=@broken.npz",), 3, "no sound .npz"),
-        (("--input=4x8xf32=1 2 3",), 2, "32 elements, 3 are given"),
+        (("--input=4x8xf32=1 2 3",), 2, "4x8xf32 has 32 elements"),
         (("--input=4x8xf32=one",), 2, "no value of float32"),
-        (("--input=4x8xbfp8=1",), 2, "way to store"),
+        (("--input=4x8xbfp8=1",), 2, "block format of devices"),
         (("--input=4x8xf32=@short.bin",), 3, "exactly the bytes"),
         (("--input=nonsense",), 2, "no input"),
         (("--input=999999x999999x999999xf32=1",), 2, "too large"),
@@ -270,8 +270,8 @@ def test_inputs_that_are_made_up_are_the_same_each_time(cli: Cli, init: str) -> 
 def test_long_inputs_are_made_up_in_parts_as_if_at_once(name: str, init: str) -> None:
     data_type = DataType.parse(name)
     for kind in (InputKind.ACTIVATION, InputKind.KEY):
-        long = made_up(RunInput("x", ValueType((3, 70_001), data_type), kind), init, (3, 0))
-        short = made_up(RunInput("x", ValueType((5,), data_type), kind), init, (3, 0))
+        long = generate(RunInput("x", ValueType((3, 70_001), data_type), kind), init, (3, 0))
+        short = generate(RunInput("x", ValueType((5,), data_type), kind), init, (3, 0))
         assert long.dtype == data_type.dtype and long.shape == (3, 70_001)
         assert long.reshape(-1)[:5].tobytes() == short.tobytes()
         assert data_type is not DataType.FLOAT16 or np.isinf(long).any() == (init == "arange")

@@ -56,7 +56,7 @@ def test_a_wrong_word_is_answered_in_one_line(
     ("words", "code", "parts"),
     [
         (("a.ttb", "--input=x=4x8xf32=a"), 2, ("no value of float32", "--input=x=4x8xf32=a")),
-        (("a.ttb", "--input=4x8xf32=1,2,3"), 2, ("3 are given", "--input=x=4x8xf32=1,2,3")),
+        (("a.ttb", "--input=4x8xf32=1,2,3"), 2, ("got: 3 values", "--input=x=4x8xf32=1,2,3")),
         (("a.ttb", "--init=ones", "--max_memory=2GiBB"), 2, ("--max_memory takes", "'2GiBB'")),
         (("--example=digitz",), 2, ("did you mean 'digits'",)),
         (("--replay=a.ttb",), 3, ("where: a.ttb", "stitch-run --record=FILE writes")),

@@ -14,8 +14,10 @@ import pytest
 from onnx import helper
 
 import stitch
+from stitch.cli.chain import RunInput
 from stitch.cli.module_files import ModuleFile
-from stitch.cli.wiring import deal, wires_of
+from stitch.cli.run_inputs import SlotNames, assign
+from stitch.cli.wiring import wires_of
 from stitch.compiler import compile_graph
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import FormatError
@@ -23,6 +25,7 @@ from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
 from stitch.machine import load_machine
 from stitch.machine.description import parse_machine
+from stitch.program import DataType, ValueType
 from stitch.ttb import Binary, encode, load
 from tests.support.lines_run import lines_run
 
@@ -288,10 +291,11 @@ def test_linking_is_linear_in_programs_also_of_one_name() -> None:
     assert_linear(work_on)
 
 
-def test_dealing_words_out_to_slots_is_linear() -> None:
+def test_assigning_option_values_to_slots_is_linear() -> None:
     def work_on(count: int) -> Work:
         names = [f"x{i}" for i in range(count)]
         words = [(name if i % 2 else None, "@x.npy") for i, name in enumerate(names)]
-        return lambda: deal(words, names, "input")
+        slots = [RunInput(name, ValueType((2,), DataType.FLOAT32)) for name in names]
+        return lambda: assign(words, SlotNames(slots, "input"), "input")
 
     assert_linear(work_on)

@@ -17,8 +17,7 @@ from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, place, positive, size
-from stitch.cli.run_inputs import is_array_text, parse_array
-from stitch.cli.wiring import split_slot
+from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of

@@ -64,18 +64,24 @@ from stitch.cli.output_checks import (
 )
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run_inputs import (
+    SLOT_FORM,
     Note,
+    SlotNames,
+    archive_arrays,
+    assign,
     gather_inputs,
     given_names,
     is_archive,
     is_array_text,
     parse_array,
+    split_slots,
     text_of_array,
 )
-from stitch.cli.wiring import deal, split_slots, wires_of
+from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
 from stitch.files import OutputFiles, make_folder
-from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
+from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
+from stitch.linker import ProgramNames
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
 from stitch.report import (
@@ -101,8 +107,8 @@ from stitch.runtime import LoadedProgram
 
 # Outputs: `--output` and `--expected_output`.
 
-OUTPUT_FORM = "'' (ignore), - (print), @file.npy, @file.npz; NAME= may stand before each"
-EXPECTED_FORM = "(ignored), @file.npy, @file.npz, 2x2xf32=1 2 3 4; NAME= may stand before each"
+OUTPUT_FORM = f"[SLOT=] before '' (ignore), - (print), @file.npy or @file.npz; {SLOT_FORM}"
+EXPECTED_FORM = f"[SLOT=] before (ignored), @file.npy, @file.npz or 2x2xf32=1 2 3 4; {SLOT_FORM}"
 IGNORED = "(ignored)"
 
 
@@ -121,22 +127,30 @@ class Destinations:
 
 
 def destinations(
-    outputs: Sequence[RunOutput], options: Sequence[str], *, brief: bool
-) -> Destinations:
-    """What the options of `--output` say; raises `UsageError`.
+    outputs: Sequence[RunOutput], options: Sequence[str], modules: ProgramNames | None = None,
+    *, brief: bool,
+) -> Destinations:  # fmt: skip
+    """Parse the values of `--output`.
 
-    `brief`: show all results, cut short, where the options say nothing.
+    Args:
+        outputs: The results of the run.
+        options: The values of the option.
+        modules: The names of the chain's modules, for `MODULE.SLOT`.
+        brief: Without options, print all results, abbreviated.
+
+    Raises:
+        UsageError: A value has another form or names no result.
     """
     single = (word for word in options if not is_archive(word))
     split = split_slots(
         single, lambda word: word in ("", "-") or word.startswith("@"), "output", OUTPUT_FORM
     )
-    dealt = deal(split, [output.name for output in outputs], "output")
+    assigned = assign(split, SlotNames(outputs, "output", modules), "output")
     files: dict[int, Path] = {}
     archives: dict[Path, tuple[int, ...]] = {
         Path(word[1:]): tuple(range(len(outputs))) for word in options if is_archive(word)
     }
-    for index, word in sorted(dealt.items()):
+    for index, word in sorted(assigned.items()):
         if not word.startswith("@"):
             continue
         path = Path(word[1:])
@@ -150,7 +164,7 @@ def destinations(
             raise UsageError(f"two outputs go to {path}")
         else:
             files[index] = path
-    printed = tuple(index for index, word in sorted(dealt.items()) if word == "-")
+    printed = tuple(index for index, word in sorted(assigned.items()) if word == "-")
     return Destinations(files, archives, printed, brief and not options)
 
 
@@ -188,31 +202,25 @@ def note_if_not_finite(name: str, array: Array, note: Note) -> None:
             note(f"output {name!r}: {count:,} of {array.size:,} elements are {what}")
 
 
-def expectations(outputs: Sequence[RunOutput], options: Sequence[str]) -> dict[int, Array]:
-    """What the options of `--expected_output` say; raises `UsageError`, `FormatError`."""
-    names = [output.name for output in outputs]
+def expectations(
+    outputs: Sequence[RunOutput], options: Sequence[str], modules: ProgramNames | None = None
+) -> dict[int, Array]:
+    """Return the arrays of `--expected_output` by result; raise `UsageError`, `FormatError`."""
+    names = SlotNames(outputs, "output", modules)
     single = (word for word in options if not is_archive(word))
     split = split_slots(
         single, lambda w: w == IGNORED or is_array_text(w), "expected output", EXPECTED_FORM
     )
     wanted: dict[int, Array] = {}
-    shapes: dict[str | None, tuple[int, ...]] = {o.name: o.type.shape for o in outputs}
-    for index, word in deal(split, names, "expected_output").items():
+    for index, word in assign(split, names, "expected_output").items():
         if word != IGNORED:
-            wanted[index] = parse_array(word, names[index], {outputs[index].type.shape})
-    for word in options:
-        if not is_archive(word):
-            continue
-        arrays = read_array_file(Path(word[1:]), lambda name, shape: shapes.get(name) == shape)
-        for name in arrays:
-            if name not in names:
-                raise UsageError(
-                    f"{word[1:]} holds an array {name!r}, and there is no such output",
-                    expected=", ".join(names),
-                )
-            wanted[names.index(name)] = arrays[name]
+            output = outputs[index]
+            wanted[index] = parse_array(word, output.name, {output.type.shape})
+    for word in filter(is_archive, options):
+        for (index,), array in archive_arrays(word, outputs, names, "expected_output"):
+            wanted[index] = array
     return {
-        i: typed(array, outputs[i].type.data_type, f"expected_output {names[i]!r}")
+        i: typed(array, outputs[i].type.data_type, f"expected_output {outputs[i].name!r}")
         for i, array in wanted.items()
     }
 
@@ -642,11 +650,13 @@ def _prepared(options: argparse.Namespace, device: api.Device, load: Load) -> Ru
     computes, runnable = device.computes, load(device, {})
     check_room(device, runnable)
     arrays = gather_inputs(
-        runnable.inputs, options.input, init=options.init, seed=options.seed,
+        runnable.inputs, options.input, runnable.modules, init=options.init, seed=options.seed,
         without_data=not computes, strict_types=options.strict_types, note=_note,
     )  # fmt: skip
-    where = destinations(runnable.outputs, options.output, brief=not options.expected_output)
-    expected = expectations(runnable.outputs, options.expected_output)
+    where = destinations(
+        runnable.outputs, options.output, runnable.modules, brief=not options.expected_output
+    )
+    expected = expectations(runnable.outputs, options.expected_output, runnable.modules)
     return RunSession(options, device, load, runnable, arrays, where, expected)
 
 
