@@ -31,7 +31,7 @@ from stitch.argument_kinds import PATH, TEXT, WHOLE, either, takes
 from stitch.budget import explicit_limit, parse_nbytes
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import FormatError, StitchError
-from stitch.files import OutputFiles, Sink, head_of, make_folder, read_bytes, read_text, unreadable
+from stitch.files import Sink, atomic_write, head_of, make_folder, read_bytes, read_text, unreadable
 from stitch.graph import ComputationGraph, as_data
 from stitch.machine import Machine
 from stitch.program import dense_bytes
@@ -200,14 +200,11 @@ def write_entry(folder: Path, key: EntryKey, compilation: CachedCompilation) -> 
     """Write an entry; raise `StitchError` if the folder is not writable."""
     make_folder(folder)
     write, written = content_of(compilation.binary), _Recorder()
-    batch = OutputFiles()
-    # The binary first: the JSON file has its length and CRC. `add_own` replaces a symbolic link
-    # instead of following it, because other users may write to a shared folder.
-    batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))
-    batch.add_own(
-        notes_path(folder, key), lambda sink: sink.write(_notes(key, compilation, written))
-    )
-    batch.commit()
+    binary, notes = binary_path(folder, key), notes_path(folder, key)
+    # The binary first: the JSON file has its length and CRC. Replace symbolic links instead of
+    # following them, because other users may write to a shared folder.
+    atomic_write(binary, lambda sink: write(written.into(sink)), follow_links=False)
+    atomic_write(notes, _notes(key, compilation, written), follow_links=False)
 
 
 class _Recorder:

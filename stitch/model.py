@@ -28,7 +28,7 @@ from stitch.argument_kinds import (
 from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import FormatError, LinkError, Problem, TaskError, UsageError, closest
-from stitch.files import OutputFiles, atomic_write, make_folder, text_of
+from stitch.files import OutputFiles, atomic_write, make_folder, text_of, write_files
 from stitch.frontend import graph_of_torch_call
 from stitch.graph import (
     LAYOUT_FIELDS,
@@ -633,17 +633,15 @@ class CompiledModel(ModelOfBinary):
         """
         folder = Path(folder)
         make_folder(folder)
-        batch, paths = OutputFiles(), []
+        files: OutputFiles = {}
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             name = "evaluation" if twin else program.role.value
             if program.name.endswith(INITIAL_STATE) and program is not self.binary.programs[0]:
                 name = INITIAL_STATE.removeprefix(".")
-            path = folder / f"{name}.ttb"
-            batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
-            paths.append(path)
-        batch.commit()
-        return tuple(paths)
+            content = content_of(Binary((program,), self.binary.machine, PRODUCER))
+            files[folder / f"{name}.ttb"] = content
+        return tuple(map(Path, write_files(files)))
 
 
 def compile_for_inference(

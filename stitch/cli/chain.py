@@ -71,7 +71,7 @@ class Runnable(Protocol):
 
 
 class Chain:
-    """Modules in order, connected by wires; the outputs that feed no input are its outputs."""
+    """Modules in order, connected by wires; outputs that feed no input are its outputs."""
 
     def __init__(
         self, device: Device, modules: Sequence[ModuleFile], wires: Sequence[Wire]
@@ -90,36 +90,34 @@ class Chain:
         called = [self.modules.short_name(k) for k in range(len(modules))]
         table, sources = chain_graph(self.programs, feeds, "chain", results, called)
         self._graph: PreparedGraph | None = PreparedGraph(device, table, title="the chain")
-        taken = [(modules[k].program, modules[k].program.inputs[i]) for k, i in sources]
         # States without an array of their own begin with the values of their files.
-        begun = [initial_values(module.binary, module.program) for module in modules]
-        starts = [begun[k].get(slot.name) for (k, _), (_, slot) in zip(sources, taken, strict=True)]
-        self.inputs = tuple([
-            RunInput(name, program.values[slot.value].type, slot.kind, start, slot.name, port)
-            for (name, _), (program, slot), start, port in zip(
-                table.inputs, taken, starts, sources, strict=True
-            )
-        ])  # fmt: skip
-        given = [modules[k].program.values[modules[k].program.outputs[o].value] for k, o in results]
-        self.outputs = tuple([
-            RunOutput(name, value.type, value.desc.layout.data_type, port)
-            for (name, _), value, port in zip(table.outputs, given, results, strict=True)
-        ])  # fmt: skip
+        starts = [initial_values(module.binary, module.program) for module in modules]
+        inputs = []
+        for (name, _), (k, i) in zip(table.inputs, sources, strict=True):
+            program, slot = modules[k].program, modules[k].program.inputs[i]
+            start, kind = starts[k].get(slot.name), program.values[slot.value].type
+            inputs.append(RunInput(name, kind, slot.kind, start, slot.name, (k, i)))
+        self.inputs = tuple(inputs)
+        outputs = []
+        for (name, _), (k, o) in zip(table.outputs, results, strict=True):
+            value = modules[k].program.values[modules[k].program.outputs[o].value]
+            outputs.append(RunOutput(name, value.type, value.desc.layout.data_type, (k, o)))
+        self.outputs = tuple(outputs)
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
-        """One pass; see `Runnable`."""
-        assert self._graph is not None, "it was not forgotten"
-        results = self._graph(*self._once(arrays))
+        """Run one pass; see `Runnable`."""
+        assert self._graph is not None, "forget was called"
+        results = self._graph(*self._shared(arrays))
         return results if isinstance(results, tuple) else (results,)
 
-    def _once(self, arrays: Sequence[Array]) -> list[Array | Tensor]:
-        """An array that several programs take is one tensor, which enters a space once."""
+    def _shared(self, arrays: Sequence[Array]) -> list[Array | Tensor]:
+        """Replace an array of several inputs by one tensor, which is copied to a space once."""
         times = Counter(map(id, arrays))
         tensors = {id(a): self.device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
         return [tensors.get(id(array), array) for array in arrays]
 
     def forget(self) -> None:
-        """Drop the programs and what the pipeline keeps."""
+        """Release the programs and the graph."""
         self._graph = None
         self.programs = ()
 

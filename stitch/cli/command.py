@@ -26,12 +26,12 @@ EXIT_MISMATCH = 1
 EXIT_USAGE = 2
 EXIT_OUT_OF_MEMORY = 5
 EXIT_FAILURE = 6
-#: A limit that the command was given (copies, bytes) was exceeded.
+#: A limit of the options (copies, bytes) was exceeded.
 EXIT_OVER_LIMIT = 7
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-#: Whether an output uses standard output, so that reports go to standard error.
+#: Whether reports go to standard error, because an output uses standard output.
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 #: Whether written files are not named (`--quiet`).
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -76,7 +76,7 @@ def printable(text: str) -> str:
 
 
 def reports_aside() -> None:
-    """Send the command's reports to standard error from now on: an output uses standard output."""
+    """Send the command's reports to standard error."""
     _ASIDE.set(True)
 
 
@@ -173,9 +173,9 @@ def _open_standard_handles() -> None:
 
     Otherwise the next opened file would get the handle's number, and a library's messages.
     """
-    for name, way in (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+    for name, flags in (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
-            handle = os.open(os.devnull, way)
+            handle = os.open(os.devnull, flags)
             if name != "stdin":
                 setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8", closefd=False))
 

@@ -1,4 +1,4 @@
-"""Read the files that a command names: modules, their programs and machine, records."""
+"""Read the files that a command names: modules and their machine, records."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from stitch.report import counted
 from stitch.ttb import Binary
 
 _T = TypeVar("_T")
-#: What ONNX models are compiled for where nothing says more.
+#: The default target of ONNX models.
 DEFAULT_TARGET = "wormhole_n150"
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
-    """One file given to a command, and the program of it that is meant.
+    """A file and the selected program of it.
 
-    `label` is the file's name without folder and suffix, `path` what the user wrote.
+    `label` is the file's name without folder and suffix, `path` the command's argument.
     """
 
     path: str
@@ -44,16 +44,22 @@ def read_modules(
     paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
     device: str | None = None, compiling: Callable[[str], None] | None = None,
 ) -> tuple[ModuleFile, ...]:  # fmt: skip
-    """The modules, in order; the k-th function is for the k-th module, the rest take program 0.
+    """Read modules, in order.
 
-    With `compiling`, which is told of it, ONNX models are compiled here, for `device`, else for the
-    machine of the first module that is a file. Raises `UsageError` for too many functions or an
-    unknown one, and what `stitch.load` raises.
+    Args:
+        paths: The files; `-` is standard input.
+        functions: The program of the k-th module, by name or index; program 0 for the rest.
+        verify: As for `stitch.load`.
+        device: The target of ONNX models, by default the machine of the first other module.
+        compiling: Called before an ONNX model is compiled; None: ONNX models are refused.
+
+    Raises:
+        UsageError: Too many or unknown functions.
     """
     if len(functions) > len(paths):
         raise UsageError(
             f"{counted(len(functions), 'function')} for {counted(len(paths), 'module')}",
-            remedy="give at most one --function for each --module, in the same order",
+            remedy="write at most one --function for each --module, in the same order",
         )
     if paths.count("-") > 1:
         raise UsageError("standard input holds one module only", got="--module=- twice")
@@ -71,7 +77,7 @@ def read_modules(
 
 
 def lacking_lines(modules: Sequence[ModuleFile]) -> list[str]:
-    """What of binaries of other compilers has no counterpart here, and how it is shown."""
+    """Return the properties of foreign binaries that Stitch simplifies, with their files."""
     binaries = {module.path: module.binary for module in modules}
     return [
         f"{path}: {line}"
@@ -81,8 +87,8 @@ def lacking_lines(modules: Sequence[ModuleFile]) -> list[str]:
     ]
 
 
-def told_apart(modules: Sequence[ModuleFile]) -> tuple[ModuleFile, ...]:
-    """The modules, with programs of one name from several files named after their files as well."""
+def with_unique_names(modules: Sequence[ModuleFile]) -> tuple[ModuleFile, ...]:
+    """Append the file to the names of programs that several files have."""
     files: dict[str, set[str]] = {}
     for module in modules:
         files.setdefault(module.program.name, set()).add(module.path)
@@ -95,7 +101,7 @@ def _named_by_file(module: ModuleFile) -> ModuleFile:
 
 
 def with_program(module: ModuleFile, program: Program | None) -> ModuleFile:
-    """The module with another program in the place of its own, if there is one."""
+    """Replace the module's program, unless `program` is None."""
     if program is None:
         return module
     binary = replaced(module.binary, module.program, program)
@@ -103,7 +109,7 @@ def with_program(module: ModuleFile, program: Program | None) -> ModuleFile:
 
 
 def replaced(binary: Binary, old: Program, new: Program) -> Binary:
-    """The binary with another program in the place of one of its own."""
+    """Replace one program of a binary."""
     return replace(binary, programs=tuple(new if p is old else p for p in binary.programs))
 
 
@@ -115,7 +121,7 @@ def _binary(path: str, verify: str) -> Binary:
 
 
 def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:
-    """An ONNX model, compiled in memory."""
+    """Compile an ONNX model in memory."""
     if compiling is not None:
         compiling(f"{path} is compiled for {target}, in memory (stitch-compile writes a file)")
     try:
@@ -129,7 +135,7 @@ def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -
 
 
 def module_source(path: str) -> str | bytes:
-    """The path itself, to be mapped; the bytes of a pipe that the shell opened, read once."""
+    """Return the path, which is mapped, or the bytes of a pipe that the shell opened."""
     return path if own_descriptor(path) is None else read_bytes(path)
 
 
@@ -147,7 +153,7 @@ def _program(binary: Binary, function: str, path: str) -> Program:
 
 
 def read_document(path: str, read: Callable[[str], _T]) -> _T:
-    """What a text file holds; an error names the file."""
+    """Parse a text file; a `FormatError` names the file."""
     try:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
@@ -160,10 +166,9 @@ def read_document(path: str, read: Callable[[str], _T]) -> _T:
 
 
 def machine_for(asked: str | None, modules: Sequence[ModuleFile]) -> Machine:
-    """The machine that was asked for, else the one that the first module was compiled for: as its
-    own file describes it, if that does.
+    """Return the machine of `--device`, or the one that the first module was compiled for.
 
-    Raises `UsageError` where that is not a machine that Stitch ships.
+    Raises `UsageError` if Stitch does not know that machine.
     """
     if asked is not None:
         return load_machine(asked)
@@ -174,11 +179,11 @@ def machine_for(asked: str | None, modules: Sequence[ModuleFile]) -> Machine:
 
 
 def known_machine(name: str, path: str) -> str:
-    """The name, if Stitch ships that machine; else `UsageError` asking for `--device`."""
+    """Return the name of a machine that Stitch ships; raise `UsageError` for another."""
     if name not in machine_names():
         raise UsageError(
             f"{path} was compiled for {name!r}, a machine that Stitch does not ship",
             expected="--device=NAME, --device=machine.yaml or --device=system.ttsys",
-            remedy="give its description; known names: " + ", ".join(machine_names()),
+            remedy="pass its description; known names: " + ", ".join(machine_names()),
         )
     return name

@@ -1,7 +1,7 @@
-"""Checks of output paths, made before anything is computed.
+"""Check output paths before anything is computed.
 
-Refuses outputs that would overwrite an input or each other. `-` is standard output, for one output
-of a command; reports go to standard error then. Also lists the kinds of files with their suffixes.
+Refuses outputs that would overwrite an input, each other, or a file of another kind. One output of
+a command may be `-`, standard output; its reports then go to standard error.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ RECORD = "a record of a run"
 DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
-_PACKED = "gzip-compressed data"
+_GZIP = "gzip-compressed data"
 
 _HEAD_NBYTES = 4096
-_FORMS = (
+_MAGIC = (
     (RESULT, rb'\s*\{\s*"result":'),
     (TRACE, rb'\s*\{\s*"traceEvents":'),
     (RECORD, rb'\s*\{\s*"stitch":\s*"run"'),
     (DATABASE, rb"SQLite format 3\0"),
     (TTB, rb"(?s:.{8})STCH"),
-    # A zip archive whose first member is an array, or that has none.
+    # A zip archive whose first member is an array, or that is empty.
     (NPZ, rb"(?s:PK\x03\x04.{26}[^\0]{0,200}?\.npy|PK\x05\x06)"),
     ("an SVG image", rb"(?s:<\?xml.{0,500}?<svg|<!DOCTYPE svg|<svg|<\?xml.{0,200}?DOCTYPE svg)"),
     ("PostScript", rb"%!PS"),
@@ -54,42 +54,35 @@ _FORMS = (
     ("a WebP image", rb"(?s:RIFF.{4}WEBP)"),
     ("a PGF picture", rb"%% Creator: Matplotlib, PGF"),
 )
-_KINDS = tuple((name, re.compile(form)) for name, form in _FORMS)
+_KINDS = tuple((name, re.compile(magic)) for name, magic in _MAGIC)
+_STANDARD_OUTPUT = 1
+_STANDARD_OUTPUT_PATH = Path("/dev/stdout")
 
 
 def array_kind(path: str | Path) -> str:
-    """`.npz` or `.npy`."""
+    """Return the kind of an array file, by its suffix."""
     return NPZ if Path(path).suffix.lower() == ".npz" else NPY
 
 
 def trace_kind(path: str | Path | None) -> str:
-    """A Chrome trace, or compressed data.
-
-    >>> trace_kind("run.json.gz")
-    'gzip-compressed data'
-    """
-    return _PACKED if path is not None and is_compressed(path) else TRACE
+    """Return the kind of the file of `--trace`, by its suffix."""
+    return _GZIP if path is not None and is_compressed(path) else TRACE
 
 
 def kind_of_file(path: Path) -> str | None:
-    """The kind of a regular file, None for an empty one; raises `OSError`."""
+    """Return the kind of a regular file, None for an empty one; raise `OSError`."""
     head = head_of(path, _HEAD_NBYTES)
     if not head:
         return None
-    for name, form in _KINDS:
-        if form.match(head):
+    for name, magic in _KINDS:
+        if magic.match(head):
             return name
     return recognize(head, path.stat().st_size)[0]
 
 
-#: Handles that a command has without opening a file.
-_STANDARD_OUTPUT = 1
-_STANDARD_OUTPUT_PLACE = Path("/dev/stdout")
-
-
 @final
 class OutputChecks:
-    """The outputs of one command, checked when added and again after all input is read."""
+    """Checks the outputs of one command when they are added, and after all input is read."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[str, str]] = {}
@@ -97,7 +90,7 @@ class OutputChecks:
         self._standard_output: str | None = None
 
     def reads(self, paths: Iterable[str | Path]) -> None:
-        """Files that the command will read, before it has; raises `UsageError`."""
+        """Add files that the command is going to read; raise `UsageError`."""
         for path in paths:
             file = identity(path)
             if file is not None:
@@ -107,38 +100,46 @@ class OutputChecks:
     def add(
         self, path: str | Path, kind: str, option: str, *, own_folder: str | Path | None = None
     ) -> None:
-        """An output of this kind; raises `UsageError` where it cannot go there.
+        """Add an output file.
 
-        `own_folder`: a folder that the command makes. Raises `StitchError` where there is no other.
+        Args:
+            path: The file, or `-`.
+            kind: The only kind of an existing file that is overwritten.
+            option: The option of the command, for errors.
+            own_folder: A folder that the command creates.
+
+        Raises:
+            UsageError: The file is another output, an input, or of another kind.
+            StitchError: Its folder does not exist or is not writable.
         """
         if path == STANDARD_OUTPUT or own_descriptor(path) == _STANDARD_OUTPUT:
             self.take_standard_output(option)
             reports_aside()
             return
-        place = resolved(path)
-        same = [place, *(p for p in self._files if identity(p) == identity(place) is not None)]
+        target = resolved(path)
+        same = [target, *(p for p in self._files if identity(p) == identity(target) is not None)]
         earlier = next((self._files[p] for p in same if p in self._files), None)
-        if earlier is not None and not _is_endless(place):
+        if earlier is not None and not _is_device(target):
             raise UsageError(
-                "two outputs go to one file", where=str(path), got=f"{earlier[1]} and {option}",
-                remedy="give each a file of its own",
+                "two outputs have the same file", where=str(path),
+                got=f"{earlier[1]} and {option}", remedy="write them to different files",
             )  # fmt: skip
-        self._files[place] = str(path), option
+        self._files[target] = str(path), option
         self.refuse_sources()
-        if own_descriptor(path) is None:  # Else the shell has opened it for writing.
-            if own_folder is None or not place.is_relative_to(resolved(own_folder)):
-                _check_folder(path, place.parent)
+        if own_descriptor(path) is None:  # Otherwise the shell has opened it for writing.
+            if own_folder is None or not target.is_relative_to(resolved(own_folder)):
+                _check_folder(path, target.parent)
             _check_kind(path, kind, option)
 
     def add_folder(self, path: str | Path, option: str) -> None:
-        """A folder to write into; raises `UsageError` for standard output, which is none."""
+        """Check the path of a folder; raise `UsageError` for standard output."""
         if path == STANDARD_OUTPUT:
             raise UsageError(
                 f"{option} takes a folder, not standard output", remedy="./- is a folder"
             )
 
     def take_standard_output(self, option: str) -> None:
-        """Standard output is for this option; raises `UsageError` where it is for another."""
+        """Reserve standard output for an option; raise `UsageError` if another option uses it."""
         if self._standard_output is not None:
             raise UsageError(
                 "two outputs use standard output",
@@ -146,43 +147,43 @@ class OutputChecks:
                 remedy="write one of them into a file",
             )
         self._standard_output = option
-        # It may lead into a file: `>> a.ttb`.
-        self._files[_STANDARD_OUTPUT_PLACE] = "standard output", option
+        # It may be a file: `>> a.ttb`.
+        self._files[_STANDARD_OUTPUT_PATH] = "standard output", option
         self.refuse_sources()
 
     def is_read(self, path: str | Path) -> bool:
-        """Whether a path leads to a file that has been read so far."""
+        """Return whether the command has read the file at a path."""
         return identity(path) in {**self._named, **files_read()}
 
     def refuse_sources(self) -> None:
-        """Raise `UsageError` where an output is a file that has been read so far."""
+        """Raise `UsageError` if an output is a file that the command reads."""
         read = {**self._named, **files_read()}
-        for place, (path, option) in self._files.items():
-            called = read.get(identity(place) or (-1, -1))
-            if called is not None:
+        for target, (path, option) in self._files.items():
+            source = read.get(identity(target) or (-1, -1))
+            if source is not None:
                 raise UsageError(
                     "the command reads this file and does not overwrite it",
-                    where=path if called == path else f"{path}, read as {called}",
+                    where=path if source == path else f"{path}, read as {source}",
                     got=option, remedy="choose another name",
                 )  # fmt: skip
 
 
-def _is_endless(place: Path) -> bool:
-    """Whether a path is a device, which takes any number of outputs."""
+def _is_device(path: Path) -> bool:
+    """Return whether a path is a character device, such as `/dev/null`."""
     try:
-        return stat.S_ISCHR(place.stat().st_mode)
+        return stat.S_ISCHR(path.stat().st_mode)
     except OSError:
         return False
 
 
 def _check_folder(path: str | Path, folder: Path) -> None:
-    """Raise `StitchError` if the folder cannot be written, before results are computed."""
+    """Raise `StitchError` if the folder is not writable."""
     if not os.access(folder, os.W_OK) or not folder.is_dir():
         raise StitchError(
             "cannot write the file", where=str(path),
             got=f"{folder} is not a writable folder" if folder.exists()
             else f"there is no folder {folder}",
-            remedy="make it, or choose another",
+            remedy="create it, or choose another",
         )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        return  # Writing will say so.
+        return  # Writing reports it.
     except OSError as error:
         raise UsageError(
             "the existing file cannot be read, and is not overwritten", where=str(path),
@@ -204,7 +205,7 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
         if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode):
             return
         raise UsageError(
-            f"{option} names no file", where=str(path), expected=kind, got=special,
+            f"{option} is not a file", where=str(path), expected=kind, got=special,
             remedy="choose another name",
         )  # fmt: skip
     if existing not in (None, kind):

@@ -14,7 +14,7 @@ from stitch.errors import UsageError, closest
 
 EXIT_CODES = """\
 exit codes:
-  0 ok   1 an output is not as expected   2 usage   3 bad file
+  0 ok   1 an output differs from the expected one   2 usage   3 bad file
   4 incompatible version or machine   5 out of memory   6 other failure
   7 more copies or bytes than allowed   130 interrupted (Ctrl-C)"""
 
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; report an unknown option, likely misspelt, before a missing one."""
+        """Parse the arguments; report an unknown option before a missing one."""
         required = [action for action in self._actions if action.required]
         for action in required:
             action.required = False
@@ -45,9 +45,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""
-        raise UsageError(f"{self._said(message)} (--help lists what {self.prog} takes)")
+        raise UsageError(f"{self._reworded(message)} (see {self.prog} --help)")
 
-    def _said(self, message: str) -> str:
+    def _reworded(self, message: str) -> str:
         if match := _CHOICE.fullmatch(message):
             option, given, listed = match.groups()
             choices = listed.replace("'", "").split(", ")
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str, examples: str) -> Parser:
-    """A parser with the options of all commands, examples and exit codes."""
+    """Return a parser with the options of all commands, examples and exit codes."""
     parser = Parser(
         prog=prog,
         description=description,
@@ -82,8 +82,8 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     parser.add_argument(
         "--max_memory", metavar="SIZE", type=size,
-        help="limit of host memory, such as 2GiB; a larger allocation fails before it is made "
-        "(default: 80%% of the machine's, or of its control group's)",
+        help="limit of host memory, such as 2GiB (default: 80%% of the memory of this computer or "
+        "of its control group); a run that would exceed it fails with exit code 5",
     )  # fmt: skip
     parser.add_argument("-q", "--quiet", action="store_true",
                         help="do not name the written files on standard error")  # fmt: skip
@@ -100,7 +100,7 @@ def add_options(
 
 
 def size(text: str) -> str:
-    """Check an amount of memory; return the text."""
+    """Check an amount of memory, for argparse; return the text."""
     try:
         parse_nbytes(text)
     except UsageError as error:
@@ -108,15 +108,15 @@ def size(text: str) -> str:
     return text
 
 
-def place(text: str) -> str:
-    """Check a path: an empty name (of an unset shell variable, say) would be the current folder."""
+def file_path(text: str) -> str:
+    """Refuse an empty path, of an unset shell variable perhaps: it means the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on.
+    """Parse an integer of at least 1.
 
     >>> positive("3")
     3
@@ -125,7 +125,7 @@ def positive(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number from 0 on.
+    """Parse an integer of at least 0.
 
     >>> count("0")
     0
@@ -134,23 +134,19 @@ def count(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
-    """A number from 0 on.
+    """Parse a number of at least 0.
 
     >>> not_negative("1e-3")
     0.001
     """
     number = real(text)
     if not number >= 0:
-        raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a number of at least 0, not {text!r}")
     return number
 
 
 def real(text: str) -> float:
-    """A number.
-
-    >>> real("0.5")
-    0.5
-    """
+    """Parse a number."""
     try:
         return float(text)
     except ValueError:
@@ -163,7 +159,7 @@ def _whole(text: str, least: int) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise argparse.ArgumentTypeError(f"takes a whole number from {least} on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes an integer of at least {least}, not {text!r}")
     return number
 
 

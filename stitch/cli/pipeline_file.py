@@ -1,7 +1,4 @@
-"""Pipeline files in the commands: `stitch-run pipeline.yaml` and `stitch-compile --for`.
-
-The keys of a pipeline file are documented in `stitch/documents/pipeline_form.py`.
-"""
+"""Pipeline files in the commands: `stitch-run pipeline.yaml` and `stitch-compile --for`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from stitch.api import Device
 from stitch.cli.chain import RunInput, RunOutput
 from stitch.cli.command import say_aside
 from stitch.cli.module_files import DEFAULT_TARGET, known_machine, replaced
-from stitch.cli.rehearsal import Advice, Load, chosen, placed, rehearse
+from stitch.cli.rehearsal import Advice, Load, best_advice, rehearse, with_change
 from stitch.documents import (
     CheckedPipeline,
     PipelineFile,
@@ -43,7 +40,7 @@ class PipelineRunnable:
         self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)
         outputs = []
         for name, value in zip(self._pipeline.output_names, checked.outputs, strict=True):
-            assert value.desc is not None, "the check lets no input through as an output"
+            assert value.desc is not None, "the check refuses inputs as outputs"
             outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
         self.outputs = tuple(outputs)
         self.programs = tuple(self._pipeline.programs.values())
@@ -51,11 +48,11 @@ class PipelineRunnable:
         self.runs = checked.file.runs
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
-        """One pass; see `Runnable`."""
+        """Run one pass; see `Runnable`."""
         return self._pipeline.run(arrays, borrow=True)
 
     def forget(self) -> None:
-        """Drop the programs."""
+        """Release the programs."""
         self.programs = ()
         self._pipeline.forget()
 
@@ -63,7 +60,7 @@ class PipelineRunnable:
 def open_pipeline_file(
     options: argparse.Namespace, open_device: Callable[[argparse.Namespace, Machine], Device]
 ) -> tuple[Device, Load]:
-    """The device for a pipeline file (`--device` goes before the file's own), and its loader."""
+    """Open the device of a pipeline file, or of `--device`; return it with the file's loader."""
     checked = read_pipeline(options.pipeline, strict_types=options.strict_types)
     for warning in checked.warnings:
         say_aside(f"stitch-run: warning: {warning}")
@@ -72,7 +69,7 @@ def open_pipeline_file(
 
 
 def loader_of(checked: CheckedPipeline) -> Load:
-    """What loads a pipeline file on a device, with other programs for some of its modules."""
+    """Return a function that loads a pipeline on a device, with some programs replaced."""
 
     def load(device: Device, programs: Mapping[int, Program]) -> PipelineRunnable:
         names = [module.name for module in checked.file.modules]
@@ -92,14 +89,14 @@ def loader_of(checked: CheckedPipeline) -> Load:
 def compiled_for(
     options: argparse.Namespace, graph: ComputationGraph, cache: api.CompileCache | None
 ) -> tuple[api.CompiledModel, Advice | None]:
-    """The module's model with which its pipeline costs least, and what was changed for that.
+    """Compile a module with the slot layouts for which its pipeline costs least.
 
-    Raises `UsageError` where the pipeline has no such module, and what compiling the module as it
-    is, or reading or planning the pipeline with it, raises.
+    Returns the model, and the changes, or None if the original layouts are best. Raises
+    `UsageError` if the pipeline has no such module, and all errors of compiling and planning.
     """
     file = load_pipeline(options.pipeline)
-    place = Path(options.output).resolve()
-    own = [at for at, module in enumerate(file.modules) if module.file.resolve() == place]
+    output = Path(options.output).resolve()
+    own = [at for at, module in enumerate(file.modules) if module.file.resolve() == output]
     if not own:
         listed = ", ".join(str(module.file) for module in file.modules)
         raise UsageError(
@@ -109,24 +106,24 @@ def compiled_for(
     for at, module in enumerate(file.modules):
         if at not in own and not module.file.exists():
             raise FormatError(
-                f"module {module.file} of the pipeline is not there", where=options.pipeline,
+                f"module {module.file} of the pipeline does not exist", where=options.pipeline,
                 remedy="compile the other modules of a pipeline first, without --for",
             )  # fmt: skip
-    target = options.target or _machine_of(file, place)
-    asked = [parse_placement(option) for option in options.placement]
+    target = options.target or _machine_of(file, output)
+    placement = [parse_placement(option) for option in options.placement]
     named = replace(graph, name=options.name or graph.name)
-    fixed = {(option.side, named.slot_index(option)) for option in asked}
+    fixed = {(option.side, named.slot_index(option)) for option in placement}
 
     def compiled(changes: Sequence[SlotChange]) -> api.CompiledModel:
         changed = named
         for change in changes:
-            changed = placed(changed, change)
-        requested = changed.with_placement(*asked)
+            changed = with_change(changed, change)
+        requested = changed.with_placement(*placement)
         return api.compile(requested, target=target, role=options.role, executor=options.executor,
                            math_fidelity=options.math_fidelity, cache=cache)  # fmt: skip
 
     model = compiled(())
-    plan = loader_of(read_pipeline(options.pipeline, given={place: model.binary}))
+    plan = loader_of(read_pipeline(options.pipeline, given={output: model.binary}))
     machine = load_machine(file.device or target)
     now = rehearse(machine, plan, {}, None)
 
@@ -136,16 +133,16 @@ def compiled_for(
         (program,) = compiled(changes).binary.programs
         return rehearse(machine, plan, dict.fromkeys(own, program), None).cost
 
-    advice = chosen(
+    advice = best_advice(
         now, price, most=len(graph.inputs) + len(graph.outputs),
         allowed=lambda slot: slot.program == own[0] and (slot.side, slot.index) not in fixed,
     )  # fmt: skip
     return (model, None) if advice is None else (compiled(advice.changes), advice)
 
 
-def _machine_of(file: PipelineFile, place: Path) -> str:
-    """The machine of a pipeline, whatever lies in the file `place`."""
+def _machine_of(file: PipelineFile, output: Path) -> str:
+    """Return the machine of a pipeline without reading the file `output`."""
     if file.device is not None:
         return file.device
-    others = [module.file for module in file.modules if module.file.resolve() != place]
+    others = [module.file for module in file.modules if module.file.resolve() != output]
     return known_machine(load(others[0]).machine.name, str(others[0])) if others else DEFAULT_TARGET

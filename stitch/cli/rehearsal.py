@@ -1,4 +1,4 @@
-"""Compile advice: which slots to compile differently, found by planning the changed programs."""
+"""Compile advice: slot layouts that save copies, found by planning the changed programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from stitch import api
 from stitch.cli.chain import Runnable
-from stitch.cli.device_costs import check_room, copies_inside
+from stitch.cli.device_costs import check_device_capacity, copies_inside
 from stitch.cli.run_inputs import gather_inputs
 from stitch.compiler import with_layouts
 from stitch.errors import StitchError
@@ -27,21 +27,27 @@ from stitch.planner import (
 )
 from stitch.program import Array, Layout, Program
 from stitch.report import CopyLine
-from stitch.runtime import DEFAULT_WINDOW, Totals
+from stitch.runtime import DEFAULT_WINDOW
 
-#: Program runs that are planned for one piece of advice, at most.
+#: Maximum number of program runs that are planned for one piece of advice.
 MOST_RUNS = 20_000
 
-#: Loads a run on a device, with other programs in some places (by index).
+#: Loads a run on a device, with some programs replaced (by index).
 Load: TypeAlias = Callable[[api.Device, Mapping[int, Program]], Runnable]
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """One pass, planned without data: what it costs, its plans, and the programs that it ran.
+    """One pass, planned without data.
 
-    `copies` are those of what was in memory already; `cost` counts the inputs' way in as well.
-    `firsts` gives for each program the first one of the same file, `keys` numbers transformations.
+    Args:
+        cost: Its cost, with the copies of host arrays.
+        plans: Its plans, and how often each ran.
+        copies: Its copies, without those of host arrays.
+        programs: The programs that it ran.
+        firsts: For each program the index of the first program of the same file.
+        keys: Key of a transformation → index of its program.
+        runs: The number of program runs.
     """
 
     cost: Cost
@@ -57,12 +63,12 @@ def rehearse(
     machine: Machine, load: Load, programs: Mapping[int, Program], arrays: Sequence[Array] | None,
     *, window: int = DEFAULT_WINDOW, strict_types: bool = False,
 ) -> Rehearsal:  # fmt: skip
-    """Plan one pass without data, as `--dry_run` does; raises what planning it raises."""
+    """Plan one pass without data, as `--dry_run` does."""
     with api.open_device(
         machine, executor="null", window=window, strict_types=strict_types
     ) as device:
         runnable = load(device, programs)
-        check_room(device, runnable)
+        check_device_capacity(device, runnable)
         if arrays is None:
             arrays = gather_inputs(runnable.inputs, (), init=None, seed=0, without_data=True)
         results = runnable.run(arrays)
@@ -71,17 +77,14 @@ def rehearse(
         del results
         firsts = tuple(map(runnable.files.index, runnable.files))
         loaded = runnable.programs
+        total = account.total
         return Rehearsal(
-            cost_of(account.total), account.plans, copies_inside(device),
+            Cost(total.copies, total.nbytes, total.seconds, total.program_seconds),
+            account.plans, copies_inside(device),
             tuple(one.program for one in loaded), firsts,
             {one.transformation.key: n for one, n in zip(loaded, firsts, strict=True)},
             runnable.runs,
         )  # fmt: skip
-
-
-def cost_of(total: Totals) -> Cost:
-    """Totals of a device as what changes are compared by."""
-    return Cost(total.copies, total.nbytes, total.seconds, total.program_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Advice:
 
 
 def difference_text(more: Cost) -> str:
-    """What comes on top, or is saved.
+    """Describe an added (or negative, saved) cost.
 
     >>> difference_text(Cost(1, 32, 1e-6) - Cost(3, 96, 2e-6))
     '-2 copies, -64 B, -1.0 us'
@@ -120,33 +123,44 @@ def advise(
     machine: Machine, load: Load, arrays: Sequence[Array] | None, now: Rehearsal | None = None,
     *, most: int = MOST_CHANGES, window: int = DEFAULT_WINDOW, strict_types: bool = False,
 ) -> Advice | None:  # fmt: skip
-    """The best few changes to the slots of programs that are there as binaries only.
+    """Search for a few changes of slot layouts of compiled programs that save copies.
 
-    `now`: the pass as it is, where it has been planned. None where nothing is saved, or a pass is
-    too long to be planned again and again.
+    Args:
+        machine: The machine.
+        load: Loads the run.
+        arrays: The inputs; None: only their shapes matter.
+        now: The unchanged pass, if it is planned already.
+        most: Maximum number of changes.
+        window: As of the device.
+        strict_types: As of the device.
+
+    Returns:
+        None if nothing is saved, or a pass is too long to plan it several times.
     """
     plan = partial(rehearse, machine, load, arrays=arrays, window=window, strict_types=strict_types)
-    known = now or plan(programs={})
+    unchanged = now or plan(programs={})
 
     def price(changes: Sequence[SlotChange]) -> Cost | None:
         if not changes:
-            return known.cost
+            return unchanged.cost
         changed = {}
         for number in {change.slot.program for change in changes}:
             layouts = {(c.slot.side, c.slot.index): c.layout for c in changes
                        if c.slot.program == number}  # fmt: skip
-            changed[number] = with_layouts(known.programs[number], layouts, machine.shape)
-        places = {at: changed[first] for at, first in enumerate(known.firsts) if first in changed}
-        return plan(programs=places).cost
+            changed[number] = with_layouts(unchanged.programs[number], layouts, machine.shape)
+        replaced = {
+            k: changed[first] for k, first in enumerate(unchanged.firsts) if first in changed
+        }
+        return plan(programs=replaced).cost
 
-    return chosen(known, price, most=most)
+    return best_advice(unchanged, price, most=most)
 
 
-def chosen(
+def best_advice(
     now: Rehearsal, price: Callable[[Sequence[SlotChange]], Cost | None], *,
     most: int = MOST_CHANGES, allowed: Callable[[Slot], bool] = lambda slot: True,
 ) -> Advice | None:  # fmt: skip
-    """The advice that `best_changes` gives; what cannot be compiled or planned has no price."""
+    """Return the advice of `best_changes` among changes that can be compiled and planned."""
 
     def priced(changes: Sequence[SlotChange]) -> Cost | None:
         try:
@@ -162,15 +176,12 @@ def chosen(
     by_program: dict[int, list[SlotChange]] = {}
     for change in best[0]:
         by_program.setdefault(change.slot.program, []).append(change)
-    texts = tuple(_change_text(now.programs[number], its) for number, its in by_program.items())
+    texts = tuple(_change_text(now.programs[k], changes) for k, changes in by_program.items())
     return Advice(best[0], texts, best[1], best[2])
 
 
 def _change_text(program: Program, changes: Sequence[SlotChange]) -> str:
-    """Describe how to compile a program, by `--set` options, which cannot remove an address.
-
-    Programs of other compilers are described by their layouts.
-    """
+    """Describe changes by `--set` options (which cannot remove an address), or by layout."""
     if program.is_opaque:
         wanted = [f"{c.slot.side} {_name(program, c.slot)} in {c.layout.text()}" for c in changes]
         return f"{program.name} with {', '.join(wanted)}"
@@ -181,27 +192,24 @@ def _change_text(program: Program, changes: Sequence[SlotChange]) -> str:
         sets += [f"--set {option.text()}" for option in placement_between(side, name, have, want)]
         if have.address is not None and want.address is None:
             freed.append(f"{side}.{name}")
-    ways = [f"with {' '.join(sets)}"] if sets else []
-    ways += [f"without its placement option for {slot}.address" for slot in freed]
-    return f"{program.name} {' and '.join(ways)}"
+    parts = [f"with {' '.join(sets)}"] if sets else []
+    parts += [f"without its placement option for {slot}.address" for slot in freed]
+    return f"{program.name} {' and '.join(parts)}"
 
 
 def _name(program: Program, slot: Slot) -> str | int:
-    """What a placement option calls a slot: names that are numbers would be taken for indices."""
+    """Return the name of a slot in placement options; a name of digits would be an index."""
     name = (program.inputs if slot.side == "input" else program.outputs)[slot.index].name
     return slot.index if name.isdecimal() else name
 
 
 def _own_layout(program: Program, slot: Slot) -> Layout:
-    """How a slot is placed."""
     of = program.input_desc if slot.side == "input" else program.output_desc
     return of(slot.index).layout
 
 
-def placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
-    """The graph with placement options for a slot that lead to a layout, instead of those that it
-    had.
-    """
+def with_change(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
+    """Replace the placement options of a slot by those of the change's layout."""
     slot, layout = change.slot, change.layout
     kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
     plain = Layout(kind.data_type, layout.space)
@@ -209,9 +217,9 @@ def placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
         PlacementOption(slot.side, slot.index, "space", layout.space),
         *placement_between(slot.side, slot.index, plain, layout),
     )
-    kept = [
+    others = [
         option for option in graph.placement
         if (option.side, graph.slot_index(option)) != (slot.side, slot.index)
         or option.field not in LAYOUT_FIELDS
     ]  # fmt: skip
-    return replace(graph, placement=tuple(kept)).with_placement(*placement)
+    return replace(graph, placement=tuple(others)).with_placement(*placement)

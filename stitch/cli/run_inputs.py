@@ -294,7 +294,7 @@ def is_archive(word: str) -> bool:
     return word.startswith("@") and word.lower().endswith(".npz")
 
 
-def given_names(texts: Sequence[str]) -> tuple[str, ...]:
+def named_inputs(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the slots that `--input` values name; raise `UsageError` for values of no form."""
     split = split_slots(texts, is_array_text, "input", FORM, "--input")
     return tuple(name for name, _ in split if name is not None)

@@ -16,18 +16,18 @@ from stitch.linker import (
     wires_in_words,
 )
 
-#: What commands on several modules take.
 FUNCTION_OPTION: Option = ("--function", {
     "action": "append", "default": [], "metavar": "NAME",
-    "help": "the program of a module; the k-th for the k-th module"})  # fmt: skip
+    "help": "the program of a module, by name or index; the k-th for the k-th module (default: "
+    "the first program)"})  # fmt: skip
 WIRE_OPTION: Option = ("--wire", {
     "action": "append", "default": [], "metavar": "A.Y=B.X",
-    "help": f"connect by name instead of by position: {WIRE_FORM}"})  # fmt: skip
+    "help": f"connect slots by name instead of by position: {WIRE_FORM}"})  # fmt: skip
 
 
 def wires_of(
     modules: Sequence[ModuleFile], texts: Sequence[str], *, strict_types: bool = False,
-    given: Collection[str] = (),
+    named: Collection[str] = (),
 ) -> tuple[Wire, ...]:  # fmt: skip
     """Return the wires that `texts` name, or without texts those of a chain (`chain_wires`).
 
@@ -35,10 +35,10 @@ def wires_of(
         modules: The modules, in run order.
         texts: Values of `--wire`.
         strict_types: Refuse wires that change the floating storage type.
-        given: Names of inputs with an array of their own, for which a chain needs no output.
+        named: Inputs with an array of their own, for which a chain needs no output.
 
     Raises:
-        UsageError: A text or a name of `given` matches no slot.
+        UsageError: A text or a name matches no slot.
         LinkError: Slots do not fit.
     """
     names = names_of(modules)
@@ -47,7 +47,7 @@ def wires_of(
     try:
         return chain_wires(names.programs, strict_types=strict_types)
     except LinkError as error:
-        inputs = {_input_name(names, name) for name in given}
+        inputs = {_input_name(names, name) for name in named}
         outside = {slot.name for p in names.programs[1:] for slot in p.inputs} & inputs
         if not outside:
             raise _with_wires(error, names) from error

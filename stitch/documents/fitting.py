@@ -22,11 +22,11 @@ from stitch.linker import check_link
 from stitch.program import MAX_RANK, Program, TensorDesc, ValueType
 from stitch.report import counted
 
-#: Names that a message lists.
+#: Names that an error lists.
 MAX_LISTED = 20
 
 
-#: What is defined so far: the innermost repeat's names first.
+#: The defined values by name, those of the innermost repeat first.
 Values: TypeAlias = ChainMap[str, CheckedValue]
 
 
@@ -37,9 +37,10 @@ def check_pipeline(
     *,
     strict_types: bool = False,
 ) -> tuple[tuple[CheckedValue, ...], tuple[Problem, ...]]:
-    """The types of the outputs, in order, and where arrays change their floating type.
+    """Check the steps and outputs of a pipeline.
 
-    Raises `FormatError` with every defect; with `strict_types`, such a change is one.
+    Returns the types of the outputs, and the conversions between floating types. Raises
+    `FormatError` that lists every defect; with `strict_types` a conversion is one.
     """
     check = _Check(pipeline, programs, strict_types)
     values: Values = ChainMap(dict(inputs))
@@ -48,7 +49,7 @@ def check_pipeline(
     for name, word, line in pipeline.outputs:
         value = check.named(word, values, line)
         if value is not None and value.desc is None:
-            check.note("bad_output", line, f"output {name!r} is an input: no step makes it")
+            check.note("bad_output", line, f"output {name!r} is an input, not a result of a step")
         elif value is not None:
             outputs.append(value)
     check.log.raise_any("pipeline")
@@ -66,7 +67,7 @@ class _Check:
         self.converted: list[Problem] = []
 
     def note(self, kind: str, line: int, detail: str) -> None:
-        """Notes a defect once: the steps of a repeat are walked twice."""
+        """Note a defect once: the steps of a repeat are walked twice."""
         if (line, detail) not in self._noted:
             self._noted.add((line, detail))
             self.log.note(kind, line, detail)
@@ -74,7 +75,7 @@ class _Check:
     def named(
         self, name: str, values: Mapping[str, CheckedValue], line: int
     ) -> CheckedValue | None:
-        """A value by name; notes an unknown one."""
+        """Return a value by name; note an unknown one."""
         value = values.get(name)
         if value is None and not self.log.is_full:
             self.note("undefined", line, f"there is no value {name!r} here (there are "
@@ -84,7 +85,7 @@ class _Check:
     def steps(
         self, steps: Sequence[PipelineStep], values: Values, indices: Mapping[str, int]
     ) -> None:
-        """Walks steps in order and adds what they define."""
+        """Walk steps in order and add the values that they define."""
         for step in steps:
             if isinstance(step, RunStep):
                 self._run(step, values, indices)
@@ -93,33 +94,30 @@ class _Check:
 
     def _repeat(self, step: RepeatStep, values: Values, indices: Mapping[str, int]) -> None:
         if step.index in indices or step.index in values:
-            self.note("defined_twice", step.line, f"the index {step.index!r} is taken")
+            self.note("defined_twice", step.line, f"the index {step.index!r} is defined already")
         for name, _ in step.carry:
             self.named(name, values, step.line)
         inner_indices = {**indices, step.index: step.times}
         collected: dict[str, CheckedValue] = {}
-        # The second walk sees what the first one carries over, where that lies otherwise.
+        # The second walk checks the layouts of carried values, if they differ from the first ones.
         for _ in range(2 if step.times > 1 else 1):
-            # An overlay: a copy for each repeat would be as long as the file.
+            # Not a copy: nested repeats would take quadratic time.
             inner = ChainMap({}, *values.maps)
             self.steps(step.steps, inner, inner_indices)
             collected = self._collected(step, inner)
-            carried, moved = {}, False
+            carried, has_changed = {}, False
             for name, after in step.carry:
                 value = self.named(after, inner, step.line)
                 before = values.get(name)
                 if value is None or before is None:
                     continue
                 if value.type != before.type:
-                    detail = (
-                        f"{name} is {before.type.text()}, and cannot become {after}, which is "
-                        f"{value.type.text()}"
-                    )
-                    self.note("carry_type", step.line, detail)
+                    self.note("carry_type", step.line, f"{name} is {before.type.text()}, and "
+                              f"cannot become {after}, which is {value.type.text()}")  # fmt: skip
                 carried[name] = value
-                moved = moved or value.desc != before.desc
+                has_changed = has_changed or value.desc != before.desc
             values.update(carried)
-            if not moved:
+            if not has_changed:
                 break
         for name, value in collected.items():
             if name in values or name in indices:
@@ -127,19 +125,19 @@ class _Check:
             values[name] = value
 
     def _collected(self, step: RepeatStep, inner: Values) -> dict[str, CheckedValue]:
-        """What a repeat collects; `inner` are the values at the end of a round."""
+        """Return the collected values; `inner` has the values at the end of a round."""
         collected = {}
         for name, word in step.collect:
             value = self.named(word, inner, step.line)
             if value is None:
                 continue
             if word not in inner.maps[0]:
-                made = [made for each in step.steps for made in defines(each)]
-                self.note("bad_collect", step.line, f"{name} collects {word!r}, which is not made "
-                          f"in a round{closest(word, made, '; ')}")  # fmt: skip
+                results = [result for each in step.steps for result in defines(each)]
+                self.note("bad_collect", step.line, f"{name} collects {word!r}, which no step of "
+                          f"the repeat defines{closest(word, results, '; ')}")  # fmt: skip
             elif len(value.type.shape) == MAX_RANK:
                 self.note("bad_collect", step.line, f"{name} would have {MAX_RANK + 1} dimensions, "
-                          f"and {MAX_RANK} are possible")  # fmt: skip
+                          f"at most {MAX_RANK} are allowed")  # fmt: skip
             else:
                 collected[name] = all_rounds(value, step.times, f"{word} of all rounds")
         return collected
@@ -151,13 +149,12 @@ class _Check:
             self.note("unknown_module", step.line, f"there is no module {step.module!r}{near}")
             return
         names = [slot.name for slot in program.inputs]
-        given = self.slots(step, [slot for slot, _ in step.inputs], names, "input")
-        fed = set(given)
-        missing = [name for i, name in enumerate(names) if i not in fed]
+        bound = self.slots(step, [slot for slot, _ in step.inputs], names, "input")
+        missing = [name for i, name in enumerate(names) if i not in set(bound)]
         if missing:
             self.note("missing_input", step.line,
                       f"module {step.module!r} also needs {', '.join(missing)}")  # fmt: skip
-        for at, (_, reference) in zip(given, step.inputs, strict=False):
+        for at, (_, reference) in zip(bound, step.inputs, strict=False):
             if at is not None:
                 self._input(step, program, at, reference, values, indices)
         slots = self.slots(
@@ -175,12 +172,12 @@ class _Check:
     def slots(
         self, step: RunStep, words: Sequence[str | None], names: Sequence[str], side: str
     ) -> list[int | None]:
-        """The index of each slot that is named, or stands by position; notes what is wrong."""
+        """Return the index of each slot, by name or position; note unknown ones as None."""
         indices: list[int | None] = []
-        taken: set[int] = set()
-        places = {name: at for at, name in enumerate(names)}
+        used: set[int] = set()
+        by_name = {name: at for at, name in enumerate(names)}
         for position, word in enumerate(words):
-            index = position if word is None else _slot(places, word)
+            index = position if word is None else _slot(by_name, word)
             if (index is None or index >= len(names)) and self.log.is_full:
                 index = None
             elif index is None or index >= len(names):
@@ -189,11 +186,11 @@ class _Check:
                 detail = f"module {step.module!r} has no {side} {title} (it has {_listed(names)})"
                 self.note("unknown_slot", step.line, detail + near)
                 index = None
-            elif index in taken:
+            elif index in used:
                 self.note("slot_twice", step.line, f"{side} {names[index]!r} is named twice")
                 index = None
             else:
-                taken.add(index)
+                used.add(index)
             indices.append(index)
         return indices
 
@@ -210,9 +207,6 @@ class _Check:
         if value is None:
             return
         slot = f"{step.module}.{program.inputs[at].name}"
-        if value.elements is not None:
-            self._of_list(step, program, at, reference, value, indices)
-            return
         if reference.is_element:
             value = self._element(step, reference, value, indices)
             if value is None:
@@ -226,41 +220,17 @@ class _Check:
                 self.note("link", step.line, f"{error.what} (expected {error.expected}, got "
                           f"{error.got})")  # fmt: skip
             return
-        self._array(step, program, at, reference.text(), value.type)
-
-    def _array(self, step: RunStep, program: Program, at: int, text: str, kind: ValueType) -> bool:
-        """Whether an array of a type fits an input; notes where it does not, or is converted."""
-        slot = f"{step.module}.{program.inputs[at].name}"
-        wanted = program.values[program.inputs[at].value].type
-        same_kind = kind.data_type.is_floating and wanted.data_type.is_floating
-        other = kind.data_type is not wanted.data_type
-        detail = f"{text} is {kind.text()}, {slot} is {wanted.text()}"
-        if kind.shape != wanted.shape or (other and (self._strict_types or not same_kind)):
+        # An array of the caller or of a file.
+        kind, wanted = value.type, program.values[program.inputs[at].value].type
+        are_floating = kind.data_type.is_floating and wanted.data_type.is_floating
+        is_other = kind.data_type is not wanted.data_type
+        detail = f"{reference.text()} is {kind.text()}, {slot} is {wanted.text()}"
+        if kind.shape != wanted.shape or (is_other and (self._strict_types or not are_floating)):
             self.note("wrong_type", step.line, detail)
-            return False
-        if other and (step.line, detail) not in self._noted:
+        elif is_other and (step.line, detail) not in self._noted:
             self._noted.add((step.line, detail))
             where = f"{self.log.file}:{step.line}"
             self.converted.append(Problem("converted", where, f"{detail}: it is converted"))
-        return True
-
-    def _of_list(
-        self, step: RunStep, program: Program, at: int, reference: Reference, value: CheckedValue,
-        indices: Mapping[str, int],
-    ) -> None:  # fmt: skip
-        """Every array of a list that an input takes, the first that does not fit by its number."""
-        kinds, text, name = value.elements or (), reference.text(), reference.name
-        if not reference.is_element:
-            some = f"{name}[{reference.index or next(iter(indices), '0')}]"
-            slot = f"{step.module}.{program.inputs[at].name}"
-            self.note("wrong_type", step.line, f"{name} is a list of "
-                      f"{counted(len(kinds), 'array')}, and {slot} takes one: {some}")  # fmt: skip
-            return
-        taken = self._taken(step, reference, len(kinds), "array", indices)
-        for number in taken or ():
-            shown = f"{name}[{number}]" + (f" (by {text})" if reference.index else "")
-            if not self._array(step, program, at, shown, kinds[number]):
-                return
 
     def _element(
         self, step: RunStep, reference: Reference, value: CheckedValue, indices: Mapping[str, int]
@@ -269,7 +239,7 @@ class _Check:
         if not value.type.shape:
             self.note("bad_slice", step.line, f"{text}: {reference.name} has no dimensions")
             return None
-        if self._taken(step, reference, value.type.shape[0], "element", indices) is None:
+        if not self._is_within(step, reference, value.type.shape[0], indices):
             return None
         kind = ValueType(value.type.shape[1:], value.type.data_type)
         if value.desc is None:
@@ -277,41 +247,38 @@ class _Check:
         layout = value.desc.layout
         if layout.is_sharded:
             self.note("bad_slice", step.line,
-                      f"{text}: {reference.name} lies in shards, which have no views")  # fmt: skip
+                      f"{text}: {reference.name} is sharded, and shards have no views")  # fmt: skip
             return None
         desc = TensorDesc(kind.shape, layout.without_address())
         return CheckedValue(kind, desc, f"{value.made_by} ({text})")
 
-    def _taken(
-        self, step: RunStep, reference: Reference, length: int, noun: str,
-        indices: Mapping[str, int],
-    ) -> Sequence[int] | None:  # fmt: skip
-        """The numbers of the elements that a reference takes, in all rounds; notes where some are
-        not there."""
+    def _is_within(
+        self, step: RunStep, reference: Reference, length: int, indices: Mapping[str, int]
+    ) -> bool:
+        """Return whether the elements that a reference reads in all rounds exist; note defects."""
         text, times = reference.text(), 1
         if reference.index is not None:
             if reference.index not in indices:
                 near = closest(reference.index, indices, "; ")
                 self.note("undefined", step.line, f"{text}: there is no index {reference.index!r} "
                           f"here (there are: {', '.join(indices) or 'none'}){near}")  # fmt: skip
-                return None
+                return False
             times = indices[reference.index]
         first = reference.offset + (length if reference.is_from_end else 0)
         last = first + (1 - times if reference.is_backward else times - 1)
         if min(first, last) < 0 or max(first, last) >= length:
             self.note("bad_slice", step.line, f"{text} goes from {first} to {last}, and "
-                      f"{reference.name} has {counted(length, noun)}")  # fmt: skip
-            return None
-        return range(min(first, last), max(first, last) + 1)
+                      f"{reference.name} has {counted(length, 'element')}")  # fmt: skip
+            return False
+        return True
 
 
-def _slot(places: Mapping[str, int], word: str) -> int | None:
-    if word in places:
-        return places[word]
-    return int(word) if word.isdecimal() and len(word) < 6 and int(word) < len(places) else None
+def _slot(by_name: Mapping[str, int], word: str) -> int | None:
+    if word in by_name:
+        return by_name[word]
+    return int(word) if word.isdecimal() and len(word) < 6 and int(word) < len(by_name) else None
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Some of the names that there are."""
     some = list(islice(names, MAX_LISTED + 1))
     return ", ".join(some[:MAX_LISTED] + ["..."] * (len(some) > MAX_LISTED)) or "none"

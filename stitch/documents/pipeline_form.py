@@ -1,25 +1,22 @@
-"""Pipeline files: separately compiled binaries, and how data flows through them.
+"""Pipeline files: separately compiled binaries and the data flow between them.
 
-Reads and checks the file alone; `yaml_pipeline` checks shapes and types against the binaries, and
-runs it. The keys::
+Reads and checks the file alone; `fitting` checks it against the binaries, `yaml_pipeline` runs it.
+The keys::
 
-    name: rollout                         # the file's name without suffix, if absent
-    device: wormhole_n150                 # or machine.yaml, system.ttsys:0; else the first module's
+    name: rollout                         # default: the file's name without suffix
+    device: wormhole_n150                 # or machine.yaml, system.ttsys:0; default: the machine
+                                          # of the first module
     modules:                              # paths are relative to this file
       encoder: encoder.ttb
       cell: {file: cell.ttb, program: main}
     inputs:
-      x: {shape: [32, 64], type: float32}         # to be given
-      h0: {file: state.npz, name: h0}             # given, unless replaced
+      x: {shape: [32, 64], type: float32}         # an argument of each call
+      h0: {file: state.npz, name: h0}             # an optional argument
       xs: {shape: [10, 32, 64], type: float32}
-      # lists of arrays, of which only the first axis may differ: `name` may stand beside `files`
-      ss: {shape: [64], lengths: [7, 9], type: float32}
-      ts: {files: [a.npy, b.npy]}
-      us: {file: state.npz, names: [u0, u1]}
-    steps:                                # in the order in which they run
+    steps:                                # in run order
       - {run: encoder, inputs: {x: x}, outputs: {y: h}}
       - repeat: 10
-        index: i                          # 0 to 9 in the steps below; `i` if absent
+        index: i                          # 0 to 9 in the steps below; default: i
         carry: {h: h_next}                # after each round h becomes h_next
         collect: {hs: h_next}             # h_next of all rounds, of shape [10, 32, 64]
         steps:
@@ -28,14 +25,14 @@ runs it. The keys::
         inputs: {x: "xs[-1]", h: h}
         outputs: {y: last}
     outputs: {result: last}               # or a list of names
-    max_runs: 2000000000                  # programs that a pass may run; 10^9 if absent
+    max_runs: 2000000000                  # limit of program runs of a pass; default: 10^9
 
-`inputs` of a step names every input slot of the program, `outputs` the results that are used; both
+`inputs` of a step binds every input slot of the program, `outputs` the results that are used; both
 may be lists, by position. An unused result gives a warning, unless its name begins with `_`. A name
-is defined once; names defined in a repeat end with it, except carried and collected ones. `xs[i]`,
-`xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` take one element of the first dimension, or one array of a
-list; `xs[-1-i]` goes from the last to the first. Bounds and shapes are checked before anything
-runs. `collect` gives the values of all rounds, along a new first axis.
+is defined once; names of a repeat are local to it, except carried and collected ones. `xs[i]`,
+`xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` read one element of the first dimension; `xs[-1-i]` goes
+from the last to the first. Bounds and shapes are checked before anything runs. `collect` stacks the
+values of all rounds along a new first axis.
 """
 
 from __future__ import annotations
@@ -79,17 +76,19 @@ _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORWARD = rf"({_WORD})\s*(?:([+-])\s*(\d+))?"
 _BACKWARD = rf"(-?\d+)\s*-\s*({_WORD})"
 _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|{_FORWARD}|{_BACKWARD})\s*\])?")
-#: Digits of a number that can be meant.
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A value by name, or one element of its first dimension.
 
-    `offset` counts from the variable `index` (None: from 0, or from the end where negative);
-    `is_element` tells `xs[0]` from `xs`. One that `is_backward` takes the variable off: `xs[-1-i]`
-    counts from the end, `xs[9-i]` from the start.
+    Args:
+        name: The value.
+        is_element: Whether it is an element (`xs[0]`, not `xs`).
+        index: The variable of a repeat, if there is one.
+        offset: Added to the variable; negative without one: from the end.
+        is_backward: Subtract the variable: `xs[-1-i]`, `xs[9-i]`.
     """
 
     name: str
@@ -99,7 +98,7 @@ class Reference:
     is_backward: bool = False
 
     def text(self) -> str:
-        """As it is written."""
+        """Return it as in the file."""
         if not self.is_element:
             return self.name
         if self.index is None:
@@ -111,11 +110,11 @@ class Reference:
 
     @property
     def is_from_end(self) -> bool:
-        """Whether it counts from the end."""
+        """Return whether it counts from the end."""
         return self.offset < 0 and (self.index is None or self.is_backward)
 
     def at(self, indices: Mapping[str, int]) -> int:
-        """The element's number; negative where it counts from the end.
+        """Return the element's index; negative from the end.
 
         >>> reference = parse_reference("xs[-1-i]")
         >>> [reference.at({"i": i}) for i in range(3)]
@@ -126,7 +125,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference | None:
-    """`h`, `xs[i]`, `xs[i-1]`, `xs[-1-i]`, `xs[3]`; None for anything else.
+    """Parse `h`, `xs[i]`, `xs[i-1]`, `xs[-1-i]` or `xs[3]`; return None for other text.
 
     >>> parse_reference("xs[i+1]").text(), parse_reference("xs[ -1 - i ]").text()
     ('xs[i+1]', 'xs[-1-i]')
@@ -134,20 +133,20 @@ def parse_reference(text: str) -> Reference | None:
     match = _REFERENCE.fullmatch(text.strip())
     if match is None:
         return None
-    name, number, index, sign, offset, start, taken = match.groups()
-    if max(len(digits or "") for digits in (number, offset, start)) > _MOST_DIGITS:
+    name, number, index, sign, offset, start, subtracted = match.groups()
+    if max(len(digits or "") for digits in (number, offset, start)) > _MAX_DIGITS:
         return None
     if number is not None:
         return Reference(name, True, None, int(number))
-    if taken is not None:
-        return Reference(name, True, taken, int(start), is_backward=True)
+    if subtracted is not None:
+        return Reference(name, True, subtracted, int(start), is_backward=True)
     if index is None:
         return Reference(name)
     return Reference(name, True, index, int(f"{sign}{offset}") if sign else 0)
 
 
 class ReferenceKind(FieldType[Reference]):
-    """What a step reads."""
+    """The field type of a `Reference`."""
 
     wanted = "a value: x, xs[i], xs[i-1], xs[-1-i]"
 
@@ -155,7 +154,7 @@ class ReferenceKind(FieldType[Reference]):
         reference = parse_reference(node.raw) if is_word(node) else None
         if reference is None:
             place.reading.log.note(
-                "bad_value", node.line, f"{node.raw[:60]!r} is no value: x, xs[i], xs[i-1], "
+                "bad_value", node.line, f"{node.raw[:60]!r} must be a value: x, xs[i], xs[i-1], "
                 "xs[-1-i]"
             )  # fmt: skip
         return reference
@@ -164,13 +163,13 @@ class ReferenceKind(FieldType[Reference]):
 # The file.
 
 MAX_REPEAT = 1_000_000
-#: Programs that one pass may run unless the file allows more.
+#: Default limit of program runs of a pass.
 MAX_RUNS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """A binary and the program of it that is meant (None: its first)."""
+    """A binary and the name of its program (None: the first)."""
 
     name: str
     file: Path
@@ -180,11 +179,7 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class InputEntry:
-    """An input of the pipeline: described, or taken from a file, or both.
-
-    A list of arrays has several `files`, several `arrays` of one file, or `lengths`; with those,
-    `shape` is what follows the first axis.
-    """
+    """An input of the pipeline: its type, or the array of a file, or both."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -192,30 +187,11 @@ class InputEntry:
     file: Path | None
     array: str | None
     line: int
-    files: tuple[Path, ...] = ()
-    arrays: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def count(self) -> int | None:
-        """How many arrays it is a list of; None: it is one array."""
-        return max(len(self.files), len(self.arrays), len(self.lengths)) or None
-
-    def element_shape(self, number: int) -> tuple[int, ...] | None:
-        """The shape of an element as it is written, for 0 of the only array; None: its file's."""
-        if not self.lengths or self.shape is None:
-            return self.shape
-        return (self.lengths[number], *self.shape)
-
-    def source(self, number: int) -> tuple[Path, str | None] | None:
-        """The file of an element, and the name of the array in it; None: it is to be given."""
-        file = self.files[number] if self.files else self.file
-        return None if file is None else (file, self.arrays[number] if self.arrays else self.array)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run a module: where its inputs come from, what its outputs are called."""
+    """Run a module: the values of its inputs, the names of its outputs."""
 
     module: str
     inputs: tuple[tuple[str | None, Reference], ...]
@@ -225,8 +201,11 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class RepeatStep:
-    """Run steps several times; `carry` pairs a name with what it becomes after each round,
-    `collect` one with the value of which it is all that the rounds made, in their order."""
+    """Run steps several times.
+
+    `carry` pairs a name with its value for the next round, `collect` a name with the value that is
+    stacked over all rounds.
+    """
 
     times: int
     index: str
@@ -240,7 +219,7 @@ PipelineStep: TypeAlias = RunStep | RepeatStep
 
 
 def runs_of(steps: Sequence[PipelineStep]) -> int:
-    """How many programs run in one pass over the steps.
+    """Return the number of program runs of one pass over the steps.
 
     >>> run = RunStep("m", (), (), 3)
     >>> runs_of([run, RepeatStep(10, "i", (), (run, run), 4)])
@@ -253,7 +232,7 @@ def runs_of(steps: Sequence[PipelineStep]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """A pipeline as it is written; `outputs` pairs a result's name with the value's."""
+    """A pipeline file; `outputs` has the name of a result, its value, and the line."""
 
     file: str
     folder: Path
@@ -267,22 +246,22 @@ class PipelineFile:
 
     @property
     def runs(self) -> int:
-        """How many programs run in one pass."""
+        """Return the number of program runs of one pass."""
         return runs_of(self.steps)
 
 
 def load_pipeline(path: str | Path) -> PipelineFile:
-    """The pipeline of a YAML file; raises `FormatError` listing every defect of its form."""
-    place = Path(path)
-    return pipeline_from_text(form_text(place, "pipeline", str(place)), place.parent, place.name)
+    """Read the pipeline of a YAML file; raise `FormatError` that lists every defect."""
+    path = Path(path)
+    return pipeline_from_text(form_text(path, "pipeline", str(path)), path.parent, path.name)
 
 
 def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> PipelineFile:
-    """The pipeline of a YAML text whose files lie in `folder`; raises `FormatError`."""
+    """Parse a pipeline in YAML with paths relative to `folder`; raise `FormatError`."""
     root, log = read_yaml(text, file)
     pipeline = _PIPELINE.read(root, ParseContext(log, folder).root)
     log.raise_any("pipeline")
-    assert pipeline is not None, "what is wrong has been noted"
+    assert pipeline is not None, "the log has a defect otherwise"
     return pipeline
 
 
@@ -297,29 +276,13 @@ _MODULE = Schema(
 )
 
 
-def _check_input(entry: InputEntry, place: SourceLocation) -> None:
-    """Notes keys of a list beside those of one array, and lists that differ in length."""
-    for one, several in (("file", "files"), ("name", "names")):
-        if {one, several} <= place.nodes.keys():
-            place.note("misplaced_key", f"`{one}` is for one array, `{several}` for a list of them")
-    counts = {"files": len(entry.files), "names": len(entry.arrays), "lengths": len(entry.lengths)}
-    said = {key: count for key, count in counts.items() if count}
-    if len(set(said.values())) > 1:
-        several = " and ".join(f"{count} {key}" for key, count in said.items())
-        place.note("wrong_count", f"a list has one of each for every array, not {several}")
-
-
 _INPUT = Schema(
     "input",
     InputEntry,
-    Field("shape", Shape(), needed_without="file files"),
-    Field("type", ElementType(), into="data_type", needed_without="file files"),
+    Field("shape", Shape(), needed_without="file"),
+    Field("type", ElementType(), into="data_type", needed_without="file"),
     Field("file", RelativePath()),
-    Field("name", Word(), into="array", only_with="file files"),
-    Field("files", ListOf(RelativePath(), "a list of paths", least=1), default=()),
-    Field("names", ListOf(Word(), "a list of names", 1), (), into="arrays", only_with="file files"),
-    Field("lengths", ListOf(Whole(), "a list of lengths", 1), default=(), only_with="shape"),
-    check=_check_input,
+    Field("name", Word(), into="array", only_with="file"),
 )
 _RUN: Schema[PipelineStep] = Schema(
     "a step",
@@ -350,7 +313,7 @@ _REPEAT: Schema[PipelineStep] = Schema(
 
 
 def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
-    """Notes outputs of one name, and a product of repeats that nobody can have meant."""
+    """Note outputs of one name, and more runs than `max_runs`."""
     log = place.reading.log
     times = Counter(name for name, _, _ in pipeline.outputs)
     for name, _, line in pipeline.outputs:
@@ -358,8 +321,8 @@ def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
             log.note("duplicate_name", line, f"two outputs are called {name!r}")
     if pipeline.runs > pipeline.max_runs:
         detail = (
-            f"one pass runs {pipeline.runs:,} programs, and at most {int(pipeline.max_runs):,} are "
-            "allowed: repeats multiply; say `max_runs:` if so many are meant"
+            f"one pass runs {pipeline.runs:,} programs (nested repeats multiply), at most "
+            f"{int(pipeline.max_runs):,} are allowed: reduce them, or set `max_runs`"
         )
         longest = max(pipeline.steps, key=lambda step: runs_of([step]))
         log.note("too_many_runs", longest.line, detail)
@@ -383,7 +346,7 @@ _PIPELINE = Schema(
     ),
     Field(
         "max_runs",
-        Number(least=1, wanted="a number from 1: the programs that one pass may run"),
+        Number(least=1, wanted="a number of at least 1, the limit of program runs of a pass"),
         default=MAX_RUNS,
     ),
     check=_check,
@@ -395,14 +358,14 @@ PIPELINE_KEYS = _PIPELINE.keys
 
 
 def defines(step: PipelineStep) -> frozenset[str]:
-    """The names that a step adds for those after it."""
+    """Return the names that a step defines for later steps."""
     if isinstance(step, RunStep):
         return frozenset(name for _, name in step.outputs)
     return frozenset(name for name, _ in step.collect)
 
 
 def uses_of(step: PipelineStep) -> frozenset[str]:
-    """The names from outside that a step reads."""
+    """Return the outer names that a step reads."""
     if isinstance(step, RunStep):
         return frozenset(reference.name for _, reference in step.inputs)
     inner = {name for s in step.steps for name in uses_of(s)}
@@ -413,30 +376,28 @@ def uses_of(step: PipelineStep) -> frozenset[str]:
 
 
 def at_end(step: RepeatStep) -> frozenset[str]:
-    """The names that are read at the end of a round."""
+    """Return the names that are read at the end of a round."""
     return frozenset(name for _, name in (*step.carry, *step.collect))
 
 
 def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
-    """Every input and result that nobody reads and that is no output: likely a slip of the pen.
+    """Return a warning for each input and result that is neither read nor an output.
 
-    A name that begins with `_` says that this is meant.
+    Names that begin with `_` are exempt.
 
     >>> from pathlib import Path
     >>> from stitch.documents.pipeline_form import PipelineFile, RunStep
     >>> step = RunStep("m", (), ((None, "y"), (None, "yy")), 4)
     >>> pipeline = PipelineFile("p.yaml", Path(), "p", None, (), (), (step,), (("y", "y", 5),))
     >>> [str(problem) for problem in unread(pipeline)]
-    ["p.yaml:4: 'yy' is read by no step and is no output [unread]"]
+    ["p.yaml:4: no step reads 'yy', and it is no output [unread]"]
     """
     wanted = frozenset(word for _, word, _ in pipeline.outputs)
     names = list(_unread_results(pipeline.steps, wanted))
     read = wanted.union(*(uses_of(step) for step in pipeline.steps))
     names += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
     return tuple(
-        Problem(
-            "unread", f"{pipeline.file}:{line}", f"{name!r} is read by no step and is no output"
-        )
+        Problem("unread", f"{pipeline.file}:{line}", f"no step reads {name!r}, and it is no output")
         for name, line in sorted(names, key=lambda pair: pair[1])
         if not name.startswith("_")
     )
@@ -445,13 +406,13 @@ def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
 def _unread_results(
     steps: Sequence[PipelineStep], wanted: frozenset[str]
 ) -> Iterator[tuple[str, int]]:
-    """Names that steps define and that neither later steps nor `wanted` ask for, with lines."""
+    """Yield the names, with lines, that steps define and neither later steps nor `wanted` read."""
     live = set(wanted)
     for step in reversed(steps):
         if isinstance(step, RunStep):
             yield from ((name, step.line) for name in sorted(defines(step) - live))
         else:
-            # What a round defines is gone after it, but for what is carried over or collected.
+            # Names of a round end with it, except carried and collected ones.
             yield from _unread_results(step.steps, at_end(step))
             yield from ((name, step.line) for name in sorted(defines(step) - live))
         live -= defines(step)

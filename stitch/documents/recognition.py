@@ -1,7 +1,4 @@
-"""Recognise the kind of a YAML file: the one that knows most of its keys.
-
-A new kind of file is one more line here.
-"""
+"""Recognize the kind of a YAML file by its keys."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from stitch.forms import read_yaml
 PIPELINE, MODULE, MACHINE = "pipeline", "module", "machine"
 
 
-def _keys_of_forms() -> dict[str, Iterable[str]]:
-    """Every form and its keys; what reads them is loaded when there is a file to recognize."""
+def _keys_of_kinds() -> dict[str, Iterable[str]]:
+    """Return the keys of each kind; the readers are imported when there is a file to recognize."""
     from stitch.documents.pipeline_form import PIPELINE_KEYS
     from stitch.frontend import MODULE_KEYS
     from stitch.machine import MACHINE_KEYS
@@ -23,25 +20,16 @@ def _keys_of_forms() -> dict[str, Iterable[str]]:
     return {PIPELINE: PIPELINE_KEYS, MODULE: MODULE_KEYS, MACHINE: MACHINE_KEYS}
 
 
-def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
-    """The form of a file; `otherwise` where none knows more keys, or nothing can be read.
+def kind_of(path: str | Path, default: str = PIPELINE) -> str:
+    """Return the kind that knows most keys of a file; `default` for none or an unreadable file.
 
-    Raises `FormatError` for a text that is no YAML.
+    Raises `FormatError` for text that is not YAML.
     """
     try:
         text = read_text(path)
     except (OSError, ValueError):
-        return otherwise  # Its reader says what is wrong with the file.
-    return form_of_text(text, Path(path).name, otherwise)
-
-
-def form_of_text(text: str, file: str, otherwise: str = PIPELINE) -> str:
-    """The form of a text.
-
-    >>> form_of_text("name: x\\ninputs: {}\\noperations: []", "a.yaml")
-    'module'
-    """
-    root, _ = read_yaml(text, file)
+        return default  # The reader of that kind reports the error.
+    root, _ = read_yaml(text, Path(path).name)
     keys = set(root.data) if isinstance(root.data, Mapping) else set()
-    forms = _keys_of_forms()
-    return max(forms, key=lambda form: (len(keys & set(forms[form])), form == otherwise))
+    kinds = _keys_of_kinds()
+    return max(kinds, key=lambda kind: (len(keys & set(kinds[kind])), kind == default))

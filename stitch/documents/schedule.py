@@ -1,9 +1,8 @@
 """The schedule of a pipeline file: its steps with slots by index, and the values each step frees.
 
-Several rounds of a `repeat` run as one prepared graph, so that a long loop takes few calls. A
-carried value is used only by the next round, which may overwrite it. Collected results are joined
-along a new first axis in groups of `MOST_JOINED`, by small programs compiled on first use, so that
-no program has an input for every round.
+Several rounds of a `repeat` run as one prepared graph, so that a long loop takes few calls. Only
+the next round uses a carried value, and may overwrite it. Small programs, compiled on first use,
+stack collected results in groups of `MAX_JOINED`, so that none has an input for every round.
 """
 
 from __future__ import annotations
@@ -38,21 +37,15 @@ from stitch.ttb import Binary
 
 @dataclass(frozen=True, slots=True)
 class CheckedValue:
-    """What is known of a value: its type; where it lies, if a program made it, and which one.
-
-    `elements`: the types of the arrays of a list, of which `type` is the first.
-    """
+    """The type of a value; of a result also its descriptor and its producer (`module.slot`)."""
 
     type: ValueType
     desc: TensorDesc | None = None
     made_by: str = ""
-    elements: tuple[ValueType, ...] | None = None
 
 
 def collected_desc(desc: TensorDesc, times: int) -> TensorDesc:
-    """What all rounds made of such a tensor: [times, *shape], in the type that it is stored in.
-
-    Where it lies is settled when it is compiled for a device.
+    """Return the descriptor of `times` stacked tensors in their storage type; the space is open.
 
     >>> from stitch.program import DataType
     >>> collected_desc(TensorDesc((2,), host_layout(DataType.FLOAT32)), 3).text()
@@ -62,26 +55,26 @@ def collected_desc(desc: TensorDesc, times: int) -> TensorDesc:
 
 
 def all_rounds(value: CheckedValue, times: int, made_by: str) -> CheckedValue:
-    """What so many rounds made of such a value, along a new first axis."""
+    """Return the value of a result collected over `times` rounds."""
     kind = ValueType((times, *value.type.shape), value.type.data_type)
-    assert value.desc is not None, "a step made it"
+    assert value.desc is not None, "it is a result"
     return CheckedValue(kind, collected_desc(value.desc, times), made_by)
 
 
 # Collected results.
 
 #: Tensors that one program joins.
-MOST_JOINED = 64
+MAX_JOINED = 64
 
 T = TypeVar("T", Tensor, Future)
-#: Joins pieces; each is so many tensors of a descriptor, 0: one without the axis.
+#: Joins pieces with counts of stacked tensors (0: one tensor without the new axis).
 Join: TypeAlias = Callable[[Sequence[T], Sequence[int], TensorDesc], T]
 
 
 class Joins:
-    """Programs of a device that put tensors one after the other; loaded once for each form.
+    """The programs of a device that stack tensors, one for each combination of shapes.
 
-    `is_copying`: a tensor may be given away after it was added, so it is copied at once.
+    `is_copying`: copy each tensor when it is added, because a later step may overwrite it.
     """
 
     def __init__(self, device: Device, *, is_copying: bool) -> None:
@@ -89,17 +82,17 @@ class Joins:
         self._programs: dict[tuple[TensorDesc, tuple[int, ...]], LoadedProgram] = {}
 
     def tensors(self) -> Collected[Tensor]:
-        """Collects tensors, by runs that are queued."""
+        """Return a collector of tensors, by queued runs."""
         return Collected(self._queued, is_copying=self.is_copying)
 
     def futures(self, graph: TaskGraph) -> Collected[Future]:
-        """Collects values of a task graph, by tasks of it."""
+        """Return a collector of values of a task graph, by its tasks."""
         return Collected(partial(self._added, graph), is_copying=self.is_copying)
 
-    def most_tasks(self, rounds: int) -> int:
-        """So many runs join so many rounds, at most."""
+    def max_tasks(self, rounds: int) -> int:
+        """Return an upper bound of the runs that join the results of `rounds` rounds."""
         copies = rounds if self.is_copying else 0
-        return copies + rounds // (MOST_JOINED - 1) + 1
+        return copies + rounds // (MAX_JOINED - 1) + 1
 
     def _queued(self, pieces: Sequence[Tensor], counts: Sequence[int], desc: TensorDesc) -> Tensor:
         joined = self._device.submit(self._program(desc, counts), pieces, True)
@@ -120,12 +113,12 @@ class Joins:
         return self._programs[key]
 
     def forget(self) -> None:
-        """Drop the programs."""
+        """Release the programs."""
         self._programs.clear()
 
     def _loaded(self, desc: TensorDesc, counts: tuple[int, ...]) -> LoadedProgram:
         builder = ComputationGraphBuilder("collect")
-        # In what elements are stored in, so that joined they keep their bits.
+        # The storage type, so that the bits stay the same.
         kind = collected_desc(desc, 1).layout.data_type
         parts = []
         for number, count in enumerate(counts):
@@ -139,54 +132,51 @@ class Joins:
 
 
 class Collected(Generic[T]):
-    """What the rounds of one repeat made so far, under one name."""
+    """The results of the rounds of one repeat so far, under one name."""
 
     def __init__(self, join: Join[T], *, is_copying: bool) -> None:
         self._join: Join[T] = join
         self._is_copying = is_copying
-        #: Pieces, how many tensors each holds (0: one as it came), how often it was joined.
+        #: Pieces, their numbers of stacked tensors (0: not joined yet), their levels of joining.
         self._pieces: list[tuple[T, int, int]] = []
         self._desc: TensorDesc | None = None
 
-    def add(self, made: T) -> None:
-        """What one more round made."""
+    def add(self, result: T) -> None:
+        """Add the result of one round."""
         if self._desc is None:
-            self._desc = made.desc
+            self._desc = result.desc
         if self._is_copying:
-            made = self._join([made], [0], self._desc)
-        self._take(made, int(self._is_copying), 0)
+            result = self._join([result], [0], self._desc)
+        self._append(result, int(self._is_copying), 0)
 
     def settle(self) -> None:
-        """Joins what was added one by one: none of it is needed any more, and may be given away."""
-        alone = [piece for piece in self._pieces if not piece[1]]
-        if alone:
-            self._joined(alone)
+        """Join the single results, so that steps may overwrite them."""
+        single = [piece for piece in self._pieces if not piece[1]]
+        if single:
+            self._join_last(single)
 
-    def add_joined(self, made: T, count: int) -> None:
-        """What so many more rounds made, joined; not the first one."""
-        self._take(made, count, 1)
+    def add_joined(self, results: T, count: int) -> None:
+        """Add the stacked results of `count` rounds, after the first round."""
+        self._append(results, count, 1)
 
     def whole(self) -> T:
-        """All of them; there is at least one."""
+        """Return all results, stacked; there is at least one."""
         while len(self._pieces) > 1 or not self._pieces[0][1]:
-            self._joined(self._pieces[-MOST_JOINED:])
+            self._join_last(self._pieces[-MAX_JOINED:])
         return self._pieces[0][0]
 
-    def _take(self, made: T, count: int, level: int) -> None:
-        self._pieces.append((made, count, level))
-        # Those that were joined equally often lie next to each other, at the end.
-        while len(alike := self._alike()) == MOST_JOINED:
-            self._joined(alike)
+    def _append(self, piece: T, count: int, level: int) -> None:
+        self._pieces.append((piece, count, level))
+        while len(last := self._last_of_one_level()) == MAX_JOINED:
+            self._join_last(last)
 
-    def _alike(self) -> list[tuple[T, int, int]]:
-        """The last pieces that were joined equally often."""
+    def _last_of_one_level(self) -> list[tuple[T, int, int]]:
+        # Pieces of one level are adjacent.
         level = self._pieces[-1][2]
-        last = self._pieces[-MOST_JOINED:]
-        return [piece for piece in last if piece[2] == level]
+        return [piece for piece in self._pieces[-MAX_JOINED:] if piece[2] == level]
 
-    def _joined(self, last: Sequence[tuple[T, int, int]]) -> None:
-        """Joins the last pieces."""
-        assert self._desc is not None, "something was added"
+    def _join_last(self, last: Sequence[tuple[T, int, int]]) -> None:
+        assert self._desc is not None, "there is a piece"
         pieces, counts = [piece for piece, _, _ in last], [count for _, count, _ in last]
         whole = self._join(pieces, counts, self._desc)
         level = max(level for _, _, level in last) + 1
@@ -197,17 +187,21 @@ class Collected(Generic[T]):
 # Steps and rounds.
 
 Value = Tensor | Array
-#: A value, or the arrays of a list.
-Named = Value | tuple[Value, ...]
-#: What comes from outside; the indices of loops are part of it for elements.
+#: An outer value; for an element, with the indices of the repeats.
 _Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step with its slots by index, and the names that no step needs after it.
+    """A step with its slots by index.
 
-    `ends`: what a round of a repeat defines and still has at its end, carried over or collected.
+    Args:
+        step: The step.
+        drops: Names that no later step reads.
+        inputs: Its input slots.
+        outputs: Its output slots.
+        body: The steps of a repeat.
+        ends: Names of a round that are carried or collected.
     """
 
     step: PipelineStep
@@ -220,17 +214,21 @@ class Scheduled:
 
 def schedule_of(
     steps: Sequence[PipelineStep],
-    known: frozenset[str],
+    outer: frozenset[str],
     wanted: frozenset[str],
     programs: Mapping[str, Program],
 ) -> list[Scheduled]:
-    """The steps, each with the names of `known` and of earlier steps that are not used later.
+    """Schedule steps, each with the names that it may drop.
 
-    `wanted` names what is needed after the last step.
+    Args:
+        steps: The steps, in run order.
+        outer: Names defined before the first step, which may be dropped.
+        wanted: Names that are read after the last step.
+        programs: The programs by module.
     """
     live = set(wanted)
-    #: Where a name is defined first; a step can drop only what is defined by then.
-    defined_at = dict.fromkeys(known, -1)
+    #: Index of the step that defines a name first: only later ones can drop it.
+    defined_at = dict.fromkeys(outer, -1)
     for at, step in enumerate(steps):
         for name in defines(step):
             defined_at.setdefault(name, at)
@@ -248,7 +246,7 @@ def schedule_of(
             outputs = _indices(step.outputs, program.outputs)
             planned.append(Scheduled(step, drops, inputs, outputs))
         else:
-            # A round may drop what it defines, and the carried names; the rest is not its own.
+            # A round may drop the names that it defines, and carried ones.
             own = frozenset(name for name, _ in step.carry)
             after = at_end(step)
             body = schedule_of(step.steps, own, after, programs)
@@ -263,18 +261,17 @@ def schedule_of(
 def _indices(
     bindings: Sequence[tuple[str | None, object]], slots: Sequence[InputSlot | OutputSlot]
 ) -> tuple[int, ...]:
-    places = {slot.name: at for at, slot in enumerate(slots)}
+    by_name = {slot.name: at for at, slot in enumerate(slots)}
     return tuple(
-        at if slot is None else places[slot] if slot in places else int(slot)
+        at if slot is None else by_name[slot] if slot in by_name else int(slot)
         for at, (slot, _) in enumerate(bindings)
     )
 
 
-def value_of(reference: Reference, scope: Mapping[str, Named], indices: Mapping[str, int]) -> Value:
-    """What a reference stands for."""
+def value_of(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
+    """Return the value of a reference."""
     value = scope[reference.name]
     if not reference.is_element:
-        assert not isinstance(value, tuple), "no slot takes a list"
         return value
     element: Value = value[reference.at(indices)]
     return element if isinstance(element, Tensor) else np.asarray(element)
@@ -282,10 +279,15 @@ def value_of(reference: Reference, scope: Mapping[str, Named], indices: Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`count` rounds in one call. `inputs`: for each input of the graph what it takes, and the
-    indices of the loops in it; `index`: the own one, counted from the first of these rounds.
+    """`count` rounds of a repeat in one call.
 
-    It gives what is carried, by name, then what is collected, the rounds joined.
+    Args:
+        graph: Its outputs are the carried values, then the collected ones, stacked.
+        count: The number of rounds.
+        index: The variable of the repeat.
+        inputs: For each input of the graph its reference, and the indices of inner repeats; that of
+            the repeat itself counts from the first of these rounds.
+        carried: The names of the carried values.
     """
 
     graph: PreparedGraph
@@ -295,11 +297,14 @@ class Rounds:
     carried: tuple[str, ...]
 
     def run(
-        self, scope: MutableMapping[str, Named], indices: Mapping[str, int], number: int,
+        self, scope: MutableMapping[str, Value], indices: Mapping[str, int], number: int,
         collected: Sequence[Collected[Tensor]],
     ) -> bool:  # fmt: skip
-        """Run the rounds from `number` on; False, with nothing done, where they take elements of a
-        tensor, or tensors of a list: each would be a view, or a tensor, at a place of its own."""
+        """Run the rounds from `number` on.
+
+        Returns False without running if they read elements of a tensor: each is a view at another
+        address.
+        """
         arguments = []
         for reference, inner in self.inputs:
             if reference.is_element and not isinstance(scope[reference.name], np.ndarray):
@@ -307,25 +312,28 @@ class Rounds:
             at = {**indices, **inner, self.index: number + inner.get(self.index, 0)}
             arguments.append(value_of(reference, scope, at))
         for one in collected:
-            one.settle()  # What is carried is given away.
-        results = self.graph(*arguments)
-        made = results if isinstance(results, tuple) else (results,)
-        scope.update(zip(self.carried, made, strict=False))
-        for one, rounds_made in zip(collected, made[len(self.carried) :], strict=True):
-            one.add_joined(rounds_made, self.count)
+            one.settle()  # The rounds may overwrite carried values.
+        called = self.graph(*arguments)
+        results = called if isinstance(called, tuple) else (called,)
+        scope.update(zip(self.carried, results, strict=False))
+        for one, stacked in zip(collected, results[len(self.carried) :], strict=True):
+            one.add_joined(stacked, self.count)
         return True
 
 
 def rounds_of(
     scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int, joins: Joins
 ) -> Rounds | None:
-    """As many rounds of a repeat as a window holds; None where one is too long, or where a program
-    is evaluated once and remembered, or what is carried is not made anew in each."""
+    """Prepare as many rounds of a repeat as fit a window.
+
+    Returns None if one round exceeds it, a program is evaluated at load time, or a carried value is
+    not a result of each round.
+    """
     step = scheduled.step
     assert isinstance(step, RepeatStep)
     tasks = _tasks_of(step.steps, joins)
     count = window // tasks
-    while count and count * tasks + len(step.collect) * joins.most_tasks(count) > window:
+    while count and count * tasks + len(step.collect) * joins.max_tasks(count) > window:
         count -= 1
     if not count or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
         return None
@@ -333,72 +341,70 @@ def rounds_of(
     collected = [unrolled.collected() for _ in step.collect]
     for number in range(count):
         unrolled.round(scheduled, {step.index: number}, collected)
-    made = {unrolled.made.get(name): name for name, _ in step.carry}
-    if unrolled.is_parted or None in made or len(made) < len(step.carry):
+    carried = {unrolled.results.get(name): name for name, _ in step.carry}
+    if unrolled.is_divided or None in carried or len(carried) < len(step.carry):
         return None
-    if not made and not collected:
+    if not carried and not collected:
         return None
-    for value, name in made.items():
-        assert value is not None, "asked above"
+    for value, name in carried.items():
+        assert value is not None, "checked above"
         unrolled.graph.output(value, name)
     for (name, _), each in zip(step.collect, collected, strict=True):
         unrolled.graph.output(each.whole(), name)
-    taken = [unrolled.names.get((Reference(name), ())) for name in made.values()]
+    donated = [unrolled.names.get((Reference(name), ())) for name in carried.values()]
     device = next(iter(programs.values())).device
     graph = PreparedGraph(
-        device,
-        unrolled.graph.table(),
-        [name for name in taken if name is not None],
+        device, unrolled.graph.table(), [name for name in donated if name is not None],
         title="the rounds of a pipeline",
-    )
+    )  # fmt: skip
     inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
-    return Rounds(graph, count, step.index, inputs, tuple(made.values()))
+    return Rounds(graph, count, step.index, inputs, tuple(carried.values()))
 
 
 def _tasks_of(steps: Sequence[PipelineStep], joins: Joins) -> int:
-    """So many runs are in steps, with those that join what is collected, at most."""
+    """Return an upper bound of the runs of steps, with those that join collected values."""
     tasks = runs_of(steps)
     for step in steps:
         if isinstance(step, RepeatStep):
             inside = _tasks_of(step.steps, joins) - runs_of(step.steps)
-            tasks += step.times * inside + len(step.collect) * joins.most_tasks(step.times)
+            tasks += step.times * inside + len(step.collect) * joins.max_tasks(step.times)
     return tasks
 
 
 def _modules(scheduled: Scheduled) -> set[str]:
-    """The modules that run in it."""
+    """Return the modules that a step runs."""
     if isinstance(scheduled.step, RunStep):
         return {scheduled.step.module}
     return {name for inner in scheduled.body for name in _modules(inner)}
 
 
 class _Unrolled:
-    """The runs of some rounds one after the other, and what feeds them."""
+    """A task graph of the runs of several rounds."""
 
     def __init__(
         self, programs: Mapping[str, LoadedProgram], carried: Set[str], joins: Joins
     ) -> None:
         self._programs, self._carried, self._joins = programs, carried, joins
         self.graph = TaskGraph("loop")
-        #: What a name stood for last; the others come from outside.
-        self.made: dict[str, Future] = {}
-        #: What comes from outside, by the graph's inputs.
+        #: The last result of each name; other names are outer values.
+        self.results: dict[str, Future] = {}
+        #: The outer value of each input of the graph.
         self.inputs: list[_Outside] = []
-        #: The inputs that later runs may take too, and their names.
+        #: The inputs that several runs may read, and their names.
         self._shared: dict[_Outside, Future] = {}
         self.names: dict[_Outside, str] = {}
-        #: Whether an element of what is made inside is taken, or something from outside carried.
-        self.is_parted = False
+        #: Whether a run reads an element of a result, or an outer value is carried.
+        self.is_divided = False
 
     def collected(self) -> Collected[Future]:
-        """What collects values of the graph."""
+        """Return a collector of values of the graph."""
         return self._joins.futures(self.graph)
 
     def round(
         self, scheduled: Scheduled, indices: Mapping[str, int],
         collected: Sequence[Collected[Future]],
     ) -> None:  # fmt: skip
-        """One round of a repeat."""
+        """Add one round of a repeat."""
         repeat = scheduled.step
         assert isinstance(repeat, RepeatStep)
         for inner in scheduled.body:
@@ -409,28 +415,28 @@ class _Unrolled:
             for number in range(inner.step.times):
                 self.round(inner, {**indices, inner.step.index: number}, within)
             for (name, _), each in zip(inner.step.collect, within, strict=True):
-                self.made[name] = each.whole()
+                self.results[name] = each.whole()
         for (_, source), each in zip(repeat.collect, collected, strict=True):
-            each.add(self.made[source])
-        carried = {name: self.made.get(after) for name, after in repeat.carry}
+            each.add(self.results[source])
+        carried = {name: self.results.get(after) for name, after in repeat.carry}
         for name, value in carried.items():
             if value is None:
-                self.is_parted = True
+                self.is_divided = True
             else:
-                self.made[name] = value
+                self.results[name] = value
 
     def _run(self, scheduled: Scheduled, step: RunStep, indices: Mapping[str, int]) -> None:
         program = self._programs[step.module]
-        given: dict[int, Future] = {}
+        arguments: dict[int, Future] = {}
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
-            value = self.made.get(reference.name)
+            value = self.results.get(reference.name)
             if value is not None:
-                self.is_parted = self.is_parted or reference.is_element
+                self.is_divided = self.is_divided or reference.is_element
             else:
                 outside = reference, tuple(indices.items()) if reference.is_element else ()
-                # What is made of an array for a run that uses it up is that run's alone.
-                is_given = at in program.transformation.donated
-                is_shared = not is_given or reference.name in self._carried
+                # A run that overwrites its input needs a tensor of its own.
+                is_donated = at in program.transformation.donated
+                is_shared = not is_donated or reference.name in self._carried
                 value = self._shared.get(outside) if is_shared else None
                 if value is None:
                     name = f"input{len(self.inputs)}"
@@ -438,8 +444,8 @@ class _Unrolled:
                     self.inputs.append(outside)
                     if is_shared:
                         self._shared[outside], self.names[outside] = value, name
-            given[at] = value
-        made = self.graph.call(program, *[given[at] for at in range(program.takes)])
-        outputs = made if isinstance(made, tuple) else (made,)
+            arguments[at] = value
+        called = self.graph.call(program, *[arguments[at] for at in range(program.takes)])
+        outputs = called if isinstance(called, tuple) else (called,)
         for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
-            self.made[name] = outputs[at]
+            self.results[name] = outputs[at]

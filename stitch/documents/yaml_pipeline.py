@@ -1,4 +1,4 @@
-"""`YamlPipeline`: a pipeline file loaded on a device, called with its inputs.
+"""`YamlPipeline`: a pipeline file on a device, called with its inputs.
 
 A value is freed after its last use.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
@@ -27,7 +26,6 @@ from stitch.documents.pipeline_form import (
 from stitch.documents.schedule import (
     CheckedValue,
     Joins,
-    Named,
     Rounds,
     Scheduled,
     Value,
@@ -39,135 +37,52 @@ from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
 from stitch.machine import Machine, machine_names
 from stitch.program import Array, DataType, Program, ValueType
-from stitch.report import Device, counted
+from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
-
-# Inputs; a list of arrays is one input for each array.
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineInput:
-    """An input: its type, and the array of its file, if it has one; `xs[2]` is one of a list."""
+    """An input: its type, and the array of its file, if it has one."""
 
     name: str
     type: ValueType
     given: Array | None = None
 
 
-def read_inputs(file: PipelineFile, converted: list[Problem]) -> tuple[PipelineInput, ...]:
-    """All inputs, in order; notes where an array's type is changed. Raises `FormatError`."""
-    return tuple([one for entry in file.inputs for one in _read(entry, file.file, converted)])
-
-
-def checked_inputs(file: PipelineFile, inputs: Sequence[PipelineInput]) -> dict[str, CheckedValue]:
-    """What is known of each name. Raises `FormatError` for a list whose arrays differ in more than
-    their lengths."""
-    known = {}
-    for entry, (first, *others) in _by_entry(file, inputs):
-        kinds = [one.type for one in (first, *others)]
-        if entry.count is None:
-            known[entry.name] = CheckedValue(first.type)
-            continue
-        for one in others:
-            if _beyond_length(one.type) != _beyond_length(first.type):
-                raise FormatError(
-                    f"the arrays of a list are alike but for their lengths, and {one.name} is not "
-                    f"like {first.name}",
-                    where=f"{file.file}:{entry.line}", expected=first.type.text(),
-                    got=one.type.text(),
-                )  # fmt: skip
-        known[entry.name] = CheckedValue(first.type, elements=tuple(kinds))
-    return known
-
-
-def arranged_inputs(
-    what: str, file: PipelineFile, inputs: Sequence[PipelineInput], arguments: tuple[Any, ...],
-    named: Mapping[str, Any],
-) -> tuple[Any, ...]:  # fmt: skip
-    """A value for each input, of arguments by position and by name; a list is one argument.
-
-    Raises `UsageError` for what is missing, surplus or given twice, and for a list of another
-    count.
-    """
-    types, defaults = [], {}
-    for entry, own in _by_entry(file, inputs):
-        text = own[0].type.text()
-        is_one = entry.count is None
-        types.append((entry.name, text if is_one else f"{len(own)} such as {text}"))
-        if all(one.given is not None for one in own):
-            defaults[entry.name] = own[0].given if is_one else [one.given for one in own]
-    found = []
-    given = arranged(what, types, arguments, named, defaults)
-    for entry, value in zip(file.inputs, given, strict=True):
-        if entry.count is None:
-            found.append(value)
-            continue
-        is_list = isinstance(value, list | tuple)
-        if not is_list or len(value) != entry.count:
-            raise UsageError(
-                f"input {entry.name!r} of {what} is a list of {counted(entry.count, 'array')}",
-                got=counted(len(value), "array") if is_list else type(value).__name__,
-            )
-        found += value
-    return tuple(found)
-
-
-def _by_entry(
-    file: PipelineFile, inputs: Sequence[PipelineInput]
-) -> Iterator[tuple[InputEntry, list[PipelineInput]]]:
-    """Each entry with its inputs: one, or those of a list."""
-    left = iter(inputs)
-    for entry in file.inputs:
-        yield entry, [*islice(left, entry.count or 1)]
-
-
-def _beyond_length(kind: ValueType) -> tuple[int, tuple[int, ...], DataType]:
-    return len(kind.shape), kind.shape[1:], kind.data_type
-
-
-def _read(entry: InputEntry, file: str, converted: list[Problem]) -> Iterator[PipelineInput]:
-    """An input with the array of its file, if it has one; of a list each."""
-    if entry.count is None:
-        yield _one(entry, 0, entry.name, file, converted)
-        return
-    for number in range(entry.count):
-        yield _one(entry, number, f"{entry.name}[{number}]", file, converted)
-
-
-def _one(
-    entry: InputEntry, number: int, name: str, file: str, converted: list[Problem]
-) -> PipelineInput:
-    written, source = entry.element_shape(number), entry.source(number)
-    if source is None:
-        assert written is not None and entry.data_type is not None
-        return PipelineInput(name, ValueType(written, entry.data_type))
-    array = read_array(*source, entry.data_type, written)
+def _read_input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineInput:
+    """Read an input with the array of its file; append changes of its type to `converted`."""
+    if entry.file is None:
+        assert entry.shape is not None and entry.data_type is not None
+        return PipelineInput(entry.name, ValueType(entry.shape, entry.data_type))
+    array = read_array(entry.file, entry.array, entry.data_type, entry.shape)
     stored = DataType.from_dtype(array.dtype)
     kind = stored if entry.data_type is None else entry.data_type
-    shape = array.shape if written is None else written
+    shape = array.shape if entry.shape is None else entry.shape
+    what = f"input {entry.name!r}"
     try:
-        fitted = capture(array, shape, kind, True, f"input {name!r}")
+        fitted = capture(array, shape, kind, True, what)
     except StitchError as error:
         raise FormatError(
             error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
         ) from error
     if stored is not kind and kind.is_floating:
-        detail = f"input {name!r} is converted from {stored.value} to {kind.value}"
+        detail = f"{what} is converted from {stored.value} to {kind.value}"
         converted.append(Problem("converted", f"{file}:{entry.line}", detail))
     fitted.flags.writeable = False
-    return PipelineInput(name, ValueType(shape, kind), fitted)
+    return PipelineInput(entry.name, ValueType(shape, kind), fitted)
 
 
-#: A repeat of so many rounds is queued run by run.
+#: Longer repeats run several rounds as one prepared graph.
 MIN_ROUNDS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedPipeline:
-    """A pipeline file with its binaries and input files, checked; opens on any fitting device.
+    """A checked pipeline file with its binaries and input arrays.
 
-    `warnings`: what is no error and worth a look, such as a result that nobody reads.
+    `warnings` lists conversions of input arrays and results that no step reads.
     """
 
     file: PipelineFile
@@ -179,10 +94,9 @@ class CheckedPipeline:
 
     @property
     def machine(self) -> str | Machine:
-        """The machine that the file names, else the one its first module was compiled for: as its
-        own file describes it, if that does.
+        """Return the machine of the file, or the one that its first module was compiled for.
 
-        Raises `UsageError` where that is none that Stitch ships.
+        Raises `UsageError` if Stitch does not know that machine.
         """
         if self.file.device is not None:
             return self.file.device
@@ -192,7 +106,8 @@ class CheckedPipeline:
         name = first.machine.name
         if name not in machine_names():
             raise UsageError(
-                f"{self.file.file} names no device, and its modules were compiled for {name!r}",
+                f"{self.file.file} has no `device`, and its modules were compiled for {name!r}, "
+                "a machine that Stitch does not ship",
                 expected="`device: machine.yaml` in the file, or a device to run on",
             )
         return name
@@ -201,14 +116,20 @@ class CheckedPipeline:
 def read_pipeline(
     path: str | Path, *, strict_types: bool = False, given: Mapping[Path, Binary] | None = None
 ) -> CheckedPipeline:
-    """Read a pipeline file, its binaries and its arrays; check all before anything runs.
+    """Read and check a pipeline file, its binaries and its arrays.
 
-    `given`: binaries in the place of what their files hold, by resolved path. Raises `FormatError`
-    with every defect, `IncompatibleError` for a binary of another version.
+    Args:
+        path: The YAML file.
+        strict_types: Refuse conversions between floating types.
+        given: Binaries that replace files, by resolved path.
+
+    Raises:
+        FormatError: Lists every defect.
+        IncompatibleError: A binary has another version.
     """
     file = load_pipeline(path)
-    known = given or {}
-    binaries = {m.name: known.get(m.file.resolve()) or load(m.file) for m in file.modules}
+    given = given or {}
+    binaries = {m.name: given.get(m.file.resolve()) or load(m.file) for m in file.modules}
     programs: dict[str, Program] = {}
     for module in file.modules:
         try:
@@ -217,23 +138,20 @@ def read_pipeline(
             where = f"{file.file}:{module.line}"
             raise FormatError(error.what, where=where, expected=error.expected) from error
     converted: list[Problem] = []
-    inputs = read_inputs(file, converted)
+    inputs = tuple([_read_input(entry, file.file, converted) for entry in file.inputs])
     if strict_types and converted:
         raise FormatError(
-            f"{file.file}: strict types convert no input file", problems=tuple(converted)
+            f"{file.file}: strict types refuse conversions", problems=tuple(converted)
         )
-    known_inputs = checked_inputs(file, inputs)
-    outputs, changed = check_pipeline(file, programs, known_inputs, strict_types=strict_types)
+    values = {one.name: CheckedValue(one.type) for one in inputs}
+    outputs, changed = check_pipeline(file, programs, values, strict_types=strict_types)
     warnings = (*converted, *changed, *unread(file))
     return CheckedPipeline(file, binaries, programs, inputs, outputs, warnings)
 
 
 @final
 class YamlPipeline:
-    """A pipeline file, loaded on a device; `pipeline(x=...)` gives a tensor or a tuple of them.
-
-    `inputs` and `output_names` say what it takes and gives.
-    """
+    """A pipeline file on a device; `pipeline(x=...)` returns a tensor or a tuple of tensors."""
 
     def __init__(self, checked: CheckedPipeline, device: Device) -> None:
         self.device = device
@@ -247,14 +165,14 @@ class YamlPipeline:
         wanted = frozenset(word for _, word, _ in checked.file.outputs)
         names = frozenset(entry.name for entry in checked.file.inputs)
         self._shared = names & _taken_by_several(checked.file.steps)
-        #: What runs rounds of a long repeat in one call, by the step's identity; None: nothing.
+        #: The rounds of a long repeat that run in one call, by the step's identity, or None.
         self._rounds: dict[int, Rounds | None] = {}
         self._steps = tuple(schedule_of(checked.file.steps, names, wanted, checked.programs))
-        gives_away = any(one.transformation.donated for one in self.programs.values())
-        self._joins = Joins(device, is_copying=gives_away)
+        donates = any(one.transformation.donated for one in self.programs.values())
+        self._joins = Joins(device, is_copying=donates)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Queue one run; gives a tensor, or a tuple of them.
+        """Queue one run, with arguments by position or name; return a tensor or a tuple of them.
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.
         """
@@ -268,24 +186,21 @@ class YamlPipeline:
 
     def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         what = f"pipeline {self.checked.file.name!r}"
-        return arranged_inputs(what, self.checked.file, self.inputs, arguments, named)
+        types = [(one.name, one.type.text()) for one in self.inputs]
+        defaults = {one.name: one.given for one in self.inputs if one.given is not None}
+        return arranged(what, types, arguments, named, defaults)
 
     def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
         """Queue one run on a value for each input, in order; `borrow` as for a loaded program."""
-        entered = iter([
-            self._entered(one, value, borrow)
+        scope = {
+            one.name: self._captured(one, value, borrow)
             for one, value in zip(self.inputs, values, strict=True)
-        ])  # fmt: skip
-        scope: dict[str, Named] = {
-            entry.name: next(entered) if entry.count is None
-            else tuple(islice(entered, entry.count))
-            for entry in self.checked.file.inputs
-        }  # fmt: skip
+        }
         self._run(self._steps, scope, {})
         outputs = [scope[word] for _, word, _ in self.checked.file.outputs]
         return tuple(value for value in outputs if isinstance(value, Tensor))
 
-    def _entered(self, one: PipelineInput, value: Any, borrow: bool) -> Value:
+    def _captured(self, one: PipelineInput, value: Any, borrow: bool) -> Value:
         if isinstance(value, Tensor):
             if value.shape != one.type.shape:
                 raise UsageError(f"input {one.name!r} has another shape",
@@ -295,13 +210,13 @@ class YamlPipeline:
         allowed = self.device.allowed_nbytes
         array = capture(value, one.type.shape, one.type.data_type, borrow, what, allowed)
         if array is not value:
-            # Ours alone: steps need no copies of their own.
+            # Our own copy: steps may borrow it.
             array.flags.writeable = False
-        # What several runs take is one tensor, which enters a space once.
+        # An input of several runs is one tensor, which is copied to a space once.
         return self.device.tensor(array, borrow=True) if one.name in self._shared else array
 
     def _run(
-        self, steps: Sequence[Scheduled], scope: dict[str, Named], indices: dict[str, int]
+        self, steps: Sequence[Scheduled], scope: dict[str, Value], indices: dict[str, int]
     ) -> None:
         for scheduled in steps:
             step = scheduled.step
@@ -313,18 +228,14 @@ class YamlPipeline:
                 scope.pop(name, None)
 
     def _repeat(
-        self,
-        step: RepeatStep,
-        scheduled: Scheduled,
-        scope: dict[str, Named],
+        self, step: RepeatStep, scheduled: Scheduled, scope: dict[str, Value],
         indices: dict[str, int],
-    ) -> None:
-        # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
-        # and leaves behind only what it carries over.
+    ) -> None:  # fmt: skip
+        # One scope is enough: a name is defined once, so a round overwrites no outer value.
         number = 0
         collected = [self._joins.tensors() for _ in step.collect]
         while number < step.times:
-            # The first round takes what others may hold; what it carries over is the loop's alone.
+            # The first round reads values that may be used elsewhere; later rounds may overwrite.
             rounds = self._rounds_of(scheduled) if number and step.times > MIN_ROUNDS else None
             if (
                 rounds is not None
@@ -335,63 +246,59 @@ class YamlPipeline:
                 continue
             self._run(scheduled.body, scope, {**indices, step.index: number})
             carried = {name: scope[after] for name, after in step.carry}
-            for (_, source), rounds_made in zip(step.collect, collected, strict=True):
-                made = scope[source]
-                assert isinstance(made, Tensor), "a step made it"
-                rounds_made.add(made)
+            for (_, source), rounds_collected in zip(step.collect, collected, strict=True):
+                result = scope[source]
+                assert isinstance(result, Tensor), "it is the result of a step"
+                rounds_collected.add(result)
             for name in scheduled.ends:
                 del scope[name]
             scope.update(carried)
             number += 1
-        for (name, _), rounds_made in zip(step.collect, collected, strict=True):
-            scope[name] = rounds_made.whole()
+        for (name, _), rounds_collected in zip(step.collect, collected, strict=True):
+            scope[name] = rounds_collected.whole()
 
     def _rounds_of(self, scheduled: Scheduled) -> Rounds | None:
-        """Rounds of a repeat in one call, where there are such."""
         key = id(scheduled)
         if key not in self._rounds:
             self._rounds[key] = rounds_of(scheduled, self.programs, self.device.window, self._joins)
         return self._rounds[key]
 
     def _run_one(
-        self,
-        step: RunStep,
-        scheduled: Scheduled,
-        scope: dict[str, Named],
+        self, step: RunStep, scheduled: Scheduled, scope: dict[str, Value],
         indices: Mapping[str, int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         program = self.programs[step.module]
         arguments: list[Any] = [None] * len(program.ports)
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
             arguments[at] = value_of(reference, scope, indices)
-        # Arrays of a run are our own or read-only; writable borrowed ones are the caller's say.
+        # Arrays of a run are our own or read-only, or borrowed as the caller asked.
         submitted = self.device.submit(program, arguments, True)
         results = submitted if isinstance(submitted, tuple) else (submitted,)
         for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
             scope[name] = results[at]
 
     def forget(self) -> None:
-        """Drop the loaded programs; the pipeline cannot be called any more."""
+        """Release the loaded programs; the pipeline cannot be called afterwards."""
         self.programs = {}
         self._rounds.clear()
         self._joins.forget()
 
 
 def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:
-    """The names that several runs take, all of them as a whole."""
+    """Return the names that several runs read, and none reads an element of."""
     runs: Counter[str] = Counter()
-    parted = set()
-    for times, reference in _taken(steps, 1):
+    sliced = set()
+    for times, reference in _references(steps, 1):
         runs[reference.name] += times
         if reference.is_element:
-            parted.add(reference.name)
-    return frozenset(name for name, count in runs.items() if count > 1) - parted
+            sliced.add(reference.name)
+    return frozenset(name for name, count in runs.items() if count > 1) - sliced
 
 
-def _taken(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Reference]]:
-    """What runs take, and how often."""
+def _references(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Reference]]:
+    """Yield the references of all runs, and how often each is read."""
     for step in steps:
         if isinstance(step, RepeatStep):
-            yield from _taken(step.steps, times * step.times)
+            yield from _references(step.steps, times * step.times)
         else:
             yield from ((times, reference) for _, reference in step.inputs)

@@ -29,7 +29,7 @@ from stitch.files.writing import (
     make_folder,
     naming,
     resolved,
-    write_added,
+    write_files,
 )
 
 __all__ = [
@@ -37,5 +37,5 @@ __all__ = [
     "Source", "atomic_write", "files_read", "head_of", "identity", "make_folder", "naming",
     "nearest_file", "note_standard_input", "noting_files", "open_file", "open_source",
     "own_descriptor", "read_bytes", "read_text", "resolved", "special_kind", "text_of",
-    "unreadable", "write_added",
+    "unreadable", "write_files",
 ]  # fmt: skip

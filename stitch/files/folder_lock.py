@@ -1,8 +1,7 @@
-"""A lock on a folder, held until its process ends, that names its holder in errors.
+"""Lock a folder with `flock` on its file `.stitch-lock`.
 
-The lock is `flock` on the file `.stitch-lock` in the folder, which the kernel releases when the
-process ends; the file's contents are only for the error message. On a file system without such
-locks `missing` says why, and the holder continues without a lock.
+The kernel releases the lock when the process ends. The contents of the file name the holder in the
+error of another process.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from typing import Any, final
 from stitch.errors import StitchError, UsageError
 from stitch.live_objects import LiveObjects
 
-# System calls, in one table that tests replace.
-
-#: What `flock` says on a file system that has no such locks (NFS without its lock daemon, FUSE).
-NO_LOCKS = frozenset({"ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL"})
+#: Errors of `flock` on a file system without locks (NFS without its lock daemon, FUSE).
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+NAME = ".stitch-lock"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class SystemCalls:
-    """What writing a file asks of the system."""
+    """The system calls of writing and locking."""
 
     open: Callable[..., int] = os.open
     write: Callable[[int, Any], int] = os.write
@@ -42,21 +41,23 @@ class SystemCalls:
     flock: Callable[[int, int], None] = fcntl.flock
 
 
-#: What is called; a test may put another in its place.
+#: Tests replace it.
 system_calls = SystemCalls()
-
-
-NAME = ".stitch-lock"
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @final
 class FolderLock:
-    """A folder that this process has to itself until `release`, or until it ends.
+    """An exclusive lock on a folder, until `release` or the end of this process.
 
-    Raises `UsageError` naming the owner where another has it, `StitchError` where the folder cannot
-    be written to. `other`: what an owner is called there. `missing`: why there is no lock, where
-    the file system has none.
+    `missing` is None, or the reason why the file system has no locks; then there is none.
+
+    Args:
+        folder: The folder.
+        other: What errors call another holder.
+
+    Raises:
+        UsageError: Another process holds the lock.
+        StitchError: The folder is not writable.
     """
 
     def __init__(self, folder: Path, other: str = "another process") -> None:
@@ -76,67 +77,61 @@ class FolderLock:
 
     def _take(self, path: Path) -> None:
         while self._handle is None and self.missing is None:
-            # Kept from the first moment: an interrupt must not leave a lock that nobody closes.
+            # Assign at once, so that `__del__` closes the handle after an interrupt.
             self._handle = handle = system_calls.open(path, _FLAGS, 0o644)
-            is_ours = False
+            is_locked = False
             try:
-                is_ours = self._is_locked(handle, path)
+                is_locked = self._lock(handle, path)
             finally:
-                if not is_ours:
+                if not is_locked:
                     self._handle = None
                     system_calls.close(handle)
 
-    def _is_locked(self, handle: int, path: Path) -> bool:
-        """Lock the file; False where its last owner removed it before that, or without locks."""
+    def _lock(self, handle: int, path: Path) -> bool:
+        """Lock the file; return False if its last holder removed it first, or without locks."""
         try:
             system_calls.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(handle, path):
                 return False
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise self._refusal(_owner(handle)) from error
-            if errno.errorcode.get(error.errno or 0) not in NO_LOCKS:
+                raise UsageError(
+                    f"{self.other} has this folder", where=str(self.folder), got=_holder(handle),
+                    remedy="wait until it has ended, stop it, or choose another folder",
+                ) from error  # fmt: skip
+            if error.errno not in NO_LOCKS:
                 raise
             self.missing = error.strerror or str(error)
             return False
-        _write_owner(handle)
+        _write_holder(handle)
         return True
 
     @property
     def is_held(self) -> bool:
-        """Whether this process still has the folder, as far as its file system can tell.
+        """Return whether this process holds the lock (True without locks).
 
-        It has not after a fork, which leaves the lock with the parent, nor where the folder was
-        removed: another may have made it anew, with a lock of its own.
+        It does not after a fork, nor if the folder was removed, and perhaps created again.
         """
         if self.missing is not None:
             return True
         return self._handle is not None and _is_at(self._handle, self.folder / NAME)
 
-    def _refusal(self, owner: str) -> UsageError:
-        return UsageError(
-            f"{self.other} has this folder",
-            where=str(self.folder),
-            got=owner,
-            remedy="wait until it has ended, stop it, or choose another folder",
-        )
-
     def release(self) -> None:
-        """Let others have the folder; doing so twice is allowed."""
+        """Release the lock; may be called twice."""
         handle = self._handle
         if handle is None:
             return
         try:
             with contextlib.suppress(OSError):
-                if _is_at(handle, self.folder / NAME):  # Else it is another's.
+                if _is_at(handle, self.folder / NAME):  # Otherwise another process owns the file.
                     system_calls.unlink(self.folder / NAME)
         finally:
             self._handle = None
             with contextlib.suppress(OSError):
                 system_calls.close(handle)
 
-    def _forget(self) -> None:
-        """In a child after a fork: the lock is the parent's, and must not outlive it."""
+    def _drop_after_fork(self) -> None:
+        """Close the handle in a child, so that the lock ends with the parent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -152,7 +147,7 @@ _LOCKS: LiveObjects[FolderLock] = LiveObjects()
 
 def _after_fork() -> None:
     for lock in list(_LOCKS):
-        lock._forget()
+        lock._drop_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -166,21 +161,20 @@ def _is_at(handle: int, path: Path) -> bool:
     return os.path.samestat(status, os.fstat(handle))
 
 
-def _write_owner(handle: int) -> None:
+def _write_holder(handle: int) -> None:
     facts = {
         "pid": os.getpid(), "host": os.uname().nodename, "command": shlex.join(sys.argv)[:400],
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }  # fmt: skip
-    with contextlib.suppress(OSError):  # It is for the message only.
+    with contextlib.suppress(OSError):  # Only error messages read it.
         os.ftruncate(handle, 0)
         system_calls.write(handle, (json.dumps(facts) + "\n").encode())
 
 
-def _owner(handle: int) -> str:
-    """Which process has the lock, as far as its open file says."""
+def _holder(handle: int) -> str:
+    """Describe the process that has the lock by the contents of the file."""
     try:
         facts = json.loads(os.pread(handle, 4096, 0).decode("utf-8", "replace"))
-        pid, host, since = facts["pid"], facts["host"], facts["since"]
-        return f"process {pid} on {host}, since {since}: {facts['command']}"
+        return "process {pid} on {host}, since {since}: {command}".format(**facts)
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -1,9 +1,8 @@
-"""Open files for reading: checked before an open can block, and tracked.
+"""Read regular files, and record which were read.
 
-Only regular files are read, and descriptors that the caller of a command opened (`/dev/stdin`,
-`/dev/fd/63` of a shell's `<(...)`): a named pipe could block for ever, a device never end. Within
-`noting_files` every opened file is recorded by its identity (device and inode), so that a command
-can refuse to overwrite its own inputs.
+Named pipes and devices are refused, because reading them may never end; descriptors that the caller
+of a command opened are read (`/dev/stdin`, `/dev/fd/63` of a shell's `<(...)`). Within
+`noting_files` every opened file is recorded, so that a command does not overwrite its own inputs.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from stitch.errors import FormatError, nearest
 Identity: TypeAlias = tuple[int, int]
 
 _DESCRIPTOR = re.compile(r"/(?:dev/(stdin|stdout|stderr)|(?:dev|proc/self)/fd/(\d{1,9}))")
-#: More files than this are not looked through for a name that resembles another.
+#: Files of a folder that are searched for a similar name.
 _MOST_LISTED = 1000
 _STANDARD = ("stdin", "stdout", "stderr")
-#: The largest text (YAML, JSON) that is read.
+#: Limit of the size of a text file (YAML, JSON).
 TEXT_NBYTES = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _NOTED: ContextVar[dict[Identity, str] | None] = ContextVar("files_read", default=None)
@@ -38,7 +37,7 @@ _NOTED: ContextVar[dict[Identity, str] | None] = ContextVar("files_read", defaul
 
 @contextmanager
 def noting_files() -> Iterator[None]:
-    """Within the block, `files_read` knows every file that was opened for reading."""
+    """Record every file that the block opens for reading, for `files_read`."""
     token = _NOTED.set({})
     try:
         yield
@@ -47,12 +46,12 @@ def noting_files() -> Iterator[None]:
 
 
 def files_read() -> dict[Identity, str]:
-    """The files opened within `noting_files`, and how each was called; empty outside."""
+    """Return the files opened within `noting_files`, with their paths; empty outside."""
     return dict(_NOTED.get() or {})
 
 
 def note_standard_input() -> None:
-    """Standard input is read: it may be a file as well (`< a.ttb`)."""
+    """Record that standard input is read: it may be a file (`< a.ttb`)."""
     _note(os.fstat(0), "standard input")
 
 
@@ -63,7 +62,7 @@ def _note(status: os.stat_result, called: str) -> None:
 
 
 def identity(path: str | Path) -> Identity | None:
-    """Device and inode of the file that a path leads to; None where there is none."""
+    """Return device and inode of the file at a path; None if there is none."""
     try:
         status = Path(path).stat()
     except (OSError, ValueError):
@@ -72,7 +71,7 @@ def identity(path: str | Path) -> Identity | None:
 
 
 def own_descriptor(path: str | Path) -> int | None:
-    """The handle that a path such as `/dev/fd/63` means; None for all others.
+    """Return the descriptor that a path such as `/dev/fd/63` names; None for other paths.
 
     >>> own_descriptor("/dev/stdin"), own_descriptor("/dev/fd/63"), own_descriptor("a.ttb")
     (0, 63, None)
@@ -84,10 +83,9 @@ def own_descriptor(path: str | Path) -> int | None:
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """The file at a path, open for reading; never blocks.
+    """Open a regular file for reading, without blocking.
 
-    Raises `OSError` where it cannot be opened, `FormatError` for a named pipe, a device, a socket
-    or a folder.
+    Raises `OSError` if that fails, `FormatError` for a named pipe, a device, a socket or a folder.
     """
     own = own_descriptor(path)
     handle = _opened(path) if own is None else os.dup(own)
@@ -95,30 +93,29 @@ def open_file(path: str | Path) -> BinaryIO:
         status = os.fstat(handle)
         special = special_kind(status.st_mode)
         if special is not None and (own is None or special == "a folder"):
-            raise no_regular_file(path, special)
+            raise _not_regular(path, special)
         if own is None:
             os.set_blocking(handle, True)
         _note(status, str(path))
     except BaseException:
         os.close(handle)
         raise
-    # From here on it is the file's, which an interrupt drops and so closes.
-    return io.open(handle, "rb")  # noqa: UP020  # It is a handle, not a path.
+    return io.open(handle, "rb")  # noqa: UP020  # A descriptor, not a path.
 
 
 def _opened(path: str | Path) -> int:
     try:
         return os.open(path, _FLAGS)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # A socket, or a device that is not there.
-            raise no_regular_file(path, "a socket or a device") from error
+        if error.errno == errno.ENXIO:
+            raise _not_regular(path, "a socket or a device") from error
         raise
-    except ValueError as error:  # A zero in it, or half a surrogate pair.
+    except ValueError as error:  # NUL or half a surrogate pair in the name.
         raise OSError(errno.EINVAL, "no file can have this name") from error
 
 
 def special_kind(mode: int) -> str | None:
-    """What has this mode (of `stat`), where it is no regular file; else None."""
+    """Return the kind of a file that is not regular, by its `st_mode`; None for a regular file."""
     kinds = (
         (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -126,74 +123,61 @@ def special_kind(mode: int) -> str | None:
     return next((name for is_kind, name in kinds if is_kind(mode)), None)
 
 
-def no_regular_file(path: str | Path, kind: str) -> FormatError:
-    """The error for what can only be read by waiting for others."""
+def _not_regular(path: str | Path, kind: str) -> FormatError:
     return FormatError(
-        "this is no file that can be read",
-        where=str(path),
-        expected="a regular file",
-        got=kind,
-        remedy="what comes through a pipe: as - where a module is read, or with the shell's <(...)",
-    )
+        "cannot read the file", where=str(path), expected="a regular file", got=kind,
+        remedy="pass a module through a pipe as -, another file by the shell's <(...)",
+    )  # fmt: skip
 
 
 def unreadable(path: str | Path, error: Exception) -> FormatError:
-    """The error for a file that the system does not let us read, or that is no text."""
+    """Return the error for a file that cannot be opened, or is not text."""
     if isinstance(error, UnicodeDecodeError):
         return FormatError(
-            "the file is no text",
-            where=str(path), expected="text in UTF-8",
-            got=f"the byte {error.object[error.start]:#04x} at {error.start}",
-            remedy="check the path: is it the file that was meant?",
+            "the file is no text", where=str(path), expected="text in UTF-8",
+            got=f"byte {error.object[error.start]:#04x} at {error.start}", remedy="check the path",
         )  # fmt: skip
+    is_missing = isinstance(error, FileNotFoundError)
+    near = nearest_file(path, (Path(path).suffix,)) if is_missing else ""
     return FormatError(
-        "cannot read the file",
-        where=str(path),
+        "cannot read the file", where=str(path),
         got=getattr(error, "strerror", None) or str(error),
-        remedy=(nearest_file(path, (Path(path).suffix,)) if isinstance(error, FileNotFoundError)
-                else "") or "check the path and its permissions",
+        remedy=near or "check the path and its permissions",
     )  # fmt: skip
 
 
 def nearest_file(path: str | Path, endings: tuple[str, ...]) -> str:
-    """`did you mean ...?` for the file beside a path with one of the endings and the nearest name.
-
-    Nothing where none is near, or the folder cannot be listed.
-    """
-    place = Path(path)
+    """Return `did you mean ...?` for a file of the folder with a similar name, or nothing."""
+    missing = Path(path)
     try:
-        with os.scandir(place.parent) as entries:
+        with os.scandir(missing.parent) as entries:
             names = [e.name for e in islice(entries, _MOST_LISTED) if e.name.endswith(endings)]
     except (OSError, ValueError):
         return ""
-    near = nearest(place.name, names, cutoff=0.7)
-    return f"did you mean {str(place.with_name(near[0]))!r}?" if near else ""
+    near = nearest(missing.name, names, cutoff=0.7)
+    return f"did you mean {str(missing.with_name(near[0]))!r}?" if near else ""
 
 
 def head_of(path: str | Path, nbytes: int) -> bytes:
-    """The first bytes of a regular file, which is only looked at: it does not count as read.
-
-    Raises `OSError`, `FormatError`.
-    """
+    """Return the first bytes of a regular file without recording it; raise as `open_file`."""
     handle = _opened(path)
     try:
         special = special_kind(os.fstat(handle).st_mode)
         if special is not None:
-            raise no_regular_file(path, special)
+            raise _not_regular(path, special)
         return os.pread(handle, nbytes, 0)
     finally:
         os.close(handle)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """All bytes of a file; raises what `open_file` raises."""
+    """Return all bytes of a file; raise as `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def text_of(file: str | Path | IO[str]) -> str:
-    """What a file of this path, or an open one, holds as text; raises `FormatError` for one that
-    cannot be read."""
+    """Return the text of a path or an open file; raise `FormatError` if it cannot be read."""
     if not isinstance(file, str | os.PathLike):
         return file.read()
     try:
@@ -203,18 +187,18 @@ def text_of(file: str | Path | IO[str]) -> str:
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The file as UTF-8; raises what `open_file` raises, and `UnicodeDecodeError`.
+    """Return a file's UTF-8 text; raise as `open_file`, `UnicodeDecodeError`.
 
-    Raises `FormatError` beyond `TEXT_NBYTES`: a file with a hole takes nothing on the disk.
+    Raises `FormatError` for a file beyond `TEXT_NBYTES`.
     """
     with open_file(path) as file:
-        nbytes = os.fstat(file.fileno()).st_size
+        nbytes = os.fstat(file.fileno()).st_size  # A sparse file takes no space on the disk.
         data = b"" if nbytes > TEXT_NBYTES else file.read(TEXT_NBYTES + 1)
     if max(nbytes, len(data)) > TEXT_NBYTES:
         raise FormatError(
-            "the file is too large for a text", where=str(path),
+            "the text is too long", where=str(path),
             expected=f"at most {TEXT_NBYTES} bytes", got=f"{max(nbytes, len(data))} bytes",
-            remedy="large arrays belong into files of their own (.npy, .npz, .safetensors)",
+            remedy="store arrays in their own files (.npy, .npz, .safetensors)",
         )  # fmt: skip
     return data.decode("utf-8", errors)
 
@@ -224,7 +208,7 @@ Source: TypeAlias = str | Path | bytes | bytearray | memoryview
 
 
 def open_source(source: Source) -> tuple[str, memoryview]:
-    """A name for errors, and the bytes: of a path mapped read-only, of bytes as they are."""
+    """Return a name for errors and the bytes; a file is mapped read-only."""
     if isinstance(source, bytes | bytearray | memoryview):
         view = memoryview(source)
         castable = view.c_contiguous and view.nbytes
@@ -233,7 +217,7 @@ def open_source(source: Source) -> tuple[str, memoryview]:
     try:
         with open_file(source) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # A pipe that the process was given.
+            if not stat.S_ISREG(status.st_mode):  # A pipe that the caller opened.
                 return str(source), memoryview(file.read())
             if status.st_size == 0:
                 return str(source), memoryview(b"")

@@ -1,9 +1,8 @@
-"""Atomic and durable writing of files.
+"""Write files atomically and durably.
 
-A file is written under a temporary name beside its target (`.NAME.PID.TOKEN.part`), synced and
-renamed, then its folder is synced. After a kill the old file is intact, and the temporary file may
-remain. Devices and pipes (`/dev/null`, a shell's `>(...)`) are written directly; `-` is standard
-output.
+A file is written under a temporary name in its folder (`.NAME.PID.TOKEN.part`), synced and renamed,
+then the folder is synced. After a kill the old file is intact; the temporary file may remain.
+Devices and pipes (`/dev/null`, a shell's `>(...)`) are written directly; `-` is standard output.
 """
 
 from __future__ import annotations
@@ -13,73 +12,108 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias, final
+from typing import Protocol, TypeAlias
 
 from stitch.errors import StitchError
 from stitch.files import folder_lock
 from stitch.files.reading import own_descriptor, special_kind
 
 STANDARD_OUTPUT = "-"
-#: Pieces smaller than this are joined before they are written.
-_BUFFER = 1 << 18
-#: A name's part of the name of its part: file systems take 255 bytes.
+#: Smaller pieces are buffered.
+_BUFFER_NBYTES = 1 << 18
+#: Bytes of the target's name in the temporary name: file systems allow 255 for a name.
 _NAME_NBYTES = 150
-_PART_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_TEMPORARY_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECT_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-#: Folders that cannot be synced are those of file systems that do not need it.
+#: Errors of file systems whose folders need no sync.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Sink(Protocol):
-    """What contents are written into."""
+    """The target of `Content` that writes itself."""
 
     def write(self, data: Data, /) -> int:
-        """Take all of the data; gives its length in bytes."""
+        """Write all of the data; return its length in bytes."""
 
 
-#: Bytes, a text, or what writes the bytes piece by piece.
+#: Bytes, text, or a function that writes the bytes in pieces.
 Content: TypeAlias = Data | str | Callable[[Sink], object]
+#: The files of one command, in the order in which they are written.
+OutputFiles: TypeAlias = dict[str | Path, Content]
 
 
-def atomic_write(path: str | Path, content: Content) -> None:
-    """Write one file, whole or not at all; raises `StitchError`, also where it is written but not
-    known to be on the disk."""
-    files = OutputFiles()
-    files.add(path, content)
-    files.commit()
+def write_files(files: Mapping[str | Path, Content]) -> list[str]:
+    """Write each file atomically; return their paths, without standard output."""
+    for path, content in files.items():
+        if path == STANDARD_OUTPUT:
+            sys.stdout.flush()
+            _write_content(content, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            atomic_write(path, content)
+    return [str(path) for path in files if path != STANDARD_OUTPUT]
 
 
-def write_added(add_to: Callable[[OutputFiles], None], forget: Callable[[], None]) -> None:
-    """Write the files that `add_to` adds, then call `forget`, whatever happened."""
-    files = OutputFiles()
+def atomic_write(path: str | Path, content: Content, *, follow_links: bool = True) -> None:
+    """Write one file: after an error the old file is intact.
+
+    Args:
+        path: The file.
+        content: Its new content.
+        follow_links: Write to the target of a link; otherwise replace a link or pipe at `path`.
+
+    Raises:
+        StitchError: The file is not written, or it is written but not known to be on the disk.
+    """
+    target = resolved(path) if follow_links else resolved(Path(path).parent) / Path(path).name
+    with naming(target):
+        if follow_links and _is_direct(target):
+            _write_direct(target, content)
+            return
+        name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
+        temporary = target.with_name(f".{name}.{os.getpid()}.{os.urandom(6).hex()}.part")
+        try:
+            _write_temporary(temporary, target, content)
+            folder_lock.system_calls.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder_lock.system_calls.unlink(temporary)
+            raise
+    _sync_folder(target.parent)
+
+
+def _write_temporary(temporary: Path, target: Path, content: Content) -> None:
+    handle = folder_lock.system_calls.open(temporary, _TEMPORARY_FLAGS, 0o666)
     try:
-        add_to(files)
-        files.commit()
+        with contextlib.suppress(OSError):  # Keep the permissions of the old file.
+            os.fchmod(handle, stat.S_IMODE(target.stat().st_mode) & 0o777)
+        _write_to_handle(handle, content)
+        folder_lock.system_calls.fsync(handle)
     finally:
-        forget()
+        folder_lock.system_calls.close(handle)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are missing; raises `StitchError`."""
+    """Create a folder and its missing parents; raises `StitchError`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    # ValueError: a zero in it, or half a surrogate pair. RecursionError: a thousand folders.
+    # ValueError: NUL or half a surrogate pair in the name. RecursionError: a thousand folders.
     except (OSError, ValueError, RecursionError) as error:
         raise StitchError(
             "cannot make the folder", where=str(path),
             got=getattr(error, "strerror", None) or str(error),
-            remedy="choose a place that is writable, and where no file has this name",
+            remedy="choose a writable parent folder, and a name that no file has",
         ) from error  # fmt: skip
 
 
 def resolved(path: str | Path) -> Path:
-    """Where a path leads: links followed, but for what the process has open already.
+    """Return the path with links followed; a descriptor of this process stays as it is.
 
-    Raises `StitchError` for a name that no file can have (with a NUL or half a surrogate pair).
+    Raises `StitchError` for a name that no file can have (with NUL or half a surrogate pair).
     """
     try:
         return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
@@ -90,64 +124,6 @@ def resolved(path: str | Path) -> Path:
         ) from error  # fmt: skip
 
 
-@final
-class OutputFiles:
-    """The files of one command. `commit` writes each atomically, once all contents are complete.
-
-    An error while contents are written changes no file; one between two renames leaves each file
-    old or new.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[Path, tuple[Content, bool]] = {}
-        self._paths: dict[Path, str] = {}
-        self._standard_output: Content | None = None
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The files, by the paths under which they were added, without standard output."""
-        return tuple(self._paths.values())
-
-    def add(self, path: str | Path, content: Content) -> None:
-        """Add a file; a later one at the same path replaces it."""
-        if path == STANDARD_OUTPUT:
-            self._standard_output = content
-        else:
-            place = resolved(path)
-            self._files[place] = content, _is_direct(place)
-            self._paths[place] = str(path)
-
-    def add_own(self, path: Path, content: Content) -> None:
-        """A file whose name nobody has chosen: where a link or a pipe has it, it takes the name,
-        and what the link leads to stays as it is."""
-        place = resolved(path.parent) / path.name
-        self._files[place] = content, False
-        self._paths[place] = str(path)
-
-    def commit(self) -> None:
-        """Write the files, in the order in which they were added; raises `StitchError`."""
-        parts: list[_Part] = []
-        try:
-            for path, (content, is_direct) in self._files.items():
-                with naming(path):
-                    if is_direct:
-                        _write_direct(path, content)
-                    else:
-                        parts.append(_Part(path))
-                        parts[-1].write(content)
-            if self._standard_output is not None:
-                sys.stdout.flush()
-                _write_content(self._standard_output, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
-            for part in parts:
-                part.rename()
-            for folder in dict.fromkeys(part.target.parent for part in parts):
-                _sync_names(folder)
-        finally:
-            for part in parts:
-                part.remove()
-
-
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn `OSError` into a `StitchError` that names the path."""
@@ -155,63 +131,22 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StitchError(
-            "cannot write the file",
-            where=str(path),
-            got=error.strerror or str(error),
-            remedy="choose a folder that exists, is writable and has room; the file that was there "
-            "is as it was",
-        ) from error
-
-
-class _Part:
-    """A file under way to its name."""
-
-    def __init__(self, target: Path) -> None:
-        name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
-        self.target = target
-        self.path = target.with_name(f".{name}.{os.getpid()}.{os.urandom(6).hex()}.part")
-        self._handle: int | None = None
-        self._is_there = False
-
-    def write(self, content: Content) -> None:
-        """Write and sync the content."""
-        self._handle = folder_lock.system_calls.open(self.path, _PART_FLAGS, 0o666)
-        self._is_there = True
-        with contextlib.suppress(OSError):  # A file that was there lends its permissions.
-            os.fchmod(self._handle, stat.S_IMODE(self.target.stat().st_mode) & 0o777)
-        _write_content_to(self._handle, content)
-        folder_lock.system_calls.fsync(self._handle)
-        handle, self._handle = self._handle, None
-        folder_lock.system_calls.close(handle)
-
-    def rename(self) -> None:
-        """Give the file its name."""
-        with naming(self.target):
-            folder_lock.system_calls.replace(self.path, self.target)
-        self._is_there = False
-
-    def remove(self) -> None:
-        """Remove what was not renamed."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                folder_lock.system_calls.close(handle)
-        if self._is_there:
-            with contextlib.suppress(OSError):
-                folder_lock.system_calls.unlink(self.path)
+            "cannot write the file", where=str(path), got=error.strerror or str(error),
+            remedy="choose a writable folder with free space; an existing file is unchanged",
+        ) from error  # fmt: skip
 
 
 class _HandleSink:
-    """Writes into a handle; small pieces are joined."""
+    """Writes to a file descriptor, small pieces through a buffer."""
 
     def __init__(self, handle: int) -> None:
-        self._handle, self._held = handle, bytearray()
+        self._handle, self._buffer = handle, bytearray()
 
     def write(self, data: Data, /) -> int:
         view = memoryview(data)
-        if view.nbytes < _BUFFER:
-            self._held += view
-            if len(self._held) >= _BUFFER:
+        if view.nbytes < _BUFFER_NBYTES:
+            self._buffer += view
+            if len(self._buffer) >= _BUFFER_NBYTES:
                 self.flush()
         else:
             self.flush()
@@ -219,12 +154,11 @@ class _HandleSink:
         return view.nbytes
 
     def flush(self) -> None:
-        held, self._held = self._held, bytearray()
-        self._write_all(memoryview(held))
+        data, self._buffer = self._buffer, bytearray()
+        self._write_all(memoryview(data))
 
     def _write_all(self, view: memoryview) -> None:
-        """The system may take less than it is given; it then gets the rest."""
-        while view.nbytes:
+        while view.nbytes:  # The system may write less than it is asked to.
             count = folder_lock.system_calls.write(self._handle, view)
             if count <= 0:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -240,14 +174,14 @@ def _write_content(content: Content, sink: Sink) -> None:
         sink.write(content)
 
 
-def _write_content_to(handle: int, content: Content) -> None:
+def _write_to_handle(handle: int, content: Content) -> None:
     sink = _HandleSink(handle)
     _write_content(content, sink)
     sink.flush()
 
 
-def _sync_names(folder: Path) -> None:
-    """New names have to be on the disk; raises `StitchError` where the system does not say so."""
+def _sync_folder(folder: Path) -> None:
+    """Sync the names in a folder; raise `StitchError` if the system reports a failure."""
     try:
         handle = folder_lock.system_calls.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -260,21 +194,19 @@ def _sync_names(folder: Path) -> None:
     except OSError as error:
         raise StitchError(
             "the file is written, but not known to be on the disk: the folder cannot be synced",
-            where=str(folder),
-            got=error.strerror or str(error),
-            remedy="save again; until that succeeds, a loss of power may bring back what was there "
-            "before",
-        ) from error
+            where=str(folder), got=error.strerror or str(error),
+            remedy="save again; until then a loss of power may bring back the old file",
+        ) from error  # fmt: skip
 
 
 def _is_direct(path: Path) -> bool:
-    """Whether a path is written to as it is; raises `StitchError` for what is never written to."""
+    """Return whether to write to a path in place; raise `StitchError` if it cannot be written."""
     if own_descriptor(path) is not None:
         return True
     try:
         mode = path.stat().st_mode
     except OSError:
-        return False  # It is not there, or creating it will say what is wrong.
+        return False  # A new file, or creating it will report the error.
     if stat.S_ISDIR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         raise StitchError(
             "cannot write the file", where=str(path), expected="a file",
@@ -293,10 +225,10 @@ def _write_direct(path: Path, content: Content) -> None:
             handle = folder_lock.system_calls.open(path, _DIRECT_FLAGS)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                raise OSError(errno.ENXIO, "nobody reads from this pipe") from error
+                raise OSError(errno.ENXIO, "no process reads from this pipe") from error
             raise
         os.set_blocking(handle, True)
     try:
-        _write_content_to(handle, content)
+        _write_to_handle(handle, content)
     finally:
         folder_lock.system_calls.close(handle)

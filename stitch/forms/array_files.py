@@ -1,7 +1,7 @@
-"""Read and write files of arrays: `.npy`, `.npz` and `.safetensors`, without pickle.
+"""Read and write array files (`.npy`, `.npz`, `.safetensors`) without pickle.
 
 NumPy writes bfloat16 as two-byte void (`|V2`): it is read as bytes until the caller names the type
-bfloat16, and written as float32, which holds it exactly and which every reader knows.
+bfloat16, and written as float32, which is exact.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, nearest_file, open_file, unreadable
 from stitch.program import Array, DataType
 
-#: NumPy's own files, which are read and written.
 NUMPY_SUFFIXES = (".npy", ".npz")
 _SUFFIXES = (*NUMPY_SUFFIXES, ".safetensors")
 _Read = TypeVar("_Read")
-#: Whether the caller takes an array of this name (None: the only one) and shape.
+#: Returns whether to read the data of an array, by name (None: the only one) and shape.
 Accepts = Callable[[str | None, tuple[int, ...]], bool]
 
 
@@ -39,16 +38,20 @@ def read_array(
     data_type: DataType | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Array:
-    """One array of a file; `name` may be left out if there is only one. Raises `FormatError`.
+    """Read one array of a file; raise `FormatError`.
 
-    Nameless bytes are bfloat16 where `data_type` says so, else an error. Of an array of another
-    shape than `shape` no data is read, as `read_array_file` says.
+    Args:
+        path: The file.
+        name: The array, optional if there is only one.
+        data_type: Its declared type; bfloat16 accepts two-byte void.
+        shape: Its declared shape: data of another shape is not read (see `read_array_file`).
     """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise FormatError(
-            f"{path.name}: arrays are read from {', '.join(_SUFFIXES)} files", got=path.suffix
-        )
+            f"{path.name}: unknown type of an array file", got=path.suffix,
+            expected=", ".join(_SUFFIXES),
+        )  # fmt: skip
     if identity(path) is None:
         near = nearest_file(path, _SUFFIXES)
         raise FormatError(f"there is no file {path.name}", remedy=near or None)
@@ -64,50 +67,51 @@ def read_array(
     if array.dtype == NAMELESS and data_type is not DataType.BFLOAT16:
         title = path.name if name is None else f"array {name!r} of {path.name}"
         raise FormatError(
-            f"{title}: it holds two nameless bytes for each element (|V2), as NumPy writes "
-            "bfloat16; declare it with type: bfloat16"
+            f"{title}: its elements are two bytes without a type (|V2), as NumPy writes bfloat16; "
+            "declare it with type: bfloat16"
         )
     return array if data_type is None else typed(array, data_type, path.name)
 
 
 def read_array_file(path: Path, accepts: Accepts = _any_shape) -> Mapping[str | None, Array]:
-    """The arrays of a file: one without a name (`.npy`), or all by name (`.npz`).
+    """Return the arrays of a file by name (`.npy`: None), each read on access.
 
-    Names are known at once, an array is read when it is asked for. An array whose shape `accepts`
-    refuses is given without its data: zeros of the header's shape and type, which take no memory.
-    The caller's own check then refuses that shape before a byte of a large array is read. Raises
-    `FormatError`, at either time, for a file that cannot be read, is no array file, or holds
-    objects; `OutOfMemoryError`.
+    Args:
+        path: The file.
+        accepts: For a refused shape the array is zeros of that shape, which take no memory: the
+            caller reports the shape before the data of a large array is read.
+
+    Raises:
+        FormatError: Now or on access, the file is unreadable, malformed, or has objects.
+        OutOfMemoryError: On access.
     """
     suffix = path.suffix.lower()
     if suffix not in NUMPY_SUFFIXES:
         raise UsageError(
-            f"arrays are read from {' and '.join(NUMPY_SUFFIXES)} files",
-            got=str(path),
-            remedy="for raw bytes, say their shape and type: 2x2xf32=@raw.bin",
-        )
+            "unknown type of an array file", expected=" or ".join(NUMPY_SUFFIXES), got=str(path),
+            remedy="for raw bytes, add shape and type: 2x2xf32=@raw.bin",
+        )  # fmt: skip
     if suffix == ".npy":
         return {None: _stored(path, None, lambda: read_npy(path, accepts))}
     return _guarded(path, None, lambda: _Archive(path, accepts))
 
 
 def archived_arrays(path: Path) -> Mapping[str | None, Array]:
-    """The arrays of a `.npz` file, whatever its name; each is read anew when it is asked for, and
-    nothing is kept. Raises what `read_array_file` raises."""
+    """Return the arrays of a `.npz` file of any suffix, each read again on every access.
+
+    Raises as `read_array_file`.
+    """
     return _guarded(path, None, lambda: _Archive(path, keeps=False))
 
 
 def typed(array: Array, data_type: DataType, what: str) -> Array:
-    """The array as a slot of this type sees it: nameless two-byte elements are bfloat16.
-
-    Raises `UsageError` where the slot says that they are something else.
-    """
+    """View two-byte void as bfloat16; raise `UsageError` if the slot has another type."""
     if array.dtype != NAMELESS:
         return array
     if data_type is not DataType.BFLOAT16:
         raise UsageError(
-            f"{what}: the file holds two nameless bytes for each element (|V2), as NumPy writes "
-            "bfloat16, and only a bfloat16 slot says that they are that",
+            f"{what}: the file has two-byte elements without a type (|V2), as NumPy writes "
+            "bfloat16, which only a bfloat16 slot takes",
             expected=data_type.value,
             remedy=f"write the file with .astype({data_type.value!r})",
         )
@@ -115,14 +119,13 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 
 
 class _Archive(Mapping[str | None, Array]):
-    """The arrays of a `.npz` file: names are known at once, each is read when it is asked for."""
+    """The arrays of a `.npz` file, read on access; `keeps` caches them."""
 
     def __init__(self, path: Path, accepts: Accepts = _any_shape, *, keeps: bool = True) -> None:
-        """`keeps`: what was read once is there from then on."""
         self.path, self._accepts, self._keeps = path, accepts, keeps
         with self._opened() as archive:
             members = archive.namelist()
-        #: The archive's members by the names of the arrays.
+        #: Members of the archive by array name.
         self.members = {name.removesuffix(_MEMBER): name for name in members}
         self._read: dict[str, Array] = {}
 
@@ -169,45 +172,38 @@ def _safetensors(path: Path, name: str | None) -> Array:
             f"{path.name}: reading .safetensors needs the package safetensors",
             remedy="pip install safetensors",
         ) from error
-    open_file(path).close()  # The package opens it by its name, and would wait for a pipe.
+    open_file(path).close()  # The package would block on a named pipe.
     return _stored(
         path, name, lambda: safetensors.read(path, lambda names: _chosen(path, name, names))
     )
 
 
 def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
-    known = sorted(names)
-    if name is None and len(known) == 1:
-        return known[0]
-    if name is None or name not in known:
-        asked = "no name is given" if name is None else f"there is no array {name!r}"
+    listed = sorted(names)
+    if name is None and len(listed) == 1:
+        return listed[0]
+    if name is None or name not in listed:
+        what = "one array must be named" if name is None else f"there is no array {name!r}"
         raise FormatError(
-            f"{path.name}: {asked}",
-            expected=", ".join(known[:20]) or "an archive that is not empty",
-            remedy=(closest(name, known) or None) if name is not None else "add name: ...",
-        )
+            f"{path.name}: {what}", expected=", ".join(listed[:20]) or "at least one array",
+            remedy=(closest(name, listed) or None) if name is not None else "add name: ...",
+        )  # fmt: skip
     return name
 
 
 def _stored(path: Path, name: str | None, read: Callable[[], Array]) -> Array:
-    """One array; raises `FormatError` for a type that is not stored."""
+    """Read one array; raise `FormatError` for an unsupported type."""
     array = _guarded(path, name, read)
-    if array.dtype != NAMELESS and not _is_known(array):
+    if array.dtype != NAMELESS and all(t.is_block or t.dtype != array.dtype for t in DataType):
         raise FormatError(
-            "the file holds an array of a type that Stitch does not store",
-            where=_place(path, name),
+            "unsupported type of an array", where=_where(path, name), got=str(array.dtype),
             expected=", ".join(t.value for t in DataType if not t.is_block),
-            got=str(array.dtype),
-        )
+        )  # fmt: skip
     return array
 
 
-def _is_known(array: Array) -> bool:
-    return any(not t.is_block and t.dtype == array.dtype for t in DataType)
-
-
 def _guarded(path: Path, name: str | None, read: Callable[[], _Read]) -> _Read:
-    """What `read` gives; whatever the libraries raise for a damaged file is a `FormatError`."""
+    """Call `read`; turn all errors of the libraries into `FormatError`."""
     try:
         return read()
     except StitchError:
@@ -215,22 +211,20 @@ def _guarded(path: Path, name: str | None, read: Callable[[], _Read]) -> _Read:
     except OSError as error:
         raise unreadable(path, error) from error
     except Exception as error:
-        # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
+        # NumPy raises TokenError, SyntaxError, zlib.error ... for damaged files.
         why = " ".join(str(error).split())[:200] or type(error).__name__
+        is_numpy = path.suffix.lower() in NUMPY_SUFFIXES
         raise FormatError(
-            f"this is no sound {path.suffix} file: {why}",
-            where=_place(path, name),
-            remedy="write it with numpy.save or numpy.savez, without objects"
-            if path.suffix.lower() in NUMPY_SUFFIXES
-            else None,
-        ) from error
+            f"this is no sound {path.suffix} file: {why}", where=_where(path, name),
+            remedy="write it with numpy.save or numpy.savez, without objects" if is_numpy else None,
+        ) from error  # fmt: skip
 
 
-def _place(path: Path, name: str | None) -> str:
+def _where(path: Path, name: str | None) -> str:
     return str(path) if name is None else f"{path}, array {name!r}"
 
 
-#: The type under which NumPy reads bfloat16, which it writes as two nameless bytes.
+#: The type as which NumPy stores bfloat16.
 NAMELESS = np.dtype("V2")
 _MEMBER = ".npy"
 _HEADERS = {
@@ -240,7 +234,7 @@ _HEADERS = {
 
 
 def read_npy(path: Path, accepts: Accepts = _any_shape) -> Array:
-    """The array of a `.npy` file; `accepts` as of `read_array_file`."""
+    """Read a `.npy` file; `accepts` as of `read_array_file`."""
     with open_file(path) as file:
         nbytes = file.seek(0, 2)
         file.seek(0)
@@ -252,14 +246,14 @@ def read_npy(path: Path, accepts: Accepts = _any_shape) -> Array:
 
 
 def npy_bytes(array: Array) -> bytes:
-    """The bytes of a `.npy` file; types that NumPy lacks are written in one that holds them."""
+    """Encode an array as a `.npy` file, types that NumPy lacks in a wider one."""
     stream = io.BytesIO()
     np.save(stream, _readable(array), allow_pickle=False)
     return stream.getvalue()
 
 
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """The bytes of a `.npz` file, the same for the same arrays."""
+    """Encode arrays as a `.npz` file, deterministically."""
     stream = io.BytesIO()
     writer = NpzWriter(stream.write)
     for name, array in arrays.items():
@@ -269,31 +263,30 @@ def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 
 class NpzWriter:
-    """Writes a `.npz` file array by array, into whatever takes bytes one after the other."""
+    """Writes a `.npz` file array by array; `write` receives the bytes in order."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._archive = _WrittenArchive(_Stream(write), "w", zipfile.ZIP_STORED)
 
     def add(self, name: str, array: Array) -> None:
-        """One more array."""
-        # A fixed date: the same results give the same file.
+        """Add an array."""
+        # Without a date: equal arrays give equal files.
         self._archive.writestr(zipfile.ZipInfo(f"{name}{_MEMBER}"), npy_bytes(array))
 
     def close(self) -> None:
-        """That was all; twice does no harm."""
+        """Write the end of the file; may be called twice."""
         self._archive.close()
 
 
 class _WrittenArchive(zipfile.ZipFile):
-    """An archive that is ended by `close` alone: what nobody closed is not wanted, and where it
-    would be written is perhaps closed by now."""
+    """An archive that is not finished by the garbage collector."""
 
     def __del__(self) -> None:
-        """No end of the file."""
+        """Write nothing: the file below may be closed."""
 
 
 class _Stream(io.RawIOBase):
-    """A file that is only written to, from its beginning to its end."""
+    """A write-only file without seek."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         super().__init__()
@@ -309,12 +302,11 @@ class _Stream(io.RawIOBase):
 
 
 def _header(file: IO[bytes], nbytes: int) -> Array:
-    """Zeros of the shape and type that a header states, without memory; the file, of `nbytes`, has
-    to hold as many bytes as they would take."""
+    """Return zeros of a header's shape and type, without memory; check them against `nbytes`."""
     version = np.lib.format.read_magic(file)
     header = _HEADERS.get(version)
     if header is None:
-        raise ValueError(f"its header is of version {version}, which is for structured types")
+        raise ValueError(f"unsupported header version {version}")
     shape, _, dtype = header(file)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
         raise ValueError(f"its shape is {shape}")

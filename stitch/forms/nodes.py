@@ -1,7 +1,7 @@
 """Read untrusted YAML as plain data with line numbers.
 
-Constructs only numbers, strings, lists and mappings. Uses libyaml's scanner where PyYAML has it, in
-a quarter of the time.
+Constructs only numbers, strings, lists and mappings. Uses the scanner of libyaml if PyYAML has it,
+which is four times faster.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_EVENTS = 100_000
 MAX_NODES = 100_000
-#: What libyaml says of a thousand levels: it looks at more than it has given.
+#: libyaml's own error, because it scans ahead.
 _TOO_DEEP = "exceeded maximum nesting depth"
-#: More defects than this are not worth listing.
+#: Defects that an error lists.
 MAX_PROBLEMS = 50
 
 Data = bool | int | float | str | tuple["Node", ...] | Mapping[str, "Node"] | None
@@ -36,9 +36,9 @@ Data = bool | int | float | str | tuple["Node", ...] | Mapping[str, "Node"] | No
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A scalar, list or mapping; `line` counts from 1, `raw` is a scalar as it is written.
+    """A scalar, list or mapping.
 
-    `key_line` is the line of the key that it belongs to; 0: it is no value of a mapping.
+    `line` counts from 1, `raw` is the text of a scalar, `key_line` the line of its key or 0.
     """
 
     line: int
@@ -47,7 +47,7 @@ class Node:
     key_line: int = 0
 
     def describe(self) -> str:
-        """What stands here, in a few words."""
+        """Describe it for errors."""
         if isinstance(self.data, tuple):
             return f"a list of {len(self.data)}"
         if isinstance(self.data, Mapping):
@@ -61,23 +61,23 @@ class ProblemLog:
     def __init__(self, file: str, problems: Iterable[Problem] = ()) -> None:
         self.file = file
         self.problems = list(problems)
-        #: Every defect noted since, listed or not: who compares it knows whether there was one.
+        #: The number of noted defects, also of those that are not listed.
         self.noted = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether more defects would not be listed, so that nobody need look for words."""
+        """Return whether further defects are not listed."""
         return len(self.problems) >= MAX_PROBLEMS
 
     def note(self, kind: str, line: int, detail: str) -> None:
-        """Notes a defect on a line."""
+        """Note a defect on a line."""
         self.noted += 1
         if not self.is_full:
             one_line = "; ".join(part.strip() for part in detail.splitlines())
             self.problems.append(Problem(kind, f"{self.file}:{line}", one_line))
 
     def raise_any(self, what: str, remedy: str | None = None) -> None:
-        """Raise `FormatError` with every defect noted so far, in the order of the file."""
+        """Raise `FormatError` with the noted defects, in file order, if there are any."""
         count = len(self.problems)
         if count:
             raise FormatError(
@@ -87,12 +87,12 @@ class ProblemLog:
             )
 
     def note_error(self, kind: str, line: int, error: StitchError) -> None:
-        """Notes what an error of another room says."""
+        """Note an error of another package."""
         self.note(kind, line, str(error))
 
 
 def form_text(path: Path, what: str, where: str) -> str:
-    """The text of a file that people wrote; raises `FormatError` where there is none."""
+    """Return the text of a YAML file; raise `FormatError` if it cannot be read."""
     try:
         return read_text(path)
     except OSError as error:
@@ -101,14 +101,11 @@ def form_text(path: Path, what: str, where: str) -> str:
             remedy=nearest_file(path, (".yaml", ".yml")) or "check the path and its permissions",
         ) from error  # fmt: skip
     except UnicodeDecodeError as error:
-        raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=path.name) from error
+        raise FormatError(f"not YAML: not UTF-8 text ({error})", where=path.name) from error
 
 
 def read_yaml_bytes(content: bytes, file: str, what: str) -> tuple[Node, ProblemLog]:
-    """What `read_yaml` gives, of the bytes of a file that is to be a `what`.
-
-    Raises `FormatError` for what cannot be read.
-    """
+    """Decode and read the bytes of a `what` as `read_yaml`; raise `FormatError`."""
     if len(content) > MAX_NBYTES:
         raise FormatError(f"this is no {what}", where=file, expected=f"at most {MAX_NBYTES} bytes")
     try:
@@ -119,32 +116,29 @@ def read_yaml_bytes(content: bytes, file: str, what: str) -> tuple[Node, Problem
 
 
 def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:
-    """The document, and the log of its recoverable defects, for its reader to go on with.
+    """Return the document and a log with its recoverable defects.
 
-    Raises `FormatError` for what cannot be read.
+    Raises `FormatError` for text that is not YAML or too large.
     """
     if len(text) > MAX_NBYTES:
         raise FormatError(
-            "a file in YAML is a short text",
-            where=file,
-            expected=f"at most {MAX_NBYTES} characters",
-            got=str(len(text)),
-            remedy="keep weights in .npz, .npy or .safetensors files",
-        )
-    with _told_as_ours(file), closing(_Loader(text, file)) as loader:
+            "the YAML file is too long", where=file, expected=f"at most {MAX_NBYTES} characters",
+            got=str(len(text)), remedy="store weights in .npz, .npy or .safetensors files",
+        )  # fmt: skip
+    with _format_errors(file), closing(_Loader(text, file)) as loader:
         root = loader.get_single_node()
     if root is None:
-        raise FormatError("the file holds nothing", where=file)
+        raise FormatError("the file is empty", where=file)
     walk = _Walk(file)
     return walk.node(root, 0), ProblemLog(file, walk.problems)
 
 
 def read_entry(text: str, file: str, key: str) -> Node | None:
-    """What a mapping says of a key, read no further than that; None where it says nothing.
+    """Return the value of a key of the top mapping without reading further, or None.
 
-    Raises `FormatError` for what cannot be read.
+    Raises `FormatError` for text that is not YAML.
     """
-    with _told_as_ours(file), closing(_Loader(text, file)) as loader:
+    with _format_errors(file), closing(_Loader(text, file)) as loader:
         opening = [loader.get_event() for _ in range(3)]
         if not isinstance(opening[-1], yaml.MappingStartEvent):
             return None
@@ -156,7 +150,7 @@ def read_entry(text: str, file: str, key: str) -> Node | None:
 
 
 @contextmanager
-def _told_as_ours(file: str) -> Iterator[None]:
+def _format_errors(file: str) -> Iterator[None]:
     try:
         yield
     except yaml.YAMLError as error:
@@ -175,7 +169,7 @@ def _line_of(problem: Problem) -> int:
 
 
 try:
-    from yaml.cyaml import CParser as _Events  # type: ignore[attr-defined]  # for who extends it
+    from yaml.cyaml import CParser as _Events  # type: ignore[attr-defined]  # undocumented
 except ImportError:
 
     class _Events(Reader, Scanner, Parser):  # type: ignore[no-redef]  # the same in Python
@@ -188,7 +182,7 @@ except ImportError:
 
 
 class _Loader(Composer, Resolver, _Events):
-    """The nodes of a text, which stops where that goes beyond what is read."""
+    """Composes the nodes of a text within limits of depth and length."""
 
     def __init__(self, text: str, file: str) -> None:
         _Events.__init__(self, text)
@@ -211,7 +205,7 @@ class _Loader(Composer, Resolver, _Events):
         return event  # type: ignore[no-any-return]  # as PyYAML has it
 
     def close(self) -> None:
-        """Lets go of what it holds, in circles."""
+        """Break reference cycles."""
         self.dispose()
 
 
@@ -220,7 +214,7 @@ def _line(written: yaml.Event | yaml.Node) -> int:
 
 
 class _Walk:
-    """From PyYAML's nodes to ours, counting every node that aliases repeat."""
+    """Converts PyYAML's nodes, counting every node that aliases repeat."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -232,11 +226,10 @@ class _Walk:
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:
             raise FormatError(
-                "aliases make this YAML too large",
-                where=f"{self.file}:{line}",
+                "aliases make this YAML too large", where=f"{self.file}:{line}",
                 expected=f"at most {MAX_NODES} nodes, {MAX_DEPTH} levels deep",
-                remedy="write the parts out, or use fewer aliases",
-            )
+                remedy="use fewer aliases",
+            )  # fmt: skip
         if isinstance(written, yaml.MappingNode):
             return Node(line, self._mapping(written, depth))
         if isinstance(written, yaml.SequenceNode):
@@ -251,7 +244,7 @@ class _Walk:
                 self._note("bad_key", line, "a key is a word")
                 continue
             if key.value in nodes:
-                self._note("duplicate_key", line, f"the key {key.value!r} stands twice")
+                self._note("duplicate_key", line, f"the key {key.value!r} is defined twice")
                 continue
             nodes[key.value] = replace(self.node(value, depth + 1), key_line=line)
         return nodes
@@ -266,13 +259,13 @@ class _Walk:
         if kind in ("int", "float"):
             return self._number(text, line)
         if kind not in ("str", "timestamp", "merge", "value") or "python" in str(written.tag):
-            self._note("tag", line, f"tags such as {written.tag} have no meaning here")
+            self._note("tag", line, f"unsupported tag {written.tag}")
         return text if written.style else number_of(text)  # type: ignore[attr-defined]
 
     def _number(self, text: str, line: int) -> int | float | str:
         number = number_of(text)
         if isinstance(number, str):
-            self._note("bad_number", line, f"not a number that is understood here: {text[:40]!r}")
+            self._note("bad_number", line, f"unsupported number {text[:40]!r}")
             return 0
         return number
 
@@ -281,7 +274,7 @@ class _Walk:
 
 
 def number_of(text: str) -> int | float | str:
-    """The number that a text spells (also 0x10, 1e-5, .inf), else the text itself."""
+    """Return the number of a text (also 0x10, 1e-5, .inf), otherwise the text itself."""
     plain = text.strip().lower()
     if len(plain) > 64 or not plain:
         return text
@@ -304,11 +297,14 @@ def number_of(text: str) -> int | float | str:
 
 @dataclass(eq=False, repr=False, slots=True)
 class ParseContext:
-    """One file while it is read: its log, and the folder that its paths are relative to.
+    """The state of reading one file.
 
-    Where `sources` is a list, every value may be written as `{value: .., source: ..}`, a mapping
-    may have a `source` for all of its values, and each is kept there beside its place. Such places
-    are dotted (`l1.banks: must be ..`), the others are titled (`input 'x': shape must be ..`).
+    Args:
+        log: Its defects.
+        folder: The folder of its relative paths.
+        sources: A list that collects sources: a value may be `{value: .., source: ..}`, and a
+            mapping may have a `source` of all values. Errors then have dotted names (`l1.banks:
+            must be ..`), otherwise titles (`input 'x': shape must be ..`).
     """
 
     log: ProblemLog
@@ -317,20 +313,26 @@ class ParseContext:
 
     @property
     def root(self) -> SourceLocation:
-        """The place of the whole file."""
+        """Return the location of the whole file."""
         return SourceLocation(self)
 
     def stem(self) -> str:
-        """The name of the file without its ending."""
+        """Return the name of the file without its suffix."""
         return Path(self.log.file).stem
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class SourceLocation:
-    """A mapping of the form (`what`), or the value of one key of it.
+    """A mapping, or the value of one key of it, for errors.
 
-    `nodes` are the values of the mapping; `name` is the entry's where it is one of several by name;
-    an `is_item` stands in a list or among such entries, and is told of by itself.
+    Args:
+        reading: The file.
+        what: The title of the mapping.
+        key: The key, or empty for the mapping itself.
+        line: The line.
+        name: The name of an entry among several.
+        is_item: An item of a list, or such an entry: errors use its own title.
+        nodes: The values of the mapping.
     """
 
     reading: ParseContext
@@ -343,40 +345,40 @@ class SourceLocation:
 
     @property
     def is_dotted(self) -> bool:
-        """Whether figures have sources here, and places dots."""
+        """Return whether values have sources, and errors dotted names."""
         return self.reading.sources is not None
 
     @property
     def path(self) -> str:
-        """The dotted name of the place."""
+        """Return the dotted name."""
         return f"{self.what}.{self.key}" if self.what and self.key else self.what or self.key
 
     def at(self, key: str) -> SourceLocation:
-        """The value of a key of this mapping; on the line of the mapping where it is absent."""
+        """Return the location of a key's value; of an absent key, on the mapping's line."""
         node = self.nodes.get(key)
         line = self.line if node is None else node.key_line or node.line
         return SourceLocation(self.reading, self.what, key, line)
 
     def item(self, index: int, node: Node) -> SourceLocation:
-        """An item of the list that stands here."""
+        """Return the location of an item of this list."""
         key = f"{self.key}[{index}]" if self.is_dotted else self.key
         return SourceLocation(self.reading, self.what, key, node.line, self.name, True)
 
     def entry(self, name: str, node: Node) -> SourceLocation:
-        """One of the entries, by name, of the mapping that stands here."""
+        """Return the location of a named entry of this mapping."""
         what, key = (self.path, name) if self.is_dotted else (self.what, self.key)
         line = node.key_line or node.line
         return SourceLocation(self.reading, what, key, line, name, True)
 
     def inside(self, node: Node, what: str, name: str = "") -> SourceLocation:
-        """A mapping that stands at this place."""
+        """Return the location of a mapping at this location."""
         nodes = node.data if isinstance(node.data, Mapping) else {}
         return SourceLocation(
             self.reading, what, "", node.key_line or node.line, name, False, nodes
         )
 
     def note(self, kind: str, detail: str, line: int = 0) -> None:
-        """Notes a defect; `detail` goes on after the name of the place: `must be a number`."""
+        """Note a defect; `detail` follows the name of the location: `must be a number`."""
         if self.is_dotted:
             text = f"{self.path}: {detail}" if self.path else detail
         else:
@@ -384,21 +386,21 @@ class SourceLocation:
         self.reading.log.note(kind, line or self.line, text)
 
     def wrong(self, node: Node | None, wanted: str, kind: str = "wrong_type") -> None:
-        """Notes that what stands here is not what should."""
+        """Note a missing or wrong value."""
         if node is None or node.data is None:
             self.note("missing_key", f"must be {wanted}, not nothing")
         else:
             self.note(kind, f"must be {wanted}, not {node.describe()}")
 
     def unknown_word(self, node: Node, words: Iterable[str]) -> None:
-        """Notes a word that is none of those allowed, with the closest."""
+        """Note a word that is not allowed, with the closest allowed one."""
         allowed = tuple(words)
         near = "" if self.reading.log.is_full else closest(node.raw, allowed)
         hint = f" ({near})" if near else ""
         self.wrong(node, f"one of {', '.join(allowed)}{hint}", "unknown_word")
 
     def only(self, words: Iterable[str]) -> None:
-        """Notes every key of this mapping that has no meaning."""
+        """Note the unknown keys of this mapping."""
         allowed = (*words, "source") if self.is_dotted else tuple(words)
         for key, node in self.nodes.items():
             if key not in allowed:
@@ -412,21 +414,21 @@ class SourceLocation:
                     self.note("unknown_key", detail, line)
 
     def bare(self, node: Node) -> Node:
-        """The value itself where it is written with its source, which is kept."""
+        """Return the value without its source, which is collected."""
         sources = self.reading.sources
         if sources is None or not isinstance(node.data, Mapping) or "value" not in node.data:
             return node
         for extra in [key for key in node.data if key not in ("value", "source")]:
-            self.note("unknown_key", f"a figure has `value` and `source`, no {extra!r}")
+            self.note("unknown_key", f"has the unknown key {extra!r}; allowed: value, source")
         self.keep_source(node.data.get("source"))
         value = node.data["value"]
         return replace(value, key_line=node.key_line or value.key_line)
 
     def keep_source(self, source: Node | None) -> None:
-        """Keep where a figure, or all of a mapping, was found."""
+        """Collect the source of a value or mapping."""
         if source is None or source.data is None or self.reading.sources is None:
             return
         if isinstance(source.data, str):
             self.reading.sources.append((self.path, source.data))
         else:
-            self.note("wrong_type", "a source is a sentence", source.line)
+            self.note("wrong_type", "source must be a text", source.line)

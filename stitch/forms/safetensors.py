@@ -1,7 +1,4 @@
-"""Weights in `.safetensors` files, read with the library of that name (an optional extra).
-
-Importing this module fails without the library.
-"""
+"""Read `.safetensors` files; importing this module requires the package `safetensors`."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from safetensors import safe_open
 from stitch.budget import claim, keep
 from stitch.program import Array
 
-#: Bits of an element by the names that the format has for types.
+#: Bits of an element by the format's names of types.
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
          "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32}  # fmt: skip
 
 
 def read(path: Path, choose: Callable[[Iterable[str]], str]) -> Array:
-    """The array whose name `choose` picks from the file's; raises what the library raises."""
+    """Read the array that `choose` selects by name; raise the errors of the library."""
     with safe_open(str(path), framework="numpy") as arrays:
         name = choose(arrays.keys())
-        # It may hold no more than the file does: headers are checked when it is opened.
+        # The library has checked that the file has as many bytes.
         part = arrays.get_slice(name)
         nbytes = math.prod(part.get_shape()) * _BITS.get(part.get_dtype(), 64) // 8
         taken = claim(nbytes, f"reading array {name!r} of {str(path)!r}")

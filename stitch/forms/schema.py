@@ -1,18 +1,12 @@
-"""Schemas of YAML documents: field types, and readers that turn a document into a frozen dataclass.
+"""Schemas of YAML documents: field types that turn a document into a frozen dataclass.
 
-A schema is data: its keys, the type of each value, and its default::
+A schema lists its keys, the type of each value, and its default::
 
-    CHECKPOINTS = Schema(
-        "checkpoints",
-        CheckpointEntry,
-        Field("folder", RelativePath()),
-        Field("every", EVERY, default=Every(1, "epoch")),
-        Field("keep", Whole(1, MAX_COUNT), default=3),
-    )
-    entry = CHECKPOINTS.read(node, reading.root)
+    MODULE = Schema("module", ModuleEntry, Field("file", RelativePath(), needed=True),
+                    Field("program", Word()))
+    entry = MODULE.read(node, context.root)
 
-A new key is one field. Fields and types describe all their checks, so a schema can also be printed
-(as JSON Schema, say); constraints between fields are the schema's `check`.
+Constraints between fields are the schema's `check`.
 """
 
 from __future__ import annotations
@@ -37,13 +31,13 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class FieldType(ABC, Generic[T_co]):
-    """What may stand at a place; `wanted`: in words that go on after `must be`."""
+    """The type of a value; `wanted` describes it after `must be`."""
 
     __slots__ = ()
     wanted: str
 
     def read(self, node: Node, place: SourceLocation) -> T_co | None:
-        """The value that stands there (there is one); None where a defect was noted."""
+        """Return the value of a node, or None after noting a defect."""
         noted = place.reading.log.noted
         value = self.value(node, place)
         if value is None and place.reading.log.noted == noted:
@@ -52,17 +46,17 @@ class FieldType(ABC, Generic[T_co]):
 
     @abstractmethod
     def value(self, node: Node, place: SourceLocation) -> T_co | None:
-        """The value; None where it is not what is `wanted`, or another defect was noted."""
+        """Return the value; None if it is not as `wanted`, or another defect was noted."""
 
 
 def is_word(node: Node) -> bool:
-    """Whether a scalar stands there; numbers count as the words that they are written as."""
+    """Return whether a node is a scalar; numbers count as words."""
     return not isinstance(node.data, tuple | Mapping) and bool(node.raw)
 
 
 @dataclass(eq=False, repr=False)
 class Word(FieldType[str]):
-    """A word as it is written; `is_text` refuses numbers."""
+    """A word; `is_text` refuses numbers."""
 
     wanted: str = "a word"
     is_text: bool = False
@@ -71,13 +65,12 @@ class Word(FieldType[str]):
     def value(self, node: Node, place: SourceLocation) -> str | None:
         is_text = isinstance(node.data, str) and bool(node.raw.strip())
         is_empty = node.data == "" and self.may_be_empty
-        is_ours = is_text or is_empty or (is_word(node) and not self.is_text)
-        return node.raw if is_ours else None
+        return node.raw if is_text or is_empty or (is_word(node) and not self.is_text) else None
 
 
 @dataclass(eq=False, repr=False)
 class AsWritten(FieldType[Node]):
-    """Anything, which another reader looks at."""
+    """Any value, for another reader."""
 
     wanted: str = "a value"
 
@@ -86,17 +79,16 @@ class AsWritten(FieldType[Node]):
 
 
 class Name(FieldType[str]):
-    """A word that can be the name of a value."""
+    """A word of letters, digits and `_`."""
 
     wanted = "a name"
 
     def value(self, node: Node, place: SourceLocation) -> str | None:
-        is_ours = is_word(node) and is_name(node.raw, node.line, place)
-        return node.raw if is_ours else None
+        return node.raw if is_word(node) and is_name(node.raw, node.line, place) else None
 
 
 def is_name(word: str, line: int, place: SourceLocation) -> bool:
-    """Whether a word can be a name; notes that it cannot."""
+    """Return whether a word can be a name; note a defect otherwise."""
     if NAME.fullmatch(word) is None:
         detail = f"{word!r} is no name: letters, digits and _ only"
         place.reading.log.note("bad_name", line, detail)
@@ -131,7 +123,7 @@ class Flag(FieldType[bool]):
 
 @dataclass(eq=False, repr=False)
 class Whole(FieldType[int]):
-    """A whole number from `least` to `most` (None: as large as can be written)."""
+    """An integer from `least` to `most` (None: unbounded)."""
 
     least: int = 0
     most: int | None = 2**63 - 1
@@ -153,10 +145,9 @@ class Whole(FieldType[int]):
 
 @dataclass(eq=False, repr=False)
 class Number(FieldType[float]):
-    """A number between bounds: from `least` to `most`, and `above` and `below` these.
+    """A number from `least` to `most`, and strictly between `above` and `below`.
 
-    It stays a whole number if it is written as one, unless it `is_float`. `wanted` may say it
-    better than the bounds do.
+    An integer stays one unless `is_float`. `wanted` replaces the description of the bounds.
     """
 
     least: float | None = None
@@ -195,23 +186,19 @@ class Number(FieldType[float]):
 
 @dataclass(eq=False, repr=False)
 class RelativePath(FieldType[Path]):
-    """A path, relative to the file; one with one of the `endings`, if there are any."""
+    """A path relative to the file."""
 
     wanted: str = "a path"
-    endings: tuple[str, ...] = ()
 
     def value(self, node: Node, place: SourceLocation) -> Path | None:
         if not is_word(node) or "\0" in node.raw:
-            return None
-        if self.endings and Path(node.raw).suffix.lower() not in self.endings:
-            place.wrong(node, f"a path that ends in {' or '.join(self.endings)}", "unknown_word")
             return None
         return place.reading.folder / node.raw
 
 
 @dataclass(eq=False, repr=False)
 class NameOrPath(FieldType[str]):
-    """A name as it is, or the path of a file that has one of some endings, relative to the file."""
+    """A name, or a path with one of the `endings`, relative to the file."""
 
     wanted: str
     endings: tuple[str, ...] = (".yaml", ".yml", ".ttsys")
@@ -219,14 +206,14 @@ class NameOrPath(FieldType[str]):
     def value(self, node: Node, place: SourceLocation) -> str | None:
         if not is_word(node) or "\0" in node.raw:
             return None
-        # What stands behind a colon says which part of the file is meant.
+        # A part of the file may follow a colon.
         parts = node.raw, node.raw.rpartition(":")[0]
         is_path = any(part.endswith(self.endings) for part in parts)
         return str(place.reading.folder / node.raw) if is_path else node.raw
 
 
 class Shape(FieldType[tuple[int, ...]]):
-    """A list of dimensions, or the only one."""
+    """A list of dimensions, or a single one."""
 
     wanted = "a list of dimensions, such as [64, 64]"
 
@@ -250,7 +237,7 @@ def _is_dimension(data: object) -> bool:
 
 
 class ElementType(FieldType[DataType]):
-    """The name of a data type of single elements."""
+    """The name of a data type, except block formats."""
 
     wanted = "a data type, such as float32"
 
@@ -265,7 +252,7 @@ class ElementType(FieldType[DataType]):
             place.reading.log.note("unknown_word", place.line, detail)
             return None
         if data_type.is_block:
-            place.wrong(node, "a type of single elements, not a way to store")
+            place.wrong(node, "a type of single elements, not a block format")
             return None
         return data_type
 
@@ -273,17 +260,22 @@ class ElementType(FieldType[DataType]):
 # Schemas.
 
 T = TypeVar("T")
-#: Attributes that no row need fill.
-_KNOWN = frozenset({"name", "line", "lines", "place", "file", "folder"})
+#: Attributes that `Schema` fills without a field.
+_AUTOMATIC = frozenset({"name", "line", "place", "file", "folder"})
 
 
 @dataclass(eq=False, repr=False)
 class Field:
-    """A field of a form: its key, the kind of its value, and what it is where the key is absent.
+    """A field of a schema.
 
-    `into` is the attribute that takes it, if that is not called as the key is. A `default` that is
-    a function is called with the `ParseContext`. `needed_without` names keys, with spaces between
-    them, of which one may stand in its place, `only_with` those of which it belongs to one.
+    Args:
+        key: Its key.
+        kind: The type of its value.
+        default: The value without the key, or a function of the `ParseContext`.
+        into: The attribute of its value, if it has another name than the key.
+        needed: The key is required.
+        needed_without: The key is required unless one of these keys (separated by spaces) exists.
+        only_with: The key is refused unless one of these keys exists.
     """
 
     key: str
@@ -294,30 +286,30 @@ class Field:
     needed_without: str = ""
     only_with: str = ""
 
-    def otherwise(self, reading: ParseContext) -> Any:
-        """What the value is where the key is absent."""
+    def default_value(self, reading: ParseContext) -> Any:
+        """Return the value without the key."""
         return self.default(reading) if callable(self.default) else self.default
 
     @property
     def attribute(self) -> str:
-        """The attribute that takes the value."""
+        """Return the attribute of the value."""
         return self.into or self.key
 
     def read(self, mapping: SourceLocation) -> Any:
-        """The value in a mapping; the default where there is none, or a defective one was noted."""
+        """Return the value in a mapping; the default if there is none, or a defect was noted."""
         place, node = mapping.at(self.key), mapping.nodes.get(self.key)
         if node is not None:
             node = place.bare(node)
         if node is None or node.data is None:
             if self.needed or (self.needed_without and not _has_one(mapping, self.needed_without)):
                 place.wrong(None, self.kind.wanted)
-            return self.otherwise(mapping.reading)
+            return self.default_value(mapping.reading)
         if self.only_with and not _has_one(mapping, self.only_with):
             words = " or ".join(f"`{key}`" for key in self.only_with.split())
             place.wrong(node, f"left out: it belongs to {words}", "misplaced_key")
-            return self.otherwise(mapping.reading)
+            return self.default_value(mapping.reading)
         value = self.kind.read(node, place)
-        return self.otherwise(mapping.reading) if value is None else value
+        return self.default_value(mapping.reading) if value is None else value
 
 
 def _has_one(mapping: SourceLocation, keys: str) -> bool:
@@ -327,7 +319,7 @@ def _has_one(mapping: SourceLocation, keys: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class FormValues:
-    """What the rows of a form gave, by attribute; `sound` if no defect was noted meanwhile."""
+    """The values of a schema's fields by attribute; `sound` if none is defective."""
 
     place: SourceLocation
     values: Mapping[str, Any]
@@ -335,20 +327,22 @@ class FormValues:
 
 
 def as_written(**values: Any) -> dict[str, Any]:
-    """The values by key: what makes something of them at once needs no dataclass."""
+    """Return the values by attribute, for schemas without a dataclass."""
     return values
 
 
 class Schema(FieldType[T]):
-    """A mapping of fields, each a row. `make` takes their values by name; `what` is what messages
-    call it, where `{}` is the mapping around it (nothing: as its key is called).
+    """A mapping of fields.
 
-    Attributes of `make` that no row fills may be `name`, the name of the entry, where the mapping
-    is one of several by name; `line`, on which it begins, `lines`, of its keys, and `place`, to
-    note what does not fit it; `file` and `folder`, where all is read.
-    `word` is the key whose value may stand alone: `encoder.ttb` for `{file: encoder.ttb}`. `check`
-    notes what rows cannot say, of a form that is sound by itself. `suffix` tells items of a list
-    apart where places are dotted.
+    Args:
+        what: Its name in errors, where `{}` is the enclosing mapping; empty: its key.
+        make: Called with the values by attribute. It may also have the parameters `name` (of the
+            entry), `line`, `place` (to note defects), `file` and `folder`.
+        rows: The fields.
+        word: The key whose value may replace the mapping: `a.ttb` for `{file: a.ttb}`.
+        check: Notes defects between fields, of a value whose fields are sound.
+        suffix: Distinguishes items of a list in dotted names.
+        wanted: As of `FieldType`.
     """
 
     def __init__(
@@ -366,25 +360,25 @@ class Schema(FieldType[T]):
         self.wanted = wanted
         parameters = inspect.signature(make).parameters
         filled = {row.attribute for row in rows}
-        self._free = _KNOWN & (parameters.keys() - filled)
+        self._automatic = _AUTOMATIC & (parameters.keys() - filled)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         assert takes_all or filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that have a meaning."""
+        """Return the keys of the fields."""
         return tuple(row.key for row in self.rows)
 
     def row(self, key: str) -> Field:
-        """The row of a key."""
+        """Return the field of a key."""
         return next(row for row in self.rows if row.key == key)
 
     def value(self, node: Node, place: SourceLocation) -> T | None:
-        """The dataclass; None where a defect was noted."""
+        """Return the value of `make`, or None after noting a defect."""
         return self.build(self.fields(node, place))
 
     def build(self, fields: FormValues) -> T | None:
-        """The dataclass out of its values, checked; None where they are not sound."""
+        """Call `make` and `check`; return None for a defect."""
         if not fields.sound:
             return None
         value, log = self.make(**fields.values), fields.place.reading.log
@@ -394,30 +388,29 @@ class Schema(FieldType[T]):
         return value if log.noted == noted else None
 
     def fields(self, node: Node, place: SourceLocation) -> FormValues:
-        """The values of all rows, also where some are defective: those have their defaults."""
+        """Return the values of all fields; defective ones have their defaults."""
         log = place.reading.log
         before = log.noted
         if self.word and not isinstance(node.data, tuple | Mapping) and node.raw:
             node = dataclasses.replace(node, data={self.word: node})
         inner = self.place(node, place)
         if not isinstance(node.data, Mapping):
-            is_told_by_itself = not place.is_dotted and (place.is_item or not place.key)
-            (inner if is_told_by_itself else place).wrong(node, self.wanted)
-            values = {row.attribute: row.otherwise(place.reading) for row in self.rows}
+            has_title = not place.is_dotted and (place.is_item or not place.key)
+            (inner if has_title else place).wrong(node, self.wanted)
+            values = {row.attribute: row.default_value(place.reading) for row in self.rows}
             return FormValues(inner, values, False)
         inner.only(self.keys)
         inner.keep_source(inner.nodes.get("source"))
         values = {row.attribute: row.read(inner) for row in self.rows}
-        known: Mapping[str, Any] = {
+        automatic: Mapping[str, Any] = {
             "name": place.name, "line": node.line, "place": inner, "file": log.file,
             "folder": place.reading.folder,
-            "lines": {key: item.key_line or item.line for key, item in inner.nodes.items()},
         }  # fmt: skip
-        values.update((attribute, known[attribute]) for attribute in self._free)
+        values.update((attribute, automatic[attribute]) for attribute in self._automatic)
         return FormValues(inner, values, log.noted == before)
 
     def place(self, node: Node, place: SourceLocation) -> SourceLocation:
-        """The mapping itself, as a place."""
+        """Return the location of the mapping."""
         return place.inside(node, self._title(node, place), place.name)
 
     def _title(self, node: Node, place: SourceLocation) -> str:
@@ -432,7 +425,7 @@ class Schema(FieldType[T]):
 
 @dataclass(eq=False, repr=False)
 class ListOf(FieldType[tuple[T_co, ...]], Generic[T_co]):
-    """A list of values of one kind."""
+    """A list of values of one type."""
 
     kind: FieldType[T_co]
     wanted: str
@@ -448,7 +441,7 @@ class ListOf(FieldType[tuple[T_co, ...]], Generic[T_co]):
 
 @dataclass(eq=False, repr=False)
 class Entries(FieldType[tuple[T_co, ...]], Generic[T_co]):
-    """A mapping from names to values of one kind, in the order of the file."""
+    """A mapping from names to values of one type, in file order."""
 
     kind: FieldType[T_co]
 
@@ -466,10 +459,9 @@ class Entries(FieldType[tuple[T_co, ...]], Generic[T_co]):
 
 @dataclass(eq=False, repr=False)
 class Pairs(FieldType[tuple[tuple[Any, ...], ...]]):
-    """A mapping from names to values; a list of values `by_position`, whose names are None.
+    """Pairs of names and values: a mapping, or a list `by_position`, with None as names.
 
-    Pairs may have a third: the line that they stand on. In a list that `is_named`, a value is its
-    own name.
+    In a list that `is_named` a value is its own name. `has_lines` adds the line to each pair.
     """
 
     kind: FieldType[Any]
@@ -499,9 +491,9 @@ class Pairs(FieldType[tuple[tuple[Any, ...], ...]]):
 
 @dataclass(eq=False, repr=False)
 class ByKey(FieldType[T_co], Generic[T_co]):
-    """One of several forms: the first whose key is there.
+    """One of several schemas: the first whose key exists.
 
-    They are asked for when something is read, so that a form may hold itself.
+    `forms` is called when a value is read, so that a schema may be recursive.
     """
 
     wanted: str
@@ -524,9 +516,9 @@ class ByKey(FieldType[T_co], Generic[T_co]):
 
 @dataclass(eq=False, repr=False)
 class Tagged(FieldType[T_co], Generic[T_co]):
-    """One of several forms, by the word that stands at `tag`, or alone without a mapping.
+    """One of several schemas, by the word of the key `tag`, or a word without a mapping.
 
-    They are asked for when something is read, so that a form may hold itself.
+    `forms` is called when a value is read, so that a schema may be recursive.
     """
 
     wanted: str

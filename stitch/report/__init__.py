@@ -1,8 +1,4 @@
-"""Reports: what a device did and what it holds, for people and for programs.
-
-Nothing depends on it; it changes nothing. What only a run's files need (traces, records) is loaded
-when it is asked for.
-"""
+"""Reports of a device's work and memory; traces and records are imported on first use."""
 
 from __future__ import annotations
 

@@ -30,9 +30,8 @@ from stitch.runtime import (
 from stitch.tasks import TaskGraph
 from stitch.ttb import Binary
 
-#: What listeners take.
 DEVICE = instance_of("a device", RuntimeDevice)
-#: Programs that `submit` keeps loaded on a device.
+#: Programs that `loaded` keeps on a device.
 MAX_SUBMITTED = 64
 #: What `dir(device)` lists: the methods and attributes that the reference documents.
 PUBLIC_NAMES = (
@@ -71,10 +70,7 @@ class Device(RuntimeDevice):
         super()._let_go()
 
     def loaded(self, source: Any, program: int | str) -> LoadedProgram:
-        """A program of a binary, loaded at most once: for callers that submit it over and over.
-
-        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
-        """
+        """Return a program of a binary, loaded once; the last `MAX_SUBMITTED` stay loaded."""
         if isinstance(source, LoadedProgram):
             return source
         binary = getattr(source, "binary", source)
@@ -84,10 +80,10 @@ class Device(RuntimeDevice):
         entry = self._submitted.get(key)
         if entry is None:
             with self.lock:
-                # Another thread may have loaded it meanwhile.
+                # Another thread may have loaded it since.
                 entry = self._submitted.get(key) or (binary, self._load(binary, program))
         with self.queue_lock:
-            # The entry holds the binary, so its id stays its own. The last used comes last.
+            # The entry holds the binary, so its id is not reused. The last used one comes last.
             self._submitted.pop(key, None)
             self._submitted[key] = entry
             while len(self._submitted) > MAX_SUBMITTED:
@@ -95,32 +91,31 @@ class Device(RuntimeDevice):
         return entry[1]
 
     def prepare(self, graph: TaskGraph) -> PreparedGraph:
-        """A task graph as a callable: with arrays or tensors for its inputs, by position or name,
-        it gives its outputs, ready.
+        """Prepare a task graph as a callable of its inputs, by position or name.
 
-        Programs that are not loaded here yet are. Raises `TaskError` with all that is wrong with
-        the graph, `UsageError` for programs of another device, and what loading raises.
+        Loads its programs. Raises `TaskError` that lists all defects of the graph, `UsageError` for
+        programs of another device, and the errors of `load`.
         """
         instance_of("a task graph", TaskGraph).check("device.prepare", "graph", graph)
         self.check_open()
         return PreparedGraph(self, graph.table())
 
     def explain(self) -> str:
-        """Every copy so far, with bytes, simulated time and reason."""
+        """Describe every copy so far, with bytes, simulated time and reason."""
         with late_import():
             from stitch.report.explanation import explain
 
         return explain(self)
 
     def memory_report(self) -> str:
-        """What each space holds, in bytes per bank, and what the host's memory gave."""
+        """Describe the contents of each space in bytes per bank, and the host memory."""
         with late_import():
             from stitch.report.explanation import memory_report
 
         return memory_report(self)
 
     def memory_views(self) -> dict[str, dict[str, Any]]:
-        """The memory report as data, with tt-metal's keys."""
+        """Return the memory report as plain data, with tt-metal's keys."""
         with late_import():
             from stitch.report.explanation import memory_views
 
@@ -129,7 +124,6 @@ class Device(RuntimeDevice):
 
 # Opening.
 
-#: What a machine is named by.
 MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 
 
@@ -154,28 +148,29 @@ def open_device(
     inter_op_threads: int = 1,
     prices: str | Path | PriceTable | None = None,
 ) -> Device:
-    """Open a simulated machine by name, YAML path or description.
+    """Open a simulated machine.
 
-    `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch`
-    (`auto` with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX
-    Runtime computes one operation (default 1). `window`: tasks queued before they run; 1 runs
-    each call at once. `debug`: poison freed bytes and guard padding. `strict_types`: links may
-    not change the floating storage type. `max_memory`: bytes (or a text, `"2GiB"`) of the
-    host's memory that all devices of the process may take together when this one asks for more
-    (default: 80 % of the machine's, or of its control group's); over it, plans and tensors
-    raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for which
-    DRAM has no room wait on the host, and constants in their file; without, that is an
-    `OutOfMemoryError`. `aggregate`: whether programs that feed each other are linked and run as
-    one: `auto` (where the executor promises the same bits, once the same calls have come back
-    so often that it pays: after 100 times at most), `never`, or `always` (at once, also where
-    sums may differ). Results of which somebody still has a handle are kept; `explain` says what
-    was linked.
-    `inter_op_threads`: number of threads for independent sections of a plan of at least 100 us each
-    by their counts; results and copies do not depend on it.
-    `prices`: the table by which `auto` and `torch` choose who computes an operation: the name of a
-    family of processors (`x86_avx512_intel`), or the path of a file that `tools/prices` wrote
-    (default: the family nearest to this processor). The choice, and with it the last digits of
-    results, follows from it alone; name one to have the same on every machine.
+    Args:
+        machine: Its name, the path of its description, or a `Machine`.
+        executor: How operations are computed: `numpy`; `onnxruntime`; `auto`, each operation by the
+            faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan only.
+        threads: Threads of ONNX Runtime for one operation (default 1).
+        window: Tasks queued before they run; 1 runs each call immediately.
+        debug: Overwrite freed bytes, and check padding.
+        strict_types: Refuse links that change the floating-point storage type.
+        max_memory: Limit of the host memory of all devices of the process, in bytes or as `"2GiB"`
+            (default: 80 % of the memory of this computer, or of its control group). Plans and
+            tensors beyond it raise `OutOfMemoryError` before anything is allocated.
+        spill: Evict tensors to the host and constants to their file if DRAM is full; without, raise
+            `OutOfMemoryError`.
+        aggregate: Link programs that feed each other into one: `auto`, if results are bit-identical
+            and the same calls recur often enough to save time; `never`; `always`, immediately, and
+            the last bits of sums may differ. Results with a handle are kept.
+        inter_op_threads: Threads for independent sections of a plan, each estimated at 100 us or
+            more; results and copies do not depend on it.
+        prices: The cost table by which `auto` and `torch` select a kernel for each operation: a
+            processor family (`x86_avx512_intel`), or the path of a file of `tools/prices` (default:
+            the family nearest to this processor). The last digits of results depend on it.
     """
     return Device(
         load_machine(machine),

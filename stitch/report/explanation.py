@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stitch.machine import footprint
@@ -21,7 +21,7 @@ WRITTEN = "the host overwrote a tensor"
 
 @dataclass(frozen=True, slots=True)
 class CopyLine:
-    """One copy: from where to where, its bytes and simulated seconds, how often, and why."""
+    """One copy: its bytes and simulated seconds, how often it ran, and why."""
 
     kind: str  # copy, evict, move, bounce, write
     source: str
@@ -34,7 +34,7 @@ class CopyLine:
 
 
 def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
-    """The copies of plans in order; the same copy in several plans is one line."""
+    """Return the copies of plans in order, with one line for equal copies of several plans."""
     lines: dict[tuple[Any, ...], CopyLine] = {}
     for plan, times in plans:
         buffers = {buffer.number: buffer for buffer in plan.request.buffers}
@@ -49,7 +49,7 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
 
 
 def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterator[CopyLine]:
-    """The copies of one step, none of which has happened yet."""
+    """Yield the copies of one step, with `times` 0."""
     certificate = step.certificate
     proof: str | None = None
     if certificate is not None:
@@ -66,13 +66,13 @@ def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterat
     kind, where = "bounce" if step.stage is not None else "move", step.space.value
     for number, _ in step.targets:
         nbytes = footprint(buffers[number].desc, plan.request.machine.shape).own_nbytes
-        # The transfers are those of all tensors together: time is shared out by bytes.
+        # The step has the time of all tensors: divide it by bytes.
         part = nbytes / step.nbytes if step.nbytes else 1 / step.count
         yield CopyLine(kind, where, where, nbytes, step.seconds * part, 0, step.reason, proof)
 
 
 def other_lines(account: Account) -> tuple[CopyLine, ...]:
-    """The copies of an account that belong to no plan: writes of the host."""
+    """Return the copies outside of plans: writes of the host."""
     return tuple(
         CopyLine("write", line.source, line.target, line.nbytes, line.seconds, line.times, WRITTEN,
                  None)
@@ -80,19 +80,18 @@ def other_lines(account: Account) -> tuple[CopyLine, ...]:
     )  # fmt: skip
 
 
-def explain(device: RuntimeDevice, period: str | None = None) -> str:
-    """The device's copies as text; runs the queue first.
+def explain(device: RuntimeDevice) -> str:
+    """Run the queue and describe the device's copies.
 
-    One line per distinct copy: kind, how often, bytes and simulated microseconds of one, from → to,
-    and the reason below it. Kernel staging (forms that only the executor wanted) is listed apart.
-    `period` names what is covered where the caller knows better than the device.
+    Each distinct copy has a line with kind, count, bytes, simulated time, source and target, and a
+    line with its reason. Kernel staging (layouts that only the executor uses) is separate.
     """
     account = device.account()
     total, earlier = account.total, account.earlier
     out = [
         f"{device.machine.name}: {counted(total.programs, 'program run')}, "
         f"{counted(total.copies, 'copy', 'copies')}, {total.nbytes} B, "
-        f"{total.seconds * 1e6:.1f} us simulated ({period or account.period})"
+        f"{total.seconds * 1e6:.1f} us simulated ({account.period})"
     ]
     if total.programs:
         out.append(f"  {_programs_text(device, total, account.plans)}")
@@ -117,11 +116,10 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
         nbytes = read.times * read.nbytes
         out.append(f"  read   x{read.times} {nbytes} B in all  {read.source} -> {read.target}")
     if total.staging_nbytes:
-        staged = f"at most {total.staging_nbytes} B held by the executor (no copies)"
-        out.append(f"  kernel staging: {staged}")
+        out.append(f"  kernel staging: up to {total.staging_nbytes} B in the executor (no copies)")
     if device.prices is not None:
         table = device.prices
-        out.append(f"  who computes what: by the prices {table.name!r} ({table.processor.text()})")
+        out.append(f"  kernels chosen by the prices {table.name!r} ({table.processor.text()})")
     if device.linking is not None:
         out += [f"  {note}" for note in device.linking.notes]
     if device.inter_op_threads > 1:
@@ -133,60 +131,58 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
 
 
 def threads_line(device: RuntimeDevice, total: Totals) -> str:
-    """How much ran in parallel on a device's inter-op threads, or why nothing did."""
+    """Describe the work that ran concurrently on inter-op threads, or why none did."""
     if total.beside:
-        ran = f"{counted(total.beside, 'stretch', 'stretches')} ran beside each other"
+        ran = f"{counted(total.beside, 'section')} ran concurrently"
         return f"{device.inter_op_threads} inter-op threads: {ran}" + (
-            ", but for hooks" if device.hooks.active else ""
+            ", except with hooks" if device.hooks.active else ""
         )
     why = device.why_single_thread
     if why is None:
-        least = f"{LEAST:.0f} us at least by its counts"
-        why = f"no plan that moves nothing has independent stretches of {least}"
-    return f"{device.inter_op_threads} inter-op threads, and nothing ran beside anything: {why}"
+        least = f"an estimate of {LEAST:.0f} us or more"
+        why = f"no plan without moves has independent sections with {least}"
+    return f"{device.inter_op_threads} inter-op threads, no work ran concurrently: {why}"
 
 
 def trade_lines(plans: Iterable[tuple[Plan, int]]) -> list[str]:
-    """Return a line of seconds and bytes where they disagree: plans that carry fewer bytes were
-    made and take clearly longer."""
-    longest = taken = 0.0
-    more = 0
+    """Return a line for plans that copy more bytes than necessary because it is faster."""
+    alternative_seconds = seconds = 0.0
+    added_nbytes = 0
     for plan, times in plans:
         if plan.fewest_bytes is not None:
-            nbytes, seconds = plan.fewest_bytes
-            longest, taken = longest + times * seconds, taken + times * plan.seconds
-            more += times * (plan.carried_nbytes - nbytes)
-    if not more:
+            least_nbytes, its_seconds = plan.fewest_bytes
+            alternative_seconds += times * its_seconds
+            seconds += times * plan.seconds
+            added_nbytes += times * (plan.carried_nbytes - least_nbytes)
+    if not added_nbytes:
         return []
+    saved = 1 - seconds / alternative_seconds
     return [
-        f"  quicker by {1 - taken / longest:.1%} with {more} B more between spaces than by the "
-        "plans of fewest bytes"
+        f"  {saved:.1%} faster than the plans of fewest bytes, which copy {added_nbytes} B less"
     ]
 
 
 def _programs_text(device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]) -> str:
-    """What the programs took beside the copies."""
+    """Describe the simulated time of the programs."""
     machine = device.machine
     if machine.compute is None:
-        return f"the programs' own time is not counted: {machine.name!r} describes no compute rates"
+        return f"the time of programs is not counted: {machine.name!r} has no compute rates"
     if total.programs and not total.program_seconds:
-        return "the programs' own time is not known: they are opaque"
+        return "the time of programs is unknown: they are opaque"
     unknown = sum(times * len(opaque_programs_of(plan)) for plan, times in plans)
     text = f"the programs themselves: {total.program_seconds * 1e6:.1f} us simulated"
-    if not unknown:
-        return text
-    return f"{text}, without {counted(unknown, 'run')} of opaque ones, whose time is not known"
+    return text if not unknown else f"{text}, without {counted(unknown, 'run')} of opaque programs"
 
 
 def totals_json(period: str, total: Totals) -> dict[str, Any]:
-    """Totals as plain data, the same wherever they stand."""
+    """Return totals as plain data."""
     return {"period": period, "programs": total.programs, "copies": total.copies,
             "nbytes": total.nbytes, "entries": total.entries, "seconds": total.seconds,
             "program_seconds": total.program_seconds}  # fmt: skip
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "copy", "copies"), counted(2, "run")
     ('1 copy', '2 runs')
@@ -195,39 +191,26 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def programs_of(plan: Plan) -> list[str]:
-    """The names of the programs that one run of a plan runs: of its tasks, but for conversions."""
-    whats = (task.transformation for task in plan.request.tasks)
-    return [what.name for what in whats if what.kind is TransformationKind.PROGRAM]
+    """Return the names of the programs that a plan runs."""
+    works = (task.transformation for task in plan.request.tasks)
+    return [work.name for work in works if work.kind is TransformationKind.PROGRAM]
 
 
 def opaque_programs_of(plan: Plan) -> list[str]:
-    """Those whose time is not known, on a machine that describes rates: a program whose operations
-    are known takes at least the time to launch it."""
-    whats = [task.transformation for task in plan.request.tasks]
-    return [what.name for what in whats
-            if what.kind is TransformationKind.PROGRAM and not what.seconds]  # fmt: skip
+    """Return the programs of a plan without simulated time, on a machine with compute rates."""
+    works = (task.transformation for task in plan.request.tasks)
+    return [work.name for work in works
+            if work.kind is TransformationKind.PROGRAM and not work.seconds]  # fmt: skip
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan's copies as plain data, for programs to read."""
+    """Return a plan's copies as plain data."""
     return {
         "seconds": plan.seconds,
         "program_seconds": plan.program_seconds,
         "tasks": [task.transformation.name for task in plan.request.tasks],
         "programs": programs_of(plan),
-        "copies": [
-            {
-                "kind": line.kind,
-                "source": line.source,
-                "target": line.target,
-                "nbytes": line.nbytes,
-                "times": line.times,
-                "seconds": line.seconds,
-                "reason": line.reason,
-                "certificate": line.certificate,
-            }
-            for line in copy_lines([(plan, 1)])
-        ],
+        "copies": [asdict(line) for line in copy_lines([(plan, 1)])],
     }
 
 
@@ -252,13 +235,13 @@ def _view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
 
 
 def memory_views(device: RuntimeDevice) -> dict[str, dict[str, Any]]:
-    """Every space of the machine, by name, all at one moment."""
+    """Return the contents of every space by name, as of one moment."""
     with device.at_rest():
         return {space.value: _view(device, space) for space in device.machine.shape.spaces}
 
 
 def host_memory_line(device: RuntimeDevice) -> str:
-    """What the device took of the host's memory at most, and what it may take."""
+    """Describe the peak and the limit of host memory."""
     return (
         f"host memory: at most {device.peak_nbytes} B claimed, {device.allowed_nbytes} B allowed "
         "to all devices of the process"
@@ -266,7 +249,7 @@ def host_memory_line(device: RuntimeDevice) -> str:
 
 
 def memory_report(device: RuntimeDevice) -> str:
-    """The views as text: one line per space, one per live buffer; and the host's own memory."""
+    """Return the contents of spaces as text: a line per space and per buffer, and host memory."""
     out = []
     for name, view in memory_views(device).items():
         out.append(
@@ -284,23 +267,24 @@ def memory_report(device: RuntimeDevice) -> str:
 
 
 def _leased(view: dict[str, Any]) -> str:
-    """What of the free memory repeated work takes again unless an allocation needs it."""
+    """Describe the free memory that is reserved for output slots."""
     nbytes = view["total_bytes_leased_per_bank"]
     return f", {nbytes} B of the free leased" if nbytes else ""
 
 
 # Buffers before and after a plan.
 
+#: A space and an address in it.
 Place = tuple[Space, int]
 
 
-def own_at_start(plan: Plan) -> dict[Place, Buffer]:
-    """The buffers that a plan found and reads, moves or frees."""
-    return assign_arenas(plan, plan.request.buffers)
+def touched_at_start(plan: Plan) -> dict[Place, Buffer]:
+    """Return the buffers that exist before a plan and that it reads, moves or frees."""
+    return touched_buffers(plan, plan.request.buffers)
 
 
-def assign_arenas(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
-    """Those of the buffers that a plan reads, moves, frees or makes."""
+def touched_buffers(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
+    """Return the buffers that a plan reads, moves, frees or allocates, by address."""
     others = {b.number for b in plan.request.buffers} - plan.touched
     return {
         (b.space, b.address): b

@@ -1,4 +1,4 @@
-"""Frozen data to JSON and back: dataclasses, named tuples, enumerations, tuples, sets, numbers."""
+"""Convert frozen data to JSON and back: dataclasses, named tuples, enums, tuples, sets, numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from stitch.errors import FormatError, StitchError
 
 _T = TypeVar("_T")
-#: How deep data may nest; plans need about a dozen levels.
+#: Nesting limit; plans have about a dozen levels.
 MAX_DEPTH = 40
-#: Classes and fields that are written under the word that they had when the form was fixed.
-WRITTEN = {
+#: JSON names of classes and fields that were renamed since the format was fixed.
+JSON_NAMES = {
     "Buffer": "Block", "buffer": "block", "buffers": "blocks", "final_buffers": "final_blocks",
 }  # fmt: skip
-#: Fields that came later, by class: older records lack them, and mean the default.
-LATER = {
+#: Fields, by class, that older records lack: they have the default.
+ADDED = {
     "Certificate": frozenset({"branches"}),
     "Cost": frozenset({"program_seconds"}),
     "CostCertificate": frozenset({"pieces"}),
@@ -32,16 +32,16 @@ LATER = {
     "SpaceShape": frozenset({"granule", "policy"}),
     "Transformation": frozenset({"constants", "seconds"}),
 }
-#: Fields that are gone, by class: older records have them, and they are not read.
-GONE = {"CostCertificate": frozenset({"inside_seconds"})}
+#: Fields, by class, of older records that are ignored.
+REMOVED = {"CostCertificate": frozenset({"inside_seconds"})}
 
 
-def _written(name: str) -> str:
-    return WRITTEN.get(name, name)
+def _json_name(name: str) -> str:
+    return JSON_NAMES.get(name, name)
 
 
 def to_plain(value: Any) -> Any:
-    """Plain data for `json.dumps`: no NaN, no infinities (they become words)."""
+    """Return plain data for `json.dumps`; NaN and infinities become strings."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
@@ -52,24 +52,24 @@ def to_plain(value: Any) -> Any:
         return sorted(value)
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
-        fields = {_written(name): to_plain(getattr(value, name)) for name in names}
-        return {"is": _written(type(value).__name__)} | fields
+        fields = {_json_name(name): to_plain(getattr(value, name)) for name in names}
+        return {"is": _json_name(type(value).__name__)} | fields
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {_written(name): to_plain(getattr(value, name)) for name in value._fields}
+        return {_json_name(name): to_plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     raise AssertionError(f"{type(value).__name__} is no frozen data")
 
 
 def from_plain(kind: type[_T], data: object, where: str) -> _T:
-    """The value of a type that plain data describes; raises `FormatError` naming the place."""
+    """Return the value of a type for plain data; raise `FormatError` with the location."""
     value: _T = _read(kind, data, where, 0)
     return value
 
 
 def _read(hint: Any, data: object, where: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise FormatError("this record nests too deep", where=where)
+        raise FormatError(f"the record nests deeper than {MAX_DEPTH} levels", where=where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), data, where, depth)
@@ -109,7 +109,7 @@ def _read_float(data: object, where: str) -> float:
         return float(data)
     if type(data) is float:
         return data
-    # A whole number may have any number of digits.
+    # An int of JSON may exceed the range of float.
     if type(data) is int and abs(data) <= sys.float_info.max:
         return float(data)
     raise _wrong(where, "a number", data)
@@ -121,7 +121,7 @@ def _read_union(choices: tuple[Any, ...], data: object, where: str, depth: int) 
     choices = tuple(choice for choice in choices if choice is not type(None))
     if len(choices) > 1:
         name = data.get("is") if isinstance(data, dict) else None
-        names = [_written(getattr(choice, "__name__", str(choice))) for choice in choices]
+        names = [_json_name(getattr(choice, "__name__", str(choice))) for choice in choices]
         named = [choice for choice, known in zip(choices, names, strict=True) if known == name]
         if not named:
             raise _wrong(where, " or ".join(names), data)
@@ -148,26 +148,26 @@ def _read_items(item: Any, data: object, where: str, depth: int) -> list[Any]:
 
 def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
     if not isinstance(data, dict):
-        raise _wrong(where, _written(kind.__name__), data)
-    fields = {name: (_written(name), hint) for name, hint in _fields_of(kind).items()}
+        raise _wrong(where, _json_name(kind.__name__), data)
+    fields = {name: (_json_name(name), hint) for name, hint in _fields_of(kind).items()}
     keys = {key for key, _ in fields.values()}
-    gone = GONE.get(kind.__name__, frozenset())
-    surplus = sorted(data.keys() - keys - gone - {"is"})
-    later = LATER.get(kind.__name__, frozenset())
-    missing = sorted(keys - data.keys() - later)
+    removed = REMOVED.get(kind.__name__, frozenset())
+    surplus = sorted(data.keys() - keys - removed - {"is"})
+    added = ADDED.get(kind.__name__, frozenset())
+    missing = sorted(keys - data.keys() - added)
     if surplus or missing:
         listed = [f"no {name!r}" for name in missing] + [f"a surplus {name!r}" for name in surplus]
-        what = _written(kind.__name__)
+        what = _json_name(kind.__name__)
         raise FormatError(f"{what} has {', '.join(listed)[:200]}", where=where)
     values = {
         name: _read(hint, data[key], f"{where}.{key}", depth + 1)
         for name, (key, hint) in fields.items()
-        if key in data or key not in later
+        if key in data or key not in added
     }
     try:
         return kind(**values)
     except (StitchError, ValueError, TypeError, ArithmeticError) as error:
-        what = _written(kind.__name__)
+        what = _json_name(kind.__name__)
         raise FormatError(f"{what} is not sound: {error}"[:300], where=where) from error
 
 
@@ -183,5 +183,5 @@ def _fields_of(kind: Callable[..., object]) -> dict[str, Any]:
 
 
 def _wrong(where: str, expected: str, got: object) -> FormatError:
-    return FormatError("a record holds a value of the wrong type", where=where,
+    return FormatError("the record has a value of the wrong type", where=where,
                        expected=expected[:200], got=repr(got)[:80])  # fmt: skip

@@ -1,9 +1,8 @@
 """Results of each operation of a run: stored in a file, or compared with expected results.
 
-Arrays are stored in the types that operations compute in, rounded to those of their values; memory
-holds the results of one operation at a time. The reference computes each operation from the
-operands of this run, so it finds the operation that is wrong, without accumulated differences; a
-saved run shows the accumulated differences.
+Arrays have the types in which operations compute, rounded to those of their values; memory holds
+the results of one operation at a time. The reference computes each operation from the operands of
+this run, which finds the wrong operation; a saved run shows accumulated differences.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import numpy as np
 
 from stitch.argument_kinds import PATH, either, instance_of, optional, takes
 from stitch.errors import FormatError, UsageError
-from stitch.files import OutputFiles, write_added
+from stitch.files import OutputFiles
 from stitch.forms import NpzWriter, archived_arrays
 from stitch.linker import expanded
 from stitch.program import ABSENT, Array, DataType, Operation, Program, holds_foreign
 from stitch.report.device import DEVICE
-from stitch.report.temporary_output import TemporaryOutput
+from stitch.report.temporary_output import TemporaryOutput, write_and_close
 from stitch.runtime import HookContext, OperationReferences, RuntimeDevice
 
 # Comparison of arrays.
 
-#: |actual - expected| <= atol + rtol * |expected|, by the type that a result is stored in.
+#: |actual - expected| <= atol + rtol * |expected|, by the storage type of a result.
 DEFAULT_ATOL = {
     DataType.FLOAT64: 1e-4,
     DataType.FLOAT32: 1e-4,
@@ -44,7 +43,7 @@ DEFAULT_RTOL = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """What the user asked for; None: the default. `pcc` alone replaces the elementwise rule."""
+    """Tolerances; None is the default. `pcc` alone replaces the elementwise comparison."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -53,8 +52,7 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class ComparedResult:
-    """What is compared: `stored` is the type that it is stored in, which decides how exact it can
-    be."""
+    """A result; `stored`, its type in device memory, decides the default tolerance."""
 
     name: str
     data_type: DataType
@@ -63,7 +61,7 @@ class ComparedResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a result is as expected; `detail` says how it is not."""
+    """Whether a result is as expected; `detail` describes the difference."""
 
     name: str
     passed: bool
@@ -78,46 +76,51 @@ def compare(
     result: ComparedResult, actual: Array, expected: Array, how: Tolerances, *,
     default_rtol: float = DEFAULT_RTOL, correlate: bool = False,
 ) -> Verdict:  # fmt: skip
-    """Compare a result. NaN equals NaN, an infinity itself; integers and bits are exact.
+    """Compare a result. NaN equals NaN; integers and bits are exact.
 
-    `correlate`: find the correlation where it decides nothing as well.
+    Args:
+        result: Its name and types.
+        actual: The result.
+        expected: The expected array.
+        how: The tolerances.
+        default_rtol: Of floats without a tolerance.
+        correlate: Compute the correlation also without a `pcc`.
     """
     name, is_floating = result.name, result.data_type.is_floating
     if actual.shape != expected.shape:
-        got = f"its shape is {list(actual.shape)}, expected {list(expected.shape)}"
-        return Verdict(name, False, got)
+        detail = f"its shape is {list(actual.shape)}, expected {list(expected.shape)}"
+        return Verdict(name, False, detail)
     expected_type = DataType.from_dtype(expected.dtype)
     if is_floating is not expected_type.is_floating:
-        got = f"its type is {result.data_type.value}, expected {expected_type.value}"
-        return Verdict(name, False, got)
+        detail = f"its type is {result.data_type.value}, expected {expected_type.value}"
+        return Verdict(name, False, detail)
     atol = how.atol
     if atol is None:
         atol = DEFAULT_ATOL.get(result.stored, 1e-4) if is_floating else 0.0
     rtol = how.rtol
     if rtol is None:
         rtol = default_rtol if is_floating else 0.0
-    is_wanted = correlate or how.pcc is not None
-    correlated = correlation(actual, expected) if is_wanted else None
+    pcc = correlation(actual, expected) if correlate or how.pcc is not None else None
     problems: list[str] = []
-    if how.pcc is not None and correlated is not None and not correlated >= how.pcc:
-        problems.append(f"PCC is {correlated:.6g}, at least {how.pcc:g} was asked for")
+    if how.pcc is not None and pcc is not None and not pcc >= how.pcc:
+        problems.append(f"PCC is {pcc:.6g}, expected at least {how.pcc:g}")
     elementwise = how.pcc is None or how.atol is not None or how.rtol is not None
     wrong, largest = differences(actual, expected, atol, rtol)
     if elementwise and wrong is not None:
         problems.append(f"{wrong} (allowed: {atol:g} + {rtol:g} * |expected|)")
-    return Verdict(name, not problems, "; ".join(problems), largest, correlated, atol, rtol)
+    return Verdict(name, not problems, "; ".join(problems), largest, pcc, atol, rtol)
 
 
 def differences(
     actual: Array, expected: Array, atol: float, rtol: float
 ) -> tuple[str | None, float]:
-    """What differs in words (None: nothing does), and the largest finite difference."""
+    """Describe the differences beyond the tolerances (or None); return the largest finite one."""
     if actual.size == 0:
         return None, 0.0
     with np.errstate(all="ignore"):
         one, two = _widened(actual), _widened(expected)
         same = (one == two) | ((one != one) & (two != two))
-        # Without a width of its own, the difference of the extremes of int64 would wrap.
+        # float64: the difference of int64 extremes would overflow.
         gap = np.where(same, 0.0, np.abs(one.astype(np.float64) - two.astype(np.float64)))
         near = gap <= atol + rtol * np.abs(two.astype(np.float64))
         if atol == 0 and rtol == 0:
@@ -128,15 +131,13 @@ def differences(
     count = int(bad.sum())
     if not count:
         return None, largest
-    # Where a difference is no number at all, that is the place to look.
+    # NaN and infinite differences come first.
     weight = np.where(bad, np.where(np.isfinite(gap), gap, np.inf), -1.0)
     at = np.unravel_index(int(weight.argmax()), actual.shape)
-    place = f"[{', '.join(str(int(i)) for i in at)}]"
-    share = f"{count} of {actual.size} elements differ"
-    worst = float(gap[at])
+    index = f"[{', '.join(str(int(i)) for i in at)}]"
     return (
-        f"{share}; largest difference {worst:.6g} at {place}: "
-        f"{_number(one[at])}, expected {_number(two[at])}"
+        f"{count} of {actual.size} elements differ; largest difference {float(gap[at]):.6g} at "
+        f"{index}: {_number(one[at])}, expected {_number(two[at])}"
     ), largest
 
 
@@ -145,12 +146,12 @@ def _number(value: object) -> str:
 
 
 def _widened(array: Array) -> Array:
-    """Floats as float64, the rest as they are: comparisons must not round."""
+    """Convert floats to float64, so that comparisons do not round."""
     return array.astype(np.float64) if DataType.from_dtype(array.dtype).is_floating else array
 
 
 def correlation(actual: Array, expected: Array) -> float:
-    """Pearson's correlation; 1 for equal arrays, 0 where it is not defined otherwise."""
+    """Return Pearson's correlation; 1 for equal arrays, 0 if it is undefined otherwise."""
     one, two = (a.astype(np.float64).reshape(-1) for a in (actual, expected))
     if np.array_equal(one, two, equal_nan=True):
         return 1.0
@@ -170,7 +171,7 @@ def correlation(actual: Array, expected: Array) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenOperation:
-    """An operation of a program in the `run`-th run of programs of that name, counted from 1."""
+    """An operation in the `run`-th run (from 1) of programs of that name."""
 
     program: Program
     run: int
@@ -180,13 +181,13 @@ class SeenOperation:
     outputs: tuple[Array, ...]
 
     @property
-    def made(self) -> tuple[int, ...]:
-        """The values of the outputs, in their order."""
+    def results(self) -> tuple[int, ...]:
+        """Return the indices of the output values, in order."""
         return tuple(value for value in self.operation.outputs if value != ABSENT)
 
     @property
     def name(self) -> str:
-        """What the operation is called in messages."""
+        """Return a description for errors."""
         where = f" at {self.operation.location}" if self.operation.location else ""
         return (
             f"operation {self.index} ({self.operation.op}){where} of program "
@@ -195,19 +196,19 @@ class SeenOperation:
 
 
 class OperationWatch(ABC):
-    """Sees every operation from now on until `close`; use it as a context manager.
+    """Observes every operation until `close`; a context manager.
 
-    While it watches, programs run one operation at a time, as with any hook. Raises `UsageError`
-    for a device that computes nothing; and, in a run, for an executor that shows no operations.
+    Programs run one operation at a time, as with any hook. Raises `UsageError` for a device that
+    computes nothing, and during a run for an executor without hooks of operations.
     """
 
     def __init__(self, device: RuntimeDevice) -> None:
         if not device.computes:
             raise UsageError(
-                "operations are seen where they are computed, and this device computes nothing",
+                "this device computes no operations that could be observed",
                 where=f"device {device.machine.name!r}, executor {device.executor!r}",
-                remedy="choose an executor that computes; programs that are only planned, such as "
-                "those of a .ttnn file, have no operations to be seen",
+                remedy="choose another executor; opaque programs, as of .ttnn files, have no "
+                "operations",
             )
         self._device = device
         self._runs: Counter[str] = Counter()
@@ -228,24 +229,24 @@ class OperationWatch(ABC):
 
     @abstractmethod
     def before(self, seen: SeenOperation) -> None:
-        """It is about to run."""
+        """Called before an operation runs."""
 
     @abstractmethod
     def after(self, seen: SeenOperation) -> None:
-        """It has run."""
+        """Called after an operation has run."""
 
     def next_pass(self) -> None:
-        """The same work comes once more: runs of programs are counted anew."""
+        """Restart the count of runs, for another pass of the same work."""
         self._runs.clear()
 
     def references(self, program: Program) -> OperationReferences:
-        """NumPy's kernels for the operations of a program."""
-        known = self._references.get(id(program))
-        if known is None:
-            known = program, OperationReferences(program, self._device.machine.shape)
-            # With the program, so that its id stays its own.
-            self._references[id(program)] = known
-        return known[1]
+        """Return NumPy's kernels for the operations of a program."""
+        entry = self._references.get(id(program))
+        if entry is None:
+            entry = program, OperationReferences(program, self._device.machine.shape)
+            # The entry holds the program, so its id is not reused.
+            self._references[id(program)] = entry
+        return entry[1]
 
     def _on_program(self, context: HookContext) -> None:
         self._runs[context.program.name] += 1
@@ -254,7 +255,7 @@ class OperationWatch(ABC):
     def _on_end(self, context: HookContext) -> None:
         if not self._seen and expanded(context.program).operations:
             raise UsageError(
-                "the executor runs programs as a whole, and shows none of their operations",
+                "the executor runs whole programs, without hooks of operations",
                 where=f"program {context.program.name!r}, executor {self._device.executor!r}",
                 remedy="choose one of Stitch's own executors",
             )
@@ -271,12 +272,12 @@ class OperationWatch(ABC):
 
 # Storing results.
 
-#: Of a program's name in the names of arrays; its number tells it apart.
+#: Characters of a program's name in the names of arrays.
 _NAME_LENGTH = 60
 
 
 class _Names:
-    """What arrays are called: programs are numbered by their names, in the order of first runs."""
+    """The names of stored arrays; programs are numbered in the order of their first runs."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -289,19 +290,21 @@ class _Names:
 
 
 class OperationStore(OperationWatch):
-    """Keeps what every operation makes, for the file at `path`, until `close`, which writes it.
+    """Stores the results of every operation of one pass; `close` writes the `.npz` file.
 
-    `next_pass` ends what is kept: a file holds one pass. Raises `UsageError` for a path that is not
-    that of a `.npz` file, `StitchError` where the file cannot be begun.
+    `next_pass` ends the pass. Raises `UsageError` for a path of another type, `StitchError` if its
+    folder is not writable.
     """
 
     @takes(device=DEVICE, path=PATH)
     def __init__(self, device: RuntimeDevice, path: str | Path) -> None:
         if Path(path).suffix.lower() != ".npz":
-            raise UsageError("results of operations are written to a .npz file", got=str(path))
+            raise UsageError(
+                "results of operations need a .npz file", expected="FILE.npz", got=str(path)
+            )
         self._path, self._names, self._is_over = path, _Names(), False
-        #: Whether nothing has stopped it while it kept a result.
-        self._is_whole = True
+        #: Whether no exception has interrupted the storing of a result.
+        self._is_complete = True
         super().__init__(device)
         self._unregister = self.close
         self.close = self._close
@@ -313,39 +316,40 @@ class OperationStore(OperationWatch):
         self._archive = NpzWriter(self._output.write)
 
     def before(self, seen: SeenOperation) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def after(self, seen: SeenOperation) -> None:
-        """Keep what it made."""
+        """Store the results."""
         if self._is_over:
             return
-        self._is_whole = False
+        self._is_complete = False
         references = self.references(seen.program)
-        for output, (value, array) in enumerate(zip(seen.made, seen.outputs, strict=True)):
+        for output, (value, array) in enumerate(zip(seen.results, seen.outputs, strict=True)):
             self._archive.add(self._names.of(seen, output), references.kept(value, array))
-        self._is_whole = True
+        self._is_complete = True
 
     def next_pass(self) -> None:
-        """What comes now is not kept."""
+        """Store nothing from now on."""
         self._is_over = True
 
-    def add_to(self, batch: OutputFiles) -> None:
-        """Watch no more, and add the file to those that a batch is going to write; `forget` it when
-        that has happened. Nothing is added where an interrupt or a full disk, which was raised, has
-        left half of a result."""
+    def add_to(self, files: OutputFiles) -> None:
+        """Stop and add the file to `files`, unless a result is incomplete after an exception.
+
+        Call `forget` after they are written.
+        """
         self._unregister()
-        if not self._is_whole:
+        if not self._is_complete:
             return
         self._archive.close()
-        batch.add(self._path, self._output.copy_to)
+        files[self._path] = self._output.copy_to
 
     def forget(self) -> None:
-        """Watch no more, and write nothing; twice does no harm."""
+        """Stop without writing; may be called twice."""
         self._unregister()
         self._output.close()
 
     def _close(self) -> None:
-        write_added(self.add_to, self.forget)
+        write_and_close(self.add_to, self.forget)
 
 
 class SavedOperations:
@@ -355,46 +359,45 @@ class SavedOperations:
         self.path, self._names = str(path), _Names()
         arrays = archived_arrays(Path(path))
         self._arrays: Mapping[str | None, Array] = arrays
-        self._met: set[str] = set()
+        self._read: set[str] = set()
         self._all = tuple(map(str, arrays))
-        strange = [name for name in self._all if name.count("/") != 3 or "." not in name]
-        if strange or not self._all:
+        foreign = [name for name in self._all if name.count("/") != 3 or "." not in name]
+        if foreign or not self._all:
             raise FormatError(
-                "the file holds no results of operations", where=self.path,
-                expected="what --save_operations or OperationStore wrote",
-                got=repr(strange[0]) if strange else "no array",
+                "the file has no results of operations", where=self.path,
+                expected="a file of --save_operations or OperationStore",
+                got=repr(foreign[0]) if foreign else "no array",
             )  # fmt: skip
 
     def results(self, seen: SeenOperation) -> tuple[Array, ...]:
-        """What the operation made in the run that was saved; raises `UsageError` if it did not
-        run there."""
+        """Return the results of an operation in the saved run; raise `UsageError` without any."""
         names = [self._names.of(seen, output) for output in range(len(seen.outputs))]
         for name in names:
             if name not in self._arrays:
                 raise UsageError(
-                    "the saved run has no result of an operation that runs now",
+                    "the saved run has no result of this operation",
                     where=f"{self.path}: {name!r}", got=seen.name,
-                    remedy="save a run of the same programs, called as often",
+                    remedy="save a run of the same programs with the same number of calls",
                 )  # fmt: skip
-        self._met.update(names)
+        self._read.update(names)
         return tuple(self._arrays[name] for name in names)
 
-    def check_all_met(self) -> None:
-        """Raise `UsageError` for an operation of the saved run that has not run since."""
-        left = [name for name in self._all if name not in self._met]
-        if left:
+    def check_all_read(self) -> None:
+        """Raise `UsageError` for operations of the saved run that have not run."""
+        missing = [name for name in self._all if name not in self._read]
+        if missing:
             raise UsageError(
                 "the saved run has operations that did not run now",
-                where=self.path, got=f"{len(left)}, the first of them {left[0]!r}",
-                remedy="save a run of the same programs, called as often",
+                where=self.path, got=f"{len(missing)}, the first of them {missing[0]!r}",
+                remedy="save a run of the same programs with the same number of calls",
             )  # fmt: skip
 
 
 # Comparison of all operations.
 
-#: What results are compared with where they are computed again, by NumPy's kernels.
+#: Compare with NumPy's kernels on the same operands.
 REFERENCE = "reference"
-#: Two results that are near each other may be rounded to neighbours: how far these lie apart.
+#: Relative distance of neighbouring numbers: nearly equal results may round to neighbours.
 ROUNDING_STEP = {
     DataType.FLOAT16: 2.0**-10,
     DataType.BFLOAT16: 2.0**-7,
@@ -405,8 +408,10 @@ ROUNDING_STEP = {
 
 @dataclass(frozen=True, slots=True)
 class OperationLine:
-    """One output of an operation, in all runs so far: the worst of its verdicts (the first that
-    failed, else the one of the largest difference), and the run that it is of."""
+    """One output of an operation in all runs so far.
+
+    `verdict`, of run `run`, is the first failure, or the largest difference.
+    """
 
     program: str
     index: int
@@ -419,19 +424,22 @@ class OperationLine:
 
     @property
     def text(self) -> str:
-        """Which result it is, and how it differs."""
+        """Describe the result and its difference."""
         at = f" at {self.location}" if self.location else ""
         of = f"program {self.program!r}, operation {self.index} ({self.op}){at}"
-        known = self.verdict
-        told = f"{of}, output {self.output} ({known.name!r}), run {self.run}: {known.detail}"
-        return told if known.pcc is None else f"{told}; PCC {known.pcc:.6g}"
+        name, detail, pcc = self.verdict.name, self.verdict.detail, self.verdict.pcc
+        text = f"{of}, output {self.output} ({name!r}), run {self.run}: {detail}"
+        return text if pcc is None else f"{text}; PCC {pcc:.6g}"
 
 
 class OperationComparison(OperationWatch):
-    """Compares every operation's results with `expected` until `close`.
+    """Compares every operation's results until `close`.
 
-    `expected`: `REFERENCE`, or a saved run. Without tolerances those of results hold, by the type
-    that a value is stored in; for types narrower than float32 a step of rounding more.
+    Args:
+        device: The device.
+        expected: `REFERENCE`, a saved run, or the path of its file.
+        how: The tolerances, by default by the storage type of a value, with one step of rounding
+            more for types narrower than float32.
     """
 
     @takes(
@@ -442,7 +450,6 @@ class OperationComparison(OperationWatch):
         self, device: RuntimeDevice, expected: str | Path | SavedOperations = REFERENCE,
         how: Tolerances | None = None,
     ) -> None:  # fmt: skip
-        """`expected` is also the path of a file. Raises `UsageError`, `FormatError`."""
         self._saved = (
             expected
             if expected == REFERENCE or isinstance(expected, SavedOperations)
@@ -457,30 +464,30 @@ class OperationComparison(OperationWatch):
 
     @property
     def lines(self) -> tuple[OperationLine, ...]:
-        """A line for each output of each operation, in the order of first runs."""
+        """Return a line for each output of each operation, in the order of first runs."""
         return tuple(self._lines.values())
 
     def check_complete(self) -> None:
-        """Raise `UsageError` where the saved run has operations that have not run."""
+        """Raise `UsageError` if the saved run has operations that have not run."""
         if isinstance(self._saved, SavedOperations):
-            self._saved.check_all_met()
+            self._saved.check_all_read()
 
     def before(self, seen: SeenOperation) -> None:
-        """What it should make; now, as it may write over its operands."""
+        """Compute the expected results first, because the operation may overwrite its operands."""
         if isinstance(self._saved, SavedOperations):
             self._wanted = self._saved.results(seen)
         elif holds_foreign(seen.operation, expanded(seen.program).bodies):
-            self._wanted = ()  # It has no reference.
+            self._wanted = ()  # Foreign operators have no reference.
         else:
             self._wanted = self.references(seen.program).results(seen.index, seen.inputs)
 
     def after(self, seen: SeenOperation) -> None:
-        """Compare what it made."""
+        """Compare the results."""
         wanted, self._wanted = self._wanted, ()
         if not wanted:
             return
         references = self.references(seen.program)
-        for output, value in enumerate(seen.made):
+        for output, value in enumerate(seen.results):
             described = expanded(seen.program).values[value]
             stored = described.desc.layout.data_type
             verdict = compare(
@@ -501,14 +508,14 @@ class OperationComparison(OperationWatch):
             seen.program.name, seen.index, operation.op, operation.location, output, 1, seen.run,
             verdict,
         )  # fmt: skip
-        known = self._lines.get(key)
-        if known is None:
+        old = self._lines.get(key)
+        if old is None:
             self._lines[key] = new
         else:
-            worse = known.verdict.passed and (
-                not verdict.passed or _gap(verdict) > _gap(known.verdict)
+            is_worse = old.verdict.passed and (
+                not verdict.passed or _gap(verdict) > _gap(old.verdict)
             )
-            self._lines[key] = replace(new if worse else known, runs=known.runs + 1)
+            self._lines[key] = replace(new if is_worse else old, runs=old.runs + 1)
         if self.first is None and not verdict.passed:
             self.first = new
 

@@ -15,13 +15,12 @@ from stitch.report.explanation import CopyLine, copy_lines, programs_of
 from stitch.report.frozen_json import from_plain
 from stitch.report.run_record import read_record
 
-EXPECTED = "what stitch-run --record=FILE writes, or plans.json of --save_artifacts"
+EXPECTED = "a file of stitch-run --record=FILE, or plans.json of --save_artifacts"
 
 
 @dataclass(frozen=True, slots=True)
 class RunCopies:
-    """What a run copied: in sum, and by copy (`times` counts all runs of all plans); how often each
-    of its programs ran, by name."""
+    """The cost of a run, its copies (`times` over all plans), and the runs of its programs."""
 
     cost: Cost
     lines: tuple[CopyLine, ...]
@@ -30,10 +29,10 @@ class RunCopies:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What was added, less what was saved; the copies of which there are more, and fewer.
+    """The added cost of a run, and its additional and missing copies.
 
-    `unequal`: the programs of both runs that ran more often in one (name, old, new): where there
-    are any, these are sums over runs of different lengths.
+    `unequal` lists the programs (name, old runs, new runs) that ran a different number of times: if
+    there are any, the runs have different lengths.
     """
 
     added: Cost
@@ -43,11 +42,11 @@ class Difference:
 
 
 def read_copies(text: str) -> RunCopies:
-    """The copies of a record or of saved plans; raises `FormatError` for anything else."""
+    """Return the copies of a record or of saved plans; raise `FormatError` for other text."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError("these are no copies of a run", expected=EXPECTED,
+        raise FormatError("this file has no copies of a run", expected=EXPECTED,
                           got=f"no JSON: {error}"[:200]) from error  # fmt: skip
     if isinstance(body, list):
         lines = _joined(line for at, plan in enumerate(body) for line in _saved(plan, f"[{at}]"))
@@ -64,7 +63,7 @@ def read_copies(text: str) -> RunCopies:
 
 
 def _times(plans: Iterable[tuple[Iterable[str], int]]) -> Counter[str]:
-    """How often each program ran, from those of each plan and how often it ran."""
+    """Return the runs of each program, from the programs and the runs of each plan."""
     times: Counter[str] = Counter()
     for names, runs in plans:
         for name in names:
@@ -73,25 +72,25 @@ def _times(plans: Iterable[tuple[Iterable[str], int]]) -> Counter[str]:
 
 
 def difference(old: RunCopies, new: RunCopies) -> Difference:
-    """What the new run copies that the old one did not, and the other way round."""
+    """Compare the copies of two runs."""
     both = ((name, times, new.runs[name]) for name, times in old.runs.items() if name in new.runs)
     return Difference(
-        new.cost - old.cost, _beyond(new.lines, old.lines), _beyond(old.lines, new.lines),
+        new.cost - old.cost, _surplus(new.lines, old.lines), _surplus(old.lines, new.lines),
         tuple(one for one in both if one[1] != one[2]),
     )  # fmt: skip
 
 
-def _beyond(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
-    """The copies that there are more often than among the others, with how much more often."""
+def _surplus(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
+    """Return the copies that occur more often than in `others`, with the surplus."""
     times = {replace(line, times=0): line.times for line in others}
     more = ((line, line.times - times.get(replace(line, times=0), 0)) for line in lines)
     return tuple(replace(line, times=extra) for line, extra in more if extra > 0)
 
 
 def _saved(plan: Any, where: str) -> Iterator[CopyLine]:
-    """The copies of one of the saved plans, as often as they happened."""
+    """Yield the copies of a saved plan, times its runs."""
     if not isinstance(plan, dict) or not isinstance(plan.get("copies"), list):
-        raise FormatError("a saved plan has `copies`", where=where, expected=EXPECTED)
+        raise FormatError("a plan lacks `copies`", where=where, expected=EXPECTED)
     runs = from_plain(int, plan.get("runs"), f"{where}.runs")
     own = Cost(
         runs, 0, 0.0, from_plain(float, plan.get("program_seconds"), f"{where}.program_seconds")
@@ -106,21 +105,24 @@ def _saved(plan: Any, where: str) -> Iterator[CopyLine]:
 
 
 def _saved_programs(plan: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """The programs of a saved plan; older ones name all tasks alike, the oldest none."""
+    """Return the programs of a saved plan; older files have its tasks, or nothing."""
     key = "programs" if "programs" in plan else "tasks"
     return from_plain(tuple[str, ...], plan.get(key, []), f"{where}.{key}")
 
 
 def _check_numbers(counted: Cost | CopyLine | None, where: str) -> None:
-    """Raise `FormatError` for numbers that no run counts."""
+    """Raise `FormatError` for negative or infinite numbers."""
     values = [] if counted is None else [getattr(counted, f.name) for f in fields(counted)]
     for value in values:
         if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise FormatError("a run counts from 0 on", where=where, got=repr(value)[:60])
+            raise FormatError(
+                "invalid count", where=where, expected="a finite number of at least 0",
+                got=repr(value)[:60],
+            )  # fmt: skip
 
 
 def _joined(lines: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
-    """The same copy in several plans is one line."""
+    """Add up equal copies."""
     times: Counter[CopyLine] = Counter()
     for line in lines:
         times[replace(line, times=0)] += line.times

@@ -8,7 +8,7 @@ One JSON object:
      "events": [{"event": "reserve", "space", "address", "size_per_bank"},   outside any plan
                 {"event": "free", "space", "address", "size_per_bank"},      outside any plan
                 {"event": "run", "plan", "used": {space: bytes per bank afterwards}},
-                {"event": "stopped", "plan", "steps"},                a plan that failed after these
+                {"event": "stopped", "plan", "steps"},             a plan that failed after these
                 {"event": "write", "nbytes", "desc"},              the host overwrote a tensor
                 {"event": "read", "nbytes", "desc"}],
      "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds",
@@ -45,7 +45,7 @@ from stitch.planner import (
 )
 from stitch.program import Space
 from stitch.report.device import DEVICE
-from stitch.report.explanation import Place, assign_arenas, own_at_start, totals_json
+from stitch.report.explanation import Place, totals_json, touched_at_start, touched_buffers
 from stitch.report.frozen_json import from_plain, to_plain
 from stitch.runtime import (
     Event,
@@ -64,9 +64,9 @@ Sizes = dict[Place, int]
 
 
 class Recorder:
-    """Subscribes to a device until `close`; `text` is the record so far.
+    """Records the events of a device until `close`.
 
-    Subscribe before programs are loaded, so that their constants are seen.
+    Create it before programs are loaded, so that it records their constants.
     """
 
     @takes(device=DEVICE)
@@ -76,8 +76,8 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self._total = Totals()
         self._period = device.history.period_from_now()
-        self._known: Sizes = {}
-        self._known = self._differences(_allocated(device))
+        self._sizes: Sizes = {}
+        self._sizes = self._record_changes(_allocated(device))
         self.close = device.events.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
@@ -85,31 +85,28 @@ class Recorder:
         if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
             plan, after = event.plan, _allocated(self._device)
-            started, ended = (
-                _sizes(own_at_start(plan)),
-                _sizes(assign_arenas(plan, plan.final_buffers)),
-            )
+            started = _sizes(touched_at_start(plan))
+            ended = _sizes(touched_buffers(plan, plan.final_buffers))
             before = {p: size for p, size in after.items() if p not in ended} | started
-            self._differences(before)
-            self._known = {p: size for p, size in before.items() if p not in started} | ended
+            self._record_changes(before)
+            self._sizes = {p: size for p, size in before.items() if p not in started} | ended
             used = {space.value: 0 for space in self._device.machine.shape.spaces}
-            for (space, _), size in self._known.items():
+            for (space, _), size in self._sizes.items():
                 used[space.value] += size
             self._events.append({"event": "run", "plan": event.index, "used": used})
-            # What no handle refers to any more goes when the plan has run.
-            self._known = self._differences(after)
+            # Unreferenced buffers are released after the plan.
+            self._sizes = self._record_changes(after)
         elif isinstance(event, PlanStopped):
             self._plans[event.index] = event.plan
             done = event.steps_done if isinstance(event.steps, range) else [*event.steps]
-            stopped = {"event": "stopped", "plan": event.index, "steps": done}
-            self._events.append(stopped)
+            self._events.append({"event": "stopped", "plan": event.index, "steps": done})
         elif isinstance(event, Written | ReadBack):
             kind = "write" if isinstance(event, Written) else "read"
             self._events.append({"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()})
 
-    def _differences(self, now: Sizes) -> Sizes:
-        """Notes what was freed and taken since the last event, frees first."""
-        for kind, here, there in (("free", self._known, now), ("reserve", now, self._known)):
+    def _record_changes(self, now: Sizes) -> Sizes:
+        """Record the buffers that were freed and allocated outside plans, frees first."""
+        for kind, here, there in (("free", self._sizes, now), ("reserve", now, self._sizes)):
             for (space, address), size in sorted(here.items(), key=lambda i: (i[0][0].value, i[0])):
                 if there.get((space, address)) != size:
                     self._events.append(
@@ -119,9 +116,9 @@ class Recorder:
         return now
 
     def text(self) -> str:
-        """The record; runs the queue first."""
+        """Run the queue and return the record."""
         with self._device.at_rest():
-            self._known = self._differences(_allocated(self._device))
+            self._sizes = self._record_changes(_allocated(self._device))
             plans, events, total = dict(self._plans), list(self._events), self._total
         body = {
             "stitch": "run",
@@ -151,7 +148,7 @@ def _allocated(device: RuntimeDevice) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A record as it was read; `cost` is what it counted in all, None in the oldest records."""
+    """The contents of a record; `cost` is the total, None in records of version 1."""
 
     machine: Machine
     plans: Mapping[int, Plan]
@@ -160,7 +157,7 @@ class RunRecord:
 
 
 def read_record(text: str) -> RunRecord:
-    """A record from its text; raises `FormatError` naming the place of the first defect."""
+    """Parse a record; raise `FormatError` with the location of the first defect."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -172,26 +169,26 @@ def read_record(text: str) -> RunRecord:
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:
         raise FormatError(
-            "a record of another version", expected=f"1 to {VERSION}",
+            "the record has another version", expected=f"1 to {VERSION}",
             got=str(body.get("version")),
         )  # fmt: skip
     plans, events = body.get("plans"), body.get("events")
     if not isinstance(plans, dict) or not isinstance(events, list):
-        raise FormatError("a record has `plans` by number and a list of `events`")
+        raise FormatError("malformed record", expected="`plans`, a mapping, and `events`, a list")
     machine = from_plain(Machine, body.get("machine"), "machine")
     _check_machine(machine)
     numbered: dict[int, Plan] = {}
     for index, plan in plans.items():
         if not index.isdecimal():
-            raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
+            raise FormatError("the key of a plan is not a number", where=f"plans.{index}"[:80])
         numbered[int(index)] = from_plain(Plan, plan, f"plans.{index}")
         if numbered[int(index)].request.machine != machine:
             raise FormatError(
-                "a plan is for another machine than the record", where=f"plans.{index}"
+                "the plan has another machine than the record", where=f"plans.{index}"
             )
         _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
-        raise FormatError("an event is a mapping", where="events")
+        raise FormatError("an event is not a mapping", where="events")
     totals, cost = body.get("totals"), None
     if isinstance(totals, dict):
         counted = {field.name: totals[field.name] for field in fields(Cost) if field.name in totals}
@@ -200,22 +197,24 @@ def read_record(text: str) -> RunRecord:
 
 
 def _check_machine(machine: Machine) -> None:
-    """Spaces that an allocator can work on."""
+    """Raise `FormatError` for spaces that no allocator supports."""
     for space in machine.shape.spaces:
         s = machine.shape.space(space)
         if s.banks < 1 or s.alignment < 1 or s.granule < 1 or not 0 <= s.base <= s.limit < 1 << 40:
-            raise FormatError("a space cannot be like this", where=f"machine.shape.{space.value}")
+            raise FormatError(
+                "invalid space", where=f"machine.shape.{space.value}", got=str(s)[:200]
+            )
 
 
 def _check_tasks(plan: Plan, where: str) -> None:
-    """A task reads and makes one value for each slot of its transformation."""
+    """Raise `FormatError` for a task whose values do not match the slots of its transformation."""
     for number, task in enumerate(plan.request.tasks):
         slots = task.transformation
-        # A conversion takes whatever it is given: it has no slot.
+        # A copy has no slots.
         takes = 1 if slots.kind is TransformationKind.COPY else len(slots.inputs)
         if len(task.inputs) != takes or len(task.outputs) != len(slots.outputs):
             raise FormatError(
-                "a task has other values than its transformation has slots",
+                "the values of a task do not match the slots of its transformation",
                 where=f"{where}.request.tasks[{number}]",
                 expected=f"{takes} inputs, {len(slots.outputs)} outputs",
                 got=f"{len(task.inputs)} inputs, {len(task.outputs)} outputs",
@@ -224,7 +223,7 @@ def _check_tasks(plan: Plan, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did; every address was as recorded."""
+    """The counts of a replay in which every address was as recorded."""
 
     machine: str
     events: int
@@ -235,34 +234,34 @@ class Replayed:
 
 
 def replay(text: str) -> Replayed:
-    """Re-run the allocator events of a record on fresh allocators.
+    """Replay the allocator events of a record on new allocators.
 
-    Raises `FormatError` for a text that is no record, `TaskError` naming the first event and
-    step where an address is not taken, or not free, as recorded.
+    Raises `FormatError` for text that is not a record, `TaskError` with the first event and step
+    whose addresses differ.
     """
     record = read_record(text)
-    again = _Replay(record)
+    replayed = _Replay(record)
     for number, event in enumerate(record.events):
         try:
-            again.event(event)
+            replayed.event(event)
         except FormatError:
             raise
         except StitchError as error:
             raise TaskError(
                 f"the replay differs from the record: {error.what}",
-                where=f"event {number} ({_words(event)}){again.step}",
+                where=f"event {number} ({_event_text(event)}){replayed.step}",
                 expected=error.expected,
                 got=error.got,
             ) from error
-    return Replayed(record.machine.name, len(record.events), **again.counts)
+    return Replayed(record.machine.name, len(record.events), **replayed.counts)
 
 
-def _words(event: Mapping[str, Any]) -> str:
+def _event_text(event: Mapping[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in event.items() if k != "used")[:120]
 
 
 class _Replay:
-    """Fresh allocators, and what has happened to them."""
+    """New allocators, and the counts of replayed events."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
@@ -280,14 +279,14 @@ class _Replay:
         if kind == "run":
             self._run(event)
         elif kind == "reserve":
-            self._take(*self._region(event))
+            self._allocate(*self._region(event))
         elif kind == "free":
-            self._give_back(*self._region(event))
+            self._free(*self._region(event))
         elif kind == "move":
             self._move(event)
         elif kind not in ("read", "write", "stopped"):
             raise FormatError(
-                "an unknown event", expected="reserve, free, run, stopped, move, write, read",
+                "unknown event", expected="reserve, free, run, stopped, move, write, read",
                 got=repr(kind)[:60],
             )  # fmt: skip
 
@@ -298,16 +297,18 @@ class _Replay:
         except ValueError as error:
             raise FormatError(f"{event.get('space')!r} is no space") from error
         if type(address) is not int or type(size) is not int:
-            raise FormatError("an event has an address and a size_per_bank", where=_words(event))
+            raise FormatError(
+                "an event lacks `address` or `size_per_bank`", where=_event_text(event)
+            )
         return space, address, size
 
     def _move(self, event: Mapping[str, Any]) -> None:
-        """An earlier result made way."""
+        """Replay a move outside plans, of older records."""
         space, address, size = self._region(event)
         target = event.get("target")
         if type(target) is not int:
-            raise FormatError("a move has a target", where=_words(event))
-        self._live(space, address, size)
+            raise FormatError("a move lacks `target`", where=_event_text(event))
+        self._check_live(space, address, size)
         self._allocator(space).free(address)
         self._allocator(space).alloc_at(target, size)
         self.counts["moves"] += 1
@@ -317,30 +318,30 @@ class _Replay:
             raise TaskError(f"machine {self._record.machine.name!r} has no {space.value}")
         return self._allocators[space]
 
-    def _take(self, space: Space, address: int, size: int) -> None:
+    def _allocate(self, space: Space, address: int, size: int) -> None:
         self._allocator(space).alloc_at(address, size)
         self.counts["allocations"] += 1
 
-    def _give_back(self, space: Space, address: int, size: int) -> None:
-        self._live(space, address, size)
+    def _free(self, space: Space, address: int, size: int) -> None:
+        self._check_live(space, address, size)
         self._allocator(space).free(address)
         self.counts["frees"] += 1
 
-    def _live(self, space: Space, address: int, size: int) -> None:
+    def _check_live(self, space: Space, address: int, size: int) -> None:
         allocator = self._allocator(space)
         granules, unit = allocator.size_of(address), allocator.alignment
         if granules is None or granules != max(unit, -(-size // unit) * unit):
             raise TaskError(
                 f"{space.value} {address:#x} is not live with {size} B per bank",
                 expected=f"a live buffer of {size} B per bank",
-                got="nothing is live there" if granules is None else f"{granules} B per bank",
+                got="no live buffer" if granules is None else f"{granules} B per bank",
             )
 
     def _run(self, event: Mapping[str, Any]) -> None:
         index = event.get("plan")
         plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None:
-            raise FormatError("a run of a plan that is not in the record", where=_words(event))
+            raise FormatError("the record lacks the plan of a run", where=_event_text(event))
         self.counts["runs"] += 1
         self._buffers = {b.number: b for b in plan.request.buffers}
         for space, address, size in plan.free_regions:
@@ -359,17 +360,17 @@ class _Replay:
         if isinstance(step, Allocate):
             buffer = step.buffer
             if buffer.address is None:
-                raise FormatError("a plan allocates outside the spaces")
+                raise FormatError("a plan allocates a buffer without an address")
             self._buffers[buffer.number] = buffer
-            self._take(buffer.space, buffer.address, buffer.size_per_bank)
+            self._allocate(buffer.space, buffer.address, buffer.size_per_bank)
         elif isinstance(step, Free):
             buffer = self._buffer(step.buffer)
             del self._buffers[step.buffer]
             if buffer.address is not None:
-                self._give_back(buffer.space, buffer.address, buffer.size_per_bank)
+                self._free(buffer.space, buffer.address, buffer.size_per_bank)
         elif isinstance(step, Copy):
-            self._used(step.source)
-            self._used(step.target)
+            self._check_used(step.source)
+            self._check_used(step.target)
         elif isinstance(step, Relocate):
             self._relocate(step)
         else:
@@ -377,7 +378,7 @@ class _Replay:
 
     def _execute(self, step: Execute) -> None:
         for instance in (*step.inputs, *step.outputs):
-            self._used(instance)
+            self._check_used(instance)
         if step.scratch is not None:
             space, address, size = step.scratch
             covered = any(b.space is space and b.address == address for b in self._buffers.values())
@@ -393,7 +394,7 @@ class _Replay:
         for buffer, _, _ in moved:
             if buffer.address is None:
                 raise FormatError("a plan moves a host array")
-            self._live(buffer.space, buffer.address, buffer.size_per_bank)
+            self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
             allocator.free(buffer.address)
         for buffer, number, target in moved:
             allocator.alloc_at(target, buffer.size_per_bank)
@@ -402,22 +403,22 @@ class _Replay:
 
     def _buffer(self, number: int) -> Buffer:
         if number not in self._buffers:
-            raise TaskError(f"buffer {number} does not exist here")
+            raise TaskError(f"buffer {number} does not exist")
         return self._buffers[number]
 
-    def _used(self, instance: Instance) -> None:
+    def _check_used(self, instance: Instance) -> None:
         buffer = self._buffer(instance.buffer)
         if buffer.address is not None:
-            self._live(buffer.space, buffer.address, buffer.size_per_bank)
+            self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
 
     def _check_end(self, plan: Plan, event: Mapping[str, Any]) -> None:
-        # Buffers that the plan left alone may have gone before it was replayed.
+        # Buffers that the plan does not touch may be freed before this run.
         resident = {buffer.number for buffer in plan.request.buffers}
         for buffer in plan.final_buffers:
-            is_ours = buffer.number in plan.touched or buffer.number not in resident
-            if is_ours and buffer.address is not None:
-                self._live(buffer.space, buffer.address, buffer.size_per_bank)
+            is_touched = buffer.number in plan.touched or buffer.number not in resident
+            if is_touched and buffer.address is not None:
+                self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
         wanted = event.get("used")
         used = {space.value: a.used_nbytes for space, a in self._allocators.items()}
         if wanted != used:
-            raise TaskError("other bytes are in use", expected=str(wanted), got=str(used))
+            raise TaskError("the bytes in use differ", expected=str(wanted), got=str(used))

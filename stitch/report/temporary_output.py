@@ -1,18 +1,16 @@
-"""Contents of an output file, kept in a temporary file until the output is written.
-
-Memory holds one piece at a time. `OutputFiles.add(path, output.copy_to)` writes the file.
-"""
+"""Collect the contents of an output file in a temporary file until the output is written."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, final
 
 from stitch.errors import StitchError
-from stitch.files import Data, Sink, naming, resolved
+from stitch.files import Data, OutputFiles, Sink, naming, resolved, write_files
 
 _PIECE_NBYTES = 1 << 20
 COMPRESSED = ".gz"
@@ -22,8 +20,8 @@ COMPRESSED = ".gz"
 class TemporaryOutput:
     """Collects the bytes of the file at `path`, compressed if its name ends with `.gz`.
 
-    They are kept in an unnamed temporary file in the folder of `path`, which the system removes
-    with the process. Raises `StitchError` if the disk is full.
+    The temporary file has no name: the system removes it with the process. Raises `StitchError` if
+    the disk is full.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -47,7 +45,7 @@ class TemporaryOutput:
             self._into.write(data)
 
     def copy_to(self, sink: Sink) -> None:
-        """Write all of it into `sink`; no piece can be appended afterwards."""
+        """Write all pieces to `sink`; none can be appended afterwards."""
         if self._file.closed:
             raise StitchError("the temporary contents were closed", where=str(self.path))
         if self._into is not self._file:
@@ -63,5 +61,15 @@ class TemporaryOutput:
 
 
 def is_compressed(path: str | Path) -> bool:
-    """Whether a file's name ends with `.gz`."""
+    """Return whether a file's name ends with `.gz`."""
     return Path(path).suffix.lower() == COMPRESSED
+
+
+def write_and_close(add_to: Callable[[OutputFiles], None], close: Callable[[], None]) -> None:
+    """Write the files that `add_to` adds, then call `close` in any case."""
+    files: OutputFiles = {}
+    try:
+        add_to(files)
+        write_files(files)
+    finally:
+        close()

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, Self, final
 
 from stitch.argument_kinds import PATH, takes
 from stitch.errors import StitchError
-from stitch.files import OutputFiles, Sink, make_folder, open_file, resolved, write_added
+from stitch.files import OutputFiles, Sink, make_folder, open_file, resolved
 from stitch.machine import Machine
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Relocate
 from stitch.program import DataType, Layout, MemoryLayout, Space, TensorDesc
 from stitch.report.device import DEVICE
-from stitch.report.explanation import WRITTEN, Place, assign_arenas, own_at_start
+from stitch.report.explanation import WRITTEN, Place, touched_at_start, touched_buffers
+from stitch.report.temporary_output import write_and_close
 from stitch.runtime import Event, Lying, PlanRun, PlanStopped, RuntimeDevice, Written
 from stitch.version import __version__
 
@@ -76,39 +77,37 @@ BUFFER_LAYOUTS = {
     MemoryLayout.BLOCK_SHARDED: 4,
 }
 _BUFFER_TYPE_NAMES = {Space.DRAM: "DRAM", Space.L1: "L1", Space.HOST: "SYSTEM_MEMORY"}
-#: Types that are called otherwise there; others have no counterpart, or the same name.
+#: Types with other names in ttnn.
 _TYPE_NAMES = {DataType.BFP8: "BFLOAT8_B", DataType.BFP4: "BFLOAT4_B"}
 
 
 @final
 class ReportTables:
-    """A database under way, in a folder that is gone with it; any thread may add rows, one at a
-    time."""
+    """A database in a temporary folder; one thread at a time may add rows."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "db.sqlite"
         self._database = sqlite3.connect(self._path, check_same_thread=False)
-        # It is written once, and a part of it is no use: nothing is to be undone.
+        # Written once and useless if incomplete: no transactions.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         for table, columns in TABLES.items():
             self._database.execute(f"CREATE TABLE {table} ({columns})")
 
     def add(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Rows with a value for each column of a table. Raises `StitchError`, as where the disk is
-        full."""
-        places = ", ".join("?" * (TABLES[table].count(",") + 1))
+        """Add rows to a table; raise `StitchError`, for example if the disk is full."""
+        values = ", ".join("?" * (TABLES[table].count(",") + 1))
         try:
-            self._database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            self._database.executemany(f"INSERT INTO {table} VALUES ({values})", rows)
         except sqlite3.Error as error:
             raise StitchError(
                 "cannot write the database", where=str(self._path), got=str(error),
-                remedy="make room there, or set TMPDIR to a folder that has some",
+                remedy="free disk space there, or set TMPDIR to another folder",
             ) from error  # fmt: skip
 
     def finish(self, name: str, machine: Machine) -> None:
-        """What the report says of itself, and of the machine."""
+        """Add the metadata of the report and the machine."""
         self.add("devices", [device_row(machine)])
         self.add("report_metadata", [
             ("schema_version", SCHEMA_VERSION), ("producer", f"stitch {__version__}"),
@@ -123,14 +122,13 @@ class ReportTables:
                 sink.write(piece)
 
     def close(self) -> None:
-        """Forget all of it; twice does no harm."""
+        """Delete the database; may be called twice."""
         self._database.close()
         self._folder.cleanup()
 
 
 def device_row(machine: Machine) -> tuple[int, ...]:
-    """The row of a machine, as tt-metal's `get_device_info` finds its figures; what a machine
-    without L1 has none of is 0."""
+    """Return the row of a machine with the figures of tt-metal's `get_device_info`."""
     shape = machine.shape
     rows, columns = shape.core_grid
     cores, l1 = rows * columns, shape.l1
@@ -144,24 +142,24 @@ def device_row(machine: Machine) -> tuple[int, ...]:
 
 
 def tensor_row(number: int, desc: TensorDesc, address: int | None) -> tuple[Any, ...]:
-    """The row of a tensor; without an address it lies outside the spaces.
+    """Return the row of a tensor; a host array has no address.
 
     >>> tensor_row(1, TensorDesc((2, 3), Layout(DataType.BFP8, Space.L1, (32, 32))), 64)[:4]
     (1, 'Shape([2, 3])', 'DataType.BFLOAT8_B', 'Layout.TILE')
     """
     layout = desc.layout
     kind = _TYPE_NAMES.get(layout.data_type, layout.data_type.value.upper())
-    lies = address is not None
+    is_allocated = address is not None
     return (
         number, f"Shape({list(desc.shape)})", f"DataType.{kind}",
         "Layout.TILE" if layout.is_tiled else "Layout.ROW_MAJOR",
-        memory_config(layout) if lies else None, DEVICE_ID if lies else None, address,
-        BUFFER_TYPES[layout.space] if lies else None,
+        memory_config(layout) if is_allocated else None, DEVICE_ID if is_allocated else None,
+        address, BUFFER_TYPES[layout.space] if is_allocated else None,
     )  # fmt: skip
 
 
 def memory_config(layout: Layout) -> str:
-    """Where a tensor lies, as tt-metal prints it.
+    """Return a layout as tt-metal prints its memory config.
 
     >>> memory_config(Layout(DataType.FLOAT32, Space.DRAM)).split(",")[1]
     'buffer_type=BufferType::DRAM'
@@ -185,80 +183,79 @@ def memory_config(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """A place in a buffer: the key of a tensor, together with its descriptor."""
+    """The key of a tensor; `place` is its buffer's address, or the number of a host array."""
 
     place: Place | int
     offset_nbytes: int
     desc: TensorDesc
 
 
-class ToldSteps:
-    """What is known of a device after so many events."""
+class StepRows:
+    """Converts events to rows; keeps the present buffers and tensors."""
 
     def __init__(self, tables: ReportTables) -> None:
         self._tables = tables
         self._operations = self._tensors = 0
-        #: What lies in the spaces, and how it is spread, where that is known.
-        self._lying: dict[Place, int] = {}
+        #: The sizes of the present buffers, and their memory layouts, if known.
+        self._sizes: dict[Place, int] = {}
         self._layouts: dict[Place, MemoryLayout] = {}
-        #: The tensor that was last made, or first read, at a place.
-        self._known: dict[_Where, int] = {}
+        #: The numbers of the present tensors.
+        self._numbers: dict[_Where, int] = {}
 
-    def plan(self, event: PlanRun | PlanStopped, lying: Sequence[Lying] | None) -> None:
-        """A plan ran, or stopped half-way (and then nobody knows what lies where)."""
+    def plan(self, event: PlanRun | PlanStopped, contents: Sequence[Lying] | None) -> None:
+        """Add a plan that ran or stopped (then the memory contents are unknown)."""
         plan = event.plan
-        started = own_at_start(plan)
-        if lying is not None:
-            ended = assign_arenas(plan, plan.final_buffers)
-            self._become(
-                {one.place: one.size for one in lying if one.place not in ended}
+        started = touched_at_start(plan)
+        if contents is not None:
+            ended = touched_buffers(plan, plan.final_buffers)
+            self._update(
+                {one.place: one.size for one in contents if one.place not in ended}
                 | {place: buffer.size_per_bank for place, buffer in started.items()}
             )
         buffers = {buffer.number: buffer for buffer in plan.request.buffers}
         for buffer in buffers.values():
-            self._lay_out(buffer)
+            self._note_layout(buffer)
         run = _Run(self, event, buffers)
         numbers = event.steps if isinstance(event, PlanStopped) else range(len(plan.steps))
         for number in numbers:
             run.step(number)
-        if lying is not None:
-            self._become({one.place: one.size for one in lying})
-        # Arrays of the host's are those of one run.
-        self._known = {w: t for w, t in self._known.items() if isinstance(w.place, tuple)}
+        if contents is not None:
+            self._update({one.place: one.size for one in contents})
+        # Host arrays are those of one run.
+        self._numbers = {w: t for w, t in self._numbers.items() if isinstance(w.place, tuple)}
 
     def written(self, event: Written) -> None:
-        """The host overwrote a tensor."""
+        """Add a write of the host."""
         arguments = [("nbytes", event.nbytes), ("target", event.desc.text()), ("reason", WRITTEN)]
         self.operation("write", event.seconds, arguments, (), ())
 
     def operation(
         self, name: str, seconds: float, arguments: Iterable[tuple[str, object]],
-        read: Iterable[int], made: Iterable[int],
+        inputs: Iterable[int], outputs: Iterable[int],
     ) -> None:  # fmt: skip
-        """Something was done; what lies in the spaces is what lay there when it had been."""
+        """Add an operation with its tensors, and the buffers after it."""
         self._operations += 1
         own = self._operations
         self._tables.add("operations", [(own, name, seconds)])
         self._tables.add(
             "operation_arguments", [(own, key, str(value)) for key, value in arguments]
         )
-        self._tables.add("input_tensors", [(own, i, t) for i, t in enumerate(read)])
-        self._tables.add("output_tensors", [(own, i, t) for i, t in enumerate(made)])
+        self._tables.add("input_tensors", [(own, i, t) for i, t in enumerate(inputs)])
+        self._tables.add("output_tensors", [(own, i, t) for i, t in enumerate(outputs)])
         self._tables.add("buffers", [
             (own, DEVICE_ID, address, size, BUFFER_TYPES[space],
              BUFFER_LAYOUTS[self._layouts.get((space, address), MemoryLayout.INTERLEAVED)])
-            for (space, address), size in self._lying.items()
+            for (space, address), size in self._sizes.items()
         ])  # fmt: skip
 
     def tensor(self, where: _Where, *, is_new: bool) -> int:
-        """The number of the tensor that lies there; `is_new`: it was made just now."""
-        number = self._known.get(where)
+        """Return the number of a tensor, a new one for an output."""
+        number = self._numbers.get(where)
         if number is None or is_new:
             if is_new:
-                # Whatever lay in these bytes before is another tensor.
-                self._forget({where.place}, where.offset_nbytes)
+                self._forget({where.place}, where.offset_nbytes)  # The overwritten tensor.
             self._tensors += 1
-            number = self._known[where] = self._tensors
+            number = self._numbers[where] = self._tensors
             place = where.place
             address = place[1] + where.offset_nbytes if isinstance(place, tuple) else None
             self._tables.add("tensors", [tensor_row(number, where.desc, address)])
@@ -267,60 +264,60 @@ class ToldSteps:
         return number
 
     def allocate(self, buffer: Buffer) -> None:
-        """A buffer takes its place."""
+        """Add an allocated buffer."""
         if buffer.address is not None:
             place = buffer.space, buffer.address
             self._forget({place})
-            self._lying[place] = buffer.size_per_bank
-            self._lay_out(buffer)
+            self._sizes[place] = buffer.size_per_bank
+            self._note_layout(buffer)
 
     def free(self, place: Place) -> None:
-        """Nothing lies there any more."""
-        self._lying.pop(place, None)
+        """Remove a freed buffer."""
+        self._sizes.pop(place, None)
         self._layouts.pop(place, None)
         self._forget({place})
 
-    def _lay_out(self, buffer: Buffer) -> None:
+    def _note_layout(self, buffer: Buffer) -> None:
         if buffer.address is not None:
             place = buffer.space, buffer.address
             self._layouts[place] = buffer.desc.layout.memory_layout
 
-    def _become(self, lying: dict[Place, int]) -> None:
-        """This is what lies in the spaces now."""
-        gone = {place for place, size in self._lying.items() if lying.get(place) != size}
-        for place in gone:
+    def _update(self, sizes: dict[Place, int]) -> None:
+        """Replace the present buffers."""
+        freed = {place for place, size in self._sizes.items() if sizes.get(place) != size}
+        for place in freed:
             self._layouts.pop(place, None)
-        if gone:
-            self._forget(gone)
-        self._lying = lying
+        if freed:
+            self._forget(freed)
+        self._sizes = sizes
 
     def _forget(self, places: set[Place] | set[Place | int], offset: int | None = None) -> None:
-        self._known = {
+        self._numbers = {
             where: tensor
-            for where, tensor in self._known.items()
+            for where, tensor in self._numbers.items()
             if where.place not in places or offset not in (None, where.offset_nbytes)
         }
 
 
 class _Run:
-    """The steps of one run of a plan, as they are told."""
+    """Adds the steps of one run of a plan."""
 
     def __init__(
-        self, told: ToldSteps, event: PlanRun | PlanStopped, buffers: dict[int, Buffer]
+        self, rows: StepRows, event: PlanRun | PlanStopped, buffers: dict[int, Buffer]
     ) -> None:
-        self._told, self._index, self._plan = told, event.index, event.plan
+        self._rows, self._index, self._plan = rows, event.index, event.plan
         self._buffers = buffers
 
     def step(self, number: int) -> None:
-        """One more step."""
+        """Add a step."""
         step = self._plan.steps[number]
         if isinstance(step, Allocate):
             self._buffers[step.buffer.number] = step.buffer
-            self._told.allocate(step.buffer)
+            self._rows.allocate(step.buffer)
         elif isinstance(step, Free):
             buffer = self._buffers[step.buffer]
             if buffer.address is not None:
-                self._told.free((buffer.space, buffer.address))
+                self._rows.free((buffer.space, buffer.address))
         elif isinstance(step, Copy):
             self._copy(step)
         elif isinstance(step, Relocate):
@@ -333,9 +330,9 @@ class _Run:
             ("plan", self._index), ("nbytes", step.nbytes), ("source", step.source.desc.text()),
             ("target", step.target.desc.text()), ("reason", step.reason),
         ]  # fmt: skip
-        read = [self._tensor(step.source)]
-        made = [self._tensor(step.target, is_new=True)]
-        self._told.operation(step.kind, step.seconds, arguments, read, made)
+        inputs = [self._tensor(step.source)]
+        outputs = [self._tensor(step.target, is_new=True)]
+        self._rows.operation(step.kind, step.seconds, arguments, inputs, outputs)
 
     def _relocate(self, step: Relocate) -> None:
         kind = "move" if step.stage is None else "bounce"
@@ -345,31 +342,31 @@ class _Run:
         ]  # fmt: skip
         moved = [(self._buffers[number], number, address) for number, address in step.targets]
         whole = [Instance(number, 0, buffer.desc) for buffer, number, _ in moved]
-        read = [self._tensor(instance) for instance in whole]
+        inputs = [self._tensor(instance) for instance in whole]
         for buffer, _, _ in moved:
             assert buffer.address is not None
-            self._told.free((buffer.space, buffer.address))
+            self._rows.free((buffer.space, buffer.address))
         for buffer, number, address in moved:
             self._buffers[number] = buffer.where({number: address})
-            self._told.allocate(self._buffers[number])
-        made = [self._tensor(instance, is_new=True) for instance in whole]
-        self._told.operation(kind, step.seconds, arguments, read, made)
+            self._rows.allocate(self._buffers[number])
+        outputs = [self._tensor(instance, is_new=True) for instance in whole]
+        self._rows.operation(kind, step.seconds, arguments, inputs, outputs)
 
     def _execute(self, step: Execute) -> None:
-        what = self._plan.request.tasks[step.task].transformation
-        arguments: list[tuple[str, object]] = [("plan", self._index), ("kind", what.kind.value)]
+        work = self._plan.request.tasks[step.task].transformation
+        arguments: list[tuple[str, object]] = [("plan", self._index), ("kind", work.kind.value)]
         if step.scratch is not None:
             space, address, size = step.scratch
             arguments.append(("scratch", f"{space.value} [{address:#x}, {address + size:#x})"))
-        read = [self._tensor(instance) for instance in step.inputs]
-        made = [self._tensor(instance, is_new=True) for instance in step.outputs]
-        self._told.operation(what.name, what.seconds, arguments, read, made)
+        inputs = [self._tensor(instance) for instance in step.inputs]
+        outputs = [self._tensor(instance, is_new=True) for instance in step.outputs]
+        self._rows.operation(work.name, work.seconds, arguments, inputs, outputs)
 
     def _tensor(self, instance: Instance, *, is_new: bool = False) -> int:
         buffer = self._buffers[instance.buffer]
         place = buffer.number if buffer.address is None else (buffer.space, buffer.address)
         where = _Where(place, instance.offset_nbytes, instance.desc)
-        return self._told.tensor(where, is_new=is_new)
+        return self._rows.tensor(where, is_new=is_new)
 
 
 # The folder.
@@ -377,31 +374,30 @@ class _Run:
 DATABASE = "db.sqlite"
 CONFIG = "config.json"
 
-#: Events of a device after which rows are written.
+#: Events after which rows are written.
 BATCH = 256
 
 
-class _Heard(NamedTuple):
+class _EventRecord(NamedTuple):
     event: PlanRun | PlanStopped | Written
-    lying: tuple[Lying, ...] | None
+    contents: tuple[Lying, ...] | None
 
 
 class VisualizerFolder:
-    """Subscribes to a device until `close`, which writes the folder; use it as a context manager.
+    """Observes a device until `close`, which writes the folder; a context manager.
 
     An operation is a program run, a copy, a move, or a write of the host, with its simulated time;
-    `buffers` is what lies in the spaces when it has run. Subscribe before programs are loaded, so
-    that their constants are seen.
+    `buffers` has the buffers after it. Create it before programs are loaded, so that it has their
+    constants.
     """
 
     @takes(device=DEVICE, folder=PATH)
     def __init__(self, device: RuntimeDevice, folder: str | Path) -> None:
-        """Raises `UsageError`."""
         self._device, self._folder = device, Path(folder)
         self._tables = ReportTables()
-        self._steps = ToldSteps(self._tables)
+        self._rows = StepRows(self._tables)
         self._memory = device.watch_memory()
-        self._seen: deque[_Heard] = deque()
+        self._seen: deque[_EventRecord] = deque()
         self._is_busy = Lock()
         self._unsubscribe = device.events.subscribe(self._on_event)
 
@@ -412,51 +408,49 @@ class VisualizerFolder:
         self.close()
 
     def close(self) -> None:
-        """Listen no more, and write the folder. Raises `StitchError`."""
-        write_added(self.add_to, self.forget)
+        """Stop and write the folder; raise `StitchError`."""
+        write_and_close(self.add_to, self.forget)
 
     def forget(self) -> None:
-        """Listen no more, and write nothing; twice does no harm."""
+        """Stop without writing; may be called twice."""
         self._unsubscribe()
         self._tables.close()
 
-    def add_to(self, batch: OutputFiles) -> None:
-        """Listen no more, and add the files to those that a batch is going to write; `forget` it
-        when that has happened."""
+    def add_to(self, files: OutputFiles) -> None:
+        """Stop and add the files to `files`; call `forget` after they are written."""
         self._unsubscribe()
         self._write()
         name = resolved(self._folder).name
         self._tables.finish(name, self._device.machine)
         make_folder(self._folder)
-        batch.add(self._folder / DATABASE, self._tables.copy_to)
-        batch.add(self._folder / CONFIG, json.dumps(_config(name), indent=2) + "\n")
+        files[self._folder / DATABASE] = self._tables.copy_to
+        files[self._folder / CONFIG] = json.dumps(_config(name), indent=2) + "\n"
 
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, PlanRun | PlanStopped | Written):
             return
-        lying = self._memory.now() if isinstance(event, PlanRun) else None
-        self._seen.append(_Heard(event, lying))
+        contents = self._memory.now() if isinstance(event, PlanRun) else None
+        self._seen.append(_EventRecord(event, contents))
         if len(self._seen) >= BATCH:
             self._write()
 
     def _write(self) -> None:
-        """Make rows of what was kept."""
-        # Whoever comes in between, a signal handler of this thread perhaps, leaves it to this call.
+        # A call that interrupts this one (a signal handler) leaves its events to this one.
         if not self._is_busy.acquire(blocking=False):
             return
         try:
             while self._seen:
-                event, lying = self._seen.popleft()
+                event, contents = self._seen.popleft()
                 if isinstance(event, Written):
-                    self._steps.written(event)
+                    self._rows.written(event)
                 else:
-                    self._steps.plan(event, lying)
+                    self._rows.plan(event, contents)
         finally:
             self._is_busy.release()
 
 
 def _config(name: str) -> dict[str, object]:
-    """What ttnn would have been told to report: what is in the folder, and what is not."""
+    """Return ttnn's configuration of a report with these contents."""
     return {
         "report_name": name,
         "enable_logging": True,

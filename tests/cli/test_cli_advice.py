@@ -261,7 +261,7 @@ def test_other_modules_of_the_pipeline_come_first(cli: Cli) -> None:
     Path("b_dram.ttb").unlink()
     done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml")
     assert done.code == 3 and not Path("mine.ttb").exists()
-    assert "b_dram.ttb of the pipeline is not there" in done.err and "p.yaml" in done.err
+    assert "b_dram.ttb of the pipeline does not exist" in done.err and "p.yaml" in done.err
     assert "compile the other modules of a pipeline first, without --for" in done.err
 
 
@@ -383,11 +383,11 @@ def test_saved_plans_are_compared_as_records_are(cli: Cli) -> None:
     ("text", "said"),
     [
         ("", "no copies of a run"),
-        ("[1]", "a saved plan has `copies`"),
-        ('[{"copies": [], "runs": -1, "program_seconds": 0}]', "from 0 on"),
+        ("[1]", "a plan lacks `copies`"),
+        ('[{"copies": [], "runs": -1, "program_seconds": 0}]', "invalid count"),
         ('[{"copies": [], "runs": "x", "program_seconds": 0}]', "wrong type"),
         ('[{"copies": [{}], "runs": 1, "program_seconds": 0}]', "CopyLine has no"),
-        ('[{"copies": [], "runs": 1, "program_seconds": NaN}]', "from 0 on"),
+        ('[{"copies": [], "runs": 1, "program_seconds": NaN}]', "invalid count"),
         ("{}", "no record"),
         ("[" * 100_000, "no JSON"),
     ],

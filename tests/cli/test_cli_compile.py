@@ -85,7 +85,7 @@ def test_an_entry_may_be_a_graph_or_a_function_with_its_arguments(
 @pytest.mark.parametrize(
     ("factory", "code", "said"),
     [
-        ("nothing", 3, "something that no front end reads"),
+        ("nothing", 3, "a value that no front end reads"),
         ("broken", 3, "out of ideas"),
         ("absent", 2, "has no factory 'absent'"),
     ],
@@ -110,10 +110,10 @@ OTHERS = {
     ("words", "code", "said"),
     [
         (("mine.yaml",), 2, "try: stitch-compile module.yaml --target=mine.yaml"),
-        (("pipe.yaml",), 2, "'pipe.yaml' is a pipeline, and only modules are compiled"),
+        (("pipe.yaml",), 2, "'pipe.yaml' is a pipeline"),
         (("pipe.yaml", "--split=2"), 2, "try: stitch-run pipe.yaml"),
         (("a.yaml", "--for=mine.yaml"), 2, "stitch-compile module.yaml --target=mine.yaml"),
-        (("a.yaml", "--for=a.yaml"), 2, "'a.yaml' is a module, and --for takes a pipeline"),
+        (("a.yaml", "--for=a.yaml"), 2, "'a.yaml' is a module"),
         (("a.yaml", "--for=unsound.yaml"), 3, "unsound.yaml is not a sound pipeline: 2 defects"),
         (("a.ttb",), 3, "it is compiled: stitch-run a.ttb"),
         (("made.py:graph",), 3, "try: --entry=made.py:graph"),

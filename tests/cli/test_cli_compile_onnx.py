@@ -85,16 +85,16 @@ def test_a_module_in_yaml_splits_too(cli: Cli) -> None:
     [
         ((), 3, "dynamic dimension left unbound: b"),
         (("--input_shape=x=2x16",), 3, "the values of 's' decide shapes"),
-        (("--input_shape=x=2by16",), 2, "is no shape of an input"),
+        (("--input_shape=x=2by16",), 2, "is not an input with its shape"),
         (("--input_shape=x=1", "--input_shape=x=2"), 2, "given twice"),
         (("--input_shape=q=2x16",), 3, "no input 'q'"),
         (("--input=2xi64=4 8",), 2, "is no example input"),
-        ((*BOUND, "--split=0"), 2, "from 1 on, not '0'"),
+        ((*BOUND, "--split=0"), 2, "at least 1, not '0'"),
         ((*BOUND, "--split=99"), 3, "cannot be split into 99 parts"),
-        ((*BOUND, "--split=2", "--split_at=r1"), 2, "both say where to cut"),
+        ((*BOUND, "--split=2", "--split_at=r1"), 2, "exclude each other"),
         ((*BOUND, "--split_at=,"), 2, "names no node"),
         ((*BOUND, "--split_at=/l9/relu"), 3, "no node '/l9/relu'"),
-        ((*BOUND, "--split=2", "-o", "-"), 2, "takes several files"),
+        ((*BOUND, "--split=2", "-o", "-"), 2, "writes several files"),
     ],
 )
 def test_words_that_do_not_fit(
@@ -109,7 +109,7 @@ def test_words_for_onnx_models_are_refused_for_others(cli: Cli, here: Path) -> N
     shaped = cli("compile", "a.yaml", "-o", "m.ttb", "--input_shape=x=4x8")
     assert (shaped.code, "input shapes are for ONNX models" in shaped.err) == (2, True)
     given = cli("compile", "a.yaml", "-o", "m.ttb", "--input=x=4x8xf32=1")
-    assert (given.code, "example inputs are for ONNX models" in given.err) == (2, True)
+    assert (given.code, "example inputs are only for ONNX models" in given.err) == (2, True)
 
 
 def test_a_damaged_model_is_a_bad_file(cli: Cli, onnx_here: Path) -> None:

@@ -140,7 +140,7 @@ def test_names_from_a_file_cannot_steer_the_terminal(cli: Cli, here: Path) -> No
         (("--check-plan=gone.json",), 3, "gone.json"),
         (("--check-plan=a.yaml",), 3, "no record"),
         (("a.ttb", "--check-plan=run.json"), 2, "not both"),
-        (("--check-plan", "a.ttb"), 2, "behind the modules"),
+        (("--check-plan", "a.ttb"), 2, "after the modules"),
         (("a.ttb", "b.ttb", "--device=nowhere"), 2, "nowhere"),
     ],
 )

@@ -125,7 +125,7 @@ def test_the_saved_run_is_not_written_over(cli: Cli) -> None:
 def test_a_saved_run_has_the_name_of_an_archive(cli: Cli) -> None:
     done = cli("run", *RUN, "--save_operations=run.npy")
     assert done.code == 2
-    assert "results of operations are written to a .npz file" in done.err
+    assert "results of operations need a .npz file" in done.err
     assert not Path("run.npy").exists()
 
 

@@ -187,7 +187,7 @@ def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
         ("inputs: {x: x}", "inputs: {}", 9, "also needs x"),
         ("inputs: {x: x}", "inputs: {x: xx}", 9, "there is no value 'xx'"),
         ("inputs: {x: x}", "inputs: {x: xs}", 9, "xs is 3x4x8xf32, encoder.x is 4x8xf32"),
-        ("inputs: {x: x}", 'inputs: {x: "x y"}', 9, "is no value"),
+        ("inputs: {x: x}", 'inputs: {x: "x y"}', 9, "must be a value"),
         ("outputs: {y: h}", "outputs: {yy: h}", 9, "did you mean 'y'"),
         ("outputs: {y: h}", "outputs: {y: x}", 9, "'x' is defined already"),
         ("outputs: {y: h}", "outputs: {y: 1h}", 9, "is no name"),
@@ -201,7 +201,7 @@ def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
         ("repeat: 3", "repeat: 0", 10, "whole number from 1"),
         ("repeat: 3", "repeat: many", 10, "must be a whole number from 1"),
         ("state: h}", "state: h_new}", 15, "there is no value 'h_new'"),
-        ("state: h}", "state: x}", 15, "no step makes it"),
+        ("state: h}", "state: x}", 15, "not a result of a step"),
         ("{shape: [4, 8], type: float32}", "{shape: [4, 8], type: float33}", 6, "float32"),
         ("{shape: [4, 8], type: float32}", "{type: float32}", 6, "shape must be"),
         ("program: cell}", "program: sell}", 4, "no program 'sell'"),
@@ -304,7 +304,7 @@ def test_what_nobody_reads_is_warned_of_with_its_line(
     assert old in PIPELINE
     (here / "p.yaml").write_text(PIPELINE.replace(old, new, 1))
     found = read_pipeline("p.yaml").warnings
-    wanted = {(f"p.yaml:{line}", f"{name!r} is read by no step and is no output")
+    wanted = {(f"p.yaml:{line}", f"no step reads {name!r}, and it is no output")
               for line, name in warned}  # fmt: skip
     assert {(problem.where, problem.detail) for problem in found} == wanted
     done = cli("run", "p.yaml", "--init=ones")
@@ -382,7 +382,7 @@ def test_repeats_that_multiply_beyond_reason_are_refused_unless_asked_for(
     assert read_pipeline("p.yaml").file.runs == 10**12
     (here / "p.yaml").write_text(nested(3, 2) + "max_runs: 5\n")
     done = cli("run", "p.yaml", "--dry_run")
-    assert done.code == 3 and "runs 6 programs, and at most 5" in done.err
+    assert done.code == 3 and "runs 6 programs (nested repeats multiply), at most 5" in done.err
 
 
 @pytest.mark.parametrize("words", [("--explain", "--init=ones"), ("--dry_run",)])

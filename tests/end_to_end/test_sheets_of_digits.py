@@ -105,7 +105,7 @@ def test_its_trace_has_each_task_and_an_arrow_for_each_value(folder: Path) -> No
 
 def test_two_lanes_take_detectors_and_classifiers_of_half_the_sheets_each(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text(encoding="utf-8")
-    assert "2 inter-op threads: 4 stretches ran beside each other" in printed
+    assert "2 inter-op threads: 4 sections ran concurrently" in printed
     found = trace_of(folder)
     for name in ("detector", "classifier"):
         ran = Counter(found.tracks[each.track] for each in found.of("program") if each.name == name)

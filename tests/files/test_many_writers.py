@@ -17,14 +17,11 @@ WRITE = """
 import sys
 from pathlib import Path
 from stitch.errors import StitchError
-from stitch.files import OutputFiles
+from stitch.files import write_files
 folder, mark = Path(sys.argv[1]), sys.argv[2].encode()
 print("ready", flush=True)
 while True:
-    batch = OutputFiles()
-    for name in ("a", "b", "c"):
-        batch.add(folder / name, mark * 200_000)
-    batch.commit()
+    write_files({folder / name: mark * 200_000 for name in ("a", "b", "c")})
 """
 
 

@@ -102,7 +102,7 @@ def test_a_text_with_a_hole_that_takes_more_than_any_text_is_refused_unread(tmp_
     with (tmp_path / "a.yaml").open("wb") as file:
         file.truncate(100 << 30)
     for read in (stitch.Pipeline.from_yaml, lambda path: stitch.compile(path, target="tiny")):
-        with pytest.raises(FormatError, match="the file is too large for a text"):
+        with pytest.raises(FormatError, match="the text is too long"):
             read(tmp_path / "a.yaml")
 
 

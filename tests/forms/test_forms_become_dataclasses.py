@@ -181,7 +181,7 @@ def test_every_kind_of_value_becomes_what_it_stands_for() -> None:
         ("wheels: 3", "1: a car: wheels must be a mapping, not '3' [wrong_type]"),
         ("shape: [2,\n  -1]", "2: a car: shape must be a list of at most 32 whole numbers that are "
          "not negative, and its element 1 is '-1' [out_of_range]"),
-        ("kind: bfp8", "1: a car: kind must be a type of single elements, not a way to store, "
+        ("kind: bfp8", "1: a car: kind must be a type of single elements, not a block format, "
          "not 'bfp8' [wrong_type]"),
         ("seats: []", "1: a car: seats must be a list of seats, not a list of 0 [wrong_type]"),
         ("seats: [a, b c]", "1: 'b c' is no name: letters, digits and _ only [bad_name]"),
@@ -216,7 +216,7 @@ def test_a_figure_may_name_its_source_and_places_have_dots() -> None:
     )
     assert CAR.read(root, ParseContext(log, sources=[]).root) is None
     assert [str(problem) for problem in log.problems] == [
-        "car.yaml:2: doors: a figure has `value` and `source`, no 'sauce' [unknown_key]",
+        "car.yaml:2: doors: has the unknown key 'sauce'; allowed: value, source [unknown_key]",
         "car.yaml:1: wheels.a.sise: there is no such key; allowed: size, file, name, source; did "
         "you mean 'size'? [unknown_key]",
         "car.yaml:1: wheels.a.size: must be a finite number above 0, not '0' [out_of_range]",

@@ -213,7 +213,7 @@ BAD_MODULES = {
     "": "holds nothing",
     "- 3": "a module must be a mapping",
     "name: [": "not YAML",
-    "name: x\nname: y": "stands twice",
+    "name: x\nname: y": "is defined twice",
     "a: !!python/object/apply:os.system [ls]": "no key 'a'",
     "? [1]\n: 2": "a key is a word",
     "<<: {a: 1}": "no key '<<'",
@@ -293,7 +293,7 @@ BAD_MODULES = {
     one("[]", "w: {shape: [2], type: int8, init: randn}"): "for int8",
     one("[]", "w: {shape: [999], type: int8, init: arange}"): "can hold",
     one("[]", "w: {shape: [99999, 99999], init: ones}"): "put more into a file",
-    one("[]", "w: {shape: [2], type: bfp8, init: ones}"): "not a way to store",
+    one("[]", "w: {shape: [2], type: bfp8, init: ones}"): "not a block format",
 }
 
 
@@ -412,7 +412,7 @@ def test_a_wrong_array_name_shape_or_type_names_file_and_array(weights: Path) ->
     for words in (
         "two.npz: there is no array 'ohter'",
         "did you mean 'other'",
-        "two.npz: no name is given",
+        "two.npz: one array must be named",
         "w.npy holds one array",
         "(two.npz w) has the shape [2, 3], declared is [3, 2]",
         "(two.npz w) holds float32, declared is float16",

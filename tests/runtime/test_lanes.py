@@ -287,7 +287,7 @@ def test_events_and_traces_tell_the_lane(
         } <= names  # fmt: skip
         tracks = {(line["pid"], line["tid"]) for line in lines if line.get("cat") == "task"}
         assert len(tracks) == 2
-        assert "2 inter-op threads: 2 stretches ran beside each other" in device.explain()
+        assert "2 inter-op threads: 2 sections ran concurrently" in device.explain()
         del results
 
 
@@ -300,7 +300,7 @@ def test_explain_says_why_nothing_ran_beside_anything(options: dict[str, Any], w
         a = device.load(scaled("a", 2.0))
         results = [a(integers()), a(integers())]
         device.wait()
-        assert "2 inter-op threads, and nothing ran beside anything: " in device.explain()
+        assert "2 inter-op threads, no work ran concurrently: " in device.explain()
         assert why in device.explain()
         del results
 

@@ -56,7 +56,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Worker]]:
             for name, mode in MODES.items()
         }
         yield made
-        assert forked, "some stretches ran beside each other"
+        assert forked, "some sections ran concurrently"
         for name, mode in MODES.items():
             linking = made[name].device.linking
             if mode.options.get("aggregate") == "always":

@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_half_one(
         )
         with pytest.raises(StitchError, match="No space left") as caught:
             folder.save(Checkpoint(2, some_state(2)))
-    assert "has room" in str(caught.value) and "-00000002" in str(caught.value)
+    assert "free space" in str(caught.value) and "-00000002" in str(caught.value)
     folder.close()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
     assert same(read_checkpoint(folder.files[0]).state, some_state(1))

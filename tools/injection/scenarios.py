@@ -191,7 +191,7 @@ def forked_calls() -> Case:
     case = _ready(device, other, act=act)
     for _ in range(3):
         act()
-    if "stretches ran beside each other" not in device.explain():
+    if "sections ran concurrently" not in device.explain():
         raise AssertionError("nothing ran on lanes")
     return case
 

@@ -16,13 +16,13 @@ from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
-from stitch.cli.parser import add_options, count, make_parser, place, positive, size
+from stitch.cli.parser import add_options, count, file_path, make_parser, positive, size
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
-from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
+from stitch.documents import MACHINE, MODULE, PIPELINE, kind_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
-from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable
+from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
 from stitch.frontend import opened, read_graph
 from stitch.graph import ComputationGraph, from_json
 from stitch.program import Array, MathFidelity, Program, Role
@@ -31,12 +31,12 @@ from stitch.ttb import content_of
 
 # Python factories: `--entry=file.py:factory`.
 
-#: The extra with which a package is installed that a factory may need.
+#: The extras of Stitch that install the packages which a factory may import.
 _EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx"}
 
 
 def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
-    """Call a factory: it returns a graph, or a module and its examples.
+    """Call a factory; return its graph, or its module and example inputs.
 
     Raises `UsageError`, `CompileError`, `FormatError`.
     """
@@ -50,18 +50,17 @@ def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Map
         source, module_name = module_name, ""
     if source is not None and module_name:
         raise UsageError(
-            "SOURCE and the module of --entry both say where the factory is",
+            "SOURCE and --entry both name the module of the factory",
             expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
         )
     module = _file_module(Path(source)) if source is not None else _imported(entry)
     factory = getattr(module, name, None)
     if not callable(factory):
-        known = [key for key, value in vars(module).items() if callable(value)]
+        callables = [key for key, value in vars(module).items() if callable(value)]
         raise UsageError(
-            f"{module.__name__} has no factory {name!r}",
-            where=f"--entry={entry}",
-            remedy=closest(name, known) or None,
-        )
+            f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}",
+            remedy=closest(name, callables) or None,
+        )  # fmt: skip
     try:
         returned = factory()
     except StitchError:
@@ -76,7 +75,7 @@ def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Map
             return function, examples
         return function, tuple(examples) if isinstance(examples, list | tuple) else (examples,)
     raise CompileError(
-        "the factory returned something that no front end reads",
+        "the factory returned a value that no front end reads",
         where=f"--entry={entry}",
         expected="a ComputationGraph, or (function or torch module, example inputs)",
         got=type(returned).__name__,
@@ -85,28 +84,28 @@ def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Map
 
 def _imported(entry: str) -> Any:
     name, _, factory = entry.rpartition(":")
-    # As with `python -m`: the user's own modules lie in the current folder.
-    place = str(Path.cwd())
-    if place not in sys.path:
-        sys.path.insert(0, place)
+    # Like `python -m`: import the user's modules from the current folder.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except Exception as error:
         failure = _failure(f"cannot import {name!r}", error, f"--entry={entry}")
         absent = isinstance(error, ModuleNotFoundError) and error.name == name
         if absent and "." not in name and not failure.remedy:
-            failure.remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
+            failure.remedy = f"name a file with its suffix: --entry={name}.py:{factory}"
         raise failure from error
 
 
 def _file_module(path: Path) -> Any:
     if path.suffix.lower() != ".py":
-        raise UsageError("SOURCE with --entry is a Python file", got=str(path))
+        raise UsageError("--entry takes a Python file as SOURCE", got=str(path))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     try:
-        open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
+        open_file(path).close()  # The import would block on a named pipe.
         spec.loader.exec_module(module)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -118,11 +117,9 @@ def _file_module(path: Path) -> Any:
 
 
 def _failure(what: str, error: Exception, where: str | None = None) -> CompileError:
-    """What went wrong in a user's Python; a package that is one of our extras can be installed.
-
-    Where only a part of it is missing (`onnx.nope`), the package itself is there, and loaded.
-    """
+    """Return the error for an exception in user code; name the extra of a missing package."""
     name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    # A package that is imported is installed: only a part of it is missing (`onnx.nope`).
     package = name.partition(".")[0]
     extra = _EXTRAS.get(package) if sys.modules.get(package) is None else None
     return CompileError(
@@ -142,11 +139,11 @@ _SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
 
 
 def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
-    """The module and its example inputs. Raises `UsageError`, `CompileError` for what is none."""
+    """Return the module and its example inputs; raise `UsageError`, `CompileError`."""
     source: str | None = options.source
     suffix = Path(source or "").suffix.lower()
     if options.examples and suffix != ".onnx":
-        raise UsageError("example inputs are for ONNX models", where="--input")
+        raise UsageError("example inputs are only for ONNX models", where="--input")
     if options.entry is not None:
         return from_entry(source, options.entry)
     if source is None:
@@ -160,9 +157,7 @@ def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping
     if suffix == ".pt2":
         return opened(source), ()
     if suffix == ".py":
-        raise UsageError(
-            "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
-        )
+        raise UsageError(f"{source!r} needs the name of its factory", remedy="add --entry=NAME")
     if suffix not in (".yaml", ".yml"):
         raise CompileError(
             f"no front end reads {source!r}", expected=SOURCES, remedy=other_source(source)
@@ -179,7 +174,7 @@ def _graph_of_json(path: Path) -> ComputationGraph:
 
 
 def input_shapes(options: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes by input; raises `UsageError` for another form.
+    """Parse the values of `--input_shape`; raise `UsageError`.
 
     >>> input_shapes(["x=1x3x224x224", "scale="])
     {'x': (1, 3, 224, 224), 'scale': ()}
@@ -189,7 +184,7 @@ def input_shapes(options: Sequence[str]) -> dict[str, tuple[int, ...]]:
         name, equals, text = word.rpartition("=")
         if not (equals and name) or _SHAPE.fullmatch(text) is None:
             raise UsageError(
-                f"{word[:80]!r} is no shape of an input", where="--input_shape",
+                f"{word[:80]!r} is not an input with its shape", where="--input_shape",
                 expected="NAME=1x3x224x224",
             )  # fmt: skip
         if name in shapes:
@@ -199,7 +194,7 @@ def input_shapes(options: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def example_inputs(options: Sequence[str]) -> dict[str, Array]:
-    """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
+    """Parse the values of `--input`; raise `UsageError`, or `FormatError` for a bad file."""
     examples: dict[str, Array] = {}
     for word in options:
         name, text = split_slot(word, is_array_text)
@@ -215,7 +210,7 @@ def example_inputs(options: Sequence[str]) -> dict[str, Array]:
 
 
 def other_source(source: str) -> str | None:
-    """What to do with a source that no front end reads, if it is known.
+    """Return the remedy for a source that no front end reads, if there is one.
 
     >>> other_source("mlp.py:make"), other_source("a.ttb"), other_source("a.txt")
     ('--entry=mlp.py:make', 'it is compiled: stitch-run a.ttb', None)
@@ -228,22 +223,19 @@ def other_source(source: str) -> str | None:
     return nearest_file(source, (".yaml", ".yml", ".onnx", ".pt2", ".json", ".py")) or None
 
 
-def refuse_other_forms(options: argparse.Namespace, error: FormatError) -> None:
-    """Raise `UsageError` where a module or a pipeline in YAML is another form of file."""
-    placed = f"a pipeline that runs {options.output}"
-    for path, wanted, only, expected in (
-        (options.source, MODULE, "only modules are compiled", None),
-        (options.pipeline, PIPELINE, "--for takes a pipeline", placed),
+def refuse_other_kinds(options: argparse.Namespace, error: FormatError) -> None:
+    """Raise `UsageError` if SOURCE is no module, or the file of `--for` no pipeline."""
+    for path, wanted, expected in (
+        (options.source, MODULE, "a module"),
+        (options.pipeline, PIPELINE, f"a pipeline that runs {options.output}"),
     ):
         is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
-        if is_yaml and (form := form_of(path, wanted)) != wanted:
+        if is_yaml and (kind := kind_of(path, wanted)) != wanted:
             remedy = {
                 MACHINE: f"stitch-compile module.yaml --target={path}",
                 MODULE: f"stitch-compile {path}",
-            }.get(form, f"stitch-run {path}")
-            raise UsageError(
-                f"{path!r} is a {form}, and {only}", expected=expected, remedy=remedy
-            ) from error
+            }.get(kind, f"stitch-run {path}")
+            raise UsageError(f"{path!r} is a {kind}", expected=expected, remedy=remedy) from error
 
 
 EXAMPLES = """\
@@ -256,7 +248,7 @@ EXAMPLES = """\
 
 
 def command() -> Command:
-    """`stitch-compile`, with its options."""
+    """Return `stitch-compile` with its options."""
     parser = make_parser("stitch-compile", "Compile a module into a .ttb file.", EXAMPLES)
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
@@ -270,39 +262,39 @@ def command() -> Command:
                    "ownership (of inputs), alias (of outputs)"}),
         ("--name", {"help": "the program's name"}),
         ("--role", {"choices": [role.value for role in Role], "default": Role.FORWARD.value,
-                    "help": "what the program is for"}),
+                    "help": "the program's role (default: %(default)s)"}),
         ("--entry", {"metavar": "pkg.mod:factory|file.py:factory", "help": "a Python factory that "
-                     "returns a ComputationGraph, or a function or torch module and its example "
+                     "returns a ComputationGraph, or a function or torch module with its example "
                      "inputs"}),
         ("--input_shape", {"action": "append", "default": [], "metavar": "NAME=1x3x224x224",
                            "help": "the shape of an ONNX model's input"}),
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
                      "dest": "examples", "help": "an example of an ONNX model's input, as for "
-                     "stitch-run; needed where its value decides a shape"}),
+                     "stitch-run; needed if shapes depend on its values"}),
         ("--unroll", {"type": count, "metavar": "N",
-                      "help": "write out an ONNX model's loops of at most N rounds (default: 4)"}),
+                      "help": "unroll an ONNX model's loops of at most N rounds (default: 4)"}),
         ("--schedule", {"choices": list(SCHEDULES),
-                        "help": "how loops run wherever they can (default: what costs least)"}),
+                        "help": "the schedule of loops that allow it (default: the cheapest)"}),
         ("--executor", {"choices": list(RATED_EXECUTORS),
-                        "help": "by whom schedules are weighed (default: numpy, that of devices); "
-                        "any executor runs the file"}),
+                        "help": "the executor whose costs select schedules (default: numpy); any "
+                        "executor runs the file"}),
         ("--math_fidelity", {"choices": [each.value for each in MathFidelity],
                              "default": MathFidelity.BY_TYPE.value,
-                             "help": "in how many passes a device multiplies matrices (default: as "
-                             "its library does for the operands' type); no result changes"}),
+                             "help": "number of passes of a device's matrix products, for the "
+                             "simulated time (default: by the operands' type)"}),
         ("--split", {"type": positive, "metavar": "N",
-                     "help": "cut the module into N programs at its narrowest points; "
+                     "help": "split the module into N programs where the fewest bytes cross; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
-                        "help": "cut the module after these nodes; may be repeated, for nodes "
-                        "whose names have commas"}),
-        ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "place the slots, at "
-                   "fixed addresses too, so that this pipeline copies least; -o is the file of "
-                   "its module, whatever that holds now"}),
-        ("--cache", {"metavar": "DIR", "type": place, "help": "a folder from which programs are "
-                     "read that would come out the same, and in which others are kept"}),
-        ("--cache_size", {"metavar": "SIZE", "type": size, "help": "what the folder may take, such "
-                          "as 2GiB; evicts the least recently used entries (default: 4GiB)"}),
+                        "help": "split the module after these nodes; repeat it for nodes whose "
+                        "names have commas"}),
+        ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "choose the layouts and "
+                   "addresses of the slots that minimize the copies of this pipeline; -o names "
+                   "the file of its module, which is overwritten"}),
+        ("--cache", {"metavar": "DIR", "type": file_path, "help": "the folder of a "
+                     "compile cache: reuse its programs, and add new ones"}),
+        ("--cache_size", {"metavar": "SIZE", "type": size, "help": "maximum size of the cache, "
+                          "such as 2GiB; evicts the least recently used entries (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
     return Command(parser.read, _compile)
@@ -312,7 +304,7 @@ def _compile(options: argparse.Namespace) -> int:
     try:
         return _compile_source(options)
     except FormatError as error:
-        refuse_other_forms(options, error)
+        refuse_other_kinds(options, error)
         raise
 
 
@@ -320,7 +312,7 @@ def _compile_source(options: argparse.Namespace) -> int:
     if options.output is None and not options.text and (options.source or options.entry):
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if options.output == "-" and options.text:
-        raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
+        raise UsageError("-o - and --text both use standard output", remedy="choose one of them")
     checks = OutputChecks()
     cuts = cuts_of(options.split, options.split_at)
     if options.pipeline is not None and (options.output in (None, "-") or cuts is not None):
@@ -329,9 +321,9 @@ def _compile_source(options: argparse.Namespace) -> int:
             expected="-o FILE, a module's file in the pipeline, without --split",
         )
     if options.pipeline is not None and options.schedule is not None:
-        raise UsageError("--for takes the schedules that cost least", remedy="leave --schedule out")
+        raise UsageError("--for selects the cheapest schedules", remedy="leave --schedule out")
     if options.output == "-" and cuts is not None:
-        raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
+        raise UsageError("a split writes several files", expected="-o FILE, such as m.ttb")
     factory_file = (options.entry or "").rpartition(":")[0]
     checks.reads(filter(None, (options.source, options.target, options.pipeline, factory_file)))
     if options.output is not None and cuts is None:
@@ -341,7 +333,7 @@ def _compile_source(options: argparse.Namespace) -> int:
     checks.refuse_sources()
     shapes = input_shapes(options.input_shape)
     if options.pipeline is not None:
-        # What plans and runs is loaded for pipelines only.
+        # Only --for needs the planner and the runtime.
         from stitch.cli.pipeline_file import compiled_for
 
         graph = read_graph(module, examples, shapes, options.unroll)
@@ -380,13 +372,10 @@ def _write(
     models: Sequence[api.CompiledModel], paths: Sequence[str | None], options: argparse.Namespace,
     cache: api.CompileCache | None,
 ) -> None:  # fmt: skip
-    """Write the files, each atomically, and say what they are."""
-    batch = OutputFiles()
-    for model, path in zip(models, paths, strict=True):
-        if path is not None:
-            batch.add(path, content_of(model.binary))
-    batch.commit()
-    say_written("stitch-compile", batch.paths)
+    """Write the files and print a summary of each."""
+    contents = zip(paths, [content_of(model.binary) for model in models], strict=True)
+    files: OutputFiles = {path: content for path, content in contents if path is not None}
+    say_written("stitch-compile", write_files(files))
     for model, path in zip(models, paths, strict=True):
         for warning in model.warnings:
             say_aside(f"stitch-compile: warning: {warning}")
@@ -417,28 +406,26 @@ def _slots_text(program: Program) -> str:
 
 
 def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
-    """The cache that is asked for; raises `UsageError` for a size without a folder."""
+    """Return the cache of `--cache`; raise `UsageError` for a size without a folder."""
     if folder is None:
         if size is not None:
-            raise UsageError("--cache_size bounds a cache", remedy="add --cache=DIR")
+            raise UsageError("--cache_size has no effect without --cache", remedy="add --cache=DIR")
         return None
     return api.CompileCache(folder, size or DEFAULT_MAX_NBYTES)
 
 
 def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:
-    """What `split_graph` takes; None where nothing asks for a split. Raises `UsageError`."""
+    """Return the parts of `stitch.split`, or None without a split; raise `UsageError`."""
     names = tuple(word for word in nodes if word.strip(","))
     if count is not None and names:
-        raise UsageError("--split and --split_at both say where to cut", remedy="choose one")
+        raise UsageError("--split and --split_at exclude each other", remedy="choose one")
     if nodes and not names:
         raise UsageError("--split_at names no node", expected="--split_at=NODE,NODE")
-    if count is not None and count < 1:
-        raise UsageError("a split has at least one part", got=f"--split={count}")
     return names or count
 
 
 def part_path(output: str, index: int) -> str:
-    """The file of one part: `m.ttb` becomes `m.0.ttb`.
+    """Return the file of one part.
 
     >>> part_path("m.ttb", 2)
     'm.2.ttb'

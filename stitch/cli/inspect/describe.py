@@ -33,20 +33,20 @@ from stitch.ttb import Binary, FileSizes, Origin
 def scan_form(
     operation: Operation, names: Callable[[Sequence[int]], list[str]]
 ) -> dict[str, Any]:  # fmt: skip
-    """A scan by what its operands and results are; `names` says what values are called."""
+    """Return the operands and results of a scan by role; `names` gives the names of values."""
     form = ScanForm.of(operation)
-    given, made = names(operation.inputs), names(operation.outputs)
+    inputs, outputs = names(operation.inputs), names(operation.outputs)
     end = form.states + form.sequences
     return {
         "count": form.count,
         **({"has_condition": True} if form.has_condition else {}),
         "states": [
             {"first": first, "last": last}
-            for first, last in zip(given[: form.states], made[: form.states], strict=True)
+            for first, last in zip(inputs[: form.states], outputs[: form.states], strict=True)
         ],
-        "sequences": _directed(given[form.states : end], form.taken_backward),
-        "shared": given[end:],
-        "collected": _directed(made[form.states :], form.given_backward),
+        "sequences": _directed(inputs[form.states : end], form.taken_backward),
+        "shared": inputs[end:],
+        "collected": _directed(outputs[form.states :], form.given_backward),
     }
 
 
@@ -55,7 +55,7 @@ def _directed(names: Sequence[str], backward: Sequence[bool]) -> list[dict[str, 
 
 
 def scan_line(form: Mapping[str, Any], body: int) -> str:
-    """A scan in a line.
+    """Describe a scan in one line.
 
     >>> none = {"sequences": [], "shared": [], "collected": []}
     >>> scan_line({"count": 3, "states": [{"first": "a", "last": "b"}], **none}, 0)
@@ -70,11 +70,11 @@ def scan_line(form: Mapping[str, Any], body: int) -> str:
         ("shared", form["shared"]),
         ("collected in", _listed(form["collected"])),
     )
-    said = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
+    roles = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
     rounds = counted(form["count"], "round")
     if form.get("has_condition"):
         rounds = f"at most {rounds}, while the first state is true,"
-    return f"{rounds} of body {body}" + (f": {said}" if said else "")
+    return f"{rounds} of body {body}" + (f": {roles}" if roles else "")
 
 
 def _listed(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -82,25 +82,25 @@ def _listed(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def body_lines(body: Body, index: int) -> Iterator[str]:
-    """A body as text, the scans in it in words as well."""
+    """Yield a body as text, with a description after each scan."""
     first = 1 + len(body.constants)
     for number, line in enumerate(body.lines(index)):
         yield line
         operation = body.operations[number - first] if number >= first else None
         if operation is not None and is_scan(operation):
-            said = scan_form(operation, lambda held: [name_of(body.values, v) for v in held])
-            yield f"      {scan_line(said, operation.body)}"
+            scan = scan_form(operation, lambda indices: [name_of(body.values, v) for v in indices])
+            yield f"      {scan_line(scan, operation.body)}"
 
 
-#: Whose kernels the host's memory is told of.
+#: The executor whose host memory is shown.
 HOST_EXECUTOR = "numpy"
-#: Characters that are shown of an opaque operation's own text; `--json` has all of it.
-MOST_TEXT = 160
+#: Characters of an opaque operation's text that are printed; `--json` has all of it.
+MAX_TEXT = 160
 SECTIONS = ("inputs", "outputs", "operations", "memory")
 
 
 def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[str, Any]:
-    """The binary as data: always the head; of each program the sections asked for."""
+    """Return the binary as plain data: the head, and the selected sections of each program."""
     shape = binary.machine
     return {
         "format_version": str(binary.version),
@@ -121,7 +121,7 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
 
 
 def _origin(origin: Origin) -> dict[str, Any]:
-    """What a binary of another compiler was, and what of it has no counterpart here."""
+    """Describe the foreign binary, and its properties that Stitch does not represent."""
     return {
         "kind": origin.kind, "version": origin.version, "commit": origin.commit,
         "lacking": list(origin.lacking),
@@ -129,7 +129,7 @@ def _origin(origin: Origin) -> dict[str, Any]:
 
 
 def _lives(origin: Origin | None, program: Program, sections: Sequence[str]) -> dict[str, Any]:
-    """How long tensors within an opaque program live, by the numbers of operations."""
+    """Return the lifetimes of tensors of an opaque program, by operation numbers."""
     if origin is None or "memory" not in sections:
         return {}
     lives = [
@@ -141,7 +141,7 @@ def _lives(origin: Origin | None, program: Program, sections: Sequence[str]) -> 
 
 
 def machine_json(shape: MachineShape) -> dict[str, Any]:
-    """The memory of a machine as data."""
+    """Return the memory of a machine as plain data."""
     figures = ("banks", "base", "limit", "alignment", "granule")
     spaces = {
         space.value: {name: getattr(shape.space(space), name) for name in figures}
@@ -229,7 +229,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
 
 
 def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
-    """What each space holds while the program runs, in bytes per bank."""
+    """Return the memory of each space that a run takes, in bytes per bank."""
     try:
         wanted = demands(program, program.scratch, shape)
     except StitchError as error:
@@ -257,17 +257,13 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
     constants = sum(constant.data.nbytes for constant, _ in program.every_constant())
     memory: dict[str, Any] = {"spaces": spaces, "parts": parts, "constants_nbytes": constants}
     if program.is_opaque:
-        return memory  # Nothing on the host computes it.
+        return memory  # No executor computes it.
     memory["host"] = {"executor": HOST_EXECUTOR, **_on_host(program, shape)}
     return memory
 
 
 def _on_host(program: Program, shape: MachineShape) -> dict[str, Any]:
-    """What a run takes of the host's memory, or the defect for which no device runs the program.
-
-    A file's operations may have any operands, attributes and types: they are checked here as a
-    device checks them when it loads the program, and only then asked for their workspace.
-    """
+    """Return the host memory of a run, or the defect that prevents loading the program."""
     try:
         check_program(program, shape)
         taken = make_executor(HOST_EXECUTOR).host_bytes(program)
@@ -281,7 +277,7 @@ def _on_host(program: Program, shape: MachineShape) -> dict[str, Any]:
 
 
 def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
-    """Version, producer, machine and size of a binary."""
+    """Return version, producer, machine and size of a binary as text."""
     size, machine = described["size"], described["machine"]
     requires = ", ".join(described["requires"]) or "nothing"
     rows, columns = machine["core_grid"]
@@ -302,12 +298,12 @@ def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
         f"  size {size['total']} B: metadata {size['metadata']}, sealing {size['sealing']}, "
         f"data {size['data']} in {counted(len(size['segments']), 'segment')} "
         f"(padding {size['padding']})",
-        *(f"  shown otherwise: {line}" for line in (origin or {}).get("lacking", ())),
+        *(f"  simplified: {line}" for line in (origin or {}).get("lacking", ())),
     ]
 
 
 def program_lines(described: Mapping[str, Any]) -> list[str]:
-    """A program's sections as text."""
+    """Return a program's sections as text."""
     out = [f"program {described['name']} ({described['role']})"]
     for slot in described.get("inputs", ()):
         extra = "" if slot["kind"] == "activation" else f" {slot['kind']}"
@@ -352,8 +348,8 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
         body = f" as body {operation['body']}" if "body" in operation else ""
         body += f" at {operation['math_fidelity']}" if "math_fidelity" in operation else ""
         body += f" of opset {operation['opset']}, foreign" if "opset" in operation else ""
-        made = f"{results} = " if results else ""
-        out.append(f"    {made}{op}({arguments}){body}")
+        assigned = f"{results} = " if results else ""
+        out.append(f"    {assigned}{op}({arguments}){body}")
         if operation["domain"] == OPAQUE_DOMAIN:
             out += _text_lines(operation)
         if "scan" in operation:
@@ -362,12 +358,12 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _text_lines(operation: Mapping[str, Any]) -> list[str]:
-    """What an opaque operation's binary says of it, without types and devices; and its place."""
+    """Return an opaque operation's text, without types and devices, and its location."""
     text = operation["attributes"].get("text", "").partition(" : (")[0]
-    cut = text[:MOST_TEXT] + ("..." if len(text) > MOST_TEXT else "")
-    said = [cut] if cut else []
-    said += [f"at {operation['location']}"] if operation["location"] else []
-    return [f"      {', '.join(said)}"] if said else []
+    cut = text[:MAX_TEXT] + ("..." if len(text) > MAX_TEXT else "")
+    parts = [cut] if cut else []
+    parts += [f"at {operation['location']}"] if operation["location"] else []
+    return [f"      {', '.join(parts)}"] if parts else []
 
 
 def _memory_lines(memory: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,8 @@
 """`stitch-inspect`: print the contents of a file, or the cost of stitching several modules.
 
-One `.ttb` file: versions, machine, slots, operations, memory, sizes; constants are read only with
-`--verify=full`, which checks their checksums. Several files: the plan of one pass, without data. A
-system descriptor: its chips, as machines. `--check_plan` checks the certificates of plans, of a
-record or of the given files; `--diff` compares the copies of two runs.
+Of one `.ttb` file it prints versions, machine, slots, operations, memory and sizes; of several the
+plan of one pass without data; of a system descriptor its chips. `--check_plan` checks the
+certificates of plans, `--diff` compares the copies of two runs.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from stitch.cli.module_files import (
     module_source,
     read_document,
     read_modules,
-    told_apart,
     with_program,
+    with_unique_names,
 )
 from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
@@ -45,8 +44,10 @@ from stitch.report import CopyLine, counted, difference, read_copies, read_recor
 
 @dataclass(frozen=True, slots=True)
 class Stitching:
-    """What stitching modules takes: links, the plan's copies, advice, and the plans themselves;
-    what of the modules has no counterpart here."""
+    """The links, plans and costs of one pass over several modules, with compile advice.
+
+    `lacking` lists properties of foreign binaries that Stitch does not represent.
+    """
 
     machine: str
     links: tuple[LinkReport, ...]
@@ -58,24 +59,24 @@ class Stitching:
 
     @property
     def count(self) -> int:
-        """Copies in one pass."""
+        """Return the number of copies in one pass."""
         return sum(line.times for line in self.copies)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that these copies carry."""
+        """Return the bytes of these copies."""
         return sum(line.times * line.nbytes for line in self.copies)
 
     @property
     def seconds(self) -> float:
-        """Their simulated seconds."""
+        """Return their simulated seconds."""
         return sum(line.times * line.seconds for line in self.copies)
 
 
 def stitching(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Machine) -> Stitching:
-    """Plan one pass on a device without data, and what it would be with slots compiled otherwise.
+    """Plan one pass without data, and search for layouts of the slots that save copies.
 
-    Raises `LinkError` where the modules do not fit, `OutOfMemoryError` where there is no room.
+    Raises `LinkError` if modules do not fit each other, `OutOfMemoryError` if they exceed memory.
     """
     reports = tuple(_report(modules, one) for one in wires)
 
@@ -102,7 +103,7 @@ def _report(modules: Sequence[ModuleFile], one: Wire) -> LinkReport:
 
 
 def stitching_json(result: Stitching) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the result as plain data."""
     advice = result.advice
     return {
         "machine": result.machine,
@@ -124,7 +125,7 @@ def stitching_json(result: Stitching) -> dict[str, Any]:
 
 
 def stitching_lines(result: Stitching) -> list[str]:
-    """The same as text."""
+    """Return the result as text."""
     out = [
         f"can be stitched on {result.machine}: {counted(result.count, 'copy', 'copies')}, "
         f"{result.nbytes} B, {result.seconds * 1e6:.1f} us simulated in one pass"
@@ -140,7 +141,7 @@ def stitching_lines(result: Stitching) -> list[str]:
     out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
     if result.advice is not None:
         out += [f"  advice: {line}" for line in result.advice.lines]
-    out += [f"  shown otherwise: {line}" for line in result.lacking]
+    out += [f"  simplified: {line}" for line in result.lacking]
     return out
 
 
@@ -148,7 +149,7 @@ def stitching_lines(result: Stitching) -> list[str]:
 
 
 def describe_system(path: str) -> dict[str, Any]:
-    """A descriptor as data; raises `FormatError` with all defects, `StitchError` without a file."""
+    """Return a descriptor as plain data; raise `FormatError` with all defects, `StitchError`."""
     system = load_system(path)
     return {
         "format": "ttsys",
@@ -173,7 +174,7 @@ def _chip(number: int, chip: Chip) -> dict[str, Any]:
 
 
 def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
-    """A descriptor as text: chips that are alike in one line."""
+    """Return a descriptor as text, with one line for equal chips."""
     chips = described["chips"]
     hosts = ", ".join(described["hosts"]) or "none named"
     lines = [
@@ -182,7 +183,7 @@ def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
         f"  host {hosts}; {counted(len(chips), 'chip')}, "
         f"{counted(len(described['links']), 'link')} between them",
     ]
-    alike: dict[str, list[str]] = {}
+    machines: dict[str, list[str]] = {}
     for chip in chips:
         rows, columns = chip["machine"]["core_grid"]
         parts = [f"{chip['architecture']}, {rows}x{columns} cores"]
@@ -192,8 +193,8 @@ def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
                     f"{name} {space['banks']} x [{space['base']}, {space['limit']}) B, pages at "
                     f"{space['alignment']}, tensors at {space['granule']}"
                 )
-        alike.setdefault("\n    ".join(parts), []).append(chip["machine"]["name"])
-    for text, names in alike.items():
+        machines.setdefault("\n    ".join(parts), []).append(chip["machine"]["name"])
+    for text, names in machines.items():
         lines.append(f"  machine {', '.join(names)}: {text}")
     like = sorted({s.split(":")[0] for c in chips for s in c["sources"].values()
                    if s.startswith("as ")})  # fmt: skip
@@ -207,17 +208,17 @@ EXAMPLES = """\
   stitch-inspect a.ttb --json --verify=full
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
-  stitch-inspect a.ttnn b.ttb                binaries of tt-mlir, to look and to plan
-  stitch-inspect p150.ttsys                  a device's own description
+  stitch-inspect a.ttnn b.ttb                binaries of tt-mlir
+  stitch-inspect p150.ttsys                  a system descriptor
   stitch-inspect --diff old.json new.json --max-added-bytes=0
-  stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
+  stitch-inspect --check-plan=run.json       a record of stitch-run --record=run.json"""
 
-#: Lines for plans, each for those that are alike, that a check prints at most.
-MOST_LINES = 20
+#: Lines that a check of plans prints at most.
+MAX_LINES = 20
 
 
 def command() -> Command:
-    """`stitch-inspect`, with its options."""
+    """Return `stitch-inspect` with its options."""
     parser = make_parser(
         "stitch-inspect",
         "Show .ttb and .ttnn files and system descriptors, and what stitching costs.",
@@ -229,20 +230,20 @@ def command() -> Command:
     add_options(
         parser,
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
-                       "help": "what to show of each program; may be repeated "
+                       "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
-        ("--json", {"action": "store_true", "help": "JSON for programs"}),
+        ("--json", {"action": "store_true", "help": "print JSON"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
-                      "help": "full: check every byte of the constants as well"}),
+                      "help": "full: also read the constants and check their checksums"}),
         FUNCTION_OPTION,
         WIRE_OPTION,
         ("--device", {"metavar": "NAME|machine.yaml|.ttsys",
-                      "help": "plan for this machine (default: the first module's)"}),
+                      "help": "the machine to plan for (default: the first module's)"}),
         ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
-                          "help": "check the certificates of recorded plans, or of the plan "
-                          "for the given modules"}),
+                          "help": "check the certificates of the plans of a record, or of the "
+                          "plan for the modules; exit code 6 if one is wrong"}),
         ("--diff", {"nargs": 2, "metavar": ("old.json", "new.json"),
-                    "help": "what a run copies more than another: records, or plans.json"}),
+                    "help": "compare the copies of two runs: records, or plans.json files"}),
         ("--max_added_bytes", {"type": count, "metavar": "N",
                                "help": "with --diff: exit code 7 if more bytes are added"}),
     )  # fmt: skip
@@ -260,11 +261,11 @@ def _inspect(options: argparse.Namespace) -> int:
     if record is not None and record.endswith(".ttb"):
         raise UsageError(
             f"--check_plan takes a record, not {record}",
-            remedy="put --check_plan behind the modules",
+            remedy="write --check_plan after the modules",
         )
     if record:
         if options.modules:
-            raise UsageError("--check_plan checks a record, or the given modules: not both")
+            raise UsageError("--check_plan takes a record or modules, not both")
         return _check(dict(read_document(record, read_record).plans), options.json)
     if not options.modules:
         raise UsageError(
@@ -303,7 +304,7 @@ def _show(options: argparse.Namespace) -> int:
         lines += program_lines(program)
     if options.verify == "full":
         lines.append(
-            "every byte is as it was written"
+            "all checksums match"
             if has_checksums
             else "the file has no checksums: its structure is valid, changed bytes are not detected"
         )
@@ -315,8 +316,8 @@ def _show_system(options: argparse.Namespace) -> int:
     path, *others = options.modules
     if others or options.wire or options.device or options.function or options.section:
         raise UsageError(
-            "a system descriptor is inspected by itself, and has no sections",
-            remedy=f"stitch-inspect {path}; modules run on it with --device={path}",
+            "a system descriptor takes no other files and no options for modules",
+            remedy=f"stitch-inspect {path}; to run modules on it, --device={path}",
         )
     described = describe_system(path)
     say(
@@ -328,7 +329,9 @@ def _show_system(options: argparse.Namespace) -> int:
 
 
 def _stitch(options: argparse.Namespace) -> int:
-    modules = told_apart(read_modules(options.modules, options.function, verify=options.verify))
+    modules = with_unique_names(
+        read_modules(options.modules, options.function, verify=options.verify)
+    )
     wires = wires_of(modules, options.wire)
     stitched = stitching(modules, wires, machine_for(options.device, modules))
     if options.check_plan is not None:
@@ -341,8 +344,7 @@ def _stitch(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     """Print the added bytes and the copies that differ.
 
-    Returns exit code 7 for more bytes than allowed, 6 if a limit is set for runs of different
-    lengths, whose bytes cannot be compared.
+    Returns exit code 7 for more bytes than allowed, 6 for a limit with runs of different lengths.
     """
     old, new = (read_document(path, read_copies) for path in options.diff)
     change = difference(old, new)
@@ -372,7 +374,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
-    """How often programs ran in the one and the other.
+    """Describe programs that ran a different number of times in two runs.
 
     >>> _lengths([("a", 1, 3), ("b", 2, 6)])
     "'a' ran 1 time, then 3; 'b' ran 2 times, then 6"
@@ -382,7 +384,7 @@ def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:
-    """Every problem of every plan; exit code 6 if there is one."""
+    """Print the problems of all plans; return exit code 6 if there is one."""
     problems_of = {index: check_plan(plan) for index, plan in sorted(plans.items())}
     kinds_of = {
         index: Counter(s.certificate.kind for s in plan.copies if s.certificate is not None)
@@ -414,8 +416,8 @@ def _check_lines(
     plans: Mapping[int, Plan], problems_of: Mapping[int, Sequence[Problem]],
     kinds_of: Mapping[int, Counter[str]],
 ) -> list[str]:  # fmt: skip
-    """A line for plans that are alike, those with problems first; so for problems of one kind."""
-    alike: dict[tuple[bool, str], list[int]] = {}
+    """Return one line per group of plans with equal facts, those with problems first."""
+    grouped: dict[tuple[bool, str], list[int]] = {}
     for index, problems in problems_of.items():
         facts = f"{counted(len(plans[index].steps), 'step')}, "
         facts += _of_kinds("certificate", kinds_of[index])
@@ -427,25 +429,25 @@ def _check_lines(
         elif gap > 0:
             facts += f", at most {gap:.1%} over the least simulated time"
         verdict = _of_kinds("problem", Counter(p.kind for p in problems)) if problems else "sound"
-        alike.setdefault((not problems, f"{facts}: {verdict}"), []).append(index)
+        grouped.setdefault((not problems, f"{facts}: {verdict}"), []).append(index)
     lines = []
-    groups = sorted(alike.items(), key=lambda group: (group[0][0], group[1]))
-    for (_, text), (first, *others) in groups[:MOST_LINES]:
+    groups = sorted(grouped.items(), key=lambda group: (group[0][0], group[1]))
+    for (_, text), (first, *others) in groups[:MAX_LINES]:
         more = f" and {len(others)} like it" if others else ""
         lines.append(f"plan {first}{more}: {text}")
         for kind, times in Counter(p.kind for p in problems_of[first]).items():
             problem = next(p for p in problems_of[first] if p.kind == kind)
             lines.append(f"  - {problem}" + (f", and {times - 1} more" if times > 1 else ""))
-    left = [index for _, others in groups[MOST_LINES:] for index in others]
-    if left:
-        unsound = sum(bool(problems_of[index]) for index in left)
-        many = counted(len(left), "more plan")
+    hidden = [index for _, others in groups[MAX_LINES:] for index in others]
+    if hidden:
+        unsound = sum(bool(problems_of[index]) for index in hidden)
+        many = counted(len(hidden), "more plan")
         lines.append(f"and {many}, {unsound or 'none'} with problems (--json lists them)")
     return lines
 
 
 def _of_kinds(what: str, kinds: Counter[str]) -> str:
-    """How many there are of each kind.
+    """Return the total and the count of each kind.
 
     >>> _of_kinds("certificate", Counter(["cycle", "capacity", "cycle"]))
     '3 certificates (1 capacity, 2 cycle)'

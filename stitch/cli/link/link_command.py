@@ -11,7 +11,7 @@ from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
 from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, names_of, wires_of
 from stitch.errors import UsageError
-from stitch.files import OutputFiles
+from stitch.files import write_files
 from stitch.linking import LinkPart, link_parts
 from stitch.report import counted
 from stitch.ttb import content_of
@@ -23,8 +23,8 @@ EXAMPLES = """\
 
 
 def command() -> Command:
-    """`stitch-link`, with its options."""
-    parser = make_parser("stitch-link", "Join .ttb modules into one.", EXAMPLES)
+    """Return `stitch-link` with its options."""
+    parser = make_parser("stitch-link", "Link .ttb modules into one program.", EXAMPLES)
     parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
     parser.add_argument("-o", "--output", required=True, metavar="FILE",
                         help="the .ttb file, - for stdout")  # fmt: skip
@@ -33,10 +33,10 @@ def command() -> Command:
         FUNCTION_OPTION,
         WIRE_OPTION,
         ("--keep", {"action": "append", "default": [], "metavar": "A.Y",
-                    "help": "an output that stays an output although it feeds a wire"}),
+                    "help": "keep an output (MODULE.OUTPUT) that feeds a wire as an output"}),
         ("--name", {"help": "the new program's name (default: the names joined by _)"}),
         ("--strict_types", {"action": "store_true",
-                            "help": "links may not change the floating storage type"}),
+                            "help": "refuse links that change the floating-point type"}),
     )  # fmt: skip
     return Command(parser.read, _link)
 
@@ -46,7 +46,7 @@ def _link(options: argparse.Namespace) -> int:
         raise UsageError(
             "linking takes at least two modules",
             got=f"only {options.modules[0]}",
-            remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect tells what one file holds, "
+            remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect shows one file, "
             "stitch-run --module=FILE runs it",
         )
     checks = OutputChecks()
@@ -63,10 +63,7 @@ def _link(options: argparse.Namespace) -> int:
     )
     facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
     facts += counted(len(model.program.operations), "operation")
-    batch = OutputFiles()
-    batch.add(options.output, content_of(model.binary))
-    batch.commit()
-    say_written("stitch-link", batch.paths)
+    say_written("stitch-link", write_files({options.output: content_of(model.binary)}))
     where = "standard output" if options.output == "-" else options.output
     say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
     return EXIT_OK

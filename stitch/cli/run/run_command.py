@@ -1,9 +1,8 @@
-"""`stitch-run`: run `.ttb` modules in sequence on a simulated device, stitched.
+"""`stitch-run`: run `.ttb` modules or a pipeline file on a simulated device.
 
-A YAML file is a pipeline. Modules are connected by position, or by `--wire`. `--max_copies=N`
-limits, for each pass, the writes into memory spaces, less those that bring host arrays in: copies
-between programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) no memory
-is written, and the copies of the plan are counted instead.
+`--max_copies=N` limits the writes to memory spaces in a pass, except those of host arrays: copies
+between programs, moves, evictions and bounces. Without data (`--dry_run`, `--executor=null`) it
+limits the copies of the plan.
 """
 
 from __future__ import annotations
@@ -16,12 +15,20 @@ from pathlib import Path
 
 from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.module_files import read_document
-from stitch.cli.parser import add_options, count, make_parser, not_negative, place, positive, real
+from stitch.cli.parser import (
+    add_options,
+    count,
+    file_path,
+    make_parser,
+    not_negative,
+    positive,
+    real,
+)
 from stitch.cli.run.run_session import EXPECTED_FORM, OUTPUT_FORM, run_session
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
-from stitch.cli.wiring import WIRE_OPTION
-from stitch.documents import MACHINE, MODULE, form_of
+from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION
+from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import StitchError, UsageError, closest
 from stitch.files import nearest_file
 from stitch.machine import load_machine, machine_names
@@ -31,26 +38,25 @@ from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 # `--example`.
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 def example_names() -> tuple[str, ...]:
-    """The names that `write_example` takes: folders, and scripts without their ending."""
+    """Return the names that `write_example` takes: folders, and scripts without suffix."""
     return tuple(sorted(_sources()))
 
 
 def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
-    """Write an example into a folder; gives its place there, and the commands that run it.
+    """Copy an example into a folder; return its path there and the commands that run it.
 
-    Raises `UsageError` for a name that no example has, and where its place is taken.
+    Raises `UsageError` for an unknown name, or if the path exists.
     """
     sources = _sources()
     if name not in sources:
         raise UsageError(
-            f"there is no example {name!r}",
-            expected=", ".join(example_names()),
+            f"there is no example {name!r}", expected=", ".join(example_names()),
             remedy=closest(name, example_names()) or None,
-        )
+        )  # fmt: skip
     source = sources[name]
     target = Path(folder) / source.name
     if target.exists() or target.is_symlink():
@@ -58,11 +64,11 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
             f"{str(target)!r} exists already",
             remedy="remove it, or write the example from another folder",
         )
-    # Whole or not at all: a folder half written would be refused at the next attempt.
+    # Atomic: an incomplete folder would be refused at the next attempt.
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as part:
         copy = Path(part) / source.name
         if source.is_dir():
-            shutil.copytree(source, copy, ignore=_LEFT_OUT)
+            shutil.copytree(source, copy, ignore=_IGNORED)
         else:
             shutil.copyfile(source, copy)
         copy.rename(target)
@@ -74,14 +80,14 @@ def _sources() -> dict[str, Path]:
     folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
     if not folder.is_dir():
         raise StitchError(
-            "the examples are not here", where=str(folder), remedy="install the package again"
+            "the examples are missing", where=str(folder), remedy="install the package again"
         )
     scripts = {p.stem: p for p in folder.glob("*.py")}
     return scripts | {p.name: p for p in folder.iterdir() if (p / "README.md").is_file()}
 
 
 def _how_to_run(target: Path) -> str:
-    """Return how to run an example: the script, or the first block of commands of its page."""
+    """Return the commands that run an example: the script, or the first block of its README."""
     if target.is_file():
         return f"python {target}"
     text = (target / "README.md").read_text(encoding="utf-8")
@@ -113,32 +119,31 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         ("files", {"nargs": "*", "metavar": "FILE",
-                   "help": "modules (.ttb; an .onnx model is compiled first; a .ttnn is planned "
-                   "only) in the order of the run, or one pipeline (.yaml)"}),
+                   "help": "modules in run order (.ttb; .onnx is compiled first; .ttnn is only "
+                   "planned), or one pipeline (.yaml)"}),
         ("--module", {"action": "append", "default": [], "metavar": "FILE",
-                      "help": "a module, whatever its name, - for standard input; again for the "
-                      "next one"}),
-        ("--function", {"action": "append", "default": [], "metavar": "NAME",
-                        "help": "the program of a module, by name or index; the k-th for the "
-                        "k-th module (default: the first)"}),
+                      "help": "a module of any file name, - for standard input; repeat it for "
+                      "the next module"}),
+        FUNCTION_OPTION,
         WIRE_OPTION,
         ("--input", {"action": "append", "default": [], "metavar": "WHAT", "help": INPUT_FORM}),
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
-                               "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
-        ("--expected_operations", {"metavar": "FILE|reference", "type": place,
-                                   "help": "compare the results of every operation with NumPy's "
-                                   "kernels on the same operands (reference), or with a run "
-                                   "saved by --save_operations; exit code 1 if they differ"}),
-        ("--save_operations", {"metavar": "FILE.npz", "help": "save the results of every operation "
-                               "in the first pass"}),
+                               "help": "compare an output; exit code 1 if it differs: "
+                               + EXPECTED_FORM}),
+        ("--expected_operations", {"metavar": "FILE|reference", "type": file_path,
+                                   "help": "compare the results of every operation with NumPy "
+                                   "on the same operands (reference), or with a file of "
+                                   "--save_operations; exit code 1 if they differ"}),
+        ("--save_operations", {"metavar": "FILE.npz", "help": "write the results of every "
+                               "operation in the first pass"}),
         ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
         ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),
-        ("--pcc", {"type": _correlation, "help": "least Pearson correlation; alone it replaces the "
-                   "elementwise rule, with --atol or --rtol both must hold"}),
+        ("--pcc", {"type": _correlation, "help": "minimum Pearson correlation; replaces the "
+                   "elementwise comparison, with --atol or --rtol both must pass"}),
         ("--init", {"choices": INITS, "help": "generate the missing inputs"}),
-        ("--seed", {"type": count, "default": 0, "help": "for --init=randn (default 0)"}),
+        ("--seed", {"type": count, "default": 0, "help": "seed of --init=randn (default 0)"}),
     )  # fmt: skip
 
 
@@ -150,43 +155,46 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--device", machine),
         ("--target", machine | {"help": "the same as --device"}),
         ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
-        ("--example", {"metavar": "NAME", "help": "write an example's files here (digits, "
-                       "recurrent, ...), say how to run it, and end"}),
+        ("--example", {"metavar": "NAME", "help": "write the files of an example (digits, "
+                       "recurrent, ...) here, print how to run it, and exit"}),
         ("--executor", {"choices": tuple(EXECUTORS),
-                        "help": "what computes (default: numpy); auto: NumPy or ONNX Runtime, "
-                        "whichever is faster for an operation; torch: PyTorch's kernels too; "
-                        "null: plan only, compute nothing"}),
+                        "help": "how operations are computed (default: numpy); auto: each by NumPy "
+                        "or ONNX Runtime, whichever is faster; torch: each by NumPy, ONNX Runtime "
+                        "or PyTorch; null: plan only, compute nothing"}),
         ("--threads", {"type": positive, "metavar": "N",
-                       "help": "threads on which ONNX Runtime computes one operation, for "
-                       "--executor=onnxruntime or auto (default: 1); NumPy's and "
-                       "PyTorch's are set by OMP_NUM_THREADS"}),
+                       "help": "threads of ONNX Runtime for one operation, with "
+                       "--executor=onnxruntime or auto (default: 1); OMP_NUM_THREADS sets those "
+                       "of NumPy and PyTorch"}),
         ("--prices", {"metavar": "NAME|prices.yaml",
-                      "help": "the costs by which --executor=auto and torch choose a kernel for "
-                      "each operation: a processor family's, or a file in that format "
+                      "help": "the cost table by which --executor=auto and torch select a kernel "
+                      "for each operation: of a processor family, or a file in that format "
                       "(default: the family nearest to this processor)"}),
-        ("--window", {"type": positive, "default": DEFAULT_WINDOW,
-                      "help": "tasks queued before they run; 1: each call at once"}),
+        ("--window", {"type": positive, "default": DEFAULT_WINDOW, "metavar": "N",
+                      "help": "tasks queued before they run (default: %(default)s); 1: run each "
+                      "call immediately"}),
         ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
-                         "help": "whether programs that feed each other are linked and run as "
-                         "one: where the bits stay the same and it pays (auto, the default), "
-                         "never, or always, where the last bits of sums may differ"}),
+                         "help": "link programs that feed each other into one: if results stay "
+                         "bit-identical and it saves time (auto, the default), never, or always "
+                         "(the last bits of sums may differ)"}),
         ("--inter_op_threads", {"type": positive, "default": 1, "metavar": "N",
-                     "help": "threads for independent sections of a plan of at least 100 us each "
-                     "by their counts (default: 1)"}),
-        ("--strict_types", {"action": "store_true",
-                            "help": "links and --input may not change the floating type"}),
+                     "help": "threads that run independent sections of a plan concurrently, if "
+                     "each is estimated at 100 us or more (default: 1)"}),
+        ("--strict_types", {"action": "store_true", "help": "refuse links and --input arrays that "
+                            "change the floating-point type"}),
         ("--check_memory", {"action": "store_true",
-                            "help": "poison freed bytes, check padding (slower); in Python "
+                            "help": "overwrite freed bytes and check padding (slower); in Python "
                             "open_device(debug=True)"}),
-        ("--loops", {"type": positive, "default": 1,
-                     "help": "do all runs N times; outputs are compared each time"}),
-        ("--num_runs", {"type": positive, "default": 1, "help": "timed passes in each loop"}),
-        ("--warmup_runs", {"type": count, "default": 0, "help": "passes before, not timed"}),
-        ("--dry_run", {"action": "store_true",
-                       "help": "plan and price everything, execute nothing; needs no data"}),
+        ("--loops", {"type": positive, "default": 1, "metavar": "N",
+                     "help": "repeat all passes N times; outputs are compared each time"}),
+        ("--num_runs", {"type": positive, "default": 1, "metavar": "N",
+                        "help": "timed passes in each loop (default: 1)"}),
+        ("--warmup_runs", {"type": count, "default": 0, "metavar": "N",
+                           "help": "untimed passes before them (default: 0)"}),
+        ("--dry_run", {"action": "store_true", "help": "plan and estimate times, execute nothing; "
+                       "needs no data"}),
         ("--max_copies", {"type": count, "metavar": "N",
-                          "help": "exit code 7 if one pass makes more than N copies: writes into "
-                          "memory spaces, less those that bring host arrays in"}),
+                          "help": "exit code 7 if one pass makes more than N copies: writes to "
+                          "memory spaces, except those of host arrays"}),
         ("--check_memory_leak", {"action": "store_true",
                                  "help": "exit code 6 if memory is still allocated at the end"}),
     )  # fmt: skip
@@ -195,28 +203,31 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 def _add_reports(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        ("--explain", {"action": "store_true", "help": "every copy: bytes, time, reason"}),
-        ("--memory", {"action": "store_true", "help": "contents and peak of each memory space"}),
-        ("--print_statistics", {"action": "store_true", "help": "p50, p90, p99 of the passes"}),
+        ("--explain", {"action": "store_true",
+                       "help": "print every copy with bytes, simulated time and reason"}),
+        ("--memory", {"action": "store_true",
+                      "help": "print the contents and the peak of each memory space"}),
+        ("--print_statistics", {"action": "store_true",
+                                "help": "print p50, p90 and p99 of the wall times of passes"}),
         ("--result_file", {"nargs": "?", "const": "run_results.json", "metavar": "FILE",
-                           "help": "everything as JSON (default name: %(const)s); here, as for "
-                           "--trace and --record, - is standard output"}),
+                           "help": "write all reports as JSON (default name: %(const)s); -, as "
+                           "with --trace and --record, is standard output"}),
         ("--save_artifacts", {"action": "store_true",
-                              "help": "inputs, outputs, programs, plans and reports as files"}),
-        ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER", "type": place,
-                            "help": "where to (default: %(default)s)"}),
-        ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
-                     "as FILE.json.gz"}),
-        ("--visualizer", {"metavar": "FOLDER", "type": place, "help": "operations, tensors and "
-                          "buffers, as the folder that ttnn-visualizer opens"}),
-        ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
-        ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
-                      "every address"}),
+                              "help": "write inputs, outputs, programs, plans and reports"}),
+        ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER", "type": file_path,
+                            "help": "the folder of --save_artifacts (default: %(default)s)"}),
+        ("--trace", {"metavar": "FILE", "help": "write a Chrome trace (for Perfetto), compressed "
+                     "if FILE ends with .gz"}),
+        ("--visualizer", {"metavar": "FOLDER", "type": file_path, "help": "write operations, "
+                          "tensors and buffers as a report folder for ttnn-visualizer"}),
+        ("--record", {"metavar": "FILE", "help": "write machine, plans and allocator events"}),
+        ("--replay", {"metavar": "FILE", "help": "replay the allocator events of a record and "
+                      "check every address"}),
     )  # fmt: skip
 
 
 def refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that have no effect without others that are absent."""
+    """Raise `UsageError` for options that have no effect without an absent option."""
     alone = [w for w in ("atol", "rtol", "pcc") if getattr(options, w) is not None]
     if alone and not (options.expected_output or options.expected_operations):
         raise UsageError(
@@ -266,7 +277,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:
             raise UsageError(
-                "a replay runs alone: the record says what ran, and on which machine",
+                "a replay runs alone: the record names the programs and the machine",
                 got=", ".join([*options.files, *(f"--{w}" for w in extra if w != "files")]),
                 remedy=f"stitch-run --replay={options.replay}",
             )
@@ -293,10 +304,7 @@ def _replay(path: str) -> int:
 
 
 def _take_files(options: argparse.Namespace) -> None:
-    """Sort `options.files` into `options.pipeline` and `options.module`.
-
-    Raises `UsageError` for files that do not go together, or that no run is made of.
-    """
+    """Assign `options.files` to `options.pipeline` or `options.module`; raise `UsageError`."""
     options.pipeline = None
     documents = [path for path in options.files if Path(path).suffix.lower() in _YAML]
     if not documents:
@@ -304,21 +312,21 @@ def _take_files(options: argparse.Namespace) -> None:
         return
     if len(options.files) > 1 or options.module or options.wire or options.function:
         raise UsageError(
-            "a pipeline runs alone: its file says which modules run, and how they are connected",
+            "a pipeline runs alone: its file names the modules and their connections",
             got=", ".join([*options.files, *(f"--module={path}" for path in options.module)]),
             remedy=f"stitch-run {documents[0]}, without other files, --module, --function, --wire",
         )
     (options.pipeline,) = documents
-    form = form_of(options.pipeline)
-    if form == MACHINE:
+    kind = kind_of(options.pipeline)
+    if kind == MACHINE:
         raise UsageError(
-            f"{options.pipeline!r} describes a machine, which runs modules",
+            f"{options.pipeline!r} describes a machine, not a pipeline",
             remedy=f"stitch-run a.ttb --device={options.pipeline}",
         )
-    if form == MODULE:
+    if kind == MODULE:
         binary = Path(options.pipeline).with_suffix(".ttb").name
         raise UsageError(
-            f"{options.pipeline!r} is a module, and modules are compiled before they run",
+            f"{options.pipeline!r} is a module that is not compiled",
             remedy=f"stitch-compile {options.pipeline} -o {binary}, then stitch-run {binary}",
         )
 
@@ -334,14 +342,14 @@ def _take_modules(options: argparse.Namespace) -> None:
         )  # fmt: skip
     if unknown:
         raise UsageError(
-            f"{unknown[0]!r} has no suffix of a file that runs",
+            f"{unknown[0]!r} has an unknown suffix",
             expected="modules (.ttb, .onnx, .ttnn), or one pipeline (.yaml)",
-            remedy=f"to run it as a module all the same, write --module={unknown[0]}",
+            remedy=f"to run it as a .ttb module, write --module={unknown[0]}",
         )
     if options.files and options.module:
         raise UsageError(
-            "the order of modules is not known where some stand after --module and some do not",
-            remedy="write all of them with --module=, or all without",
+            "the order of modules is ambiguous: some have --module and some do not",
+            remedy="write all of them with --module=, or none",
         )
     options.module = [*options.module, *options.files]
     if not options.module:

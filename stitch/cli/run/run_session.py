@@ -1,6 +1,6 @@
 """One run of `stitch-run`, from its parsed options to its exit code.
 
-All options and files are checked before anything runs; output files are written at the end.
+Options and files are checked before anything runs; output files are written at the end.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from stitch.cli.command import (
     say_written,
 )
 from stitch.cli.device_costs import (
-    check_room,
+    check_device_capacity,
     copies_inside,
-    entries,
     memory_text,
     peaks_of,
     planned_copies,
@@ -47,8 +46,8 @@ from stitch.cli.module_files import (
     lacking_lines,
     machine_for,
     read_modules,
-    told_apart,
     with_program,
+    with_unique_names,
 )
 from stitch.cli.output_checks import (
     DATABASE,
@@ -70,16 +69,16 @@ from stitch.cli.run_inputs import (
     archive_arrays,
     assign,
     gather_inputs,
-    given_names,
     is_archive,
     is_array_text,
+    named_inputs,
     parse_array,
     split_slots,
     text_of_array,
 )
 from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
-from stitch.files import OutputFiles, make_folder
+from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
 from stitch.model import PRODUCER
@@ -114,10 +113,13 @@ IGNORED = "(ignored)"
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Where each result goes, checked before anything runs.
+    """The destination of each result.
 
-    `files`: result → `.npy` path. `archives`: path → results. `printed`: results in full; `brief`:
-    all results are shown, cut short.
+    Args:
+        files: Result → path of a `.npy` file.
+        archives: Path of a `.npz` file → results.
+        printed: Results that are printed in full.
+        brief: Print all results, abbreviated.
     """
 
     files: Mapping[int, Path]
@@ -156,36 +158,36 @@ def destinations(
         path = Path(word[1:])
         if path.suffix.lower() not in NUMPY_SUFFIXES:
             raise UsageError(
-                f"results are written to {' and '.join(NUMPY_SUFFIXES)} files", got=str(path)
-            )
+                "unknown type of a result file", where="--output", got=str(path),
+                expected=" or ".join(NUMPY_SUFFIXES),
+            )  # fmt: skip
         if is_archive(word):
             archives[path] = (*archives.get(path, ()), index)
         elif path in files.values():
-            raise UsageError(f"two outputs go to {path}")
+            raise UsageError(f"two outputs have the file {path}", where="--output")
         else:
             files[index] = path
     printed = tuple(index for index, word in sorted(assigned.items()) if word == "-")
     return Destinations(files, archives, printed, brief and not options)
 
 
-def put(
+def add_results(
     where: Destinations,
     outputs: Sequence[RunOutput],
     arrays: Sequence[Array],
-    batch: OutputFiles,
+    files: OutputFiles,
     note: Note,
 ) -> list[str]:
-    """Adds the files to the batch; gives the lines to print. `note` hears of wider types."""
+    """Add the result files to `files`; return the lines to print. `note` receives remarks."""
     for index in sorted({*where.files, *(i for m in where.archives.values() for i in m)}):
         if outputs[index].type.data_type is DataType.BFLOAT16:
-            note(f"output {outputs[index].name!r} is bfloat16, and is written as float32, which "
-                 "holds it exactly")  # fmt: skip
+            note(f"output {outputs[index].name!r} is bfloat16, and is written as float32 (exact)")
     for output, array in zip(outputs, arrays, strict=True):
         note_if_not_finite(output.name, array, note)
     for index, path in where.files.items():
-        batch.add(path, npy_bytes(arrays[index]))
+        files[path] = npy_bytes(arrays[index])
     for path, members in where.archives.items():
-        batch.add(path, npz_bytes({outputs[i].name: arrays[i] for i in dict.fromkeys(members)}))
+        files[path] = npz_bytes({outputs[i].name: arrays[i] for i in dict.fromkeys(members)})
     shown = range(len(outputs)) if where.brief else where.printed
     return [
         f"result[{i}] {outputs[i].name}: {text_of_array(arrays[i], whole=not where.brief)}"
@@ -194,7 +196,7 @@ def put(
 
 
 def note_if_not_finite(name: str, array: Array, note: Note) -> None:
-    """Tells of results that are no numbers: they compare equal to themselves, and spread."""
+    """Note NaN and infinite elements: two runs with the same ones compare equal."""
     if not DataType.from_dtype(array.dtype).is_floating:
         return
     for what, count in (("NaN", np.isnan(array).sum()), ("infinite", np.isinf(array).sum())):
@@ -232,31 +234,31 @@ _REPORTS = ("plans.json", "memory.json", "explain.txt")
 
 
 def add_artifacts(
-    batch: OutputFiles,
+    files: OutputFiles,
     folder: str,
     device: api.Device,
     runnable: Runnable,
     arrays: Sequence[Array],
     results: Sequence[Array],
 ) -> None:
-    """Adds the files of a run to the batch; makes the folders."""
+    """Add the artifacts of a run to `files`, and create their folders."""
     places = _places(folder, runnable)
     for part in places:
         make_folder(Path(folder) / part)
     for path, array in zip(places["inputs"], arrays, strict=True):
-        batch.add(path, npy_bytes(array))
-    for path, array in zip(places["outputs"], results, strict=False):  # Without data none are.
-        batch.add(path, npy_bytes(array))
+        files[path] = npy_bytes(array)
+    for path, array in zip(places["outputs"], results, strict=False):  # No results without data.
+        files[path] = npy_bytes(array)
     for path, program in zip(places["programs"], runnable.programs, strict=True):
-        batch.add(path, program.program.text())
+        files[path] = program.program.text()
     plans = [plan_json(plan) | {"runs": times} for plan, times in device.history.plans]
     texts = json.dumps(plans, indent=2), json.dumps(memory_views(device), indent=2)
     for name, text in zip(_REPORTS, (*texts, device.explain()), strict=True):
-        batch.add(Path(folder) / name, text + "\n")
+        files[Path(folder) / name] = text + "\n"
 
 
 def artifact_kinds(folder: str, runnable: Runnable) -> dict[Path, str]:
-    """The files that `add_artifacts` will add, and of which kind each is."""
+    """Return the files of `add_artifacts` and their kinds."""
     places = _places(folder, runnable)
     plans, memory, explain = (Path(folder) / name for name in _REPORTS)
     return {
@@ -267,7 +269,7 @@ def artifact_kinds(folder: str, runnable: Runnable) -> dict[Path, str]:
 
 
 def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
-    """Where the artifacts of each part go: names from files are data, never paths."""
+    """Return the paths of each part's artifacts, without unsafe characters of slot names."""
     parts: tuple[tuple[str, Sequence[RunInput | RunOutput | LoadedProgram], str], ...] = (
         ("inputs", runnable.inputs, ".npy"), ("outputs", runnable.outputs, ".npy"),
         ("programs", runnable.programs, ".txt"),
@@ -281,9 +283,9 @@ def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
     }
 
 
-# Options per operation: `--expected_operations` and `--save_operations`.
+# `--expected_operations` and `--save_operations`.
 
-WORDS = ("expected_operations", "save_operations")
+OPERATION_OPTIONS = ("expected_operations", "save_operations")
 _COLUMNS = (
     ("program", "left"), ("operation", "left"), ("output", "left"), ("runs", "right"),
     ("PCC", "right"), ("difference", "right"), ("atol", "right"), ("rtol", "right"),
@@ -291,15 +293,15 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class OperationsAsked:
-    """What watches the operations of a run, if anything does."""
+class OperationReports:
+    """The comparison and the file of the results of operations, if the options ask for them."""
 
     def __init__(self) -> None:
         self.comparison: OperationComparison | None = None
         self._store: OperationStore | None = None
 
     def begin(self, options: argparse.Namespace, device: Device, stack: ExitStack) -> None:
-        """Watch from now on, until the stack ends. Raises `UsageError`, `FormatError`."""
+        """Observe the device until the stack ends; raise `UsageError`, `FormatError`."""
         if options.expected_operations is not None:
             how = Tolerances(options.atol, options.rtol, options.pcc)
             self.comparison = OperationComparison(device, options.expected_operations, how)
@@ -309,23 +311,23 @@ class OperationsAsked:
             stack.callback(self._store.forget)
 
     def next_pass(self) -> None:
-        """A pass is over."""
-        for watch in (self.comparison, self._store):
-            if watch is not None:
-                watch.next_pass()
+        """Begin the next pass."""
+        for report in (self.comparison, self._store):
+            if report is not None:
+                report.next_pass()
 
-    def add_to(self, batch: OutputFiles) -> None:
-        """What is to be saved goes into the batch."""
+    def add_to(self, files: OutputFiles) -> None:
+        """Add the file of `--save_operations` to `files`."""
         if self._store is not None:
-            self._store.add_to(batch)
+            self._store.add_to(files)
 
     @property
     def differ(self) -> bool:
-        """Whether any result is not as expected."""
+        """Return whether any result differs from the expected one."""
         return self.comparison is not None and self.comparison.first is not None
 
     def lines(self) -> list[str]:
-        """A table, and the verdict; raises `UsageError` where expected operations did not run."""
+        """Return a table and the verdict; raise `UsageError` if expected operations did not run."""
         if self.comparison is None:
             return []
         self.comparison.check_complete()
@@ -340,7 +342,7 @@ class OperationsAsked:
 
 
 def _table(lines: Sequence[OperationLine]) -> str:
-    """A row for each result of each operation: how near it is to what it should be."""
+    """Return a table with the differences of each result of each operation."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, side in _COLUMNS:
         table.add_column(name, justify="right" if side == "right" else "left", overflow="fold")
@@ -362,10 +364,10 @@ def _table(lines: Sequence[OperationLine]) -> str:
 
 @dataclass(slots=True)
 class Measured:
-    """What the passes took.
+    """Measurements of the passes.
 
-    `seconds`: of each timed pass. `copies`: the most writes that the memory of all spaces saw in
-    one pass, less those that brought host arrays in.
+    `seconds` has the wall time of each timed pass; `copies` is the largest number of writes to
+    memory spaces in one pass, except those of host arrays.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -373,19 +375,21 @@ class Measured:
     copies: int = 0
 
     def percentiles(self) -> dict[str, float]:
-        """p50, p90, p99, least, most and mean of the timed passes, in seconds."""
+        """Return p50, p90, p99, min, max and mean of the timed passes, in seconds."""
         if not self.seconds:
             return {}
-        shares = {f"p{share}": float(np.percentile(self.seconds, share)) for share in (50, 90, 99)}
-        least, most = min(self.seconds), max(self.seconds)
-        return {**shares, "min": least, "max": most, "mean": float(np.mean(self.seconds))}
+        return {
+            **{f"p{rank}": float(np.percentile(self.seconds, rank)) for rank in (50, 90, 99)},
+            "min": min(self.seconds), "max": max(self.seconds),
+            "mean": float(np.mean(self.seconds)),
+        }  # fmt: skip
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[], None]]:
-    """What to call after each of `total` passes.
+    """Yield a function to call after each of `total` passes.
 
-    Moves a bar on standard error, only on a terminal and only for several passes.
+    It moves a progress bar on standard error, on a terminal and for several passes only.
     """
     if total < 2 or not sys.stderr.isatty():
         yield lambda: None
@@ -403,15 +407,15 @@ def run_passes(
     measured: Measured,
     tick: Callable[[], None],
 ) -> list[Array]:
-    """Warm up, run and time; gives the last pass's results (none without data)."""
+    """Run all passes and time them; return the last results (none without data)."""
     device = runnable.device
     for index in range(warmup + timed):
-        before = device.history.seen()[0] - entries(device)
+        before = device.history.seen()[0] - device.history.whole().entries
         began = time.perf_counter()
         tensors = runnable.run(arrays)
         device.flush()
         seconds = time.perf_counter() - began
-        wrote = device.history.seen()[0] - entries(device) - before
+        wrote = device.history.seen()[0] - device.history.whole().entries - before
         measured.copies = max(measured.copies, wrote)
         measured.passes += 1
         tick()
@@ -425,7 +429,7 @@ def run_passes(
 
 
 def leaks(device: Device) -> list[str]:
-    """What is still allocated, one line per buffer; nothing should be once all is dropped."""
+    """Describe each buffer that is still allocated."""
     device.flush()
     return [
         f"{space.value} {address:#x}: {size} B per bank, {origin}"
@@ -435,14 +439,14 @@ def leaks(device: Device) -> list[str]:
 
 
 def statistics_text(measured: Measured) -> str:
-    """One line: how many passes, and p50, p90, p99 in microseconds."""
+    """Return the number of passes and their percentiles in microseconds."""
     by_name = measured.percentiles()
     listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
     return f"{counted(len(measured.seconds), 'timed pass', 'timed passes')}: {listed}"
 
 
 def copies_text(lines: Sequence[CopyLine]) -> str:
-    """One line per copy, with its reason."""
+    """Return each copy with its reason."""
     return "\n".join(
         f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
         f"    {line.reason}"
@@ -459,7 +463,7 @@ def result_json(
     failures: Sequence[str],
     operations: OperationComparison | None = None,
 ) -> dict[str, Any]:
-    """Everything as plain data, the form of `run_results.json`."""
+    """Return all reports as plain data, for `--result_file`."""
     account = device.account()
     return {
         "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
@@ -497,7 +501,7 @@ def result_json(
 
 @dataclass(slots=True)
 class RunSession:
-    """A run under way."""
+    """The state of a run."""
 
     options: argparse.Namespace
     device: api.Device
@@ -510,12 +514,12 @@ class RunSession:
     results: list[Array] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    batch: OutputFiles = field(default_factory=OutputFiles)
-    operations: OperationsAsked = field(default_factory=OperationsAsked)
+    files: OutputFiles = field(default_factory=dict)
+    operations: OperationReports = field(default_factory=OperationReports)
 
 
 def run_session(options: argparse.Namespace) -> int:
-    """Run what the options ask for; with `--result_file`, errors are written there as well."""
+    """Run the modules or pipeline of the options; write errors to `--result_file` as well."""
     checks = OutputChecks()
     checks.reads(filter(None, (options.pipeline, options.device, *options.module)))
     if options.expected_operations not in (None, REFERENCE):
@@ -535,14 +539,12 @@ def run_session(options: argparse.Namespace) -> int:
     try:
         return _run(options, checks)
     except (Exception, KeyboardInterrupt) as error:
-        # Whatever it is: else the result of an earlier run would stay there.
+        # Replace the result of an earlier run, whatever the error is.
         if options.result_file is not None and not checks.is_read(options.result_file):
             what, code = failure_of(error)
             body = {"result": "error", "exit_code": code, "error": what}
-            batch = OutputFiles()
-            batch.add(options.result_file, json.dumps(body, indent=2) + "\n")
-            batch.commit()
-            say_written("stitch-run", batch.paths)
+            text = json.dumps(body, indent=2) + "\n"
+            say_written("stitch-run", write_files({options.result_file: text}))
         raise
 
 
@@ -563,29 +565,28 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         session = _prepared(options, device, load)
         _check_outputs(session, checks)
         session.operations.begin(options, device, stack)
-        _say_how_much(session)
+        _announce_passes(session)
         _all_passes(session)
         lines = _outcome(session)
         code = _checked(session)
         if options.save_artifacts:
-            add_artifacts(session.batch, options.artifact_dir, session.device, session.runnable,
+            add_artifacts(session.files, options.artifact_dir, session.device, session.runnable,
                           session.arrays, session.results)  # fmt: skip
         if options.check_memory_leak:
             code = max(code, _leak_check(session))
-        session.operations.add_to(session.batch)
+        session.operations.add_to(session.files)
         if trace is not None:
-            trace.add_to(session.batch)
+            trace.add_to(session.files)
         if folder is not None:
-            folder.add_to(session.batch)
+            folder.add_to(session.files)
         if recorder is not None:
-            session.batch.add(options.record, recorder.text())
+            session.files[options.record] = recorder.text()
         if options.result_file is not None:
             body = result_json(session.device, session.runnable, session.measured,
                                session.verdicts, code, session.failures,
                                session.operations.comparison)  # fmt: skip
-            session.batch.add(options.result_file, json.dumps(body, indent=2) + "\n")
-        session.batch.commit()
-        say_written("stitch-run", session.batch.paths)
+            session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
+        say_written("stitch-run", write_files(session.files))
         for line in lines:
             say(line)
         for failure in session.failures:
@@ -613,11 +614,13 @@ def _open(options: argparse.Namespace, machine: Any) -> api.Device:
 
 
 def _refuse_results(options: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that need results, where nothing is executed."""
+    """Raise `UsageError` for options that need results if nothing is executed."""
     wanted = [f"--expected_output={word}" for word in options.expected_output]
     wanted += [f"--output={word}" for word in options.output if "@" in word]
     wanted += [
-        f"--{name}={getattr(options, name)}" for name in WORDS if getattr(options, name) is not None
+        f"--{name}={getattr(options, name)}"
+        for name in OPERATION_OPTIONS
+        if getattr(options, name) is not None
     ]
     if wanted:
         how = "--dry_run" if options.dry_run else f"--executor={options.executor}"
@@ -628,12 +631,13 @@ def _refuse_results(options: argparse.Namespace) -> None:
 
 
 def _chain(options: argparse.Namespace) -> tuple[api.Device, Load]:
-    given = read_modules(options.module, options.function, device=options.device, compiling=_note)
-    modules = told_apart(given)
+    modules = with_unique_names(
+        read_modules(options.module, options.function, device=options.device, compiling=_note)
+    )
     for line in lacking_lines(modules):
         _note(line)
-    named = given_names(options.input)
-    wires = wires_of(modules, options.wire, strict_types=options.strict_types, given=named)
+    named = named_inputs(options.input)
+    wires = wires_of(modules, options.wire, strict_types=options.strict_types, named=named)
     device = _open(options, machine_for(options.device, modules))
     return device, lambda where, programs: Chain(
         where, [with_program(m, programs.get(at)) for at, m in enumerate(modules)], wires
@@ -648,7 +652,7 @@ def _pipeline_file(options: argparse.Namespace) -> tuple[api.Device, Load]:
 
 def _prepared(options: argparse.Namespace, device: api.Device, load: Load) -> RunSession:
     computes, runnable = device.computes, load(device, {})
-    check_room(device, runnable)
+    check_device_capacity(device, runnable)
     arrays = gather_inputs(
         runnable.inputs, options.input, runnable.modules, init=options.init, seed=options.seed,
         without_data=not computes, strict_types=options.strict_types, note=_note,
@@ -661,7 +665,7 @@ def _prepared(options: argparse.Namespace, device: api.Device, load: Load) -> Ru
 
 
 def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
-    """Refuse outputs that would do harm, now that all is read and nothing is computed."""
+    """Check the outputs, after all input is read and before anything is computed."""
     options, where = session.options, session.where
     if where.printed:
         checks.take_standard_output("--output=-")
@@ -677,8 +681,8 @@ def _note(text: str) -> None:
     say_aside(f"stitch-run: note: {text}")
 
 
-def _say_how_much(session: RunSession) -> None:
-    """What lies ahead, before it starts: on a terminal, and with `--explain` or `--dry_run`."""
+def _announce_passes(session: RunSession) -> None:
+    """Note the number of program runs, on a terminal and with `--explain` or `--dry_run`."""
     options = session.options
     if not (options.explain or options.dry_run or sys.stderr.isatty()):
         return
@@ -707,17 +711,18 @@ def _all_passes(session: RunSession) -> None:
                     output = runnable.outputs[index]
                     what = ComparedResult(output.name, output.type.data_type, output.stored)
                     verdict = compare(what, session.results[index], expected, how)
-                    known = session.verdicts.get(index)
-                    if known is None or known.passed:  # one bad loop is enough
+                    earlier = session.verdicts.get(index)
+                    if earlier is None or earlier.passed:  # Keep the first failure of the loops.
                         session.verdicts[index] = verdict
 
 
 def _outcome(session: RunSession) -> list[str]:
-    """The lines to print; result files go into the batch."""
+    """Add the result files to the session's; return the lines to print."""
     options, device = session.options, session.device
     lines: list[str] = []
     if device.computes:
-        lines += put(session.where, session.runnable.outputs, session.results, session.batch, _note)
+        outputs = session.runnable.outputs
+        lines += add_results(session.where, outputs, session.results, session.files, _note)
     else:
         lines.append("planned only: nothing was executed, no results exist")
     if options.explain or options.dry_run:
@@ -734,7 +739,7 @@ def _outcome(session: RunSession) -> list[str]:
 
 
 def _advice(session: RunSession) -> list[str]:
-    """What to compile otherwise, if that saves anything."""
+    """Return the compile advice, if it saves copies."""
     options, runnable = session.options, session.runnable
     if runnable.runs * 2 > MOST_RUNS:
         return []
@@ -762,8 +767,8 @@ def _checked(session: RunSession) -> int:
 
 def _leak_check(session: RunSession) -> int:
     session.runnable.forget()
-    left = leaks(session.device)
-    if not left:
+    buffers = leaks(session.device)
+    if not buffers:
         return EXIT_OK
-    session.failures.append("memory is still allocated at the end:\n  " + "\n  ".join(left))
+    session.failures.append("memory is still allocated at the end:\n  " + "\n  ".join(buffers))
     return EXIT_FAILURE

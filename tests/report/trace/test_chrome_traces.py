@@ -105,7 +105,7 @@ def test_a_file_has_the_same_and_memory_holds_one_batch(
 
             device.events.subscribe(look)
             worked(device)
-            with pytest.raises(UsageError, match="goes to its file"):
+            with pytest.raises(UsageError, match="is written to a file"):
                 trace.as_json()
         body = kept.as_json()
         trace.close()
@@ -265,7 +265,7 @@ def test_a_buffer_of_another_size_at_a_place_is_another() -> None:
     memory, gone = MemoryLines(load_machine("tiny").shape), list[Place]()
     small, large = Lying(Space.L1, 0x400, 64, "a"), Lying(Space.L1, 0x400, 128, "a")
     for lying in (small, small, large):
-        memory.become({lying.place: lying}, 1, told.append, gone.append)
+        memory.update({lying.place: lying}, 1, told.append, gone.append)
     shown = [(line["ph"], line["id"], line["args"].get("size_per_bank")) for line in told]
     assert shown == [("b", "0x1", 64), ("e", "0x1", None), ("b", "0x2", 128)]
     assert gone == [small.place]
@@ -276,7 +276,7 @@ def test_of_a_long_way_the_first_slice_and_the_last_ones_are_told() -> None:
     desc = TensorDesc((4,), Layout(DataType.FLOAT32))
     slices = [Slice(1, 100 * at, 100 * at + 50, at == 0) for at in range(2 * MAX_STOPS)]
     flows.begin({})
-    flows.make([Instance(0, 0, desc)], slices[0])
+    flows.compute([Instance(0, 0, desc)], slices[0])
     for at, by in enumerate(slices[1:-1]):
         flows.copy(Instance(at, 0, desc), Instance(at + 1, 0, desc), by, whole=at % 2 == 0)
     ready = flows.read([Instance(len(slices) - 2, 0, desc)], slices[-1], told.append)

@@ -14,7 +14,7 @@ import numpy as np
 import stitch
 from stitch import ttb
 from stitch.api import load
-from stitch.files import OutputFiles, atomic_write
+from stitch.files import atomic_write, write_files
 from stitch.forms import npy_bytes, read_array_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
@@ -50,11 +50,13 @@ def _age_of_ttb(path: Path) -> int:
 
 
 def _save_three(folder: Path, age: int) -> None:
-    batch = OutputFiles()
-    batch.add(folder / "a.npy", npy_bytes(np.full(100_000, age)))
-    batch.add(folder / "b.txt", f"{age}\n" * 1000)
-    batch.add(folder / "c.npy", npy_bytes(np.full(3, age)))
-    batch.commit()
+    write_files(
+        {
+            folder / "a.npy": npy_bytes(np.full(100_000, age)),
+            folder / "b.txt": f"{age}\n" * 1000,
+            folder / "c.npy": npy_bytes(np.full(3, age)),
+        }
+    )
 
 
 def _ages_of_three(folder: Path) -> list[int]:
