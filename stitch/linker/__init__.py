@@ -1,8 +1,4 @@
-"""Linking: may programs be joined, and several programs joined into one before they run.
-
-Serves compiler and runtime alike; must not know either, nor files, devices or plans. Joining
-programs is loaded when it is asked for.
-"""
+"""Check links between programs, and link several programs into one (loaded on first use)."""
 
 from typing import TYPE_CHECKING
 

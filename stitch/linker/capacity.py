@@ -1,7 +1,4 @@
-"""Capacity: can a machine hold a program's slots, constants and scratch, all at once?
-
-Used by the compiler and by static linking.
-"""
+"""Check that a machine can hold a program's slots, constants and scratch, and that aliases hold."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from stitch.errors import OutOfMemoryError
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import Operation, OperationList, Scratch, Space, Value
 
-#: More pairs than this are not worth listing: of n regions in one place there are n².
+#: Pairs of overlapping regions to list: n regions at one address have n² pairs.
 MAX_OVERLAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one thing takes of a space, in bytes per bank, and its fixed address if it has one."""
+    """The bytes per bank of a slot, a constant or the scratch, and its fixed address if any."""
 
     kind: Literal["slot", "constant", "scratch"]
     label: str
@@ -30,7 +27,6 @@ class Demand:
     address: int | None = None
 
     def text(self) -> str:
-        """The name, the bytes, and the region where it is fixed."""
         if self.address is None:
             return f"{self.label} ({self.size_per_bank} B per bank)"
         end = self.address + self.size_per_bank
@@ -38,9 +34,9 @@ class Demand:
 
 
 def demands(body: OperationList, scratch: Scratch, machine: MachineShape) -> tuple[Demand, ...]:
-    """Everything that must be somewhere while the program runs; an aliasing output adds nothing.
+    """Return everything that must be stored while a program runs; aliasing outputs need nothing.
 
-    Raises `LayoutError` where a layout does not exist on the machine.
+    Raises `LayoutError` for a layout that the machine does not have.
     """
     slots = [(f"input {s.name!r}", s.value) for s in body.inputs]
     slots += [(f"output {s.name!r}", s.value) for s in body.outputs if s.aliases_input is None]
@@ -64,7 +60,7 @@ def _demand(
 
 
 def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterator[str]:
-    """Every fixed address that is misaligned, out of range, or inside another fixed region."""
+    """Yield an error for each fixed address that is misaligned, out of range or overlapping."""
     fixed = sorted(
         ((d, d.address) for d in wanted if d.address is not None and d.space is not Space.HOST),
         key=lambda pair: (pair[0].space.value, pair[1], pair[0].label),
@@ -81,23 +77,22 @@ def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterato
             reserved = f"[0x0, {shape.base:#x})" if is_low else f"from {shape.limit:#x} on"
             yield (
                 f"{demand.text()} is out of range: {demand.space.value} is usable at "
-                f"[{shape.base:#x}, {shape.limit:#x}), and what lies {reserved} is reserved"
+                f"[{shape.base:#x}, {shape.limit:#x}); {reserved} is reserved"
             )
     yield from islice(_overlaps(fixed), MAX_OVERLAPS)
 
 
 def use_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterator[str]:
-    """Each way in which a machine has no place for what a program uses, one thing by itself: its
-    fixed addresses, and what is larger than a space."""
+    """Yield an error for each demand that the machine cannot hold even alone."""
     yield from address_problems(wanted, machine)
     for demand in wanted:
-        room = machine.space(demand.space).capacity
-        if demand.address is None and demand.size_per_bank > room:
-            yield f"{demand.text()} is larger than {demand.space.value} with {room} B per bank"
+        capacity = machine.space(demand.space).capacity
+        if demand.address is None and demand.size_per_bank > capacity:
+            yield f"{demand.text()} is larger than {demand.space.value} with {capacity} B per bank"
 
 
 def _overlaps(fixed: Sequence[tuple[Demand, int]]) -> Iterator[str]:
-    """Every pair of regions that overlap; `fixed` is in the order of space and address."""
+    """Yield an error for each overlapping pair; `fixed` is sorted by space and address."""
     for i, (demand, address) in enumerate(fixed):
         for at in range(i + 1, len(fixed)):
             other, there = fixed[at]
@@ -107,7 +102,7 @@ def _overlaps(fixed: Sequence[tuple[Demand, int]]) -> Iterator[str]:
 
 
 def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) -> None:
-    """Raises `OutOfMemoryError` where a space cannot hold all that is needed in it at once."""
+    """Raise `OutOfMemoryError` if a space cannot hold all of its demands at once."""
     for space in machine.spaces:
         shape = machine.space(space)
         here = sorted(
@@ -126,14 +121,14 @@ def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) 
             ),
             got=(
                 f"{needed} B per bank ({needed * shape.banks} B), {needed - shape.capacity} B "
-                f"per bank too much; the biggest: {largest}"
+                f"per bank too much; the largest: {largest}"
             ),
             remedy=_remedy(space, here, shape.capacity),
         )
 
 
 def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
-    """What to do; slots can lie elsewhere, constants and scratch cannot."""
+    """Suggest a remedy: slots can be stored in another space, constants and scratch cannot."""
     rest = sum(d.size_per_bank for d in here if d.kind != "slot")
     if rest <= capacity and space is Space.L1:
         return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram)"
@@ -146,13 +141,12 @@ def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
     return "split the module into programs, or choose a larger machine"
 
 
-# --------------------------------------------------------------------------------------------------
-# Alias proofs: whether an output may overwrite a donated input.
+# Alias proofs
 
 
 @final
 class AliasProofs:
-    """The operations that write and that last read each value of a list, looked up once."""
+    """Decides which outputs of an operation list may overwrite donated inputs."""
 
     __slots__ = ("_body", "_last_reader", "_outputs", "_writer")
 
@@ -166,14 +160,14 @@ class AliasProofs:
         self._outputs = frozenset(slot.value for slot in body.outputs)
 
     def read_by_writer(self, output: int) -> tuple[int, ...]:
-        """The values that the operation reads that writes an output."""
+        """Return the values read by the operation that writes an output."""
         writer = self._writer.get(self._body.outputs[output].value)
         return () if writer is None else self._body.operations[writer].inputs
 
     def obstacle(self, output: int, input: int) -> str | None:
-        """Why output `output` cannot take the buffer of input `input`; None if it can.
+        """Return why output slot `output` cannot take the buffer of input slot `input`, else None.
 
-        Indices are those of the slots. Shape, layout and ownership are checked where programs are.
+        Does not check shapes, layouts and ownership.
         """
         body = self._body
         written, source = body.outputs[output].value, body.inputs[input].value

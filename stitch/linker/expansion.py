@@ -1,13 +1,13 @@
-"""Expansion: what operations stand for is written out, and no body is left but those of scans.
+"""Inline the bodies of operations, and eliminate dead code.
 
-It is what a program with bodies means: executors without a kernel for an operation compute this,
-and a program's scratch holds it. Of a body only what the operation's results need is written. A
-scan runs its body in rounds: it stays, and what its body carries is written out there.
+Executors without a kernel for an operation compute its inlined body, and a program's scratch has
+space for it. Only the operations that its results need are inlined. Scans keep their bodies, in
+which bodies of other operations are inlined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -26,28 +26,31 @@ from stitch.program import (
     is_scan,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Dead code elimination: operations, constants, values and bodies that no output needs.
+# Dead code elimination
 
 _Body = TypeVar("_Body", bound=OperationList)
 
 
 def remove_dead_code(body: _Body) -> _Body:
-    """The list without what its outputs do not depend on; input slots stay, also unused ones."""
+    """Remove what the outputs do not depend on, except input slots."""
     return drop_unused_values(only_operations(body, live_operations(body)))
 
 
 def drop_unused_values(body: _Body) -> _Body:
-    """The list without values and bodies that no slot, constant or operation mentions."""
+    """Remove values and bodies that no slot, constant or operation refers to."""
     return renumbered(body, used_values(body))
 
 
 def live_operations(body: OperationList) -> list[int]:
-    """The indices of the operations that outputs depend on, rising."""
-    needed = {slot.value for slot in body.outputs}
+    """Return the indices of the operations that outputs depend on, ascending."""
+    return _live(body.operations, {slot.value for slot in body.outputs})
+
+
+def _live(operations: Sequence[Operation], needed: set[int]) -> list[int]:
+    """Return the indices of the operations that the needed values depend on, ascending."""
     live: list[int] = []
-    for index in range(len(body.operations) - 1, -1, -1):
-        operation = body.operations[index]
+    for index in reversed(range(len(operations))):
+        operation = operations[index]
         if not needed.isdisjoint(operation.outputs):
             live.append(index)
             needed.update(v for v in operation.inputs if v != ABSENT)
@@ -55,7 +58,7 @@ def live_operations(body: OperationList) -> list[int]:
 
 
 def only_operations(body: _Body, indices: Sequence[int]) -> _Body:
-    """The list with these operations, and the constants that they or outputs mention."""
+    """Return the list with these operations, and the constants that they or outputs refer to."""
     operations = tuple([body.operations[i] for i in indices])
     needed = {slot.value for slot in body.outputs}
     needed.update(v for operation in operations for v in operation.inputs)
@@ -66,7 +69,7 @@ def only_operations(body: _Body, indices: Sequence[int]) -> _Body:
 
 
 def used_values(body: OperationList) -> dict[int, int]:
-    """The new number of each value that a slot, constant or operation mentions, by its old one."""
+    """Return new numbers for the values that a slot, constant or operation refers to."""
     used = body.placed_values()
     for operation in body.operations:
         used.update(operation.inputs, operation.outputs)
@@ -75,8 +78,7 @@ def used_values(body: OperationList) -> dict[int, int]:
 
 
 def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
-    """The list with only these values, under their new numbers, which rise as the old ones do, and
-    the bodies that its operations carry."""
+    """Return the list with only these values, under new numbers in the same order."""
     body = with_used_bodies(body)
     if len(numbers) == len(body.values):
         return body
@@ -97,7 +99,7 @@ def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
 
 
 def with_used_bodies(body: _Body) -> _Body:
-    """The list with the bodies that its operations carry, each once, and no others."""
+    """Return the list with the bodies that its operations carry, each once."""
     if not body.bodies:
         return body
     pool = BodyPool()
@@ -110,25 +112,24 @@ def with_used_bodies(body: _Body) -> _Body:
     return replace(body, operations=operations, bodies=tuple(pool.bodies))
 
 
-#: Whether an operation that carries a body keeps it.
+#: Whether an operation keeps its body.
 Keep = Callable[[Operation], bool]
 
 
 def no_operation(_: Operation) -> bool:
-    """Everything is written out."""
     return False
 
 
 def expanded(program: Program, keep: Keep = no_operation) -> Program:
-    """A program with its bodies written out, all its intermediate values placed anew.
+    """Inline the bodies of a program, and repack its scratch.
 
-    Operations that `keep` names stay as they are. Constants of bodies lie on the host: they are
-    read where the file has them.
+    Operations for which `keep` is true stay as they are. Constants of bodies are stored on the
+    host, mapped from the file.
     """
     if not program.bodies:
         return program
-    writing = _Writing(program, keep)
-    listed = writing.written()
+    inliner = _Inliner(program, keep)
+    listed = inliner.inlined()
     plan = pack_scratch(listed.values, listed.operations, listed.placed_values())
     values = list(place_intermediates(listed.values, plan, program.scratch))
     for constant in listed.constants[len(program.constants) :]:
@@ -136,19 +137,19 @@ def expanded(program: Program, keep: Keep = no_operation) -> Program:
         values[constant.value] = replace(value, layout=host_layout(value.type.data_type))
     return replace(
         program, values=tuple(values), operations=listed.operations, constants=listed.constants,
-        bodies=listed.bodies, seams=_moved_seams(program, writing.firsts),
+        bodies=listed.bodies, seams=_moved_seams(program, inliner.firsts),
     )  # fmt: skip
 
 
 def _moved_seams(program: Program, firsts: Sequence[int]) -> tuple[Seam, ...]:
-    """The seams before the operations that begin the parts now; a part that is gone has none."""
+    """Move the seams to the first inlined operations of their parts; drop those of empty parts."""
     moved = [replace(seam, first=firsts[seam.first]) for seam in program.seams]
     ends = [*(seam.first for seam in moved[1:]), firsts[-1]]
     return tuple(seam for seam, end in zip(moved, ends, strict=False) if seam.first < end)
 
 
 def expansion_nbytes(listed: OperationList, plan: ScratchPlan) -> int:
-    """Bytes of scratch over all banks that a list takes, as it is (`plan`) and written out."""
+    """Return the scratch bytes over all banks of a list as it is (`plan`) and inlined."""
     if not listed.bodies:
         return plan.nbytes
     whole = inlined(listed)
@@ -157,12 +158,12 @@ def expansion_nbytes(listed: OperationList, plan: ScratchPlan) -> int:
 
 
 def inlined(listed: OperationList, keep: Keep = no_operation) -> OperationList:
-    """A list of operations with the bodies written out, but for those of operations to `keep`."""
-    return _Writing(listed, keep).written()
+    """Inline the bodies of a list, but those of operations to `keep`."""
+    return _Inliner(listed, keep).inlined()
 
 
-class _Writing:
-    """One list under way; bodies within bodies are on a stack of our own."""
+class _Inliner:
+    """Inlines one list; nested bodies are on an explicit stack."""
 
     def __init__(self, listed: OperationList, keep: Keep) -> None:
         self.listed = listed
@@ -170,14 +171,14 @@ class _Writing:
         self.values = list(listed.values)
         self.constants = list(listed.constants)
         self.operations: list[Operation] = []
-        #: Where each of the list's operations begins now, and where the last one ends.
+        #: The first inlined operation of each of the list's operations, and the end of the last.
         self.firsts: list[int] = []
-        #: The values of bodies' constants, by body and value there: one for all that carry it.
-        self._known: dict[tuple[int, int], int] = {}
+        #: By (body, value): the constants of bodies, shared by all operations that carry them.
+        self._constants: dict[tuple[int, int], int] = {}
 
-    def written(self) -> OperationList:
-        """The list with all operations written."""
-        self._write()
+    def inlined(self) -> OperationList:
+        """Return the inlined list."""
+        self._inline()
         listed, bodies = self.listed, self.listed.bodies
         if any(is_scan(operation) for operation in self.operations):
             bodies = self._bodies_of_scans()
@@ -189,17 +190,17 @@ class _Writing:
         )  # fmt: skip
 
     def _bodies_of_scans(self) -> tuple[Body, ...]:
-        """The bodies, those that scans carry written out."""
+        """Return the bodies, inlining in those that scans carry."""
         found = list(self.listed.bodies)
         wanted = {o.body for o in self.operations if is_scan(o)}
         for index in reversed(range(len(found))):
             if index in wanted:
-                found[index] = _written_body(found[index], self.listed.bodies, self.keep)
+                found[index] = _inlined_body(found[index], self.listed.bodies, self.keep)
                 wanted.update(o.body for o in found[index].operations if is_scan(o))
         return tuple(found)
 
-    def _write(self) -> None:
-        whole = dict(zip(range(len(self.values)), range(len(self.values)), strict=True))
+    def _inline(self) -> None:
+        whole = {value: value for value in range(len(self.values))}
         pending: list[tuple[Iterator[Operation], dict[int, int], Sequence[Value], str]] = [
             (iter(self.listed.operations), whole | {ABSENT: ABSENT}, (), "")
         ]
@@ -218,14 +219,16 @@ class _Writing:
                 pending.pop()
                 continue
             body = self.listed.bodies[entered.body]
-            inner = iter(_needed(body, entered))
+            results = zip(body.outputs, entered.outputs, strict=True)
+            live = _live(body.operations, {there for there, here in results if here != ABSENT})
+            inner = iter([body.operations[index] for index in live])
             pending.append((inner, self._entered(entered, body), body.values, entered.location))
         self.firsts.append(len(self.operations))
 
     def _moved(
         self, operation: Operation, at: dict[int, int], values: Sequence[Value], location: str
     ) -> Operation:
-        """An operation on the values of the whole; those that it makes inside a body are new."""
+        """Return an operation on the list's values; results inside a body get new ones."""
         for value in operation.outputs:
             if value not in at:
                 at[value] = self._fresh(values[value])
@@ -237,17 +240,17 @@ class _Writing:
         )
 
     def _entered(self, operation: Operation, body: Body) -> dict[int, int]:
-        """Where the values of a body are in the whole, for one operation that carries it."""
+        """Return the list's values by those of a body, for an operation that carries it."""
         at = dict(zip(body.inputs, operation.inputs, strict=True))
         results = zip(body.outputs, operation.outputs, strict=True)
         at.update((there, here) for there, here in results if here != ABSENT)
         at[ABSENT] = ABSENT
         for constant in body.constants:
             key = (operation.body, constant.value)
-            if key not in self._known:
-                self._known[key] = self._fresh(body.values[constant.value])
-                self.constants.append(Constant(self._known[key], constant.data))
-            at[constant.value] = self._known[key]
+            if key not in self._constants:
+                self._constants[key] = self._fresh(body.values[constant.value])
+                self.constants.append(Constant(self._constants[key], constant.data))
+            at[constant.value] = self._constants[key]
         return at
 
     def _fresh(self, value: Value) -> int:
@@ -255,27 +258,14 @@ class _Writing:
         return len(self.values) - 1
 
 
-def _written_body(body: Body, bodies: tuple[Body, ...], keep: Keep) -> Body:
-    """A body in which no operation carries one, but scans."""
+def _inlined_body(body: Body, bodies: tuple[Body, ...], keep: Keep) -> Body:
+    """Inline the bodies of a body's operations, but those of scans."""
     if not any(o.body != ABSENT and not is_scan(o) and not keep(o) for o in body.operations):
         return body
     listed = OperationList("", (), (), body.values, body.operations, body.constants, bodies=bodies)
-    writing = _Writing(listed, keep)
-    writing._write()
+    inliner = _Inliner(listed, keep)
+    inliner._inline()
     return replace(
-        body, values=tuple(writing.values), operations=tuple(writing.operations),
-        constants=tuple(writing.constants),
+        body, values=tuple(inliner.values), operations=tuple(inliner.operations),
+        constants=tuple(inliner.constants),
     )  # fmt: skip
-
-
-def _needed(body: Body, operation: Operation) -> Iterable[Operation]:
-    """The operations of a body that the results need which an operation gives."""
-    wanted = {
-        there for there, here in zip(body.outputs, operation.outputs, strict=True) if here != ABSENT
-    }
-    live = []
-    for inner in reversed(body.operations):
-        if not wanted.isdisjoint(inner.outputs):
-            live.append(inner)
-            wanted.update(v for v in inner.inputs if v != ABSENT)
-    return reversed(live)

@@ -1,11 +1,11 @@
-"""Link checks: may this output feed that input, and what has to be done to it on the way?"""
+"""Check whether an output can feed an input, and which conversions that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stitch.errors import LinkError, closest
+from stitch.errors import LinkError
 from stitch.program import InputKind, Program, TensorDesc, link_problem
 
 Pairs = tuple[tuple[int, int], ...]
@@ -13,10 +13,10 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What a sound link does to a tensor: whether its storage type changes, and in which words.
+    """The conversions of a valid link.
 
-    `conversions` are the steps of `to_layout`, in the order in which they happen: untilize, cast,
-    tilize, reshard, move (between spaces), relocate (to a fixed address). Empty: nothing to copy.
+    `conversions` are the steps of `to_layout` in order: untilize, cast, tilize, reshard, move
+    (between spaces), relocate (to a fixed address); empty if no copy is needed.
     """
 
     output: str
@@ -25,17 +25,18 @@ class LinkReport:
     conversions: tuple[str, ...]
 
     def text(self) -> str:
-        """One line, for `stitch-inspect a.ttb b.ttb`."""
+        """Return one line, for `stitch-inspect a.ttb b.ttb`."""
         return f"{self.output} -> {self.input}: " + (", ".join(self.conversions) or "as it is")
 
 
 def check_link(
     source: TensorDesc, target: TensorDesc, *, output: str, input: str, strict_types: bool = False
 ) -> LinkReport:
-    """What linking an output to an input takes; `output`, `input` name program and slot.
+    """Check a link, and return its conversions; `output` and `input` name the slots in errors.
 
-    Raises `LinkError` where shapes differ, where floats would become integers or the reverse, where
-    integer types differ, and with `strict_types` where the storage type changes at all.
+    Raises:
+        LinkError: Shapes differ, a floating-point type meets an integer type, integer types
+            differ, or, with `strict_types`, storage types differ.
 
     >>> from stitch.program import DataType, Layout, Space
     >>> here = TensorDesc((4, 4), Layout(DataType.FLOAT32, Space.L1))
@@ -79,23 +80,24 @@ def _conversions(source: TensorDesc, target: TensorDesc) -> Iterator[str]:
 def wire(
     producer: Program,
     consumer: Program,
-    names: Mapping[str, str] | None = None,
     *,
+    fed: Sequence[int] | None = None,
     strict_types: bool = False,
-    partial: bool = False,
 ) -> Pairs:
-    """The (output index, input index) pairs that connect two programs.
+    """Connect two programs by position; return (output index, input index) pairs.
 
-    Without `names`, outputs meet activation inputs by position, in order. With `names`, each input
-    slot named in the keys takes the output named in the value (one output may feed several inputs).
-    Every pair is checked. Raises one `LinkError` with all problems: unknown names, slots without a
-    partner (allowed with `partial`), descriptors that do not fit.
+    Args:
+        fed: The inputs that the producer feeds; all activations by default.
+
+    Raises:
+        LinkError: Slots without a partner, and descriptors that do not fit; lists all.
     """
-    problems: list[str] = []
-    if names is None:
-        pairs = _by_position(producer, consumer, problems, partial)
-    else:
-        pairs = _by_name(producer, consumer, names, problems, partial)
+    inputs, outputs = activations(consumer) if fed is None else fed, handed_on(producer)
+    pairs = tuple(zip(outputs, inputs, strict=False))
+    problems = [
+        f"{input_name(consumer, i)} has no output to feed it" for i in inputs[len(outputs) :]
+    ]
+    problems += [f"{output_name(producer, o)} has no input to feed" for o in outputs[len(inputs) :]]
     for given, taken in pairs:
         try:
             check_link(
@@ -120,73 +122,24 @@ def wire(
 
 
 def output_name(program: Program, index: int) -> str:
-    """How messages call an output slot."""
+    """Return the name of an output slot in messages."""
     return f"program {program.name!r} output {program.outputs[index].name!r}"
 
 
 def input_name(program: Program, index: int) -> str:
-    """How messages call an input slot."""
+    """Return the name of an input slot in messages."""
     return f"program {program.name!r} input {program.inputs[index].name!r}"
 
 
 def activations(program: Program) -> list[int]:
-    """The indices of the inputs that come from outside or from other programs, in order."""
+    """Return the indices of the inputs that other programs or callers feed."""
     return [i for i, s in enumerate(program.inputs) if s.kind is InputKind.ACTIVATION]
 
 
 def handed_on(program: Program) -> list[int]:
-    """The indices of the outputs that are for other programs, in order: all but those that replace
-    a state of the program's own, an input of their name."""
+    """Return the outputs for other programs: all but new values of the program's states."""
     states = {slot.name for slot in program.inputs if slot.kind is InputKind.STATE}
     return [i for i, slot in enumerate(program.outputs) if slot.name not in states]
-
-
-def _by_position(producer: Program, consumer: Program, problems: list[str], partial: bool) -> Pairs:
-    pairs = tuple(zip(handed_on(producer), activations(consumer), strict=False))
-    if not partial:
-        problems += _alone(producer, consumer, {o for o, _ in pairs}, {i for _, i in pairs})
-    return pairs
-
-
-def _alone(
-    producer: Program, consumer: Program, used: Collection[int], fed: Collection[int]
-) -> Iterator[str]:
-    """What is said of activations that no output feeds, and of outputs that feed nothing."""
-    for i in activations(consumer):
-        if i not in fed:
-            yield f"{input_name(consumer, i)} has no output to feed it"
-    for i in handed_on(producer):
-        if i not in used:
-            yield f"{output_name(producer, i)} has no input to feed"
-
-
-def _by_name(
-    producer: Program,
-    consumer: Program,
-    names: Mapping[str, str],
-    problems: list[str],
-    partial: bool,
-) -> Pairs:
-    outputs = {slot.name: i for i, slot in enumerate(producer.outputs)}
-    inputs = {slot.name: i for i, slot in enumerate(consumer.inputs)}
-    pairs = []
-    for taken, given in names.items():
-        if taken not in inputs:
-            problems.append(_unknown(f"program {consumer.name!r} has no input", taken, inputs))
-        if given not in outputs:
-            problems.append(_unknown(f"program {producer.name!r} has no output", given, outputs))
-        if taken in inputs and given in outputs:
-            pairs.append((outputs[given], inputs[taken]))
-    if not partial:
-        fed = {inputs[name] for name in names if name in inputs}
-        used = {outputs[name] for name in names.values() if name in outputs}
-        problems += _alone(producer, consumer, used, fed)
-    return tuple(sorted(pairs, key=lambda pair: pair[1]))
-
-
-def _unknown(what: str, name: str, known: Mapping[str, int]) -> str:
-    near = closest(name, known)
-    return f"{what} {name!r} (it has {', '.join(known) or 'none'}{f'; {near}' if near else ''})"
 
 
 def _slots_text(program: Program, side: str) -> str:

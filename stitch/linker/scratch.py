@@ -1,11 +1,9 @@
-"""Scratch: where a program's intermediate values lie while it runs, and in which space.
+"""Pack a program's intermediate values into its scratch, and choose the scratch's space.
 
-Used by the compiler, and again whenever programs are joined.
-
-Rules. Values lie dense and row-major, in their logical type, at multiples of 64 bytes. A value is
-alive from the operation that makes it to its last reader, both included; an operation's outputs
-never overlap its inputs, except that output 0 of an elementwise operation may take the place of an
-input with its last use there and has the same bytes and the same type.
+Values are dense and row-major, in their logical type, at multiples of 64 bytes. A value is live
+from its producer to its last reader, both included. Outputs of an operation never overlap its
+inputs, except that output 0 of an elementwise operation may reuse the bytes of an input of the same
+type that it is the last to read.
 """
 
 from __future__ import annotations
@@ -36,15 +34,15 @@ from stitch.program import (
     host_layout,
 )
 
-#: Alignment of intermediate values inside the scratch, in bytes over all banks.
+#: Alignment of intermediate values in the scratch, in bytes over all banks.
 SCRATCH_ALIGNMENT = 64
-#: Scratch goes to L1 if it takes at most this share of what the slots in L1 leave free.
+#: Scratch is in L1 if it takes at most this share of the L1 that slots leave free.
 L1_SCRATCH_SHARE = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchPlan:
-    """Byte offsets of the intermediate values by index, and the bytes that they take together."""
+    """Byte offsets of the intermediate values, and the size of the scratch, over all banks."""
 
     offsets: Mapping[int, int]
     nbytes: int
@@ -53,10 +51,9 @@ class ScratchPlan:
 def pack_scratch(
     values: Sequence[Value], operations: Sequence[Operation], placed: Collection[int]
 ) -> ScratchPlan:
-    """Offsets for all values that operations make and that are not `placed` elsewhere.
+    """Pack all results of operations that are not `placed` (inputs, outputs and constants).
 
-    `placed` holds the indices of inputs, outputs and constants. Raises `CompileError` for an
-    intermediate value of a block format, which is a way of storing and not of computing.
+    Raises `CompileError` for an intermediate value of a block format.
     """
     lives = _lives(values, operations, frozenset(placed))
     owner = _share_places(values, operations, lives)
@@ -98,9 +95,9 @@ def _dense_nbytes(value: Value) -> int:
     data_type = value.type.data_type
     if data_type.is_block:
         raise CompileError(
-            f"value {value.name!r} is computed in {data_type.value}",
-            expected="a type with elements of its own; block formats only store",
-            remedy="compute in float32, and ask for the block format where the value is stored",
+            f"intermediate value {value.name!r} has the block format {data_type.value}",
+            expected="a type with separate elements: block formats are for storage only",
+            remedy="compute in float32, and use the block format for inputs and outputs",
         )
     return data_type.nbytes(math.prod(value.type.shape))
 
@@ -108,7 +105,7 @@ def _dense_nbytes(value: Value) -> int:
 def _share_places(
     values: Sequence[Value], operations: Sequence[Operation], lives: Mapping[int, Interval]
 ) -> dict[int, int]:
-    """For each intermediate value the one whose place it takes over, at the root of the chain."""
+    """Return for each intermediate value the one whose bytes it reuses, the first of a chain."""
     owner = {index: index for index in lives}
     for moment, operation in enumerate(operations):
         output = operation.outputs[0] if operation.outputs else ABSENT
@@ -126,7 +123,7 @@ def _share_places(
 
 
 def scratch_size_per_bank(nbytes: int, machine: MachineShape, space: Space) -> int:
-    """Bytes per bank of a scratch of `nbytes` over all banks."""
+    """Return the bytes per bank of a scratch of `nbytes` over all banks."""
     shape = machine.space(space)
     return round_up(-(-nbytes // shape.banks), shape.granule)
 
@@ -134,11 +131,10 @@ def scratch_size_per_bank(nbytes: int, machine: MachineShape, space: Space) -> i
 def choose_scratch(
     nbytes: int, machine: MachineShape, *, l1_slots_per_bank: int, l1_below: int | None = None
 ) -> Scratch:
-    """The space for a scratch of `nbytes`: L1 if it is small enough, else DRAM, else the host.
+    """Choose the space of a scratch: L1 if it is small enough, else DRAM, else the host.
 
-    Small enough: at most half of what the slots in L1 leave of its capacity, and with `l1_below`
-    (an address) wholly below it. The host serves only on a machine without device memory. Whether
-    all of the program fits is `check_capacity`'s question.
+    Small enough is at most half of the L1 that slots leave free, and below address `l1_below`.
+    Does not check that the whole program fits; see `check_capacity`.
     """
     if machine.l1 is not None:
         size = scratch_size_per_bank(nbytes, machine, Space.L1)
@@ -154,7 +150,7 @@ def choose_scratch(
 def place_intermediates(
     values: Sequence[Value], plan: ScratchPlan, scratch: Scratch
 ) -> tuple[Value, ...]:
-    """The values with every intermediate one laid out at its offset in the scratch."""
+    """Return the values with layouts at their offsets in the scratch for intermediate ones."""
     placed = list(values)
     for index, offset in plan.offsets.items():
         value = values[index]
@@ -163,15 +159,16 @@ def place_intermediates(
     return tuple(placed)
 
 
-# --------------------------------------------------------------------------------------------------
-# The body of a scan as a separate host program, which an executor prepares once.
+# Bodies of scans as host programs
 
 NO_ARRAYS: Mapping[int, Array] = MappingProxyType({})
 
 
 def repeated_outputs(body: Body, states: int) -> dict[int, int]:
-    """What rounds collect that is another output of the body again, a state perhaps: by number; the
-    first so many are states."""
+    """Return the collected outputs that are copies of another output: their numbers to its number.
+
+    The first `states` outputs are states.
+    """
     numbers = {value: number for number, value in enumerate(body.outputs)}
     return {
         numbers[o.outputs[0]]: numbers[o.inputs[0]]
@@ -184,8 +181,14 @@ def repeated_outputs(body: Body, states: int) -> dict[int, int]:
 def program_of_body(
     listed: OperationList, index: int, states: int, known: Mapping[int, Array] = NO_ARRAYS
 ) -> Program:
-    """The body `index` as a program; the inputs that are `known`, by their numbers, are constants,
-    the others are called by their numbers. `repeated_outputs` are not made again."""
+    """Return a body as a host program, without its `repeated_outputs`.
+
+    Args:
+        listed: The operation list with the bodies.
+        index: The body.
+        states: The number of its outputs that are states.
+        known: Data of inputs, by number, that become constants.
+    """
     body = listed.bodies[index]
     again = {body.outputs[number] for number in repeated_outputs(body, states)}
     operations = tuple(o for o in body.operations if again.isdisjoint(o.outputs))
@@ -211,7 +214,7 @@ def program_of_body(
 def _carried(
     operations: Sequence[Operation], bodies: Sequence[Body]
 ) -> tuple[tuple[Operation, ...], tuple[Body, ...]]:
-    """Operations with those of the bodies that they need: a program checks all that it has."""
+    """Return operations with the bodies that they need, renumbered."""
     needed = {o.body for o in operations}
     for index in reversed(range(len(bodies))):
         if index in needed:
@@ -221,5 +224,5 @@ def _carried(
     def moved(held: Sequence[Operation]) -> tuple[Operation, ...]:
         return tuple([o if at[o.body] == o.body else replace(o, body=at[o.body]) for o in held])
 
-    kept = [bodies[index] for index in sorted(needed - {ABSENT})]
-    return moved(operations), tuple([replace(b, operations=moved(b.operations)) for b in kept])
+    used = [bodies[index] for index in sorted(needed - {ABSENT})]
+    return moved(operations), tuple([replace(b, operations=moved(b.operations)) for b in used])

@@ -1,14 +1,10 @@
-"""Static linking: several programs → one, with the same results to the last bit.
+"""Static linking: several programs into one, with the same results to the last bit.
 
-What a wire becomes: the output and the input turn into one plain value. A tensor that passes
-through a wire is rounded whenever its storage type narrows (logical type → stored by the producer →
-stored for the consumer → logical type); each such step that changes the type becomes a `Cast`, so
-nothing is rounded more or less often than before. A wire that stores a block format (bfp8, bfp4) is
-refused with a `LinkError`: elements round together with their neighbours there, which no `Cast`
-says; such programs stay apart and are stitched at run time.
-
-What was whose is kept as seams: an executor that fuses operations can then compute each program as
-it was apart, and give the same bits.
+A wire's output and input become one value. Each change of type on a wire (logical type, storage of
+the producer, storage of the consumer, logical type) becomes a `Cast`, so values are rounded exactly
+as before. Wires that store a block format (bfp8, bfp4) are refused, as no `Cast` reproduces their
+rounding. Seams record the original programs, so that an executor that fuses operations can compute
+each as before.
 """
 
 from __future__ import annotations
@@ -53,13 +49,10 @@ from stitch.program import (
 )
 from stitch.tasks import MergedAgent, ProgramAgent, TaskRow, TaskTable, program_agent
 
-# --------------------------------------------------------------------------------------------------
-# Joining: programs appended one by one to a list of values and operations, wires resolved.
-
 
 @dataclass(slots=True)
 class JoinedProgram:
-    """The program under construction; lives only while `link_programs` runs."""
+    """The linked program under construction: programs appended one by one, wires resolved."""
 
     programs: Sequence[Program]
     wires: Sequence[Wire]
@@ -72,16 +65,16 @@ class JoinedProgram:
     contents: Contents = field(default_factory=Contents)
     inputs: list[InputSlot] = field(default_factory=list)
     outputs: list[OutputSlot] = field(default_factory=list)
-    #: The slot index, in the whole, of each input that comes from outside.
+    #: The input slot of each input that is not wired.
     slots: dict[Port, int] = field(default_factory=dict)
-    #: The plain value behind each output, before its storage rounds it.
-    made: dict[Port, int] = field(default_factory=dict)
+    #: The value of each output, before its storage rounds it.
+    unrounded: dict[Port, int] = field(default_factory=dict)
     aliases: dict[int, Port] = field(default_factory=dict)
     casts: dict[tuple[int, DataType], int] = field(default_factory=dict)
-    #: Where parts begin: programs, or theirs if they were linked, and each operation of a wire.
+    #: The first operations of parts: programs, parts of linked programs, and operations of wires.
     firsts: list[int] = field(default_factory=list)
-    #: The values that programs return, with or without readers.
-    given: set[int] = field(default_factory=set)
+    #: The values that programs return.
+    returned: set[int] = field(default_factory=set)
     names: FreeNames = field(default_factory=FreeNames)
     slot_names: dict[str, FreeNames] = field(
         default_factory=lambda: {"input": FreeNames(), "output": FreeNames()}
@@ -94,7 +87,7 @@ class JoinedProgram:
             self.feeding.setdefault(wire.consumer, {})[wire.input] = wire
 
     def add(self, index: int) -> None:
-        """Appends program `index`."""
+        """Append program `index`."""
         program = self.programs[index]
         where = {}
         sources = self.feeding.get(index, {})
@@ -112,7 +105,6 @@ class JoinedProgram:
         self._add_operations(index, program, where)
 
     def body(self, name: str) -> OperationList:
-        """All that was appended."""
         return OperationList(
             name, tuple(self.inputs), tuple(self.outputs), tuple(self.values),
             tuple(self.operations), tuple(self.constants), bodies=tuple(self.bodies.bodies),
@@ -130,7 +122,7 @@ class JoinedProgram:
             for v in operation.outputs:
                 if v != ABSENT:
                     stays = v in ports and ports[v] in self.kept and ports[v] not in self.fed
-                    numbers[v] = self._made(program, program.values[v], ports.get(v), stays)
+                    numbers[v] = self._result(program, program.values[v], ports.get(v), stays)
             inputs = tuple(ABSENT if v == ABSENT else where[v] for v in operation.inputs)
             outputs = tuple(numbers[v] for v in operation.outputs)
             body = bodies[operation.body]
@@ -140,34 +132,34 @@ class JoinedProgram:
                 if v in ports and v in read:
                     where[v] = self._as_stored(program, program.values[v], here)
                 if v in ports:
-                    self.made[ports[v]] = here
-        self.given.update(self.made[port] for port in ports.values())
-        self.given.update(where[v] for seam in program.seams for v in seam.held)
+                    self.unrounded[ports[v]] = here
+        self.returned.update(self.unrounded[port] for port in ports.values())
+        self.returned.update(where[v] for seam in program.seams for v in seam.held)
         for o, slot in enumerate(program.outputs):
             if (index, o) in self.kept:
-                self._add_output((index, o), program, slot, self.made[index, o])
+                self._add_output((index, o), program, slot, self.unrounded[index, o])
 
-    def _made(self, program: Program, value: Value, port: Port | None, stays: bool) -> int:
-        """A value that an operation makes: an output with its layout, or a plain value."""
+    def _result(self, program: Program, value: Value, port: Port | None, stays: bool) -> int:
+        """Add the result of an operation: an output with its layout, or an intermediate value."""
         if stays or (port in self.kept and not _rounds(value)):
             return self._value(program, value)
         return self._value(program, replace(value, layout=None))
 
     def _as_stored(self, program: Program, value: Value, here: int) -> int:
-        """What an operation reads that reads an output of its own program: what is stored."""
+        """Return the stored value of an output, for readers in its own program."""
         if not _rounds(value) or self.values[here].layout is not None:
             return here
         stored = value.desc.layout.data_type
         if stored.is_block:
             raise LinkError(
                 f"an output of program {program.name!r} ({value.desc.text()}) is read inside it",
-                remedy="recompile it: the compiler gives such an output a value of its own",
+                remedy="recompile it: the compiler gives such an output a separate value",
             )
         return self._cast(program, self._cast(program, here, stored), value.type.data_type)
 
     def _add_output(self, port: Port, program: Program, slot: OutputSlot, value: int) -> None:
         original = program.values[slot.value]
-        # It is rounded by its storage, and a consumer needs it unrounded.
+        # The output is rounded by its storage, and a consumer reads the unrounded value.
         if port in self.fed and _rounds(original):
             stored = self._value(program, original)
             self._begin_part()
@@ -179,10 +171,10 @@ class JoinedProgram:
         self.outputs.append(OutputSlot(name, value))
 
     def _through(self, wire: Wire, target: Value) -> int:
-        """The value that a wire delivers: the output, cast through every storage type on it."""
+        """Cast an output through every storage type of a wire; return the consumer's value."""
         producer = self.programs[wire.producer]
         source = producer.values[producer.outputs[wire.output].value]
-        value = self.made[wire.producer, wire.output]
+        value = self.unrounded[wire.producer, wire.output]
         for data_type in (
             source.desc.layout.data_type,
             target.desc.layout.data_type,
@@ -193,7 +185,7 @@ class JoinedProgram:
         return value
 
     def _begin_part(self) -> None:
-        """The next operation begins another part."""
+        """Begin another part with the next operation."""
         if not self.firsts or self.firsts[-1] < len(self.operations):
             self.firsts.append(len(self.operations))
 
@@ -212,7 +204,7 @@ class JoinedProgram:
         return number
 
     def _constant(self, program: Program, constant: Constant) -> int:
-        """The value of a constant: that of another with the same bytes and descriptor, if any."""
+        """Add a constant; return an existing one with the same bytes and descriptor, if any."""
         value = program.values[constant.value]
         number = self.contents.number(constant.data, (value.type, value.layout))
         if number == len(self.constants):
@@ -229,49 +221,47 @@ class JoinedProgram:
 
 
 def _rounds(value: Value) -> bool:
-    """Whether storing the value changes its type, and so perhaps its bits."""
+    """Whether storing the value changes its type."""
     return value.desc.layout.data_type is not value.type.data_type
-
-
-# --------------------------------------------------------------------------------------------------
-# The operations and outputs of each part of a linked program.
 
 
 def seams_of(
     whole: OperationList,
     firsts: Sequence[int],
-    given: Collection[int],
+    returned: Collection[int],
     live: Sequence[int],
     numbers: Mapping[int, int],
 ) -> tuple[Seam, ...]:
-    """The seams of what is left of a list: `live` operations, values under their new `numbers`.
+    """Return the seams of a list after dead code elimination; a single plain part has none.
 
-    `firsts`: where parts begin in the whole list, rising, the first at 0; `given`: the values that
-    were outputs of a part, or were held by one. What another part reads was given, too. A part
-    without operations is gone; one part that holds nothing is no seam.
+    Args:
+        whole: The list before dead code elimination.
+        firsts: The first operation of each part of `whole`, ascending from 0.
+        returned: Values that parts returned or held.
+        live: The operations that remain.
+        numbers: New numbers of the values that remain.
     """
     parts = [bisect_right(firsts, index) - 1 for index in range(len(whole.operations))]
-    made = {
+    part_of = {
         v: parts[index]
         for index, operation in enumerate(whole.operations)
         for v in operation.outputs
         if v != ABSENT
     }
     alive = frozenset(live)
-    gave = set(given)
-    gives = {slot.value for slot in whole.outputs}
+    before, now_returned = set(returned), {slot.value for slot in whole.outputs}
     for index, operation in enumerate(whole.operations):
         for v in operation.inputs:
-            if v in made and made[v] != parts[index]:
-                gave.add(v)
+            if v in part_of and part_of[v] != parts[index]:
+                before.add(v)
                 if index in alive:
-                    gives.add(v)
-            elif v in made and index not in alive:
-                gave.add(v)
+                    now_returned.add(v)
+            elif v in part_of and index not in alive:
+                before.add(v)
     held: dict[int, list[int]] = {}
-    for v in sorted(gave - gives):
-        if v in made and v in numbers:
-            held.setdefault(made[v], []).append(numbers[v])
+    for v in sorted(before - now_returned):
+        if v in part_of and v in numbers:
+            held.setdefault(part_of[v], []).append(numbers[v])
     begins: dict[int, int] = {}
     for now, index in enumerate(live):
         begins.setdefault(parts[index], now)
@@ -288,13 +278,17 @@ def link_programs(
     keep: Collection[Port] | None = None,
     strict_types: bool = False,
 ) -> Program:
-    """One program that does what the programs do one after the other along the wires.
+    """Link programs, in run order, into one; remove what only dropped outputs need.
 
-    `keep`: the outputs that stay outputs, None for those that feed no wire. Operations that only
-    served dropped outputs go. Fixed addresses of slots that stay are kept. An alias is kept where
-    it still can be proved. Raises `LinkError` for wires that do not fit, point backwards, store a
-    block format, or whose slots' fixed addresses collide, and for opaque programs;
-    `OutOfMemoryError` where the whole does not fit the machine.
+    Fixed addresses of remaining slots stay, and aliases that can still be proved.
+
+    Args:
+        keep: The outputs that remain outputs; by default those that feed no wire.
+
+    Raises:
+        LinkError: Wires that do not fit, lead backwards or store a block format; colliding fixed
+            addresses; opaque programs.
+        OutOfMemoryError: The linked program does not fit the machine.
     """
     _refuse_opaque(programs)
     check_wires(programs, wires, strict_types)
@@ -320,14 +314,14 @@ def _refuse_opaque(programs: Sequence[Program]) -> None:
     for program in programs:
         if program.is_opaque:
             raise LinkError(
-                f"program {program.name!r} is opaque: its operations are names of another "
-                "compiler's, and stay in their binary",
-                remedy="stitch it at run time, as it is: stitch-inspect a.ttnn b.ttb",
+                f"program {program.name!r} is opaque: Stitch does not define its operations, "
+                "which belong to another compiler",
+                remedy="stitch it at run time: stitch-inspect a.ttnn b.ttb",
             )
 
 
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
-    """Drops what no output needs, packs the scratch, proves aliases, checks that all of it fits."""
+    """Eliminate dead code, pack the scratch, prove aliases, and check that everything fits."""
     where = f"program {name!r}"
     whole = joined.body(name)
     live = live_operations(whole)
@@ -346,7 +340,7 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
     values = place_intermediates(body.values, plan, scratch)
     program = Program(
         name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role,
-        seams_of(whole, joined.firsts, joined.given, live, numbers),
+        seams_of(whole, joined.firsts, joined.returned, live, numbers),
         bodies=body.bodies,
     )  # fmt: skip
     program = _with_aliases(program, joined)
@@ -363,7 +357,7 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
 
 
 def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
-    """The program with those of the parts' aliases that can still be proved in the whole."""
+    """Return the program with the aliases that can still be proved."""
     outputs = list(program.outputs)
     taken: set[int] = set()
     proofs = AliasProofs(program)
@@ -379,30 +373,27 @@ def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
     return replace(program, outputs=tuple(outputs))
 
 
-# --------------------------------------------------------------------------------------------------
-# Linking merged tasks into programs.
+# Merged tasks
 
 
 def link_tasks(table: TaskTable, machine: MachineShape, *, strict_types: bool = False) -> TaskTable:
-    """The same tasks, those of merged programs as one program each: its boundaries are gone.
+    """Link each merged task of programs into one program; equal ones share it.
 
-    Equal merged tasks become one program. What cannot be linked stays merged: members that are no
-    programs, wires that store a block format, a whole that does not fit the machine, an input that
-    one member takes over and another reads.
+    Merged tasks that cannot be linked stay as they are, see `link_merged`.
     """
-    known: dict[Hashable, ProgramAgent | None] = {}
+    linked: dict[Hashable, ProgramAgent | None] = {}
     rows = []
     for row in table.tasks:
         merged = row.agent
         if type(merged) is MergedAgent:
             key = wiring_of(merged)
-            if key not in known:
-                known[key] = None
+            if key not in linked:
+                linked[key] = None
                 with suppress(LinkError, OutOfMemoryError):
-                    known[key] = program_agent(
+                    linked[key] = program_agent(
                         link_merged(merged, machine, strict_types=strict_types)
                     )
-            agent = known[key]
+            agent = linked[key]
             if agent is not None:
                 rows.append(TaskRow(agent, linked_inputs(row), row.outputs))
                 continue
@@ -411,7 +402,7 @@ def link_tasks(table: TaskTable, machine: MachineShape, *, strict_types: bool = 
 
 
 def wiring_of(merged: MergedAgent) -> Hashable:
-    """The same for merged tasks of the same programs, by identity, with the same wires."""
+    """Return a key that is equal for merged tasks of the same programs with the same wires."""
     agents = [m.agent for m in merged.members]
     programs = [id(a.program) if type(a) is ProgramAgent else id(a) for a in agents]
     return (*programs, *[(m.inputs, m.outputs) for m in merged.members], merged.kept)
@@ -420,15 +411,22 @@ def wiring_of(merged: MergedAgent) -> Hashable:
 def link_merged(
     merged: MergedAgent, machine: MachineShape, *, strict_types: bool = False
 ) -> Program:
-    """The program that its members become; raises what `link_programs` does, and `LinkError` for
-    members that are no programs, and for an input that one takes over and another reads."""
+    """Link the programs of a merged task.
+
+    Raises:
+        LinkError: A member is not a program, or donates a value that another one reads; and as
+            `link_programs`.
+        OutOfMemoryError: As `link_programs`.
+    """
     programs: list[Program] = []
     for member in merged.members:
         if type(member.agent) is not ProgramAgent:
-            raise LinkError(f"{member.agent.name!r} is no program", where=merged.name)
+            raise LinkError(f"{member.agent.name!r} is not a program", where=merged.name)
         programs.append(member.agent.program)
     if not _is_plain(merged):
-        raise LinkError("one of the programs takes over what another reads", where=merged.name)
+        raise LinkError(
+            "one of the programs overwrites an input that another one reads", where=merged.name
+        )
     ports: dict[int, Port] = {}
     wires = []
     for p, member in enumerate(merged.members):
@@ -443,17 +441,16 @@ def link_merged(
 
 
 def _is_plain(merged: MergedAgent) -> bool:
-    """Whether outputs stand in the order of the members, and nothing is read beside its taker."""
+    """Whether outputs are in the order of the members, and donated values have one reader."""
     reads = Counter(number for member in merged.members for number in member.inputs)
     in_order = list(merged.kept) == sorted({*merged.kept})
     return in_order and all(reads[number] == 1 for number in merged.consumes)
 
 
 def linked_inputs(row: TaskRow) -> tuple[int, ...]:
-    """What the slots of the program are given that a merged task has become: those of its members
-    that no member feeds."""
+    """Return the inputs of a linked merged task: those of its members that no member feeds."""
     merged = row.agent
-    assert type(merged) is MergedAgent, "a merged task"
+    assert type(merged) is MergedAgent, "only merged tasks are linked"
     return tuple([
         row.inputs[number]
         for member in merged.members

@@ -1,4 +1,4 @@
-"""Wires between the slots of several programs, and the checks that they are sound."""
+"""Wires between the slots of several programs, and their checks."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ class Wire:
 def chain_wires(
     programs: Sequence[Program], *, strict_types: bool = False, outside: Collection[str] = ()
 ) -> tuple[Wire, ...]:
-    """The wires of a chain: each program's outputs feed the next one's activations, in order.
+    """Wire a chain: each program's outputs feed the next one's activations by position.
 
-    `outside`: names of activations (a mask) that no output feeds.
+    If their numbers differ, activations take outputs by name instead, from the nearest earlier
+    program that has one. Either way every activation after the first program is fed and every
+    output before the last program is used, except outputs that replace states.
 
-    Where their numbers differ, activations take the outputs of their name instead, each from the
-    nearest program before that has one, which need not be the one before: so values go around
-    programs that do not use them. Then too every activation is fed and every output used, but for
-    the ends of the chain, and for outputs that replace a state of their own program. Raises
-    `LinkError` for neighbours that fit neither way (see `wire`).
+    Args:
+        outside: Names of activations (a mask) that no output feeds.
+
+    Raises:
+        LinkError: Neighbours that cannot be wired (see `wire`).
     """
     neighbours = list(pairwise(programs))
     fed = [_fed(a, b, outside) for a, b in zip([None, *programs], programs, strict=False)]
@@ -62,19 +64,15 @@ def chain_wires(
 def _neighbours(
     producer: Program, consumer: Program, fed: Sequence[int], strict_types: bool
 ) -> Sequence[tuple[int, int]]:
-    """(Output, input) pairs of two neighbours, by position among the activations that are fed."""
-    given = handed_on(producer)
-    if len(fed) == len(activations(consumer)) or len(fed) != len(given):
-        return wire(producer, consumer, strict_types=strict_types)
-    pairs = zip(fed, given, strict=True)
-    names = {consumer.inputs[i].name: producer.outputs[o].name for i, o in pairs}
-    return wire(producer, consumer, names, strict_types=strict_types, partial=True)
+    """Return the (output, input) pairs of neighbours, by position among the fed activations."""
+    matches = len(fed) == len(handed_on(producer))
+    return wire(producer, consumer, fed=fed if matches else None, strict_types=strict_types)
 
 
 def _fed(producer: Program | None, program: Program, outside: Collection[str]) -> list[int]:
-    """The activations that outputs feed: those not from outside, and one more if it is clear which.
+    """Return the activations that outputs feed.
 
-    What a chain hands on may bear the name of what enters it; then its shape has to tell.
+    A single output may feed an activation with an outside name; then its shape decides.
     """
     wanted = activations(program)
     fed = [i for i in wanted if program.inputs[i].name not in outside]
@@ -89,7 +87,7 @@ def _fed(producer: Program | None, program: Program, outside: Collection[str]) -
 def _wires_by_name(
     programs: Sequence[Program], fed: Sequence[Sequence[int]]
 ) -> tuple[Wire, ...] | None:
-    """A wire for every activation behind the first program; None if a slot has no partner."""
+    """Wire every activation after the first program by name; None if a slot has no partner."""
     sources: dict[str, Port] = {}
     wires: list[Wire] = []
     for p, program in enumerate(programs):
@@ -105,7 +103,7 @@ def _wires_by_name(
 
 
 def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> None:
-    """Raises `LinkError` where the slots of a wire do not fit."""
+    """Raise `LinkError` if the slots of a wire do not fit."""
     producer, consumer = programs[link.producer], programs[link.consumer]
     check_link(
         producer.output_desc(link.output),
@@ -117,7 +115,7 @@ def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> N
 
 
 def check_fits(programs: Sequence[Program], wires: Iterable[Wire], strict_types: bool) -> None:
-    """Raises one `LinkError` where slots of wires do not fit, with both descriptors of each."""
+    """Raise one `LinkError` for all wires whose slots do not fit."""
     found: list[LinkError] = []
     for link in wires:
         try:
@@ -135,14 +133,14 @@ def check_fits(programs: Sequence[Program], wires: Iterable[Wire], strict_types:
 
 
 def check_wires(programs: Sequence[Program], wires: Sequence[Wire], strict_types: bool) -> None:
-    """Raises one `LinkError` with every wire that does not fit."""
+    """Raise one `LinkError` for all wires that static linking cannot resolve."""
     problems: list[str] = []
     taken: set[Port] = set()
     for link in wires:
         if not _exists(programs, (link.producer, link.output), "outputs") or not _exists(
             programs, (link.consumer, link.input), "inputs"
         ):
-            problems.append(f"{link} points at no slot")
+            problems.append(f"{link} refers to a slot that does not exist")
             continue
         producer, consumer = programs[link.producer], programs[link.consumer]
         given, wanted = output_name(producer, link.output), input_name(consumer, link.input)
@@ -159,7 +157,7 @@ def check_wires(programs: Sequence[Program], wires: Sequence[Wire], strict_types
         if source.layout.data_type.is_block or target.layout.data_type.is_block:
             problems.append(
                 f"{given} feeds {wanted} through a block format ({source.text()} to "
-                f"{target.text()}), whose rounding no operation can repeat"
+                f"{target.text()}), whose rounding no operation reproduces"
             )
     if problems:
         raise LinkError(
@@ -177,7 +175,7 @@ def _exists(programs: Sequence[Program], port: Port, side: str) -> bool:
 
 
 def check_ports(ports: Collection[Port], programs: Sequence[Program]) -> None:
-    """Raises `LinkError` for ports that are no outputs."""
+    """Raise `LinkError` for ports that are not outputs."""
     missing = sorted(p for p in ports if not _exists(programs, p, "outputs"))
     if missing:
-        raise LinkError(f"there are no outputs {missing} to keep")
+        raise LinkError(f"outputs {missing} to keep do not exist")

@@ -1,7 +1,7 @@
-"""Wiring in words: `a.y=b.x`, or inputs with the outputs that feed them, made into wires.
+"""Parse wiring such as `a.y=b.x`, or a mapping of inputs to outputs, into wires.
 
-A program is called by its name, by its file's name without suffix, or by its index; a slot by its
-name or its index.
+A program is named by its name, its file's name without suffix, or its index; a slot by its name or
+index.
 """
 
 from __future__ import annotations
@@ -18,52 +18,56 @@ from stitch.program import InputSlot, OutputSlot, Program
 WIRE_FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 #: A slot: `a.y`, or the program and the slot, each by name or index.
 SlotWord: TypeAlias = "str | tuple[str | int, str | int]"
-#: Wires: texts of the form above, or the output that feeds each input that is no input any more.
+#: Wires as texts, or a mapping of inputs to the outputs that feed them.
 Wiring: TypeAlias = "str | Iterable[str] | Mapping[Any, SlotWord]"
 Side = Literal["input", "output"]
 
 
 class ProgramNames:
-    """What programs and their slots are called, looked up once for all words.
+    """Looks up programs and their slots by name.
 
-    `labels`: what their files are called, without folder and suffix; empty where there is none.
+    Args:
+        labels: The programs' file names without folder and suffix; empty without a file.
     """
 
     def __init__(self, programs: Sequence[Program], labels: Sequence[str] = ()) -> None:
         self.programs = programs
         self.labels = labels or [""] * len(programs)
-        self._called = (
+        self._by_name = (
             _by_name(program.name for program in programs),
             _by_name(self.labels),
         )
         self._slots: dict[tuple[int, Side], dict[str, int]] = {}
 
     def program(self, name: str | int) -> int | None:
-        """A program by its name, its file's, or its index; None: there is none."""
-        for called in self._called:
-            places = called.get(name, []) if isinstance(name, str) else []
-            if len(places) > 1:
+        """Return the index of a program by its name, its file's name or its index, else None.
+
+        Raises `UsageError` if several programs have the name.
+        """
+        for by_name in self._by_name:
+            indices = by_name.get(name, []) if isinstance(name, str) else []
+            if len(indices) > 1:
                 raise UsageError(
                     f"several modules are called {name!r}",
-                    expected=", ".join(f"{i}: {self.programs[i].name}" for i in places[:8]),
+                    expected=", ".join(f"{i}: {self.programs[i].name}" for i in indices[:8]),
                     remedy="use their indices, from 0",
                 )
-            if places:
-                return places[0]
+            if indices:
+                return indices[0]
         return _index(name, len(self.programs))
 
     def short_name(self, index: int) -> str:
         """Return a name that `program` finds: the file's, the program's, or the index."""
         for name in (self.labels[index], self.programs[index].name):
-            owners = next(filter(None, (called.get(name) for called in self._called)), [])
+            owners = next(filter(None, (by_name.get(name) for by_name in self._by_name)), [])
             if owners == [index]:
                 return name
         return str(index)
 
     def port(self, word: SlotWord, side: Side, where: str) -> Port:
-        """The program and the slot that a word names; slots may have dots in their names.
+        """Return the program and slot that a text names; slot names may contain dots.
 
-        Raises `UsageError` for one that names none; `where` is what it is a part of.
+        Raises `UsageError` if it names none; `where` is its context in the error.
         """
         if isinstance(word, str):
             splits: list[tuple[str | int, str | int]]
@@ -96,12 +100,12 @@ class ProgramNames:
             f"no module is called {splits[0][0]!r}",
             where=where,
             expected=", ".join(map(self._called_in_full, range(len(self.programs)))),
-            remedy="call a module by its number, its file's name without suffix, or its program's "
+            remedy="name a module by its index, its file's name without suffix, or its program's "
             "name",
         )
 
     def wire(self, output: SlotWord, input: SlotWord, where: str) -> Wire:
-        """The wire between two slots; raises `UsageError` for a word that names none."""
+        """Return the wire between two slots; raises `UsageError` for an unknown one."""
         return Wire(*self.port(output, "output", where), *self.port(input, "input", where))
 
     def _slots_of(self, program: int, side: Side) -> dict[str, int]:
@@ -121,10 +125,11 @@ class ProgramNames:
 def wires_in_words(
     names: ProgramNames, wiring: Wiring, *, strict_types: bool = False
 ) -> tuple[Wire, ...]:
-    """The wires that words say, and no others, by consumer and input.
+    """Parse wiring; return the wires by consumer and input.
 
-    Raises `UsageError` for words that name nothing, for an input fed twice, for wires that lead
-    backwards or in a circle; `LinkError`, with both descriptors, for slots that do not fit.
+    Raises:
+        UsageError: Unknown slots, an input fed twice, wires that lead backwards or in a circle.
+        LinkError: Slots that do not fit, with both descriptors.
 
     >>> wires_in_words(ProgramNames(()), [])
     ()
@@ -132,23 +137,22 @@ def wires_in_words(
     words: dict[Port, str] = {}
     wires = []
     for output, input, word in _pairs(wiring):
-        made = names.wire(output, input, word)
-        place = (made.consumer, made.input)
-        if place in words:
+        wire = names.wire(output, input, word)
+        port = (wire.consumer, wire.input)
+        if port in words:
             raise UsageError(
-                f"an input is fed twice: {words[place]} and {word}", where="the wiring",
+                f"an input is fed twice: {words[port]} and {word}", where="the wiring",
                 remedy="keep one of the two",
             )  # fmt: skip
-        words[place] = word
-        wires.append(made)
+        words[port] = word
+        wires.append(wire)
     _check_order(wires, words, names.programs)
     check_fits(names.programs, wires, strict_types)
     return tuple(sorted(wires, key=lambda w: (w.consumer, w.input)))
 
 
 def chain_in_words(names: ProgramNames, *, strict_types: bool = False) -> tuple[Wire, ...]:
-    """The wires of a chain; see `chain_wires`. Its error says which words would connect what can
-    be connected."""
+    """Return the wires of a chain, see `chain_wires`; its error suggests a wiring."""
     try:
         return chain_wires(names.programs, strict_types=strict_types)
     except LinkError as error:
@@ -158,7 +162,7 @@ def chain_in_words(names: ProgramNames, *, strict_types: bool = False) -> tuple[
 
 
 def likely_words(names: ProgramNames) -> list[str]:
-    """What connects neighbours by name, or else by type, as words."""
+    """Suggest a wiring of neighbours by name, or else by type."""
     called = [names.short_name(index) for index in range(len(names.programs))]
     return [
         f"{producer}.{output}={consumer}.{wanted}"
@@ -170,7 +174,7 @@ def likely_words(names: ProgramNames) -> list[str]:
 
 
 def _likely_pairs(producer: Program, consumer: Program) -> list[tuple[str, str]]:
-    """Outputs and inputs of one name; else the first that are alike."""
+    """Return outputs and inputs of the same name and type; else the first of the same type."""
     outputs = {s.name: producer.values[s.value].type for s in producer.outputs}
     inputs = {s.name: consumer.values[s.value].type for s in consumer.inputs}
     same = [(name, name) for name in outputs if outputs[name] == inputs.get(name)]
@@ -179,7 +183,7 @@ def _likely_pairs(producer: Program, consumer: Program) -> list[tuple[str, str]]
 
 
 def _pairs(wiring: Wiring) -> Iterable[tuple[SlotWord, SlotWord, str]]:
-    """Output, input, and the word for errors, of each wire."""
+    """Yield output, input, and text for errors, of each wire."""
     if isinstance(wiring, Mapping):
         for input, output in wiring.items():
             yield output, input, f"{input!r}: {output!r}"
@@ -187,14 +191,14 @@ def _pairs(wiring: Wiring) -> Iterable[tuple[SlotWord, SlotWord, str]]:
     for word in (wiring,) if isinstance(wiring, str) else wiring:
         source, equals, wanted = word.partition("=") if isinstance(word, str) else ("", "", "")
         if not (equals and "." in source and "." in wanted):
-            raise UsageError(f"{word!r} is no wire", expected=WIRE_FORM)
+            raise UsageError(f"{word!r} is not a wire", expected=WIRE_FORM)
         yield source, wanted, word
 
 
 def _check_order(
     wires: Sequence[Wire], words: Mapping[Port, str], programs: Sequence[Program]
 ) -> None:
-    """Raise `UsageError` for a wire to a program that runs before its source; or in a circle."""
+    """Raise `UsageError` for a wire to an earlier program, or a circle."""
     backwards = next((w for w in wires if w.producer >= w.consumer), None)
     if backwards is None:
         return
@@ -209,7 +213,7 @@ def _check_order(
         raise UsageError(
             "the wires lead in a circle: " + ", ".join(map(feeding.__getitem__, pairwise(circle))),
             got=" -> ".join(programs[at].name for at in circle),
-            remedy="leave one of them out: its input comes from outside then",
+            remedy="remove one of them: its input is then an input of the pipeline",
         ) from None
     raise UsageError(
         f"wire {words[backwards.consumer, backwards.input]!r} leads backwards",
@@ -219,13 +223,13 @@ def _check_order(
 
 
 def slot_index(names: Mapping[str, int], word: str | int) -> int | None:
-    """A slot by its name, or, where none has that name, by its index."""
+    """Return the index of a slot by its name, else by its index; None if there is none."""
     found = names.get(word) if isinstance(word, str) else None
     return _index(word, len(names)) if found is None else found
 
 
 def _index(word: str | int, count: int) -> int | None:
-    """An index below `count`; digits without end are none."""
+    """Parse an index below `count`; None for anything else."""
     if isinstance(word, str):
         word = int(word) if word.isdecimal() and len(word) < 20 else -1
     return word if 0 <= word < count else None

@@ -122,7 +122,7 @@ def test_an_input_whose_name_another_gets_to_be_told_apart_has_a_name_of_its_own
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
-        ("a.y", "no wire"),
+        ("a.y", "not a wire"),
         ("a.y=c.x", "no module is called 'c'"),
         ("a.yy=b.x", "did you mean 'y'?"),
         ("b.y=a.x", "backwards"),

@@ -63,7 +63,7 @@ def test_a_change_of_type_never_runs_in_place() -> None:
 def test_an_intermediate_value_in_a_block_format_is_refused_by_name() -> None:
     values = [_value("a", 16), _value("soft", 16, DataType.BFP8), _value("c", 16)]
     operations = [Operation("Relu", (0,), (1,)), Operation("Relu", (1,), (2,))]
-    with pytest.raises(CompileError, match="'soft' is computed in bfp8"):
+    with pytest.raises(CompileError, match="'soft' has the block format bfp8"):
         pack_scratch(values, operations, placed={0, 2})
 
 

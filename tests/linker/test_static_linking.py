@@ -295,7 +295,7 @@ def test_all_unsound_wires_are_listed_at_once() -> None:
     text = str(caught.value)
     assert "input 'x' is fed twice" in text
     assert "which runs before it" in text
-    assert "points at no slot" in text
+    assert "refers to a slot that does not exist" in text
 
 
 def test_strict_types_holds_on_wires() -> None:
@@ -306,7 +306,7 @@ def test_strict_types_holds_on_wires() -> None:
 
 
 def test_keeping_an_output_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(LinkError, match=r"no outputs \[\(0, 7\)\]"):
+    with pytest.raises(LinkError, match=r"outputs \[\(0, 7\)\] to keep do not exist"):
         link_programs([_scale("a", 2.0)], [], machine=TINY, name="a", keep={(0, 7)})
 
 

@@ -62,8 +62,8 @@ def test_slots_with_dots_and_digits_for_names_are_found() -> None:
 @pytest.mark.parametrize(
     ("wiring", "said"),
     [
-        ("a.y", "'a.y' is no wire"),
-        ([3], "3 is no wire"),
+        ("a.y", "'a.y' is not a wire"),
+        ([3], "3 is not a wire"),
         ("a.q=b.x", "'a' has no output 'q' (it has y, z)"),
         ("a.y=b.xx", "'b' has no input 'xx' (it has x); did you mean 'x'?"),
         ("c.y=b.x", "no module is called 'c'"),
