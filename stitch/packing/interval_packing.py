@@ -10,25 +10,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from stitch.errors import UsageError
-
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A buffer of `nbytes` that is live from moment `first` to `last`, both included.
-
-    With an `offset` it is fixed there.
-    """
+    """A buffer of `nbytes` that is live from moment `first` to `last`, both included."""
 
     first: int
     last: int
     nbytes: int
-    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +153,12 @@ def _ranks(keys: Sequence[tuple[int, ...]]) -> list[float]:
 class _Skyline:
     """Places intervals on the lowest segment of a skyline, by priorities; moments are renumbered.
 
-    Segment k is `[_begins[k], _stops[k])` at `_heights[k]`. Fixed intervals are ceilings until the
-    skyline has risen to them.
+    Segment k is `[_begins[k], _stops[k])` at `_heights[k]`.
     """
 
     __slots__ = (
-        "_all_ceilings", "_at", "_begins", "_ceilings", "_count", "_ends", "_heights", "_load",
-        "_sizes", "_slack", "_starting", "_starts", "_stops", "_waiting", "offsets", "peak",
-        "steps",
+        "_at", "_begins", "_ends", "_heights", "_load", "_sizes", "_slack", "_starting", "_starts",
+        "_stops", "_waiting", "offsets", "peak", "steps",
     )  # fmt: skip
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
@@ -178,24 +169,12 @@ class _Skyline:
         self._sizes = [i.nbytes for i in intervals]
         self._load = [0] * (len(moments) - 1)
         self._starting: list[list[int]] = [[] for _ in self._load]
-        #: By moment the fixed intervals (offset, end), highest first; empty without any.
-        self._all_ceilings: list[list[tuple[int, int]]] = []
-        fixed = [i for i, interval in enumerate(intervals) if interval.offset is not None]
-        if fixed:
-            self._all_ceilings = [[] for _ in self._load]
-        self.offsets = [interval.offset or 0 for interval in intervals]
+        self.offsets = [0] * len(intervals)
         self.peak = 0
         for i, interval in enumerate(intervals):
             for moment in range(self._starts[i], self._ends[i]):
                 self._load[moment] += interval.nbytes
-                if interval.offset is not None:
-                    span = (interval.offset, interval.offset + interval.nbytes)
-                    self._all_ceilings[moment].append(span)
-            if interval.offset is None:
-                self._starting[self._starts[i]].append(i)
-        for spans in self._all_ceilings:
-            spans.sort(reverse=True)
-        self._count = len(intervals) - len(fixed)
+            self._starting[self._starts[i]].append(i)
 
     def fill(self, priorities: Sequence[float], limit: int) -> int:
         """Run one pass; return the number of unplaced intervals when the peak must exceed `limit`.
@@ -205,9 +184,8 @@ class _Skyline:
         rank = priorities.__getitem__
         self._waiting = [sorted(starting, key=rank, reverse=True) for starting in self._starting]
         self._slack = [limit - load for load in self._load]
-        self._ceilings = [list(spans) for spans in self._all_ceilings]
         self._begins, self._stops, self._heights = [0], [len(self._load)], [0]
-        self.steps, left, offsets = 0, self._count, list(self.offsets)
+        self.steps, left, offsets = 0, len(self._sizes), list(self.offsets)
         heights, choose = self._heights, self._choose
         while left:
             self.steps += 1
@@ -235,11 +213,10 @@ class _Skyline:
         begin, stop, heights = self._begins[at], self._stops[at], self._heights
         lower = heights[at - 1] - height if at else _WALL
         upper = heights[at + 1] - height if at + 1 < len(heights) else _WALL
-        ceilings = self._ceilings
         best, most, highest = -1, -1, 0.0
         for i in waiting[begin]:
             end = ends[i]
-            if end > stop or (ceilings and self._ceiling(begin, end) < height + sizes[i]):
+            if end > stop:
                 continue
             flush = 2 if sizes[i] == lower else 1
             if end == stop:
@@ -251,7 +228,7 @@ class _Skyline:
         for moment in range(begin + 1, stop):
             for i in waiting[moment]:
                 end = ends[i]
-                if end > stop or (ceilings and self._ceiling(moment, end) < height + sizes[i]):
+                if end > stop:
                     continue
                 flush = 0
                 if end == stop:
@@ -284,44 +261,21 @@ class _Skyline:
         begins[low:high], stops[low:high], heights[low:high] = left, right, tops
 
     def _raise(self, at: int, height: int) -> bool:
-        """Raise segment `at` to its lowest neighbour or ceiling; return False without slack."""
+        """Raise segment `at` to its lowest neighbour; return False without slack."""
         begins, stops, heights = self._begins, self._stops, self._heights
         begin, stop = begins[at], stops[at]
         lower = heights[at - 1] if at else _WALL
         upper = heights[at + 1] if at + 1 < len(heights) else _WALL
         top = min(lower, upper)
-        if self._ceilings:
-            top = min(top, self._ceiling(begin, stop))
         slack, wasted = self._slack, top - height
         for moment in range(begin, stop):
             slack[moment] -= wasted
         if min(slack[begin:stop]) < 0:
             return False
-        heights[at] = top
-        if self._ceilings:
-            self._pass_ceilings(at, top)
-            return True
         low, high = at - (top == lower), at + 1 + (top == upper)
         begin, stop = begins[low], stops[high - 1]
         begins[low:high], stops[low:high], heights[low:high] = [begin], [stop], [top]
         return True
-
-    def _ceiling(self, begin: int, stop: int) -> int:
-        """Return the lowest offset of a fixed interval above these moments."""
-        return min((spans[-1][0] for spans in self._ceilings[begin:stop] if spans), default=_WALL)
-
-    def _pass_ceilings(self, at: int, top: int) -> None:
-        """Raise segment `at`, now at `top`, onto the fixed intervals that begin there."""
-        by_moment = []
-        for k, height in enumerate(self._heights):
-            by_moment += [height] * (self._stops[k] - self._begins[k])
-        for moment in range(self._begins[at], self._stops[at]):
-            spans = self._ceilings[moment]
-            while spans and spans[-1][0] == by_moment[moment]:
-                by_moment[moment] = spans.pop()[1]
-        edges = [m for m, h in enumerate(by_moment) if not m or h != by_moment[m - 1]]
-        self._begins[:], self._stops[:] = edges, [*edges[1:], len(by_moment)]
-        self._heights[:] = [by_moment[m] for m in edges]
 
 
 Offsets = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
@@ -341,38 +295,21 @@ def pack_intervals(
         placements: Budget of the search (100,000 take about 0.3 s); with 0 only greedy orders are
             tried. A larger budget never gives a higher peak.
 
-    Raises:
-        UsageError: Two fixed intervals overlap.
-
     >>> pack_intervals([Interval(0, 1, 10), Interval(1, 2, 5), Interval(2, 3, 10)])
     Packing(offsets=(0, 10, 0), peak_nbytes=15, bound_nbytes=15, placements=0)
     """
-    _check_fixed(intervals)
     present = [i for i, interval in enumerate(intervals) if interval.nbytes]
     packing = _pack([intervals[i] for i in present], placements)
-    offsets = [interval.offset or 0 for interval in intervals]
+    offsets = [0] * len(intervals)
     for i, offset in zip(present, packing.offsets, strict=True):
         offsets[i] = offset
     return replace(packing, offsets=tuple(offsets))
 
 
-def _check_fixed(intervals: Sequence[Interval]) -> None:
-    fixed = [(i, x, x.offset) for i, x in enumerate(intervals) if x.offset is not None and x.nbytes]
-    for (i, a, low), (j, b, other) in combinations(fixed, 2):
-        together = a.first <= b.last and b.first <= a.last
-        if together and low < other + b.nbytes and other < low + a.nbytes:
-            raise UsageError(
-                f"intervals {i} and {j} are fixed on the same bytes at the same moment",
-                got=f"{a} and {b}",
-                remedy="give one of them another offset, or none",
-            )
-
-
 def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
     if not intervals:
         return Packing((), 0, 0)
-    ends = [i.offset + i.nbytes for i in intervals if i.offset is not None]
-    bound = max(max_load(intervals), *ends) if ends else max_load(intervals)
+    bound = max_load(intervals)
     offsets, peak = _greedily(intervals, bound)
     if peak == bound or placements <= 0 or len(intervals) > SEARCH_BUFFERS:
         return Packing(offsets, peak, bound)
@@ -431,24 +368,21 @@ _ORDERS: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
 class _Placer:
     """Places buffers in order, each at the lowest offset that is free during its lifetime."""
 
-    __slots__ = ("_firsts", "_fixed", "_lasts", "_sizes")
+    __slots__ = ("_firsts", "_lasts", "_sizes")
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._firsts = np.array([i.first for i in intervals], np.int64)
         self._lasts = np.array([i.last for i in intervals], np.int64)
         self._sizes = np.array([i.nbytes for i in intervals], np.int64)
-        self._fixed = {k: i.offset for k, i in enumerate(intervals) if i.offset is not None}
 
     def place(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Place fixed buffers, then the others in order; return the offsets and their peak."""
-        fixed = self._fixed
-        ranked = np.array([*fixed, *(i for i in order if i not in fixed)], np.int64)
+        """Place the buffers in an order; return the offsets and their peak."""
+        ranked = np.array(order, np.int64)
         firsts, lasts = self._firsts[ranked], self._lasts[ranked]
         sizes = self._sizes[ranked]
         starts = np.zeros(len(ranked), np.int64)
-        starts[: len(fixed)] = list(fixed.values())
         ends = starts + sizes
-        for rank in range(len(fixed), len(ranked)):
+        for rank in range(len(ranked)):
             size = int(sizes[rank])
             alive = (firsts[:rank] <= lasts[rank]) & (lasts[:rank] >= firsts[rank])
             offset = _lowest_gap(starts[:rank][alive], ends[:rank][alive], size)

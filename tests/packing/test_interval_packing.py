@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.errors import UsageError
 from stitch.packing import Interval, max_load, pack_intervals
 from tests.support.benches import BENCHES
 from tests.support.packing_brute_force import clashes, lowest_peak
@@ -121,41 +120,6 @@ def test_a_peak_above_the_greatest_load_is_the_lowest() -> None:
     packing = pack_intervals(_DEARER_THAN_ITS_LOAD)
     assert packing.bound_nbytes == max_load(_DEARER_THAN_ITS_LOAD) == 5
     assert packing.peak_nbytes == 6 == lowest_peak(_DEARER_THAN_ITS_LOAD)
-
-
-@given(_intervals(), st.data())
-@settings(max_examples=50, deadline=None)
-def test_fixed_intervals_stay_and_the_others_pack_around_them(
-    intervals: list[Interval], data: st.DataObject
-) -> None:
-    offsets = pack_intervals(intervals, placements=0).offsets
-    lift = data.draw(st.integers(0, 3)) * 64
-    chosen = data.draw(st.sets(st.integers(0, max(0, len(intervals) - 1)), max_size=8))
-    some = [
-        replace(interval, offset=offsets[i] + lift) if i in chosen else interval
-        for i, interval in enumerate(intervals)
-    ]
-    packing = pack_intervals(some)
-    assert clashes(some, packing.offsets) == []
-    assert all(i.offset in (None, o) for i, o in zip(some, packing.offsets, strict=True))
-    ends = [o + i.nbytes for o, i in zip(packing.offsets, some, strict=True) if i.nbytes]
-    assert packing.bound_nbytes <= packing.peak_nbytes == max(ends, default=0)
-
-
-def test_the_search_fills_what_lies_under_a_fixed_interval() -> None:
-    pieces = _cut_rectangle(60, 0)
-    roof = Interval(0, 399, 64, offset=4096 * 64)
-    packing = pack_intervals([*pieces, roof], placements=40_000)
-    assert packing.offsets[-1] == roof.offset and packing.placements > 0
-    assert clashes([*pieces, roof], packing.offsets) == []
-    assert packing.peak_nbytes < pack_intervals([*pieces, roof], placements=0).peak_nbytes
-
-
-def test_two_fixed_intervals_on_the_same_bytes_are_refused() -> None:
-    clash = [Interval(0, 2, 8, offset=0), Interval(2, 3, 8, offset=4)]
-    with pytest.raises(UsageError, match="intervals 0 and 1 are fixed on the same bytes"):
-        pack_intervals(clash)
-    assert pack_intervals([Interval(0, 1, 8, offset=0), clash[1]]).peak_nbytes == 12
 
 
 @pytest.mark.parametrize("seed", range(3))

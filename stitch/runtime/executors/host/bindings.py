@@ -161,6 +161,9 @@ class Kernels:
 class OperationBinding:
     """A binding under construction, operation by operation, every value in a separate array."""
 
+    #: Whether the library's kernels are used.
+    uses_library = False
+
     def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
         self.prepared = prepared
         self.regions = regions
@@ -200,12 +203,8 @@ class OperationBinding:
         self.write(operation.outputs)
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        """Return the steps of NumPy's kernel."""
-        return self.prepared.definitions[index].steps(arguments)
-
-    def library_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """Return the steps of the library's kernel if it is chosen and suits; else of NumPy's."""
-        library = self.prepared.library
+        library = self.prepared.library if self.uses_library else None
         if library is not None and index in self.prepared.chosen:
             steps = library.bind(self.prepared.program.operations[index], arguments)
             if steps is not None:
@@ -270,6 +269,8 @@ class OperationBinding:
 class ApartBinding(OperationBinding):
     """Bind each operation separately, with the runtime that computes it in the whole program."""
 
+    uses_library = True
+
     def append(self, index: int, operation: Operation) -> None:
         call = self.prepared.calls_apart.get(index)
         if call is None:
@@ -287,12 +288,11 @@ class ApartBinding(OperationBinding):
                 after.append(partial(np.copyto, output, arrays[value]))
         return (*call.bind(arrays), *after)
 
-    def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        return self.library_steps(index, arguments)
-
 
 class UnitBinding(OperationBinding):
     """A binding with values stored as arranged, unit by unit or operation by operation."""
+
+    uses_library = True
 
     def __init__(
         self, prepared: Kernels, regions: StagedRegions, workspace: Array | None = None
@@ -355,9 +355,6 @@ class UnitBinding(OperationBinding):
             source = piece.source(self.arrays[operation.inputs[piece.input]])
             target = piece.target(self.arrays[operation.outputs[piece.output]])
             self.steps += [partial(np.copyto, *pair) for pair in row_copies(target, source)]
-
-    def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
-        return self.library_steps(index, arguments)
 
     def append_chunked(self, operations: tuple[int, ...]) -> None:
         """Append a chunked unit; split it where a result overlaps another array."""
