@@ -1,6 +1,6 @@
 """Computation graphs: operators and logical tensors, before anything is placed."""
 
-from stitch.graph.batching import BatchedValue, Operations, VmapResult, WriteUnbatched, vmap
+from stitch.graph.batching import BatchedValue, Operations, VmapResult, WriteUnbatched, inline, vmap
 from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.constant_pool import array_of
 from stitch.graph.control_flow import (
@@ -43,7 +43,7 @@ from stitch.graph.tracing import ComputationGraphBuilder, trace
 __all__ = [
     "array_of", "as_data", "as_json", "AttributeLike", "BatchedValue", "BodyBuilder",
     "call_function", "call_ufunc", "check_types", "choose", "ComputationGraph",
-    "ComputationGraphBuilder", "from_json", "JsonObject", "KnownValues", "LayerMethods",
+    "ComputationGraphBuilder", "from_json", "inline", "JsonObject", "KnownValues", "LayerMethods",
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "NoDataError", "OperandLike", "Operations",
     "parse_placement", "placement_between", "PLACEMENT_FIELDS", "placement_of", "PlacementError",
     "PlacementOption", "PlacementValue", "reject_duplicate_keys", "repeat_while",

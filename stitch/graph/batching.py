@@ -84,6 +84,16 @@ def vmap(
     return _Vmap(holder, batch_size, builder, write_unbatched).run(operands, batched)
 
 
+def inline(
+    holder: Operations, operands: Sequence[OperandLike], builder: Emitter,
+    write_unbatched: WriteUnbatched,
+) -> list[SymbolicTensor]:  # fmt: skip
+    """Write every operation of a body or graph to `builder` as it is; return its outputs."""
+    unbatched = [False] * len(operands)
+    results = vmap(holder, operands, unbatched, 1, builder, write_unbatched).results
+    return [result.tensor for result in results]
+
+
 class _Vmap:
     def __init__(
         self, holder: Operations, batch_size: int, builder: Emitter, write_unbatched: WriteUnbatched

@@ -339,8 +339,7 @@ class SymbolicTensor:
 
     def __bool__(self) -> NoReturn:
         raise self._no_data(
-            "its truth value",
-            "use where(condition, a, b), or decide on shapes, which are known",
+            "its truth value", "use where(condition, a, b), or decide on shapes, which are known"
         )
 
     def __int__(self) -> NoReturn:

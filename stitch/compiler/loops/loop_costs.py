@@ -261,10 +261,7 @@ def _passes_over_elements(operation: Operation, body: Body, varies: Collection[i
 #: The default executor of a device.
 DEFAULT_EXECUTOR = "numpy"
 #: Executors that compute like another one, or like the cheapest of several.
-_COMPUTE_AS = {
-    "auto": ("numpy", "onnxruntime"),
-    "null": (DEFAULT_EXECUTOR,),
-}
+_COMPUTE_AS = {"auto": ("numpy", "onnxruntime"), "null": (DEFAULT_EXECUTOR,)}
 #: Executors for which there are rates.
 RATED_EXECUTORS = (*LOOP_EXECUTORS, *_COMPUTE_AS)
 

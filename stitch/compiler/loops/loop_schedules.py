@@ -19,7 +19,7 @@ from stitch.compiler.loops.schedules import (
     candidates_for,
 )
 from stitch.errors import UsageError, closest
-from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, vmap
+from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, inline
 from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, ScanForm, is_scan
 
@@ -82,7 +82,7 @@ def _innermost_first(
 
     def writing() -> tuple[_Choices, LoopWriter]:
         choices = _Choices(asked, inside, has_states=False)
-        return choices, LoopWriter(bodies, inside.estimates, choices.written, batched_bodies)
+        return choices, LoopWriter(bodies, inside.estimates, choices.write, batched_bodies)
 
     # Bodies come after those that their operations carry.
     for index, body in enumerate(graph.bodies):
@@ -94,13 +94,12 @@ def _innermost_first(
                 None if v == ABSENT else within.input(body.values[v].name, body.values[v].type)
                 for v in body.inputs
             ]
-            made = vmap(body, given, [False] * len(given), 1, within, its.written)
-            body = within.build([result.tensor for result in made.results])
+            body = within.build(inline(body, given, within, its.write))
         now[index] = builder.bodies.add(body)
         notes[:0] = choices.notes
     moved = replace(graph, operations=remap_bodies(graph.operations, now), bodies=tuple(bodies))
     choices, its = writing()
-    return ScheduledLoops(_vmapped(moved, builder, its), (*choices.notes, *notes))
+    return ScheduledLoops(_rewrite_loops(moved, builder, its), (*choices.notes, *notes))
 
 
 def _outermost_first(
@@ -109,23 +108,18 @@ def _outermost_first(
     """Schedule loops with states; nested ones are scheduled as part of the outer one."""
     choices = _Choices(asked, has_states=True)
     writing = LoopWriter(
-        graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.written
+        graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.write
     )  # fmt: skip
     choices.inside = writing
     builder = ComputationGraphBuilder(graph.name)
-    return ScheduledLoops(_vmapped(graph, builder, writing), tuple(choices.notes))
+    return ScheduledLoops(_rewrite_loops(graph, builder, writing), tuple(choices.notes))
 
 
-def _vmapped(
+def _rewrite_loops(
     graph: ComputationGraph, builder: ComputationGraphBuilder, writing: LoopWriter
 ) -> ComputationGraph:
     """Return the graph with its loops rewritten."""
-
-    def results_of(given: Sequence[Any]) -> Sequence[Any]:
-        vmapped = vmap(graph, given, [False] * len(given), 1, builder, writing.written)
-        return [result.tensor for result in vmapped.results]
-
-    return rewrite_graph(graph, builder, results_of)
+    return rewrite_graph(graph, builder, lambda given: inline(graph, given, builder, writing.write))
 
 
 class _Choices:
@@ -141,7 +135,7 @@ class _Choices:
         self.inside = inside
         self.notes: list[LoopNote] = []
 
-    def written(
+    def write(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str
     ) -> Sequence[Any]:
         """Return the results of a loop."""

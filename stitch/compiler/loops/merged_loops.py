@@ -34,7 +34,7 @@ from stitch.compiler.loops.ragged_segments import (
     write_segments,
 )
 from stitch.compiler.loops.schedules import LoopNote, ScheduledLoops, can_fail
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, vmap
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, inline
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
@@ -255,13 +255,13 @@ class _LoopMerger:
     def run(self) -> ScheduledLoops:
         holder, builder = whole_graph(self.graph), self.builder
         graph = rewrite_graph(
-            self.graph, builder, lambda given: self._written(holder, given, builder)
+            self.graph, builder, lambda given: self._write_body(holder, given, builder)
         )  # fmt: skip
         return ScheduledLoops(graph, tuple(dict.fromkeys(self.notes)))
 
     # Lists of operations -----------------------------------------------------------------------
 
-    def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
+    def _write_body(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
         """Write a body with these operands; return its outputs."""
         alike = find_groups(holder, self.bodies, self.batched_bodies)
         chosen = [
@@ -270,8 +270,7 @@ class _LoopMerger:
             if (merging := self._merging(group, holder)) is not None
         ]
         if not chosen:
-            results = vmap(holder, given, [False] * len(given), 1, builder, self._vmapped).results
-            return [result.tensor for result in results]
+            return inline(holder, given, builder, self._write_operation)
         merged = {id(scan.operation) for _, merging in chosen for scan in merging.scans}
         data = {constant.value: constant.data for constant in holder.constants}
         at = dict(zip(holder.inputs, given, strict=True))
@@ -299,8 +298,8 @@ class _LoopMerger:
             )
             part = Body(tuple(needs), tuple(made), holder.values, operations)
             taken = [tensor(v) for v in needs]
-            results = vmap(part, taken, [False] * len(taken), 1, builder, self._vmapped).results
-            at |= dict(zip(made, [result.tensor for result in results], strict=True))
+            results = inline(part, taken, builder, self._write_operation)
+            at |= dict(zip(made, results, strict=True))
             for number, merging in chosen:
                 if number == stage:
                     at |= self._segments(merging, tensor, builder)
@@ -310,7 +309,7 @@ class _LoopMerger:
         """Write merged scans; return their results by value."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
-            results = write_segments(builder, merging, operands, self._vmapped)
+            results = write_segments(builder, merging, operands, self._write_operation)
         return {
             v: result
             for scan, each in zip(merging.scans, results, strict=True)
@@ -318,31 +317,31 @@ class _LoopMerger:
             if v != ABSENT
         }
 
-    def _vmapped(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+    def _write_operation(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
         """Write an operation with a body or without a batching rule, for a batch."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         bodies = self.bodies
         if not is_scan(operation):
-            return expand_operation(builder, operation, bodies, context, self._vmapped)
+            return expand_operation(builder, operation, bodies, context, self._write_operation)
         form, body = ScanForm.of(operation), bodies[operation.body]
         if operation.body in self.batched_bodies:
             scan = batched_scan_of(operation, bodies, self.batched_bodies)
             write = nested_batch if any(context.batched) else batched_scan
-            return write(builder, scan, bodies, operation, context, self._vmapped)
+            return write(builder, scan, bodies, operation, context, self._write_operation)
         if any(context.batched) and form.has_condition:
             return loop_over_batch(
                 builder, context,
                 lambda operands, inside: write_scan(
                     inside, body, form, operands,
-                    lambda given, within: self._written(body, given, within),
+                    lambda given, within: self._write_body(body, given, within),
                 ),
             )  # fmt: skip
         if any(context.batched):
-            return vmap_scan(builder, body, form, context, self._vmapped)
+            return vmap_scan(builder, body, form, context, self._write_operation)
         return write_scan(
             builder, body, form, context.operands,
-            lambda given, inside: self._written(body, given, inside),
+            lambda given, inside: self._write_body(body, given, inside),
         )  # fmt: skip
 
     # Choice ------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from stitch.graph import (
     ComputationGraph,
     VmapResult,
     WriteUnbatched,
+    inline,
     scan,
     scan_in_body,
     vmap,
@@ -156,18 +157,18 @@ class LoopWriter:
         #: The product of the counts of the surrounding unrolled loops.
         self.copies = 1
 
-    def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+    def write(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
         """Write an operation with a body or without a batching rule, for a batch."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         bodies, kept = self.bodies, self.batched_bodies
         if not is_scan(operation):
-            return expand_operation(builder, operation, bodies, context, self.written)
+            return expand_operation(builder, operation, bodies, context, self.write)
         form, body = ScanForm.of(operation), bodies[operation.body]
         if kept is not None and operation.body in kept:
             if any(context.batched):
                 scan = batched_scan_of(operation, bodies, kept)
-                return nested_batch(builder, scan, bodies, operation, context, self.written)
+                return nested_batch(builder, scan, bodies, operation, context, self.write)
             results = self.unscheduled(builder, body, form, context.operands)
         elif not any(context.batched):
             return self._write_loop(builder, body, form, context.operands, context.location)
@@ -177,7 +178,7 @@ class LoopWriter:
                 lambda operands, inside: self.unscheduled(inside, body, form, operands),
             )  # fmt: skip
         elif kept is None or not form.states or not form.count:
-            return vmap_scan(builder, body, form, context, self.written)
+            return vmap_scan(builder, body, form, context, self.write)
         else:
             results = loop_over_batch(
                 builder, context,
@@ -192,12 +193,8 @@ class LoopWriter:
         """Write a loop without choosing a schedule."""
         return write_rounds(builder, body, form, operands, self)
 
-    def least_seconds(self, loop: Loop) -> float:
-        """Return the seconds of a loop with its cheapest schedule."""
-        return least_seconds(loop, self)
-
     @contextmanager
-    def copied(self, times: int) -> Iterator[None]:
+    def count_copies(self, times: int) -> Iterator[None]:
         """Count everything written in this context `times` times."""
         copies, self.copies = self.copies, self.copies * times
         try:
@@ -214,29 +211,28 @@ class ScheduledLoops:
     notes: tuple[LoopNote, ...]
 
 
-def rounds(loop: Loop, around: LoopWriter) -> Candidate:
+def rounds(loop: Loop, writer: LoopWriter) -> Candidate:
     """Return the candidate that keeps the loop; it always applies."""
     return Candidate(
-        around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
+        writer.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(
-            write_rounds(builder, loop.body, loop.form, operands, around)
+            write_rounds(builder, loop.body, loop.form, operands, writer)
         ),
     )
 
 
 def write_rounds(
-    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: LoopWriter
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], writer: LoopWriter
 ) -> tuple[Any, ...]:
     """Write a loop as it is; return its results."""
 
-    def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
-        results = vmap(body, given, [False] * len(given), 1, inside, around.written).results
-        return [r.tensor for r in results]
+    def write_body(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
+        return inline(body, given, inside, writer.write)
 
-    return tuple(write_scan(builder, body, form, operands, written))
+    return tuple(write_scan(builder, body, form, operands, write_body))
 
 
-def batch(loop: Loop, around: LoopWriter) -> Candidate | None:
+def batch(loop: Loop, writer: LoopWriter) -> Candidate | None:
     """Compute all rounds at once; None for loops with states."""
     body, form = loop.body, loop.form
     if form.states:
@@ -246,7 +242,7 @@ def batch(loop: Loop, around: LoopWriter) -> Candidate | None:
         ordered = ordered_elements(builder, form, operands)
         shared = operands[form.sequences :]
         flags = [*[True] * len(ordered), *[False] * len(shared)]
-        vmapped = vmap(body, [*ordered, *shared], flags, form.count, builder, around.written)
+        vmapped = vmap(body, [*ordered, *shared], flags, form.count, builder, writer.write)
         results = [
             add_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in vmapped.results
         ]
@@ -256,19 +252,19 @@ def batch(loop: Loop, around: LoopWriter) -> Candidate | None:
         )
 
     takes = body.inputs[: form.sequences]
-    return Candidate(around.estimate.round(body, form.count, takes, loop.fixed), write)
+    return Candidate(writer.estimate.round(body, form.count, takes, loop.fixed), write)
 
 
-def blocks(loop: Loop, around: LoopWriter) -> Candidate | None:
+def blocks(loop: Loop, writer: LoopWriter) -> Candidate | None:
     """Compute several rounds at once; None for loops with states, equal rounds or few rounds."""
     form = loop.form
     if form.states or not form.sequences or form.count < 3:
         return None
-    costs = {batch_size: _seconds(loop, batch_size, around) for batch_size in _sizes(form.count)}
+    costs = {batch_size: _seconds(loop, batch_size, writer) for batch_size in _sizes(form.count)}
     # Of equal costs, take the one that needs less memory.
     batch_size = min(costs, key=lambda each: (costs[each], each))
     return Candidate(
-        costs[batch_size], lambda b, o: write_blocks(b, loop, batch_size, o, around), batch_size
+        costs[batch_size], lambda b, o: write_blocks(b, loop, batch_size, o, writer), batch_size
     )
 
 
@@ -284,9 +280,9 @@ def _sizes(count: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _seconds(loop: Loop, batch_size: int, around: LoopWriter) -> float:
+def _seconds(loop: Loop, batch_size: int, writer: LoopWriter) -> float:
     """Return the seconds of a loop that computes `batch_size` rounds at a time."""
-    form, estimate = loop.form, around.estimate
+    form, estimate = loop.form, writer.estimate
     takes = loop.body.inputs[: form.sequences]
     groups, rest = divmod(form.count, batch_size)
     scan = ScanForm(groups, 0, form.sequences, form.collected, (), ())
@@ -297,7 +293,7 @@ def _seconds(loop: Loop, batch_size: int, around: LoopWriter) -> float:
 
 
 def write_blocks(
-    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: LoopWriter
+    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], writer: LoopWriter
 ) -> WrittenLoop:
     """Write a loop over groups of rounds, and the remaining rounds as one batch."""
     body, form = loop.body, loop.form
@@ -307,7 +303,7 @@ def write_blocks(
     without: set[str] = set()
 
     def vmapped(inside: Any, elements: Sequence[Any], count: int) -> list[Any]:
-        made: VmapResult = vmap(body, [*elements, *shared], flags, count, inside, around.written)
+        made: VmapResult = vmap(body, [*elements, *shared], flags, count, inside, writer.write)
         without.update(o.op for o in made.without_rule if o.body < 0)
         return [add_batch_axis(inside, r.tensor, r.is_batched, count) for r in made.results]
 
@@ -326,9 +322,9 @@ def write_blocks(
     return WrittenLoop(tuple(ordered_results(builder, form, results)), tuple(sorted(without)))
 
 
-def hoist_before(loop: Loop, around: LoopWriter) -> Candidate | None:
+def hoist_before(loop: Loop, writer: LoopWriter) -> Candidate | None:
     """Hoist state-independent operations; None if every product reads a state."""
-    form, estimate = loop.form, around.estimate
+    form, estimate = loop.form, writer.estimate
     if not form.states or form.count < 2 or not form.sequences:
         return None
     parts = hoist(loop.body, form)
@@ -338,12 +334,12 @@ def hoist_before(loop: Loop, around: LoopWriter) -> Candidate | None:
     return Candidate(
         estimate.round(parts.before, form.count, takes, loop.fixed)
         + estimate.scan(parts.rest, form_of_rest(parts, form), fixed=loop.fixed),
-        lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
+        lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, writer)),
     )
 
 
 def _written(
-    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: LoopWriter
+    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], writer: LoopWriter
 ) -> tuple[Any, ...]:
     """Write the hoisted operations for all rounds, then the rest of the loop."""
     states, first = operands[: form.states], form.states + form.sequences
@@ -354,11 +350,11 @@ def _written(
     ]
     flags = [*[True] * len(ordered), *[False] * len(shared)]
     before = vmap(
-        parts.before, [*ordered, *shared], flags, form.count, builder, around.written
+        parts.before, [*ordered, *shared], flags, form.count, builder, writer.write
     ).results
     passed = [add_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in before]
     taken = [*states, *ordered, *passed, *shared]
-    return write_rounds(builder, parts.rest, form_of_rest(parts, form), taken, around)
+    return write_rounds(builder, parts.rest, form_of_rest(parts, form), taken, writer)
 
 
 # Wavefronts -------------------------------------------------------------------------------------
@@ -566,19 +562,19 @@ def write_wave(
     return [builder.index(layers, -1), *[layers] * form.collected]
 
 
-def wave(loop: Loop, around: LoopWriter) -> Candidate | None:
+def wave(loop: Loop, writer: LoopWriter) -> Candidate | None:
     """Run nested loops along anti-diagonals; None unless they form a wavefront."""
     found = wave_of(loop.body, loop.form)
     if found is None:
         return None
-    cell, depth = around.bodies[found.inner.body], loop.form.count
-    if can_fail(cell, found.form, around.bodies):
+    cell, depth = writer.bodies[found.inner.body], loop.form.count
+    if can_fail(cell, found.form, writer.bodies):
         return None
     diagonals = replace(found.form, count=found.form.count + depth - 1)
     return Candidate(
-        around.estimate.scan(cell, diagonals, depth),
+        writer.estimate.scan(cell, diagonals, depth),
         lambda builder, operands: WrittenLoop(
-            tuple(write_wave(builder, found, cell, loop.form, operands, around.written))
+            tuple(write_wave(builder, found, cell, loop.form, operands, writer.write))
         ),
     )
 
@@ -589,7 +585,7 @@ MOST_ROWS = 64
 MOST_WRITTEN = 2048
 
 
-def rows(loop: Loop, around: LoopWriter) -> Candidate | None:
+def rows(loop: Loop, writer: LoopWriter) -> Candidate | None:
     """Unroll the loop; None for loops without nested loops or states, and for long loops."""
     body, form = loop.body, loop.form
     copies = form.count * loop.copies
@@ -600,26 +596,26 @@ def rows(loop: Loop, around: LoopWriter) -> Candidate | None:
     ):  # fmt: skip
         return None
     return Candidate(
-        form.count * _row_seconds(loop, copies, around),
-        lambda builder, operands: WrittenLoop(_write_rows(builder, loop, operands, around)),
+        form.count * _row_seconds(loop, copies, writer),
+        lambda builder, operands: WrittenLoop(_write_rows(builder, loop, operands, writer)),
     )
 
 
-def _row_seconds(loop: Loop, copies: int, around: LoopWriter) -> float:
+def _row_seconds(loop: Loop, copies: int, writer: LoopWriter) -> float:
     """Return the seconds of one unrolled round: nested loops scheduled, weights constant."""
     body = loop.body
     beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
-    seconds = around.estimate.round(beside, fixed=body.inputs[1:])
+    seconds = writer.estimate.round(beside, fixed=body.inputs[1:])
     for operation in body.operations:
         if is_scan(operation):
-            inner, form = around.bodies[operation.body], ScanForm.of(operation)
+            inner, form = writer.bodies[operation.body], ScanForm.of(operation)
             shared = inner.inputs[form.states + form.sequences :]
-            seconds += around.least_seconds(Loop(inner, form, shared, copies))
+            seconds += least_seconds(Loop(inner, form, shared, copies), writer)
     return seconds
 
 
 def _write_rows(
-    builder: Any, loop: Loop, operands: Sequence[Any], around: LoopWriter
+    builder: Any, loop: Loop, operands: Sequence[Any], writer: LoopWriter
 ) -> tuple[Any, ...]:
     """Write an unrolled loop."""
     form = loop.form
@@ -627,7 +623,7 @@ def _write_rows(
     sequences, shared = operands[form.states : first], list(operands[first:])
     known = [builder.known_data(sequence) for sequence in sequences]
     given: list[list[Any]] = []
-    with around.copied(form.count):
+    with writer.count_copies(form.count):
         for round_ in range(form.count):
             elements = []
             for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
@@ -638,10 +634,7 @@ def _write_rows(
                     else builder.parameter(f"{sequence.name}_{at}", data[at])
                 )  # fmt: skip
             inside = [*states, *elements, *shared]
-            made = vmap(
-                loop.body, inside, [False] * len(inside), 1, builder, around.written
-            ).results
-            tensors = [result.tensor for result in made]
+            tensors = inline(loop.body, inside, builder, writer.write)
             states = tensors[: form.states]
             given.append(tensors[form.states :])
     collected = [
@@ -659,17 +652,17 @@ TABLE: Mapping[str, Schedule] = MappingProxyType({
 })  # fmt: skip
 
 
-def candidates_for(loop: Loop, around: LoopWriter) -> dict[str, Candidate]:
+def candidates_for(loop: Loop, writer: LoopWriter) -> dict[str, Candidate]:
     """Return the applicable schedules by name.
 
     A loop with a condition only runs as `rounds`: others would compute rounds past its end.
     """
     if loop.form.has_condition:
-        return {"rounds": rounds(loop, around)}
-    found = {name: schedule(loop, around) for name, schedule in TABLE.items()}
+        return {"rounds": rounds(loop, writer)}
+    found = {name: schedule(loop, writer) for name, schedule in TABLE.items()}
     return {name: candidate for name, candidate in found.items() if candidate is not None}
 
 
-def least_seconds(loop: Loop, around: LoopWriter) -> float:
+def least_seconds(loop: Loop, writer: LoopWriter) -> float:
     """Return the seconds of a loop under its cheapest schedule."""
-    return min(candidate.seconds for candidate in candidates_for(loop, around).values())
+    return min(candidate.seconds for candidate in candidates_for(loop, writer).values())
