@@ -203,7 +203,7 @@ def drop(state: PlanState, buffer: Buffer) -> None:
 
 
 def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool:
-    """Drop at least `needed` bytes of redundant copies without known readers; whether any were."""
+    """Drop at least `needed` bytes of redundant copies without known readers, if there are any."""
     dropped, values = 0, state.values.items()
     if all(
         len(instances) < 2 or state.next_use(v, demand.space) != NEVER for v, instances in values

@@ -112,10 +112,7 @@ class Buffer:
         address = addresses.get(self.number)
         if address is None or address == self.address:
             return self
-        return Buffer(
-            self.number, self.space, address, self.size_per_bank, self.desc, self.origin,
-            self.pinned, self.shared,
-        )  # fmt: skip
+        return replace(self, address=address)
 
 
 @dataclass(frozen=True, slots=True)
