@@ -126,6 +126,15 @@ class Tensor:
         self._record.retain = bool(value)
         self._record.lease = None
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what arrays and torch's tensors have, naming what has it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"a tensor on a device has no {name!r}: tensor.numpy() gives its elements as an array, "
+            "torch.as_tensor(tensor) as a tensor of torch"
+        )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no length")

@@ -304,6 +304,15 @@ def test_several_elements_are_no_truth_and_no_number(convert: Any, shape: tuple[
             convert(tensor)
 
 
+@pytest.mark.parametrize("name", ["argmax", "tolist", "size", "detach", "logits"])
+def test_what_arrays_have_and_tensors_have_not_is_named_with_what_has_it(name: str) -> None:
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(np.ones(3, np.float32))
+        with pytest.raises(AttributeError, match=rf"no '{name}': tensor\.numpy\(\) gives"):
+            getattr(tensor, name)
+        assert not hasattr(tensor, name) and not hasattr(tensor, "__array_interface__")
+
+
 def test_tensors_are_compared_with_tensors_only_and_are_equal_to_themselves() -> None:
     with stitch.open_device("tiny") as device:
         one_tensor, other = device.tensor(np.zeros(3)), device.tensor(np.zeros(3))
