@@ -253,6 +253,16 @@ def test_labels_are_picked_by_computed_places_as_boosting_and_neighbours_do(
     assert_same(proto, [drawn(7, 3)], tmp_path)
 
 
+@pytest.mark.parametrize("places", [np.array(1), np.array([1]), np.array([[2, 0]])])
+def test_one_column_is_picked_as_bins_of_scikit_learn_do(places: Array, tmp_path: Path) -> None:
+    nodes = [
+        node("ArrayFeatureExtractor", ["x", "places"], ["a"], "ai.onnx.ml"),
+        node("Relu", ["a"], ["z"], ""),
+    ]
+    proto = model(nodes, [info("x", [7, 3])], ["z"], {"places": places}, opset=17, domains=DOMAINS)
+    assert_same(proto, [drawn(7, 3)], tmp_path)
+
+
 def test_a_pipeline_as_scikit_learn_exports_it_gives_labels_and_a_tensor_of_chances() -> None:
     nodes = [
         node("Imputer", ["x"], ["i"], "ai.onnx.ml", imputed_value_floats=[0.5, 1.5, 2.5],

@@ -124,8 +124,7 @@ def lower_foreign(
         rule = _SHAPES.get((call.domain, call.op))
         shapes = None if rule is None else rule(operands, data, operation.attributes)
         return [
-            (one.kind, one.data_type,
-             shapes[index] if one.shape is None and shapes is not None else one.shape)
+            (one.kind, one.data_type, _filled(one.shape, None if shapes is None else shapes[index]))
             for index, one in enumerate(found) if one is not None
         ]  # fmt: skip
 
@@ -204,13 +203,18 @@ def _attributes(
     return held
 
 
+def _filled(found: Dimensions | None, other: Dimensions | None) -> Dimensions | None:
+    """The dimensions of the first, what it lacks from the second."""
+    if found is None or other is None or len(found) != len(other):
+        return other if found is None else found
+    return tuple(b if a is None else a for a, b in zip(found, other, strict=True))
+
+
 def _merged(found: Dimensions | None, declared: Dimensions | None) -> tuple[int, ...] | None:
     """The dimensions of the first, what it lacks from the second; None where some are lacking."""
-    dims = declared if found is None else found
+    dims = _filled(found, declared)
     if dims is None:
         return None
-    if declared is not None and len(declared) == len(dims):
-        dims = tuple(d if d is not None else other for d, other in zip(dims, declared, strict=True))
     sizes = [d for d in dims if d is not None and d >= 0]
     return tuple(sizes) if len(sizes) == len(dims) else None
 
