@@ -1,4 +1,4 @@
-"""Programs: the data that crosses every wall, and nothing that acts on it."""
+"""Programs, layouts and operations: the data that all packages share."""
 
 from stitch.program.bodies import (
     MAX_EXPANSION,

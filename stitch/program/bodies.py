@@ -1,9 +1,9 @@
-"""Bodies: operations inside an operation, stored once, and what must hold of them.
+"""Bodies: operations inside an operation, stored once, and their checks.
 
-A body is what its operation means: whoever has no kernel for the operation computes the body (once,
-or, of a scan, once a round: `scans`). It sees its own inputs alone. Its values have no places:
-those depend on the operation that carries it. Its operations may carry bodies that stand before it
-in the list, so none is inside itself.
+A body defines its operation: an executor without a kernel for the operation computes the body (of a
+scan once a round, see `scans`). It reads its own inputs only. Its values have no layouts, because
+several operations may carry it. Its operations may carry earlier bodies of the list, so bodies do
+not recurse.
 """
 
 from __future__ import annotations
@@ -25,32 +25,31 @@ from stitch.program.scans import ScanForm, is_scan
 
 # Limits of nesting --------------------------------------------------------------------------------
 
-#: Operations, values and constants that the bodies of one program may come to: written out, and a
-#: scan's as often as executors bind it.
+#: Limit of operations, values and constants of a program with all bodies expanded, a scan's as
+#: often as executors bind it.
 MAX_EXPANSION = 1 << 18
-#: So many scans may stand within each other: who walks bodies may do so recursively.
+#: Limit of nested scans, so that recursive walks are safe.
 MAX_SCAN_DEPTH = 16
 
 
 class Nested(Protocol):
-    """What counts of a body."""
+    """The parts of a body whose sizes are added up."""
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """Its values."""
+        """Return its values."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What it computes."""
+        """Return its operations."""
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        """Its constants."""
+        """Return its constants."""
 
 
 def expansion_size(operations: Sequence[Operation], bodies: Sequence[Nested]) -> int:
-    """Operations, values and constants that the bodies of operations come to; counted to a little
-    more than `MAX_EXPANSION` for each."""
+    """Count operations, values and constants of expanded bodies, up to about `MAX_EXPANSION`."""
     sizes: list[int] = []
     for body in bodies:
         own = len(body.operations) + len(body.values) + len(body.constants)
@@ -60,7 +59,7 @@ def expansion_size(operations: Sequence[Operation], bodies: Sequence[Nested]) ->
 
 
 def scan_depth(operations: Sequence[Operation], bodies: Sequence[Nested]) -> int:
-    """How many scans stand within each other; 0 without any."""
+    """Return the depth of nested scans; 0 without any."""
     depths: list[int] = []
     for body in bodies:
         deepest = _deepest(body.operations, depths)
@@ -74,26 +73,26 @@ def _deepest(operations: Sequence[Operation], depths: Sequence[int]) -> int:
 
 
 def _carriers(operations: Sequence[Operation], usable: int) -> Iterator[Operation]:
-    """The operations that carry a body that they may carry."""
+    """Yield the operations with a valid body."""
     return (o for o in operations if 0 <= o.body < usable)
 
 
 def _times(operation: Operation) -> int:
-    """How often the body of an operation counts."""
+    """Return how often executors bind the body of an operation."""
     if not is_scan(operation):
         return 1
     try:
         return max(1, ScanForm.of(operation).sides)
     except ValueError:
-        return 1  # Said elsewhere.
+        return 1  # Reported elsewhere.
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Operations inside an operation, in terms of values of their own.
+    """Operations inside an operation, with their own values.
 
-    `inputs` are the values that stand for the operation's operands, `ABSENT` where that has none;
-    `outputs` those that its results are: values that operations of the body make, no two alike.
+    `inputs` are the values of the operation's operands, or `ABSENT`; `outputs` those of its
+    results, which are distinct results of the body's operations.
 
     >>> from stitch.program import DataType
     >>> kind = ValueType((2,), DataType.FLOAT32)
@@ -111,17 +110,17 @@ class Body:
 
     @property
     def input_types(self) -> tuple[ValueType | None, ...]:
-        """The types of the operands, None where there is none."""
+        """Return the types of the operands, None for an absent one."""
         return tuple(None if v == ABSENT else self.values[v].type for v in self.inputs)
 
     @property
     def output_types(self) -> tuple[ValueType, ...]:
-        """The types of the results."""
+        """Return the types of the results."""
         return tuple(self.values[v].type for v in self.outputs)
 
     @property
     def meaning(self) -> Hashable:
-        """Equal for bodies that differ in names of values and in locations alone."""
+        """Return a key that ignores names of values and source locations."""
         return (
             self.inputs,
             self.outputs,
@@ -135,7 +134,7 @@ class Body:
         )  # fmt: skip
 
     def lines(self, index: int) -> Iterator[str]:
-        """The body as text, under its index."""
+        """Yield the body as text, under its index."""
 
         def slot(value: int) -> str:
             return "_" if value == ABSENT else f"{name_of(self.values, value)} {kind(value)}"
@@ -152,14 +151,14 @@ class Body:
 
 
 def name_of(values: Sequence[Value], index: int) -> str:
-    """What text calls a value, or an operand that is not there."""
+    """Return the name of a value in text, `_` for an absent operand."""
     return "_" if index == ABSENT else f"%{values[index].name}"
 
 
 def operation_line(
     operation: Operation, values: Sequence[Value], kind: Callable[[int], str]
 ) -> str:
-    """One operation as text; `kind` says what a value is."""
+    """Return an operation as text; `kind` describes a value."""
     op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
     outputs, inputs = (
         ", ".join(name_of(values, v) for v in side)
@@ -175,14 +174,14 @@ def operation_line(
 
 
 def holds_foreign(operation: Operation, bodies: Sequence[Body]) -> bool:
-    """Whether an operator, or one of the body that an operation carries, is foreign."""
+    """Return whether an operator, or one in its body, is foreign."""
     if operation.body == ABSENT:
         return operation.is_foreign
     return any(holds_foreign(inner, bodies) for inner in bodies[operation.body].operations)
 
 
 class BodyPool:
-    """Bodies by index, equal ones once.
+    """A list of distinct bodies.
 
     >>> from stitch.program import DataType
     >>> pool, kind = BodyPool(), ValueType((2,), DataType.FLOAT32)
@@ -197,15 +196,14 @@ class BodyPool:
         self._known: dict[Hashable, int] = {}
 
     def add(self, body: Body) -> int:
-        """The index of a body, or of one that is equal to it."""
+        """Add a body unless there is an equal one; return its index."""
         index = self._known.setdefault(body.meaning, len(self.bodies))
         if index == len(self.bodies):
             self.bodies.append(body)
         return index
 
     def add_all(self, bodies: Sequence[Body], used: Iterable[int] | None = None) -> dict[int, int]:
-        """Where the bodies of another list are now; of those not `used` and in no other that is,
-        nothing is taken."""
+        """Add the `used` bodies of another list, and those inside them; map old to new indices."""
         wanted = set(range(len(bodies)) if used is None else used)
         for index in reversed(range(len(bodies))):
             if index in wanted:
@@ -222,7 +220,7 @@ class BodyPool:
 
 
 def body_problems(bodies: Sequence[Body], operations: Sequence[Operation]) -> Iterator[Problem]:
-    """Every defect of a list of bodies, and that `operations` come to too much with them."""
+    """Yield the defects of a list of bodies, and a too large expansion of `operations`."""
     for index, body in enumerate(bodies):
         where = f"body {index}"
         given = [(v, f"{where}, input {i}") for i, v in enumerate(body.inputs) if v != ABSENT]
@@ -266,10 +264,9 @@ def definition_problems(
     usable: int,
     prefix: str = "",
 ) -> Iterator[Problem]:
-    """Bad indices, values defined twice, used before or never defined, bodies that do not fit.
+    """Yield bad indices, values defined twice, too late or never, and bodies that do not fit.
 
-    `given`: values that come from outside, and where; `usable`: how many of the bodies operations
-    may carry.
+    `given` are outer values and their descriptions; operations may carry the first `usable` bodies.
     """
     count = len(values)
     defined: dict[int, str] = {}
@@ -317,7 +314,7 @@ def _carried_problems(
     usable: int,
     where: str,
 ) -> Iterator[Problem]:
-    """Whether an operation and the body that it carries have the same operands and results."""
+    """Yield mismatches between the operands and results of an operation and of its body."""
     if not 0 <= operation.body < usable:
         yield Problem("bad_body", where, f"body {operation.body} of {usable} that it may carry")
         return
@@ -354,13 +351,12 @@ def _carried_problems(
 
 
 def _types(body: Body, slots: Sequence[int]) -> list[ValueType | None]:
-    """The types of values, None for those that are not there."""
+    """Return the types of values, None for bad indices."""
     return [body.values[v].type if 0 <= v < len(body.values) else None for v in slots]
 
 
 def result_types(operation: Operation, bodies: Sequence[Body]) -> tuple[ValueType, ...]:
-    """The types of the results of an operation that carries a body; raises `ValueError` for
-    attributes of a scan that do not fit."""
+    """Return the result types of an operation with a body; raise `ValueError` for a bad scan."""
     made = bodies[operation.body].output_types
     if not is_scan(operation):
         return made

@@ -1,7 +1,4 @@
-"""Contents: arrays told apart by their bytes, which are looked at where they lie.
-
-No array is copied, and none is read whose size no other has.
-"""
+"""Deduplicate arrays by their bytes, without copies, reading only arrays of equal size."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 
 
 class _Reading:
-    """What a view keeps alive. It is no array and lends no writable bytes, so NumPy finds nothing
-    below the view that would allow it to be written."""
+    """The base of a read-only view: not an array, so NumPy refuses to make the view writable."""
 
     __slots__ = ("__array_interface__", "base")
 
@@ -33,13 +29,13 @@ class _Reading:
 
 
 def as_read_only(array: Array) -> Array:
-    """A view of the same bytes that is read-only and that `flags.writeable = True` refuses."""
+    """Return a view that is read-only and cannot be made writable."""
     view: Array = np.asarray(_Reading(array)).view(array.dtype)
     return view
 
 
 def can_change(array: Array) -> bool:
-    """Whether anyone can still write an array, or what it is a view of."""
+    """Return whether an array, or one that it is a view of, is writable."""
     base: Any = array
     while base is not None:
         if isinstance(base, np.ndarray):
@@ -64,7 +60,7 @@ PIECE_NBYTES = 1 << 16
 
 @final
 class Contents:
-    """The arrays that were numbered; of equal ones only the first.
+    """Numbered distinct arrays.
 
     >>> seen = Contents()
     >>> [seen.number(np.array(row, np.int32)) for row in ([1, 2], [3, 4], [1, 2])]
@@ -80,8 +76,7 @@ class Contents:
         self._by_sum: dict[Hashable, list[int]] = {}
 
     def number(self, data: Array, kind: Hashable = None) -> int:
-        """The number of an array's bytes among those of one kind: a new one, the length of `arrays`
-        so far, where no other has the same."""
+        """Return the number of an array among those of one kind; equal bytes have one number."""
         place = (kind, data.nbytes, data.__array_interface__["data"][0])
         is_dense = data.flags.c_contiguous
         if is_dense and place in self._at:
@@ -94,7 +89,7 @@ class Contents:
         return found
 
     def crc32(self, number: int) -> int:
-        """The CRC-32 of the bytes of a number, computed once."""
+        """Return the CRC-32 of an array by number, computed once."""
         known = self._sums.get(number)
         if known is None:
             known = self._sums[number] = zlib.crc32(dense_bytes(self.arrays[number]).data)
@@ -120,7 +115,7 @@ class Contents:
 
 
 def same_bytes(one: Array, other: Array) -> bool:
-    """Whether two arrays hold the same bytes, row-major; compared piece by piece."""
+    """Return whether two arrays have equal bytes, row-major; compare in pieces."""
     left, right = dense_bytes(one), dense_bytes(other)
     return left.nbytes == right.nbytes and all(
         np.array_equal(left[at : at + PIECE_NBYTES], right[at : at + PIECE_NBYTES])
@@ -129,5 +124,5 @@ def same_bytes(one: Array, other: Array) -> bool:
 
 
 def dense_bytes(data: Array) -> Array:
-    """An array's elements, row-major, as a flat array of bytes; a view where it is dense."""
+    """Return an array's elements, row-major, as bytes; a view if it is dense."""
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Data types: how one element is stored, and in which type it is computed."""
+"""Data types: the storage and compute types of elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK_ELEMENTS = 16
 
 
 class DataType(enum.Enum):
-    """The storage type of a tensor's elements; the value is its name in files and texts.
+    """The storage type of a tensor's elements; the enum value is its name in files.
 
     >>> DataType.BFLOAT16.short, DataType.BFLOAT16.compute_dtype.name
     ('bf16', 'float32')
@@ -52,40 +52,40 @@ class DataType(enum.Enum):
 
     @property
     def short(self) -> str:
-        """The name used in shapes such as `2x2xf32` (the spelling of IREE)."""
+        """Return the name in shapes such as `2x2xf32` (as in IREE)."""
         return _FACTS[self].short
 
     @property
     def is_floating(self) -> bool:
-        """Whether the elements are real numbers, block formats included."""
+        """Return whether it is a floating type, block formats included."""
         return _FACTS[self].floating
 
     @property
     def is_block(self) -> bool:
-        """Whether sixteen elements share an exponent (bfp8, bfp4): tiled layouts only."""
+        """Return whether sixteen elements share an exponent (bfp8, bfp4; tiled layouts only)."""
         return _FACTS[self].mantissa_bits != 0
 
     @property
     def in_arrays(self) -> DataType:
-        """What elements are in arrays, which hold them one by one: those of blocks are float32."""
+        """Return the type of array elements: float32 for block formats."""
         return DataType.FLOAT32 if self.is_block else self
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is float8, float4, int4 or int2: one element a byte, nothing but casts.
+        """Return whether it is float8, float4, int4 or int2, one element per byte.
 
-        Operators move such elements and convert them; none computes in them.
+        Operators move and convert such elements; none computes in them.
         """
         return self in _NARROW
 
     @property
     def bits(self) -> int:
-        """Bits that tell one element from another: 4 for int4, though it takes a byte."""
+        """Return the significant bits of an element: 4 for int4, although it takes a byte."""
         return _FACTS[self].bits or 8 * self.itemsize
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Least and largest number of an integer type; of bool 0 and 1."""
+        """Return the smallest and largest number of an integer type; 0 and 1 for bool."""
         if self is DataType.BOOL:
             return (0, 1)
         if self.value.startswith("u"):
@@ -93,9 +93,9 @@ class DataType(enum.Enum):
         return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
 
     def holds(self, stored: np.ndarray[Any, np.dtype[Any]]) -> bool:
-        """Whether bytes are elements of this type: those of bool are 0 or 1, of int4 below 16.
+        """Return whether bytes are valid elements: of bool 0 or 1, of int4 below 16.
 
-        Another byte would mean different things to different kernels.
+        Kernels disagree about other bytes.
         """
         most = 2 if self is DataType.BOOL else 1 << min(8, self.bits)
         raw = stored.reshape(-1).view(np.uint8)
@@ -103,12 +103,12 @@ class DataType(enum.Enum):
 
     @property
     def mantissa_bits(self) -> int:
-        """Bits of an element in a block format, sign included; 0 for other types."""
+        """Return the bits of an element in a block format, with sign; 0 for other types."""
         return _FACTS[self].mantissa_bits
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type of one stored element; raises `LayoutError` for block formats."""
+        """Return the NumPy type of a stored element; raise `LayoutError` for block formats."""
         dtype = _FACTS[self].dtype
         if dtype is None:
             raise LayoutError(
@@ -119,16 +119,16 @@ class DataType(enum.Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one stored element; raises `LayoutError` for block formats."""
+        """Return the bytes of a stored element; raise `LayoutError` for block formats."""
         return self.dtype.itemsize
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The NumPy type that kernels compute in: float32 for float16 and bfloat16."""
+        """Return the NumPy type of computations: float32 for float16 and bfloat16."""
         return _FACTS[self].compute
 
     def nbytes(self, elements: int) -> int:
-        """Bytes that `elements` elements take; for block formats a multiple of 16 elements."""
+        """Return the bytes of `elements` elements, a multiple of 16 for block formats."""
         bits = self.mantissa_bits
         if bits == 0:
             return elements * self.itemsize
@@ -136,7 +136,7 @@ class DataType(enum.Enum):
 
     @staticmethod
     def from_dtype(dtype: Any) -> DataType:
-        """The data type of a NumPy dtype; raises `LayoutError` for those Stitch does not store."""
+        """Return the data type of a NumPy dtype; raise `LayoutError` for unsupported ones."""
         data_type = _BY_DTYPE.get(np.dtype(dtype))
         if data_type is None:
             raise LayoutError(
@@ -148,7 +148,7 @@ class DataType(enum.Enum):
 
     @staticmethod
     def parse(name: str) -> DataType:
-        """The data type of a name, long or short; raises `LayoutError` with the list of names."""
+        """Return the data type of a long or short name; raise `LayoutError`."""
         data_type = _BY_NAME.get(name)
         if data_type is None:
             raise LayoutError(
@@ -177,7 +177,7 @@ def _plain(short: str, name: str) -> _Facts:
 
 
 def _narrow(short: str, name: str, bits: int = 8) -> _Facts:
-    """A type of ml_dtypes, one element a byte."""
+    """Return the facts of a type of ml_dtypes, one element per byte."""
     dtype = np.dtype(getattr(ml_dtypes, name))
     return _Facts(short, name.startswith("float"), dtype, dtype, bits=bits)
 

@@ -1,4 +1,4 @@
-"""Layouts: where a tensor lies (space, address) and in which form (type, tiles, shards)."""
+"""Layouts: space, address, data type, tiles and shards of a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ELEMENTS = (2**63 - 1) // 8
 
 
 class Space(enum.Enum):
-    """A memory: the host's, the device's DRAM, or the L1 beside its cores."""
+    """A memory: of the host, the device's DRAM, or the L1 of its cores."""
 
     HOST = "host"
     DRAM = "dram"
@@ -30,7 +30,7 @@ class Space(enum.Enum):
 
 
 class MemoryLayout(enum.Enum):
-    """How pages spread over banks: round robin, or cut into one shard per core."""
+    """The distribution of pages over banks: round robin, or one shard per core."""
 
     INTERLEAVED = "interleaved"
     HEIGHT_SHARDED = "height_sharded"
@@ -41,7 +41,7 @@ class MemoryLayout(enum.Enum):
 
 
 class Orientation(enum.Enum):
-    """The order in which shards are dealt to the cores of a grid."""
+    """The order in which shards are assigned to the cores of a grid."""
 
     ROW_MAJOR = "row_major"
     COL_MAJOR = "col_major"
@@ -64,7 +64,7 @@ _SHAPE = ArgumentKind(
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """One shard: the cores (rows, columns) and the shard's (rows, columns) in elements."""
+    """The core grid (rows, columns) and the shard shape (rows, columns) in elements."""
 
     core_grid: tuple[int, int]
     shape: tuple[int, int]
@@ -85,10 +85,10 @@ class ShardSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Data type, space, tile shape (None: row-major), memory layout, and perhaps an address.
+    """Data type, space, tile shape (None: row-major), memory layout, and optionally an address.
 
-    Addresses are per bank, in bytes. Raises `LayoutError` where the parts contradict each other:
-    block formats are only tiled, the host is never sharded, a sharded layout has a shard spec.
+    Addresses are per bank, in bytes. Raises `LayoutError` for contradictions: block formats are
+    tiled, the host is never sharded, a sharded layout has a shard spec.
 
     >>> Layout(DataType.FLOAT32, Space.L1, TILE_SHAPE).text()
     'f32:l1:tile:interleaved'
@@ -138,15 +138,15 @@ class Layout:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements lie row-major and without gaps at the start of the footprint."""
+        """Return whether the elements are row-major and contiguous."""
         return self.tile_shape is None and not self.is_sharded
 
     def without_address(self) -> Layout:
-        """The same layout, wherever it lies."""
+        """Return the layout without its address."""
         return self if self.address is None else replace(self, address=None)
 
     def text(self) -> str:
-        """One stable word per fact, for errors, `Program.text` and `--explain`."""
+        """Return a stable text for errors, `Program.text` and `--explain`."""
         words = [self.data_type.short, self.space.value]
         words.append("tile" if self.is_tiled else "row_major")
         spec = self.shard_spec
@@ -164,7 +164,7 @@ class Layout:
 
 
 def host_layout(data_type: DataType) -> Layout:
-    """The canonical host layout: row-major, interleaved, no address."""
+    """Return the canonical host layout: row-major, interleaved, no address."""
     return Layout(data_type)
 
 
@@ -173,7 +173,7 @@ _LAYOUT = instance_of("a Layout", Layout)
 
 @dataclass(frozen=True, slots=True)
 class TensorDesc:
-    """Shape and layout: what compiler and runtime agree on for one tensor.
+    """Shape and layout of a tensor: the ABI between compiler and runtime.
 
     >>> TensorDesc((2, 3), host_layout(DataType.FLOAT32)).text()
     '2x3xf32:host:row_major:interleaved'
@@ -199,10 +199,10 @@ class TensorDesc:
 
     @property
     def rows_and_columns(self) -> tuple[int, int]:
-        """The tensor as a matrix: outer dimensions joined to the rows; tiles pad each matrix.
+        """Return (rows, columns) of the tensor as a matrix, with outer dimensions in the rows.
 
-        Tiled, the last two dimensions are padded to whole tiles before the outer ones join the
-        rows (ttnn's rule: 2x3x5x7 is 192x32 elements, 6 tiles).
+        Tiles pad the last two dimensions before that (as in ttnn: 2x3x5x7 is 192x32 elements, 6
+        tiles).
         """
         columns = self.shape[-1] if self.shape else 1
         rows = self.shape[-2] if len(self.shape) > 1 else 1
@@ -214,7 +214,7 @@ class TensorDesc:
         return outer * rows, columns
 
     def without_address(self) -> TensorDesc:
-        """The same, wherever it lies.
+        """Return the descriptor without its address.
 
         >>> desc = TensorDesc((2, 3), Layout(DataType.FLOAT32, Space.DRAM, address=64))
         >>> desc.without_address().layout.address is None
@@ -236,10 +236,10 @@ class TensorDesc:
 def link_problem(
     source: TensorDesc, target: TensorDesc, strict_types: bool = False
 ) -> tuple[str, str] | None:
-    """What keeps a value from feeding a slot, and a remedy; None where nothing does.
+    """Return why a value cannot feed a slot, and a remedy; None if it can.
 
-    Shapes are equal; floats never become integers, nor the reverse, nor one integer type another;
-    with `strict_types` no storage type changes at all.
+    Shapes must be equal, and only floating types convert into each other; with `strict_types` no
+    storage type does.
     """
     if source.shape != target.shape:
         return (

@@ -1,4 +1,4 @@
-"""Values, operations and slots: the one vocabulary that graphs and programs share."""
+"""Values, operations and slots, shared by graphs and programs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OPAQUE_DOMAIN = "ttnn"
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What an operator sees of a value: its shape and its logical data type."""
+    """Shape and logical data type of a value."""
 
     shape: tuple[int, ...]
     data_type: DataType
 
     @property
     def nbytes(self) -> int:
-        """What a dense array of it takes; raises `LayoutError` for block formats.
+        """Return the bytes of a dense array; raise `LayoutError` for block formats.
 
         >>> ValueType((2, 3), DataType.FLOAT32).nbytes
         24
@@ -41,7 +41,7 @@ class ValueType:
         return math.prod(self.shape) * self.data_type.itemsize
 
     def text(self) -> str:
-        """The spelling of IREE.
+        """Return the text of the type as in IREE.
 
         >>> ValueType((2, 3), DataType.FLOAT32).text()
         '2x3xf32'
@@ -53,8 +53,8 @@ class ValueType:
 class Value:
     """One value: a name, its logical type, and, once placed, its layout.
 
-    `type.data_type` is what operators compute with; `layout.data_type` is how it is stored. They
-    differ only between floating types (a float32 value may be stored as bfp8).
+    Operators compute in `type.data_type`; `layout.data_type` is the storage type. They differ only
+    between floating types (a float32 value may be stored as bfp8).
     """
 
     name: str
@@ -63,17 +63,16 @@ class Value:
 
     @property
     def desc(self) -> TensorDesc:
-        """Shape and layout of a placed value; raises `CompileError` before placement."""
+        """Return shape and layout of a placed value; raise `CompileError` before placement."""
         if self.layout is None:
             raise CompileError(f"value {self.name!r} has no layout yet: it is not placed")
         return TensorDesc(self.type.shape, self.layout)
 
 
 class MathFidelity(enum.Enum):
-    """Of how many of their bits a matrix unit multiplies operands, in how many passes; the names
-    are tt-metal's. `BY_TYPE`: as the machine's library of kernels does for the operands' type.
+    """The passes of a matrix unit, by the operand bits of each (tt-metal's names).
 
-    It decides how long a device takes. What is computed here does not depend on it.
+    `BY_TYPE` follows the operands' type. It affects the simulated time, not the results.
     """
 
     BY_TYPE = "by_type"
@@ -87,12 +86,18 @@ class MathFidelity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One application of an operator; operands are indices into the values, `ABSENT` for none.
+    """One application of an operator.
 
-    `body`: the index, among the bodies of its program, of the operations that it stands for;
-    `ABSENT` for an operator that has a kernel of its own everywhere. `math_fidelity` is of sums of
-    products; others have none to choose. `opset`: of a foreign operator, the version of its domain
-    that defines it; 0 for operators that Stitch defines.
+    Args:
+        op: The operator.
+        inputs: Indices of the operands, or `ABSENT`.
+        outputs: Indices of the results, or `ABSENT`.
+        attributes: Its attributes.
+        domain: Its domain; empty is ONNX's.
+        location: Its location in the source.
+        body: The index of its body in the program; `ABSENT` if every executor has a kernel.
+        math_fidelity: Of matrix products.
+        opset: The version of the domain of a foreign operator; 0 for those that Stitch defines.
     """
 
     op: str
@@ -110,18 +115,18 @@ class Operation:
 
     @property
     def is_opaque(self) -> bool:
-        """Whether it is a name only: its types are what its program says, and it has no kernel."""
+        """Return whether it is opaque: the program states its types, and it has no kernel."""
         return self.domain == OPAQUE_DOMAIN
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its operator is one that Stitch does not define: its types are what its program
-        says, and only ONNX Runtime computes it."""
+        """Return whether the operator is foreign: the program states its types, and only ONNX
+        Runtime computes it."""
         return self.opset > 0
 
     @property
     def title(self) -> str:
-        """The operator as messages spell it.
+        """Return the operator's name for errors.
 
         >>> Operation("CDist", (0, 1), (2,), domain="com.microsoft", opset=1).title
         'com.microsoft.CDist'
@@ -130,7 +135,7 @@ class Operation:
 
 
 class InputKind(enum.Enum):
-    """What an input is for; decides its default home and whether results can be remembered."""
+    """The use of an input; decides its default space and whether results can be cached."""
 
     ACTIVATION = "activation"
     PARAMETER = "parameter"
@@ -140,7 +145,7 @@ class InputKind(enum.Enum):
 
 
 class Ownership(enum.Enum):
-    """Whether the caller keeps an input (`borrow`) or gives it away (`donate`)."""
+    """Whether a program may overwrite an input (`donate`) or not (`borrow`)."""
 
     BORROW = "borrow"
     DONATE = "donate"
@@ -152,7 +157,7 @@ INITIAL_STATE = ".initial_state"
 
 @dataclass(frozen=True, slots=True)
 class InputSlot:
-    """A named input of a graph or program, and the value that it gives."""
+    """A named input of a graph or program, and its value."""
 
     name: str
     value: int
@@ -162,7 +167,7 @@ class InputSlot:
 
 @dataclass(frozen=True, slots=True)
 class OutputSlot:
-    """A named output; `aliases_input` is the index of the donated input whose buffer it takes."""
+    """A named output; `aliases_input` is the index of the donated input whose buffer it reuses."""
 
     name: str
     value: int

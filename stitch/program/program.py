@@ -1,4 +1,4 @@
-"""`Program`: a placed, compiled entry point, and the checks and text that every holder shares."""
+"""`Program`: a placed, compiled entry point, with its checks and text."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from stitch.program.operation import (
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """Where a part of a linked program begins: the index of its first operation.
+    """The beginning of a part of a linked program: the index of its first operation.
 
-    The part ends where the next begins. It gives what later parts read and what is an output of
-    the whole; `held` names the values that it gave beside these when its program was apart, in
-    rising order: outputs that nobody reads any more, and what operations read that linking has
-    dropped. An executor that fuses operations fuses other ones where it does not know of them.
+    The outputs of a part are the values that later parts read and outputs of the program. `held`
+    lists, in ascending order, its other outputs before linking: values that no operation reads, or
+    only operations that linking dropped. With them, executors fuse the same operations as before
+    linking.
     """
 
     first: int
@@ -47,7 +47,7 @@ class Seam:
 
 
 def part_ranges(seams: Sequence[Seam], count: int) -> tuple[range, ...]:
-    """The operations of each part, of `count` in all; one part where there are no seams.
+    """Return the operations of each part, of `count` in all; one part without seams.
 
     >>> part_ranges([Seam(0), Seam(2)], 5)
     (range(0, 2), range(2, 5))
@@ -60,7 +60,7 @@ def part_ranges(seams: Sequence[Seam], count: int) -> tuple[range, ...]:
 def seam_problems(
     seams: Sequence[Seam], operations: Sequence[Operation], values: int
 ) -> Iterator[Problem]:
-    """Every way in which seams do not fit a list of operations and a number of values."""
+    """Yield the defects of seams for a list of operations and a number of values."""
     before = -1
     for i, seam in enumerate(seams):
         if (i == 0 and seam.first) or not before < seam.first < len(operations):
@@ -87,7 +87,7 @@ SLOTS_IN_SUMMARY = 4
 
 
 class Role(enum.Enum):
-    """What a program is for; it does not change how it runs."""
+    """The role of a program; it does not affect how it runs."""
 
     FORWARD = "forward"
     LOSS = "loss"
@@ -111,7 +111,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class OperationList:
-    """What a computation graph and a program have in common."""
+    """The common part of a computation graph and a program."""
 
     name: str
     inputs: tuple[InputSlot, ...]
@@ -123,11 +123,11 @@ class OperationList:
     bodies: tuple[Body, ...] = field(default=(), kw_only=True)
 
     def constant_data(self) -> dict[int, Array]:
-        """The constants by the index of their value."""
+        """Return the constants by the index of their value."""
         return {constant.value: constant.data for constant in self.constants}
 
     def fixed_values(self) -> set[int]:
-        """The values that depend on constants alone, these among them."""
+        """Return the values that depend on constants alone, with the constants."""
         fixed = {constant.value for constant in self.constants}
         for operation in self.operations:
             read = [value for value in operation.inputs if value != ABSENT]
@@ -136,20 +136,20 @@ class OperationList:
         return fixed
 
     def every_constant(self) -> Iterator[tuple[Constant, Value]]:
-        """The constants and their values, then those of bodies."""
+        """Yield the constants and their values, then those of bodies."""
         parts: list[OperationList | Body] = [self, *self.bodies]
         for part in parts:
             yield from ((constant, part.values[constant.value]) for constant in part.constants)
 
     def foreign_operations(self) -> list[Operation]:
-        """The operations of foreign operators, those of bodies too."""
+        """Return the operations of foreign operators, also in bodies."""
         parts: list[OperationList | Body] = [self, *self.bodies]
         return [
             operation for part in parts for operation in part.operations if operation.is_foreign
         ]
 
     def placed_values(self) -> set[int]:
-        """The values of slots and constants: those that have places of their own."""
+        """Return the values of slots and constants, which have their own buffers."""
         slots = {slot.value for slot in self.inputs} | {slot.value for slot in self.outputs}
         return slots | {constant.value for constant in self.constants}
 
@@ -158,8 +158,8 @@ class OperationList:
 class Program(OperationList):
     """A placed entry point: slots, values with layouts, operations in run order, constants.
 
-    `seams`: where the parts of a linked program begin; a program of one part has none. Raises
-    `CompileError` listing every way in which all of this does not fit together.
+    `seams` are the beginnings of the parts of a linked program, empty for a program of one part.
+    Raises `CompileError` that lists every defect.
     """
 
     scratch: Scratch
@@ -177,25 +177,25 @@ class Program(OperationList):
         return f"<Program {summary(self)}>"
 
     def input_desc(self, index: int) -> TensorDesc:
-        """Where input `index` must lie, and in which form."""
+        """Return the required descriptor of input `index`."""
         return self.values[self.inputs[index].value].desc
 
     def output_desc(self, index: int) -> TensorDesc:
-        """Where output `index` will lie, and in which form."""
+        """Return the descriptor of output `index`."""
         return self.values[self.outputs[index].value].desc
 
     @property
     def is_opaque(self) -> bool:
-        """Whether it has operations that are names only: then it is planned, and never computed."""
+        """Return whether it has opaque operations: then it is planned, and never computed."""
         parts: list[OperationList | Body] = [self, *self.bodies]
         return any(operation.is_opaque for part in parts for operation in part.operations)
 
     def parts(self) -> tuple[range, ...]:
-        """The operations of each part; one part, unless the program was linked."""
+        """Return the operations of each part; one part, unless the program is linked."""
         return part_ranges(self.seams, len(self.operations))
 
     def readers(self) -> dict[int, set[int]]:
-        """The indices of the operations that read each value."""
+        """Return the indices of the operations that read each value."""
         readers: dict[int, set[int]] = {}
         for index, operation in enumerate(self.operations):
             for value in operation.inputs:
@@ -203,7 +203,7 @@ class Program(OperationList):
         return readers
 
     def text(self) -> str:
-        """The program as stable, readable text (the form that golden files hold)."""
+        """Return the program as stable text, as in golden files."""
         lines = [*body_lines(self, lambda i: self.values[i].desc.text())]
         if self.seams:
             lines.append("  seams before operations " + ", ".join(map(self._seam, self.seams)))
@@ -217,8 +217,7 @@ class Program(OperationList):
 
 
 def structure_problems(body: OperationList) -> Iterator[Problem]:
-    """Every structural defect: bad indices, values defined twice, used before or never defined,
-    bodies that do not fit the operations that carry them."""
+    """Yield bad indices, values defined twice, too late or never, and bad bodies."""
     given = [(slot.value, f"input {i} ({slot.name})") for i, slot in enumerate(body.inputs)]
     yield from definition_problems(
         body.values, given, body.constants, body.operations, body.bodies, len(body.bodies)
@@ -238,7 +237,7 @@ def structure_problems(body: OperationList) -> Iterator[Problem]:
 
 
 def placement_problems(program: OperationList) -> Iterator[Problem]:
-    """Every defect of placement: values without layout, storage that does not fit, bad aliases."""
+    """Yield defects of placement: values without layout, bad storage types, bad aliases."""
     for i, value in enumerate(program.values):
         where = f"value {i} ({value.name})"
         if value.layout is None:
@@ -290,7 +289,7 @@ def _alias_problems(
 
 
 def summary(body: OperationList) -> str:
-    """One short line whatever the size: name, types of the slots, how much is in it."""
+    """Return one line with name, slot types and sizes."""
 
     def listed(slots: Sequence[InputSlot] | Sequence[OutputSlot]) -> str:
         shown = [f"{s.name}: {body.values[s.value].type.text()}" for s in slots[:SLOTS_IN_SUMMARY]]
@@ -309,7 +308,7 @@ def body_lines(
     kind: Callable[[int], str],
     data: Callable[[Constant], str] = lambda constant: "",
 ) -> Iterator[str]:
-    """The lines that graphs and programs share; `kind` and `data` say what a value is and holds."""
+    """Yield the common lines of graphs and programs; `kind` and `data` describe a value."""
 
     for slot in body.inputs:
         extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
@@ -332,7 +331,7 @@ def body_lines(
 
 
 class FreeNames:
-    """Names that were given, and how far those of one stem are numbered.
+    """Assigns unique names by numbering.
 
     >>> names = FreeNames()
     >>> [names.free("x") for _ in range(3)]
@@ -342,14 +341,13 @@ class FreeNames:
     __slots__ = ("_before", "_mark", "_numbers", "_taken")
 
     def __init__(self, taken: Iterable[str] = (), mark: str = ".", first: int = 2) -> None:
-        """`taken`: names that are never given; `mark`: what stands before a number; `first`: the
-        number of the second of a name."""
+        """Reserve `taken`; the second use of a name appends `mark` and the number `first`."""
         self._taken = set(taken)
         self._mark, self._before = mark, first - 1
         self._numbers: dict[str, int] = {}
 
     def free(self, name: str, prefix: str = "") -> str:
-        """The name itself, else with the prefix before it, else numbered; taken now."""
+        """Return and reserve the name, or with `prefix`, or numbered."""
         free = f"{prefix}.{name}" if prefix and name in self._taken else name
         if free in self._taken:
             longer, number = free, self._numbers.get(free, self._before)

@@ -1,14 +1,12 @@
-"""Scans: operations whose body runs once for each of `count` rounds; which of their operands and
-results are what.
+"""Scans: operations whose body runs for `count` rounds, and the roles of their operands.
 
-Operands are the first states, then sequences, of which each round takes one element of axis 0, then
-what all rounds share. Results are the last states, then what each round gives, collected along a
-new axis 0. The body takes states, elements and what is shared, and makes states and elements. This
-is `Scan` of ONNX with axis 0 throughout; what its body reads from outside is shared here.
+Operands are initial states, sequences (each round reads one element of axis 0), and shared values.
+Results are final states, and the outputs of all rounds stacked along a new axis 0. This is ONNX's
+`Scan` with axis 0; the outer values that its body reads are shared operands here.
 
-With `has_condition` the first state is a truth value, and a round runs only while it is true:
-`count` is the most rounds then, and there are no sequences and nothing is collected, since lengths
-are known before anything runs. That is ONNX's `Loop`; with a count of one it is a side of an `If`.
+With `has_condition` a round runs only while the first state, a bool, is true: `count` is a limit,
+and there are no sequences and stacked results, because shapes are static. That is ONNX's `Loop`;
+with a count of one, a branch of `If`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ CONDITION = ValueType((), DataType.BOOL)
 
 
 def is_scan(operation: Operation) -> bool:
-    """Whether an operation runs its body in rounds.
+    """Return whether an operation runs its body in rounds.
 
     >>> is_scan(Operation("Scan", (0,), (1,), {"count": 3}, "stitch", body=0))
     True
@@ -46,9 +44,11 @@ def is_scan(operation: Operation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScanForm:
-    """How many rounds, with a condition the most; how many operands are states and sequences, and
-    results collected; which of the sequences are taken, and which of the results given, from the
-    last place to the first; whether a round runs only while the first state is true."""
+    """The rounds (with a condition their limit), states, sequences and collected results of a scan.
+
+    Sequences and results may go backward; with a condition a round runs while the first state is
+    true.
+    """
 
     count: int
     states: int
@@ -60,13 +60,12 @@ class ScanForm:
 
     @staticmethod
     def of(operation: Operation) -> ScanForm:
-        """The form of a scan; raises `ValueError` where its attributes do not fit each other."""
+        """Parse a scan's attributes; raise `ValueError` for contradictions."""
         return ScanForm.read(operation.attributes, len(operation.inputs), len(operation.outputs))
 
     @staticmethod
     def read(attributes: Mapping[str, AttributeValue], operands: int, results: int) -> ScanForm:
-        """The form by attributes and how many operands and results there are; raises `ValueError`
-        as `of` does."""
+        """Parse attributes for these numbers of operands and results; raise `ValueError`."""
         unknown = sorted(set(attributes) - set(ATTRIBUTES))
         if unknown:
             raise ValueError(f"a scan has no attribute {unknown[0]!r}")
@@ -94,17 +93,17 @@ class ScanForm:
 
     @property
     def sides(self) -> int:
-        """How often executors bind a body: states lie in two buffers that take turns."""
+        """Return how often executors bind the body: states alternate between two buffers."""
         return min(self.count, 2 if self.states else 1)
 
     @property
     def likely_rounds(self) -> int:
-        """How many rounds it has, for estimates."""
+        """Return the number of rounds, for estimates."""
         return min(self.count, LIKELY_ROUNDS) if self.has_condition else self.count
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes of an operation of this form."""
+        """Return the attributes of such an operation."""
         directions = {
             "scan_input_directions": self.taken_backward,
             "scan_output_directions": self.given_backward,
@@ -118,17 +117,17 @@ class ScanForm:
         }
 
     def whole(self, element: ValueType) -> ValueType:
-        """The type of a sequence of such elements."""
+        """Return the type of a sequence of such elements."""
         return ValueType((self.count, *element.shape), element.data_type)
 
     def operand_types(self, inside: Sequence[ValueType | None]) -> list[ValueType | None]:
-        """What the operands are, by what the body takes."""
+        """Return the types of the operands, from the inputs of the body."""
         before = self.states + self.sequences
         whole = [None if k is None else self.whole(k) for k in inside[self.states : before]]
         return [*inside[: self.states], *whole, *inside[before:]]
 
     def result_types(self, inside: Sequence[ValueType | None]) -> list[ValueType | None]:
-        """What the results are, by what the body makes."""
+        """Return the types of the results, from the outputs of the body."""
         whole = [None if kind is None else self.whole(kind) for kind in inside[self.states :]]
         return [*inside[: self.states], *whole]
 
@@ -138,7 +137,7 @@ class ScanForm:
         makes: Sequence[ValueType | None],
         operands: Sequence[int],
     ) -> Iterator[str]:
-        """What of a body, by what it takes and makes, cannot run in rounds."""
+        """Yield why a body with these inputs and outputs cannot run in rounds."""
         if ABSENT in operands:
             yield "an operand of a scan is always there"
         for i in range(min(self.states, len(takes), len(makes))):

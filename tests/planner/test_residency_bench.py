@@ -108,7 +108,7 @@ def test_where_seconds_and_bytes_disagree_a_plan_and_its_report_have_both() -> N
     assert nbytes < made.carried_nbytes and made.seconds < seconds
     (line,) = trade_lines([(made, 2), (replace(made, fewest_bytes=None), 1)])
     more = 2 * (made.carried_nbytes - nbytes)
-    assert f"{1 - made.seconds / seconds:.1%} faster than plans of fewest bytes" in line
+    assert f"{1 - made.seconds / seconds:.1%} faster than the plans of fewest bytes" in line
     assert f"which copy {more} B less" in line
     assert not trade_lines([(replace(made, fewest_bytes=None), 1)])
     for wrong in ((made.carried_nbytes, seconds), (nbytes, made.seconds / 2)):
