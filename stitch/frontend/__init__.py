@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from stitch.frontend.torch import (
         CallStructure,
         Explanation,
-        ParameterHomes,
+        RelocatedParameters,
         array_on,
         explain,
         from_fx,
         graph_counts,
         loop_over,
         tensor_on,
+        untraced_tensor_on,
     )
     from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "torch": "CallStructure Explanation ParameterHomes array_on explain from_fx "
-            "graph_counts loop_over tensor_on",
+            "torch": "CallStructure Explanation RelocatedParameters array_on explain from_fx "
+            "graph_counts loop_over tensor_on untraced_tensor_on",
             "yaml": "MODULE_KEYS load_module module_from_text",
         },
     )
 
 __all__ = [
-    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "TrainableSource", "array_on",
-    "explain", "from_fx", "graph_counts", "graph_of_torch_call", "is_torch",
+    "MODULE_KEYS", "CallStructure", "Explanation", "RelocatedParameters", "TrainableSource",
+    "array_on", "explain", "from_fx", "graph_counts", "graph_of_torch_call", "is_torch",
     "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
-    "read_trainable", "tensor_on", "torch_device",
+    "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """The tracing interface: `import stitch.torch`, `import stitch.torch.nn as nn`.
 
-Names are loaded when they are asked for: this face does without the package torch (an optional
-extra), what it hands on does not.
+Importing this package needs no torch: its names are loaded when they are first used.
 """
 
 from __future__ import annotations

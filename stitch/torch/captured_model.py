@@ -1,7 +1,4 @@
-"""`CapturedModel`: a torch module that is compiled when enough of it is known.
-
-From then on it is the `CompiledModel`.
-"""
+"""`CapturedModel`: a torch module that is compiled at its first call, or with its first loss."""
 
 from __future__ import annotations
 
@@ -47,18 +44,27 @@ def compile(
     algorithm: str = "none", optimizer: Any = None, loss: Any = None,
     backend: str | Callable[..., Any] | None = None, **options: Any,
 ) -> Any:  # fmt: skip
-    """Compile a torch module: at once where an example is given (and, with an optimizer, a loss),
-    else at its first call; `options` as for `stitch.compile`. With a `backend` it is
-    `torch.compile(module, backend=...)`, which takes its own options. Raises what these raise."""
+    """Compile a torch module: now, if an example (and, with an optimizer, a loss) is given, else at
+    its first call. Raises what `stitch.compile` raises.
+
+    Args:
+        module: The torch module.
+        example: Arguments of a call, as for `stitch.compile`.
+        algorithm: `none`, `greedy` or `search`.
+        optimizer: An optimizer; the model can be trained then.
+        loss: The loss function; by default that of the first `loss_fn(pred, y)`.
+        backend: If given, return `torch.compile(module, backend=backend, **options)`.
+        options: Other options of `stitch.compile`, or of `torch.compile`.
+    """
     if backend is not None:
         own = {"algorithm": algorithm, "optimizer": optimizer, "loss": loss}
         named = {name: value for name, value in own.items() if value not in (None, "none")}
         if example is not None or named:
             raise UsageError(
-                "with backend= this is torch.compile, which captures a module at its first call",
+                "with backend= this is torch.compile, which does not take these arguments",
                 got=", ".join((["example"] if example is not None else []) + [*named]),
-                remedy="options=dict(algorithm=..., optimizer=...) for the backend 'stitch', or "
-                "leave backend= out",
+                remedy="pass options=dict(algorithm=..., optimizer=...) for the backend 'stitch', "
+                "or no backend=",
             )
         return torch.compile(module, backend=backend, **options)
     ready = example is not None and (optimizer is None or loss is not None)
@@ -74,11 +80,10 @@ def compile(
 
 
 class CapturedModel:
-    """A module on its way to a compiled model.
+    """A module that is compiled at its first call, or with its first loss.
 
-    Called, it gives what the model gives: a tensor, or, with an optimizer, a `TensorFuture`. While
-    no loss is known that is an `AwaitedPrediction`: the first loss function that judges one says
-    how the model is trained. Batches after the first have its shapes.
+    A call returns a tensor or, with an optimizer, a `TensorFuture`. Before the loss is known it
+    returns an `AwaitedPrediction`; the first loss function called with one becomes the loss.
     """
 
     def __init__(
@@ -91,11 +96,11 @@ class CapturedModel:
         if loss is not None:
             ANY_LOSS.check("compile", "loss", loss)
             if optimizer is None:
-                raise UsageError("a loss is for training, which needs an optimizer",
+                raise UsageError("a loss was given without an optimizer",
                                  remedy="compile(optimizer=..., loss=...)")  # fmt: skip
         check_options(optimizer=optimizer, loss=loss, **options)
         self.module = module
-        #: A module that is in its evaluation mode from the beginning is trained in that.
+        #: A module that starts in evaluation mode is trained in it.
         self._trains_in = bool(getattr(module, "training", True))
         self.example: Sequence[Any] | Mapping[str, Any] | None = None
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
@@ -106,19 +111,24 @@ class CapturedModel:
             weakref.finalize(self, hook.remove).atexit = False
 
     def train(self, mode: bool = True) -> CapturedModel:
-        """Set the module's mode, as torch's modules do it: training, or evaluation."""
+        """Set the module's training or evaluation mode, as torch does."""
         self.module.train(mode)
         return self
 
     def eval(self) -> CapturedModel:
-        """Set the module's evaluation mode: calls predict, and train nothing."""
+        """Set the module's evaluation mode: calls only predict."""
         return self.train(False)
 
-    def _evaluated(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """What the module gives in its evaluation mode: before the first step, and of a batch of
-        another size, torch's own."""
+    @property
+    def _instance(self) -> TrainingInstance | None:
+        """The training, if it has begun."""
         training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
+        return None if training is None else training.instance
+
+    def _predict(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call the module in evaluation mode; torch runs it before the first step, and for a batch
+        of another size."""
+        instance = self._instance
         if instance is None or not instance.takes_sizes_of(batch, named):
             with torch.no_grad():
                 return self.module(*batch, **named)
@@ -127,7 +137,7 @@ class CapturedModel:
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         if self._optimizer is not None and self._trains_in and not self.module.training:
-            return self._evaluated(batch, named)
+            return self._predict(batch, named)
         if self._model is None:
             if self._optimizer is not None and self._loss is None:
                 return AwaitedPrediction(self, batch, named)
@@ -136,7 +146,10 @@ class CapturedModel:
 
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if batch and named:
-            raise UsageError("the first batch comes by position or by name, not both")
+            raise UsageError(
+                "the first call has arguments by position and by name",
+                expected="all by position, or all by name",
+            )
         model = compile_module(
             self.module, self.example or named or batch, algorithm=self._algorithm,
             optimizer=self._optimizer, loss=self._loss, **self._options,
@@ -149,17 +162,15 @@ class CapturedModel:
 
     @property
     def _shared(self) -> SharedModule | None:
-        """What shares the module's tensors with the training, once that has begun."""
-        training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
-        sharer = None if instance is None else instance.sharer
+        """The tensors that module and training share, if it has begun."""
+        sharer = None if self._instance is None else self._instance.sharer
         return sharer if isinstance(sharer, SharedModule) else None
 
     def _begin_own_step(self, _: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Torch's object begins a step of its own. Where its closure makes the first call, what it
-        finds after that is none of its gradients: the training steps when it has done."""
-        theirs, *given = arguments
-        closure = given[0] if given else named.get("closure")
+        """The hook before a step of the torch optimizer. If its closure makes the first call, hide
+        the gradients from torch's step: the training steps after it."""
+        theirs, *others = arguments
+        closure = others[0] if others else named.get("closure")
         if closure is None or self._shared is not None:
             return None
 
@@ -173,10 +184,8 @@ class CapturedModel:
         return (theirs,), {"closure": first_call}
 
     def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
-        """The loss of a first prediction: from now on it is known how the model is trained.
-
-        What fails leaves it unknown.
-        """
+        """The loss of a prediction that was made before the loss was known; the first one sets the
+        model's loss, unless it fails."""
         is_first = self._model is None
         try:
             if is_first:
@@ -184,88 +193,83 @@ class CapturedModel:
                 self._capture(awaited.batch, awaited.named)
             if awaited.future is None:
                 awaited.future = self(*awaited.batch, **awaited.named)
-            judged: LossTensor = awaited.future.loss_with(loss, label)
-            # A training ends with its model, whoever still has its first prediction.
+            result: LossTensor = awaited.future.loss_with(loss, label)
+            # A prediction must not keep the training alive.
             awaited.captured = None
         except BaseException:
             if is_first:
-                self._forget(awaited)
+                if self._instance is not None:
+                    self._instance.close()
+                self._model = self._loss = awaited.future = None
             raise
-        return judged
-
-    def _forget(self, awaited: AwaitedPrediction) -> None:
-        training = None if self._model is None else self._model.training
-        if training is not None and training.instance is not None:
-            training.instance.close()
-        self._model = self._loss = awaited.future = None
+        return result
 
     def __repr__(self) -> str:
-        what = "not compiled yet" if self._model is None else repr(self._model)
-        return f"<CapturedModel of {type(self.module).__name__}: {what}>"
+        state = "not compiled yet" if self._model is None else repr(self._model)
+        return f"<CapturedModel of {type(self.module).__name__}: {state}>"
 
-    # -- what it has become ------------------------------------------------------------------------
+    # -- the compiled model ------------------------------------------------------------------------
 
     @property
     def is_captured(self) -> bool:
-        """Whether the module was compiled."""
+        """Whether the module is compiled."""
         return self._model is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether it was in training, and that was closed: the module has what it learned."""
+        """Whether a training was closed: the module has its weights."""
         training = None if self._model is None else self._model.training
         return training is not None and training.is_over
 
     @property
     def model(self) -> CompiledModel:
-        """The compiled model; raises `UsageError` before there is one."""
+        """The compiled model; raises `UsageError` before the module is compiled."""
         if self._model is None:
-            needs = "call it" if self._loss or not self._optimizer else "call it, and its loss"
+            needs = "call it" if self._loss or not self._optimizer else "call it and its loss"
             raise UsageError(
-                "the module is not compiled yet: that needs a batch",
+                "the module is not compiled yet: its first call compiles it",
                 where=type(self.module).__name__,
-                remedy=f"{needs} first, or stitch.torch.compile(module, example, ...)",
+                remedy=f"{needs} first, or use stitch.torch.compile(module, example, ...)",
             )
         return self._model
 
     @property
     def instance(self) -> TrainingInstance:
-        """The training that is on; raises `UsageError` before."""
+        """The running training; raises `UsageError` if there is none."""
         return self.model.instance
 
     @property
     def search_result(self) -> Any:
-        """What the algorithm found."""
+        """The result of the placement algorithm."""
         return self.model.search_result
 
     def as_json(self, *, weights: bool = True) -> str:
-        """As of the compiled model; raises `UsageError` before there is one."""
+        """As `CompiledModel.as_json`; raises `UsageError` before the module is compiled."""
         return self.model.as_json(weights=weights)
 
     @takes(file=either(PATH, WRITABLE))
     def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:
-        """As of the compiled model; raises `UsageError` before there is one."""
+        """As `CompiledModel.dump`; raises `UsageError` before the module is compiled."""
         self.model.dump(file, weights=weights)
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
-        """As of the compiled model; before there is one, and after a training, those of the
-        module."""
+        """As `CompiledModel.get_tensor`; before the module is compiled, and after a training, read
+        the module."""
         if self._model is not None and not self.is_over:
             return self._model.get_tensor(name, index)
         return tensor_of(self.module, name, index)
 
     def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
-        """As of the compiled model; before there is one, and after a training, those of the
-        module."""
+        """As `CompiledModel.set_tensor`; before the module is compiled, and after a training, write
+        to the module."""
         if self._model is not None and not self.is_over:
             self._model.set_tensor(name, array, index)
         else:
             set_tensor_of(self.module, name, array, index)
 
     def check_loadable(self, state: Mapping[str, Any]) -> None:
-        """Raise `UsageError` for other values of parameters that are constants of the programs."""
-        training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
+        """Raise `UsageError` if a state dict has other values of constants of the programs."""
+        instance = self._instance
         if instance is None:
             return
         tensors = dict(self.module.named_parameters(remove_duplicate=False))
@@ -274,15 +278,13 @@ class CapturedModel:
             tensor, loaded = tensors[name], torch.as_tensor(state[name])
             if loaded.shape == tensor.shape and not torch.equal(loaded, tensor):
                 raise UsageError(
-                    f"{name} is frozen: the programs of this training have it as a constant",
-                    remedy="load it before compile, and compile again",
+                    f"{name} is frozen: it is a constant of the programs of this training",
+                    remedy="load it before compile, or compile again",
                 )
 
     def take_over(self, state: Mapping[str, Any]) -> None:
-        """What was loaded into the module is the training's, if one is on, even where that lost a
-        tensor in an update that was interrupted."""
-        training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
+        """Give loaded values to the training; also tensors that an interrupted update has lost."""
+        instance = self._instance
         if instance is not None:
             for name in instance.kept_names:
                 if name in state:
@@ -290,19 +292,19 @@ class CapturedModel:
 
 
 class AwaitedPrediction:
-    """What a model predicts whose loss is not known yet: a loss function that judges it says so."""
+    """A prediction of a model whose loss is not known yet: calling a loss function sets it."""
 
     __slots__ = ("_read", "batch", "captured", "future", "named")
 
     def __init__(
         self, captured: CapturedModel, batch: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        #: None once it was judged: what has been predicted keeps no model alive.
+        #: None after the loss: a prediction must not keep the model alive.
         self.captured: CapturedModel | None = captured
-        # They stay writable, and are looked at later.
+        # Copies, because the caller may overwrite the batch before the loss.
         self.batch = tuple(map(_copied, batch))
         self.named = {name: _copied(value) for name, value in named.items()}
-        #: The prediction, once it was judged.
+        #: The prediction, after the loss.
         self.future: Any = None
         self._read: Any = None
 
@@ -313,28 +315,29 @@ class AwaitedPrediction:
         if not is_loss_call(function):
             if getattr(function, "__name__", "") not in _READ_BEFORE:
                 raise _no_value_yet()
-            told = [part.predicted if isinstance(part, cls) else part for part in arguments]
-            return function(*told, **(named or {}))
+            values = [part.predicted if isinstance(part, cls) else part for part in arguments]
+            return function(*values, **(named or {}))
         call = loss_of_call(function, arguments, named or {})
         if not isinstance(call.pred, cls):
-            raise UsageError("a loss takes the prediction first, then the labels",
-                             got=f"{function.__name__}({type(call.pred).__name__})")  # fmt: skip
+            raise UsageError("the first argument of the loss function is not the prediction",
+                             got=f"{function.__name__}({type(call.pred).__name__})",
+                             remedy="loss_fn(prediction, labels)")  # fmt: skip
         return call.pred.loss_with(call.loss, call.label)
 
     def loss_with(self, loss: Any, label: Any) -> LossTensor:
-        """Its loss, by which the model is trained from now on."""
+        """The loss of this prediction, which becomes the model's loss."""
         if self.captured is None:
-            judged: LossTensor = self.future.loss_with(loss, label)
-            return judged
+            result: LossTensor = self.future.loss_with(loss, label)
+            return result
         return self.captured.compute_loss(self, loss, label)
 
     @property
     def predicted(self) -> Any:
-        """What it holds, to read: before its loss is known torch's own module says so, without
-        gradients, on a copy that keeps statistics and random numbers as they are."""
+        """The value of the prediction. Before the loss, a copy of the torch module computes it
+        without gradients; statistics and random numbers of the original do not change."""
         if self.future is not None:
             return self.future
-        assert self.captured is not None, "it was not judged"
+        assert self.captured is not None, "there was no loss yet"
         if self._read is None:
             module = deepcopy(self.captured.module)
             with torch.no_grad(), torch.random.fork_rng():
@@ -342,7 +345,7 @@ class AwaitedPrediction:
         return self._read
 
     def wait(self) -> AwaitedPrediction:
-        """Run what is queued until it is there; before its loss is known nothing is queued."""
+        """Wait for the prediction; before the loss nothing is queued."""
         if self.future is not None:
             self.future.wait()
         return self
@@ -350,7 +353,11 @@ class AwaitedPrediction:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.predicted if name in _READ_BEFORE else self._there(), name)
+        if name in _READ_BEFORE:
+            return getattr(self.predicted, name)
+        if self.future is None:
+            raise _no_value_yet()
+        return getattr(self.future, name)
 
     def __getitem__(self, index: Any) -> Any:
         return self.predicted[index]
@@ -361,17 +368,12 @@ class AwaitedPrediction:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.predicted, dtype)
 
-    def _there(self) -> Any:
-        if self.future is None:
-            raise _no_value_yet()
-        return self.future
-
     def __repr__(self) -> str:
         return f"<AwaitedPrediction {self.future!r}>" if self.future is not None else (
             "<AwaitedPrediction: its loss is not known yet>")  # fmt: skip
 
 
-#: What a prediction may be asked before its loss is known: nothing goes back from these.
+#: Attributes that can be read before the loss, because they have no gradients.
 _READ_BEFORE = frozenset({
     "argmax", "argmin", "argsort", "cpu", "data", "detach", "dim", "dtype", "item", "max", "min",
     "ndim", "numel", "numpy", "shape", "size", "tolist", "topk",
@@ -380,8 +382,8 @@ _READ_BEFORE = frozenset({
 
 def _no_value_yet() -> UsageError:
     return UsageError(
-        "this prediction has no value yet: the model is compiled when its loss is known",
-        remedy="loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
+        "this prediction has no value yet: the model is compiled with its first loss",
+        remedy="call loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
     )
 
 
@@ -392,5 +394,5 @@ def _copied(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What a batch holds, without a gradient: NumPy asks torch for arrays."""
+    """An argument without gradients, which NumPy would refuse."""
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value

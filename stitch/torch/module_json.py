@@ -1,4 +1,4 @@
-"""A module that torch runs, and the optimizer that steps it, as JSON."""
+"""Save and load a torch module and its optimizer as JSON."""
 
 from __future__ import annotations
 
@@ -27,59 +27,59 @@ from stitch.training import OPTIMIZERS, ModelReader, TorchOptimizer, parameter_n
 
 KIND = "module"
 VERSION = 1
-#: What stands for a tensor, a tuple, and a mapping with keys that are no texts: JSON has none.
+#: Keys of the objects for tensors, tuples and mappings, which JSON lacks.
 _TENSOR, _TUPLE, _ITEMS = "tensor", "tuple", "items"
 
 
 def module_json(module: Any, optimizer: Any = None) -> str:
-    """A module's tensors, and the state of its optimizer: the given one, else that of the options
-    of torch.compile."""
+    """Return a module's tensors and the state of its optimizer as JSON; by default the optimizer
+    is that of torch.compile's options."""
     if optimizer is None:
         loop = loop_over(list(module.parameters()))
         optimizer = None if loop is None else loop.theirs
     body = {
         "stitch": KIND, "version": VERSION, "module": type(module).__name__,
-        "tensors": {name: _out(tensor) for name, tensor in module.state_dict().items()},
+        "tensors": {name: _encoded(tensor) for name, tensor in module.state_dict().items()},
         "optimizer": None if optimizer is None else {
-            "kind": type(optimizer).__name__, "state": _out(optimizer.state_dict()),
+            "kind": type(optimizer).__name__, "state": _encoded(optimizer.state_dict()),
         },
     }  # fmt: skip
     return json.dumps(body)
 
 
 def restore_module(body: object, module: Any, optimizer: Any) -> None:
-    """What `module_json` wrote, back into a module and an optimizer; nothing changes unless all of
-    it fits. Raises `FormatError`, and `UsageError` for another module or optimizer."""
+    """Restore a module and an optimizer from the JSON of `module_json`; nothing changes unless all
+    of it fits. Raises `FormatError`, and `UsageError` for another module or optimizer."""
     problems: list[Problem] = []
     root = JsonObject(body, "module", problems)
     if root.get("version") != VERSION or isinstance(root.get("version"), bool):
         raise FormatError(
-            "this JSON of a module is of a version that is not read here",
+            "unsupported version of a module's JSON",
             expected=f"version {VERSION}", got=f"version {root.get('version')!r}"[:100],
-            remedy="read it with the Stitch that wrote it, and dump it there for this one",
+            remedy="load it with the version of Stitch that wrote it, and dump it again",
         )  # fmt: skip
     root.refuse_other_keys(("stitch", "version", "module", "tensors", "optimizer"))
-    tensors = {name: _tensor_in(record) for name, record in root.named_records("tensors").items()}
-    kept = None
+    tensors = {name: _tensor(record) for name, record in root.named_records("tensors").items()}
+    record = None
     if root.get("optimizer") is not None or "optimizer" not in root:
-        kept = root.record("optimizer")
-        kept.refuse_other_keys(("kind", "state"))
-        kind, state = kept.text("kind"), None
+        record = root.record("optimizer")
+        record.refuse_other_keys(("kind", "state"))
+        kind, state = record.text("kind"), None
         try:
-            state = _in(kept.get("state"), f"{kept.where}.state", problems)
+            state = _decoded(record.get("state"), f"{record.where}.state", problems)
         except RecursionError:
-            kept.problem("too_deep", "state", "it is nested too deeply")
+            record.problem("too_deep", "state", "it is nested too deeply")
     if problems:
-        raise FormatError("this is no JSON of a module: its fields are not those that dump writes",
+        raise FormatError("this is not the JSON of a module: its fields differ from those of dump",
                           problems=tuple(problems), remedy="write it with Module.dump")  # fmt: skip
     differences = _differences(tensors, module)
     if differences:
         raise UsageError("this is the JSON of another module: " + "; ".join(differences[:8]))
     if optimizer is not None:
-        if kept is None or kind != type(optimizer).__name__:
+        if record is None or kind != type(optimizer).__name__:
             raise UsageError(
                 "this JSON has no state for this optimizer", expected=type(optimizer).__name__,
-                got="none" if kept is None else kind[:100],
+                got="none" if record is None else kind[:100],
             )  # fmt: skip
         _restore_optimizer(state, optimizer)
     with torch.no_grad():
@@ -88,7 +88,8 @@ def restore_module(body: object, module: Any, optimizer: Any) -> None:
 
 
 def _restore_optimizer(state: Any, optimizer: Any) -> None:
-    """Raises `UsageError`, and leaves the optimizer as it was, for a state that is not its own."""
+    """Load an optimizer's state; for another optimizer's state raise `UsageError` without
+    changes."""
     before = optimizer.state, optimizer.param_groups
     try:
         optimizer.load_state_dict(state)
@@ -98,7 +99,7 @@ def _restore_optimizer(state: Any, optimizer: Any) -> None:
     except (
         AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
     ) as error:  # fmt: skip
-        # It sets both before it looks into them.
+        # load_state_dict sets both before it checks them.
         optimizer.state, optimizer.param_groups = before
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"this JSON has another optimizer's state: {why}"[:400],
@@ -106,16 +107,16 @@ def _restore_optimizer(state: Any, optimizer: Any) -> None:
 
 
 def _states_of_another_shape(optimizer: Any) -> list[str]:
-    """What is kept beside each element of a parameter, and has not its shape."""
-    beside = {state for kind in OPTIMIZERS for state in kind.states}
-    beside -= {state for kind in OPTIMIZERS for state in kind.scalar_states}
+    """The states that have one value per element of a parameter, but not its shape."""
+    elementwise = {state for kind in OPTIMIZERS for state in kind.states}
+    elementwise -= {state for kind in OPTIMIZERS for state in kind.scalar_states}
     return [
         f"{name} of a parameter {list(parameter.shape)} is "
         + (f"{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:40])
         for parameter, states in optimizer.state.items()
         if isinstance(parameter, torch.Tensor)
         for name, value in states.items()
-        if name in beside and value is not None
+        if name in elementwise and value is not None
         and (not isinstance(value, torch.Tensor) or value.shape != parameter.shape)
     ]  # fmt: skip
 
@@ -134,7 +135,7 @@ def _differences(tensors: Mapping[str, Any], module: Any) -> list[str]:
     return sorted(problems)
 
 
-def _out(value: Any) -> Any:
+def _encoded(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         dense = value.detach().cpu().contiguous()
         raw = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
@@ -143,38 +144,38 @@ def _out(value: Any) -> Any:
             "dtype": str(dense.dtype).removeprefix("torch."),
         }  # fmt: skip
     if isinstance(value, tuple):
-        return {_TUPLE: [_out(item) for item in value]}
+        return {_TUPLE: [_encoded(item) for item in value]}
     if isinstance(value, list):
-        return [_out(item) for item in value]
+        return [_encoded(item) for item in value]
     if isinstance(value, Mapping):
-        return {_ITEMS: [[key, _out(item)] for key, item in value.items()]}
+        return {_ITEMS: [[key, _encoded(item)] for key, item in value.items()]}
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _in(value: Any, where: str, problems: list[Problem]) -> Any:
-    """What `_out` wrote; defects are noted, with None in their places."""
+def _decoded(value: Any, where: str, problems: list[Problem]) -> Any:
+    """The inverse of `_encoded`; invalid parts are added to `problems` and become None."""
     if isinstance(value, list):
-        return [_in(item, f"{where}[{i}]", problems) for i, item in enumerate(value)]
+        return [_decoded(item, f"{where}[{i}]", problems) for i, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
     record = JsonObject(value, where, problems)
     if _TENSOR in value:
-        return _tensor_in(record)
+        return _tensor(record)
     if _TUPLE in value:
         record.refuse_other_keys((_TUPLE,))
-        return tuple(_in(list(record.items(_TUPLE)), where, problems))
+        return tuple(_decoded(list(record.items(_TUPLE)), where, problems))
     record.refuse_other_keys((_ITEMS,))
     items: dict[Any, Any] = {}
     for i, pair in enumerate(record.items(_ITEMS)):
         if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int):
-            items[pair[0]] = _in(pair[1], f"{where}.{pair[0]}", problems)
+            items[pair[0]] = _decoded(pair[1], f"{where}.{pair[0]}", problems)
         else:
             record.bad_value(f"{_ITEMS}[{i}]", "a pair of a key and a value", pair)
     return items
 
 
-def _tensor_in(record: JsonObject) -> Any:
-    """A tensor; None where a defect was noted."""
+def _tensor(record: JsonObject) -> Any:
+    """The tensor of a record; None if it has problems."""
     record.refuse_other_keys((_TENSOR, "shape", "dtype"))
     shape, raw = record.integers("shape"), record.data(_TENSOR)
     dtype = record.choice("dtype", _dtypes(), None)
@@ -192,14 +193,14 @@ def _tensor_in(record: JsonObject) -> Any:
 
 @cache
 def _dtypes() -> dict[str, Any]:
-    """The types of torch by name, each by its own name alone."""
+    """The types of torch by name, without aliases."""
     kinds = {str(kind) for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
     names = (kind.removeprefix("torch.") for kind in sorted(kinds))
     return {name: getattr(torch, name) for name in names}
 
 
-def written(file: str | Path | IO[str], text: str) -> None:
-    """Write a text to a path, whole or not at all, or into an open file."""
+def write_text(file: str | Path | IO[str], text: str) -> None:
+    """Write a text to a path, atomically, or to an open file."""
     if isinstance(file, str | os.PathLike):
         atomic_write(Path(file), text.encode())
     else:
@@ -212,14 +213,23 @@ def written(file: str | Path | IO[str], text: str) -> None:
 
 @takes(file=either(PATH, READABLE))
 def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) -> Any:
-    """Go on from what `dump` of a model, or of a `stitch.torch.nn.Module`, wrote.
+    """Load a file of `dump`, of a model or of a `stitch.torch.nn.Module`.
 
-    A model comes back as a `CompiledModel`; `optimizer`, over the parameters of `module`, steps it
-    from then on, with the settings that it has itself, and the module's tensors are those of the
-    training from its first call on. A module that torch runs gets its tensors
-    back, `optimizer` its state, and the module is returned. Raises `FormatError`, `UsageError`.
+    Args:
+        file: A path or an open text file.
+        module: The torch module: required for the file of a module; for a model, the module that
+            shares its tensors with the training.
+        optimizer: An optimizer over the module's parameters that steps the model, with its own
+            settings; for the file of a module, it gets the saved state.
+
+    Returns:
+        A `CompiledModel`, or the module with the saved tensors.
+
+    Raises:
+        FormatError: the file is damaged or of another kind.
+        UsageError: the file is of another module or optimizer.
     """
-    # Of what torch.compile gives for a module, that module.
+    # torch.compile wraps modules.
     inside = getattr(module, "_orig_mod", module)
     text = text_of(file)
     try:
@@ -228,7 +238,7 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
         body = None
     if isinstance(body, dict) and body.get("stitch") == KIND:
         if module is None:
-            raise UsageError("this is the JSON of a module that torch runs",
+            raise UsageError("this file has the tensors of a torch module, which was not given",
                              remedy="load(file, module, optimizer)")  # fmt: skip
         restore_module(body, inside, optimizer)
         return module
@@ -239,13 +249,14 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
 def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledModel:
     training = model.training
     if training is None:
-        raise UsageError("this model is for inference: no optimizer steps it")
+        raise UsageError("an optimizer was given, but the model is not for training",
+                         remedy="load(file)")  # fmt: skip
     names = [parameter.name for parameter in training.programs.parameters]
     theirs = TorchOptimizer(optimizer, parameter_names(module, names))
-    known, given = training.optimizer.config(), theirs.native.config()
-    if _without_rates(known) != _without_rates(given):
+    saved, given = training.optimizer.config(), theirs.native.config()
+    if _without_rates(saved) != _without_rates(given):
         raise UsageError(
-            "this model is trained by another optimizer", expected=repr(training.optimizer),
+            "the model was trained by another optimizer", expected=repr(training.optimizer),
             got=repr(theirs.native),
         )  # fmt: skip
     theirs.set_previous_steps(int(training.values.get("training.steps", 0)))
@@ -254,7 +265,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
         slot.name: graph.input_type(i)
         for i, slot in enumerate(graph.inputs) if slot.kind is InputKind.ACTIVATION
     }  # fmt: skip
-    # The module gives the programs for batches of another size.
+    # For programs for batches of other sizes.
     source = TrainableSource(graph, module, examples)
     stepped = replace(
         training, optimizer=theirs.native, watchers=(partial(share, module),),
@@ -264,7 +275,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
 
 
 def _without_rates(config: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's settings, but for what is no part of the update."""
+    """An optimizer's settings without learning rates and schedules."""
     groups = [_without_rates(group) for group in config.get("groups", ())]
-    kept = {word: v for word, v in config.items() if word not in ("lr", "schedule", "groups")}
-    return kept | {"groups": groups}
+    others = {key: v for key, v in config.items() if key not in ("lr", "schedule", "groups")}
+    return others | {"groups": groups}

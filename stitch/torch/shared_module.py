@@ -1,7 +1,7 @@
-"""A module of torch's whose tensors are those of a training, for as long as that is on.
+"""Share the tensors of a torch module with a training while it runs.
 
-When the training ends, however it does, the module has its values, in its own bytes. What cannot be
-followed is refused before the next program runs.
+When the training ends, the module has its values in its own memory. Changes of the module that the
+training cannot follow raise an error before the next program runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError, UsageError, closest
-from stitch.frontend import ParameterHomes, array_on, tensor_on
+from stitch.frontend import RelocatedParameters, array_on, tensor_on, untraced_tensor_on
 from stitch.program import Array
 from stitch.runtime import comparison_of
 from stitch.training import TrainingInstance, part_of, with_part
@@ -35,31 +35,29 @@ __all__ = ["SharedModule", "set_tensor_of", "share", "tensor_of", "torch"]
 
 
 def tensor_of(module: Any, name: str, index: Any = ...) -> Array:
-    """A parameter or buffer of a module, or a part of it, as an array of its own.
-
-    `fc.weight.grad` is a gradient. Raises `UsageError` for what it has not.
-    """
-    tensor = _found(module, name).detach()
+    """Return a copy of a parameter, buffer or gradient (`fc.weight.grad`) of a module, or of a
+    part; raises `UsageError` for unknown names."""
+    tensor = _lookup(module, name).detach()
     array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
     return np.array(part_of(name, array, index))
 
 
 def set_tensor_of(module: Any, name: str, array: Any, index: Any = ...) -> None:
-    """Overwrite a parameter or buffer of a module, or a part of it; raises `UsageError`."""
-    tensor = _found(module, name)
+    """Overwrite a parameter, buffer or gradient of a module, or a part; raises `UsageError`."""
+    tensor = _lookup(module, name)
     whole = with_part(name, tensor_of(module, name), array, index)
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(whole))
 
 
-def _found(module: Any, name: str) -> Any:
+def _lookup(module: Any, name: str) -> Any:
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     stem = name.removesuffix(".grad")
     if name not in tensors and stem in tensors and stem != name:
         if tensors[stem].grad is None:
-            raise UsageError(f"tensor {name!r} is not there just now",
-                             remedy="gradients live from backward to zero_grad")  # fmt: skip
+            raise UsageError(f"parameter {stem!r} has no gradient now",
+                             remedy="read it between backward() and zero_grad()")  # fmt: skip
         return tensors[stem].grad
     if name not in tensors:
         raise UsageError(f"the module has no tensor {name!r}",
@@ -67,18 +65,18 @@ def _found(module: Any, name: str) -> Any:
     return tensors[name]
 
 
-#: Who has a parameter that is in training, by the identity of torch's object.
-_sharers: dict[int, SharedModule] = {}
+#: The owner of each parameter in training, by the id of torch's object.
+_owners: dict[int, SharedModule] = {}
 
 
 def share(module: Any, instance: TrainingInstance) -> SharedModule | None:
-    """A module's tensors are those of a training that begins; None where that computes nothing."""
+    """Share a module's tensors with a new training; None if its device does not compute."""
     return SharedModule(module, instance) if instance.device.computes else None
 
 
 @dataclass(slots=True)
-class _Held:
-    """A tensor of the module: where it is found, which object it is, and its bytes (`data`)."""
+class _ModuleTensor:
+    """A tensor of the module at `slots[key]`, with its data and address."""
 
     name: str
     slots: dict[str, Any]
@@ -86,12 +84,12 @@ class _Held:
     tensor: Any
     data: Any
     address: int
-    #: What the programs have of it, if it is a constant of theirs, and whether it differs now.
+    #: If it is a constant of the programs: their value, and whether the tensor differs now.
     constant: Array | None = None
     differs: Callable[[], object] | None = None
 
-    def put(self, tensor: Any) -> None:
-        """It is this object now, and lies where that does."""
+    def update(self, tensor: Any) -> None:
+        """Record the object and address of the tensor."""
         self.tensor, self.data, self.address = tensor, tensor.data, tensor.data_ptr()
         if self.constant is not None:
             self.constant = np.asarray(self.constant, order="C")
@@ -99,119 +97,123 @@ class _Held:
 
 
 class SharedModule:
-    """The tensors of a module, while a training has them too; raises `UsageError` where another
-    training has them already."""
+    """The tensors that a module shares with a training; raises `UsageError` if another training
+    shares one of them."""
 
     def __init__(self, module: Any, instance: TrainingInstance) -> None:
         self._instance = weakref.ref(instance)
-        self._homes = ParameterHomes()
-        self._held, self._parameters = list[_Held](), dict[int, tuple[str, Any]]()
-        #: Gradients as torch has them, and what they are views of.
+        self._relocated = RelocatedParameters()
+        self._tensors, self._parameters = list[_ModuleTensor](), dict[int, tuple[str, Any]]()
+        #: For each gradient, the training's array and the torch tensor on it.
         self._gradients: dict[str, tuple[Array, Any]] = {}
         trained = {parameter.name for parameter in instance.programs.parameters}
         arrays: dict[str, Array] = {}
-        for held in _tensors_of(module):
-            if held.name in trained:
-                self._parameters[id(held.tensor)] = held.name, held.tensor
-            if held.name in trained or held.name in instance.programs.buffers:
-                arrays[held.name] = array_on(held.data)
-            elif held.name in instance.constants:
-                held.constant = instance.constants[held.name]
-                held.put(held.tensor)
-            self._held.append(held)
-        # The rest is no business of the programs.
-        known = self._parameters
-        self._held = [
-            held for held in self._held
-            if held.name in arrays or held.differs is not None or id(held.tensor) in known
+        for entry in _tensors_of(module):
+            if entry.name in trained:
+                self._parameters[id(entry.tensor)] = entry.name, entry.tensor
+            if entry.name in trained or entry.name in instance.programs.buffers:
+                arrays[entry.name] = array_on(entry.data)
+            elif entry.name in instance.constants:
+                entry.constant = instance.constants[entry.name]
+                entry.update(entry.tensor)
+            self._tensors.append(entry)
+        # The programs do not use the others.
+        self._tensors = [
+            entry for entry in self._tensors
+            if entry.name in arrays or entry.differs is not None
+            or id(entry.tensor) in self._parameters
         ]  # fmt: skip
-        taken = [name for number, (name, _) in self._parameters.items() if number in _sharers]
+        taken = [name for number, (name, _) in self._parameters.items() if number in _owners]
         if taken:
             raise UsageError(
                 "another training has the tensors of this module", got=", ".join(taken[:4]),
                 remedy="close it first: model.instance.close(), or train a copy of the module",
             )  # fmt: skip
-        #: Whether torch's own step is looking for gradients: it is to find none.
+        #: Whether gradients are hidden from torch's own step.
         self.hides_gradients = False
-        #: Ends it where nobody closes the training.
-        self._finalizer = weakref.finalize(instance, self._give_back)
+        #: Ends the sharing if the training is freed without being closed.
+        self._finalizer = weakref.finalize(instance, self._finalize)
         self._finalizer.atexit = False
         self._kinds: dict[int, Any] = {n: type(p) for n, (_, p) in self._parameters.items()}
         for number, (_, parameter) in self._parameters.items():
-            _sharers[number] = self
-            parameter.__class__ = _followed(self._kinds[number])
+            _owners[number] = self
+            parameter.__class__ = _shared_class(self._kinds[number])
         self._dtypes = {name: array.dtype for name, array in arrays.items()}
         try:
-            given = instance.share(self, arrays)
+            shared = instance.share(self, arrays)
         except BaseException:
             self.end()
             raise
-        for name, array in given.items():
+        for name, array in shared.items():
             if array is not arrays[name]:
                 self.moved(name, array)
 
-    # -- what a training tells of ------------------------------------------------------------------
+    # -- called by the training --------------------------------------------------------------------
 
     def take_writes(self) -> None:
-        """What torch has put elsewhere is brought to where the training has it."""
-        for held in self._held:
-            tensor = held.slots.get(held.key)
-            if tensor is not held.tensor or tensor.data_ptr() != held.address:
-                self._take(held, tensor)
+        """Copy tensors that torch has moved to the training's memory."""
+        for entry in self._tensors:
+            tensor = entry.slots.get(entry.key)
+            if tensor is not entry.tensor or tensor.data_ptr() != entry.address:
+                self._take(entry, tensor)
 
     def check_constants(self) -> None:
-        """Raise `UsageError` where torch has changed what the programs have as a constant."""
-        for held in self._held:
-            if held.differs is not None:
-                _check_constant(held)
+        """Raise `UsageError` if torch has changed a constant of the programs."""
+        for entry in self._tensors:
+            if entry.differs is not None and entry.differs():
+                raise UsageError(
+                    f"{entry.name} was changed after the model was compiled: it is frozen, so it "
+                    "is a constant of the programs of this training",
+                    remedy="restore its value, or compile the model again",
+                )
 
-    def _take(self, held: _Held, tensor: Any) -> None:
-        """A tensor of the module is another object, or lies elsewhere, than the training knew."""
-        is_parameter = isinstance(held.tensor, torch.nn.Parameter)
-        is_other = tensor is not held.tensor
+    def _take(self, entry: _ModuleTensor, tensor: Any) -> None:
+        is_parameter = isinstance(entry.tensor, torch.nn.Parameter)
+        is_other = tensor is not entry.tensor
         if not isinstance(tensor, torch.Tensor) or (is_parameter and is_other):
             raise UsageError(
-                f"{held.name} was replaced after the model was compiled: the optimizer and the "
-                "programs have the tensor of then",
+                f"{entry.name} was replaced after the model was compiled: the optimizer and the "
+                "programs still use the old tensor",
                 remedy="write into it (parameter.data.copy_(...)), or compile the model again",
             )
-        if tensor.shape != held.data.shape or tensor.dtype != held.data.dtype:
+        if tensor.shape != entry.data.shape or tensor.dtype != entry.data.dtype:
             raise UsageError(
-                f"{held.name} was given other data after the model was compiled",
-                expected=f"{held.data.dtype}{list(held.data.shape)}",
+                f"{entry.name} was given data of another type or shape after the model was "
+                "compiled",
+                expected=f"{entry.data.dtype}{list(entry.data.shape)}",
                 got=f"{tensor.dtype}{list(tensor.shape)}", remedy="compile the model again",
             )  # fmt: skip
-        if held.constant is not None:
-            held.put(tensor)
+        if entry.constant is not None:
+            entry.update(tensor)
             return
-        others = [h for h in self._held if h.tensor is held.tensor]
+        aliases = [other for other in self._tensors if other.tensor is entry.tensor]
         with torch.no_grad():
-            held.data.copy_(tensor.data)
-            held.tensor.data = held.data
-        for other in others:
-            other.slots[other.key] = held.tensor
+            entry.data.copy_(tensor.data)
+            entry.tensor.data = entry.data
+        for other in aliases:
+            other.slots[other.key] = entry.tensor
 
     def check_step(self) -> None:
-        """Raise `UsageError` where gradients are torch's own, which the update would miss."""
+        """Raise `UsageError` if a parameter has a gradient of torch's own backward pass."""
         self.hides_gradients = False
         for name, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:
                 raise UsageError(
-                    f"torch itself went backward to {name}: the compiled model's step would miss "
-                    "that gradient",
-                    remedy="optimizer.zero_grad() after it, or torch.autograd.grad instead",
+                    f"torch's own backward pass has set the gradient of {name}: the step of the "
+                    "compiled model would ignore it",
+                    remedy="call optimizer.zero_grad() after that pass, or use torch.autograd.grad",
                 )
 
     def moved(self, name: str, array: Array) -> None:
-        """A tensor's elements are in this array from now on."""
-        tensor = next(held.tensor for held in self._held if held.name == name)
-        self._homes.move(tensor, tensor_on(array, tensor.dtype))
-        for held in self._held:
-            if held.tensor is tensor:
-                held.put(tensor)
+        """Make a tensor share the memory of an array, and its values."""
+        tensor = next(entry.tensor for entry in self._tensors if entry.name == name)
+        self._relocated.relocate(tensor, tensor_on(array, tensor.dtype))
+        for entry in self._tensors:
+            if entry.tensor is tensor:
+                entry.update(tensor)
 
     def gradients_dropped(self) -> None:
-        """There are no gradients any more."""
+        """Remove all gradients."""
         self._gradients.clear()
         for _, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:
@@ -219,7 +221,7 @@ class SharedModule:
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
-        """Within it the parameters have no gradients of the training."""
+        """Hide the training's gradients from torch."""
         before = self.hides_gradients
         self.hides_gradients = True
         try:
@@ -228,32 +230,32 @@ class SharedModule:
             self.hides_gradients = before
 
     def end(self) -> None:
-        """The module has the training's values, in its own bytes; what was interrupted goes on
-        when it is called again, or when the training is gone."""
-        self._bring_back()
+        """Copy the training's values to the module's own memory. After an interrupt, call it again;
+        otherwise the finalizer continues."""
+        self._restore()
         self._finalizer.detach()
 
-    def _give_back(self) -> None:
-        """The training is gone, and nobody calls this again."""
+    def _finalize(self) -> None:
+        # Called once only, so try again after an interrupt.
         try:
-            self._bring_back()
+            self._restore()
         except BaseException:
-            self._bring_back()
+            self._restore()
             raise
 
-    def _bring_back(self) -> None:
-        """Each step of it may be done twice."""
-        self._homes.bring_back()
+    def _restore(self) -> None:
+        """Each step may be repeated."""
+        self._relocated.restore()
         self._gradients.clear()
         for number, (_, parameter) in self._parameters.items():
-            if _sharers.get(number) is self:
+            if _owners.get(number) is self:
                 parameter.__class__ = self._kinds[number]
-                del _sharers[number]
+                del _owners[number]
 
     # -- gradients ---------------------------------------------------------------------------------
 
     def gradient(self, parameter: Any) -> Any:
-        """The training's gradient of a parameter; None where there is none just now."""
+        """The training's gradient of a parameter; None if there is none now."""
         own, instance = _own_gradient(parameter), self._instance()
         if self.hides_gradients or own is not None or instance is None or instance.is_closed:
             return own
@@ -261,73 +263,58 @@ class SharedModule:
         array = instance.gradient(name, self._dtypes[name])
         if array is None:
             return None
-        known = self._gradients.get(name)
-        if known is None or known[0] is not array:
-            # Somebody may ask in the middle of torch's tracing.
-            with torch.utils._python_dispatch._disable_current_modes():
-                known = self._gradients[name] = array, tensor_on(array, parameter.dtype)
-        return known[1]
+        entry = self._gradients.get(name)
+        if entry is None or entry[0] is not array:
+            entry = self._gradients[name] = array, untraced_tensor_on(array, parameter.dtype)
+        return entry[1]
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
-        """`parameter.grad = gradient`: the training's, if it has one; None drops it."""
+        """`parameter.grad = gradient`: overwrite the training's gradient if it has one; None
+        removes it."""
         name, _ = self._parameters[id(parameter)]
-        there, instance = self.gradient(parameter), self._instance()
+        current, instance = self.gradient(parameter), self._instance()
         if instance is None or instance.is_closed or _own_gradient(parameter) is not None:
             _set_own_gradient(parameter, gradient)
         elif gradient is None:
             self._gradients.pop(name, None)
             instance.drop_gradient(name)
-        elif gradient is not there and not instance.set_gradient(name, array_on(gradient)):
+        elif gradient is not current and not instance.set_gradient(name, array_on(gradient)):
             _set_own_gradient(parameter, gradient)
 
 
-def _check_constant(held: _Held) -> None:
-    """Raise `UsageError` where torch has changed what the programs have as a constant."""
-    assert held.differs is not None
-    if held.differs():
-        raise UsageError(
-            f"{held.name} was changed after the model was compiled: it is frozen, and the programs "
-            "of this training have it as a constant",
-            remedy="put it back, or compile the model again",
-        )
-
-
-def _tensors_of(module: Any) -> Iterator[_Held]:
+def _tensors_of(module: Any) -> Iterator[_ModuleTensor]:
     """The tensors of a module and its parts, under all of their names."""
     for prefix, part in module.named_modules(remove_duplicate=False):
         for slots in (vars(part).get("_parameters", {}), vars(part).get("_buffers", {})):
             for key, tensor in slots.items():
                 if isinstance(tensor, torch.Tensor):
                     name = f"{prefix}.{key}" if prefix else key
-                    yield _Held(name, slots, key, tensor, tensor.data, tensor.data_ptr())
-
-
-# -- parameters whose gradient is the training's ---------------------------------------------------
+                    yield _ModuleTensor(name, slots, key, tensor, tensor.data, tensor.data_ptr())
 
 
 @cache
-def _followed(kind: Any) -> Any:
-    """The class of parameters of a kind while they are in training; a copy is of that kind."""
+def _shared_class(kind: Any) -> Any:
+    """A subclass of a parameter's class whose `grad` is the training's; copies have the class
+    `kind`."""
 
     def copied(parameter: Any, memo: dict[int, Any]) -> Any:
-        made = kind.__deepcopy__(parameter, memo)
-        if type(made) is followed:
-            made.__class__ = kind
-        return made
+        duplicate = kind.__deepcopy__(parameter, memo)
+        if type(duplicate) is shared:
+            duplicate.__class__ = kind
+        return duplicate
 
     grad = property(
-        lambda parameter: _sharers[id(parameter)].gradient(parameter),
-        lambda parameter, gradient: _sharers[id(parameter)].set_gradient(parameter, gradient),
-        lambda parameter: _sharers[id(parameter)].set_gradient(parameter, None),
+        lambda parameter: _owners[id(parameter)].gradient(parameter),
+        lambda parameter, gradient: _owners[id(parameter)].set_gradient(parameter, gradient),
+        lambda parameter: _owners[id(parameter)].set_gradient(parameter, None),
     )
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    methods = {"grad": grad, "__deepcopy__": copied, **named}
-    followed = type(kind)(kind.__name__, (kind,), methods)
-    return followed
+    shared = type(kind)(kind.__name__, (kind,), {"grad": grad, "__deepcopy__": copied, **named})
+    return shared
 
 
 def _own_gradient(parameter: Any) -> Any:
-    """The gradient that torch itself has of a parameter."""
+    """The gradient that torch has of a parameter."""
     return torch.Tensor.grad.__get__(parameter)
 
 

@@ -80,10 +80,10 @@ def test_what_was_taken_back_is_lent_anew() -> None:
     for _ in range(4):
         first = _given(account, arguments, x, y)
     with account.device.lock:
-        for lender in account._lenders.values():
+        for lender in account._lent.values():
             for lent in lender.parts.values():
                 account._take_back(lent)
-        account._lenders.clear()
+        account._lent.clear()
     again = _given(account, arguments, x, y)
     assert not arguments.stay
     assert again[0] is not first[0]
@@ -110,26 +110,26 @@ def test_what_another_thread_compiles_during_a_look_is_asked_from_then_on() -> N
     asked: list[str] = []
 
     class Asker:
-        def look(self) -> None:
+        def mark_used(self) -> None:
             asked.append("early")
             other.start()
             # It comes to its end only where nothing keeps it out.
             other.join(0.2)
 
     class Late:
-        def look(self) -> None:
+        def mark_used(self) -> None:
             asked.append("late")
 
     account, early, late = storage_of(executor="numpy"), Asker(), Late()
-    other = threading.Thread(target=account.await_looks, args=(late,))
-    account.await_looks(early)
+    other = threading.Thread(target=account.register, args=(late,))
+    account.register(early)
     with account.device.lock:
-        account.look()
+        account.clean_up()
     other.join()
     del early
     assert asked == ["early"]
     with account.device.lock:
-        account.look()
+        account.clean_up()
     assert asked == ["early", "late"]
 
 

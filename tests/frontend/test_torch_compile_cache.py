@@ -228,14 +228,14 @@ def test_what_torch_makes_of_its_key_is_its_own_again_afterwards(tmp_path: Path)
     assert all(getattr(codecache, n) is b for n, b in zip(names, before, strict=True))
 
 
-def test_what_writes_inductors_code_is_loaded_where_torchs_key_uses_it(
+def test_what_writes_inductors_code_is_loaded_where_torch_key_uses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "torch._inductor.codegen.wrapper"
     real = importlib.import_module(name)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, name)
-        with graph_cache._inductor_left_out():
+        with graph_cache._without_inductor():
             lazy = importlib.import_module(name)
             assert lazy is not real
             assert not hasattr(lazy, "__wrapped__")
@@ -249,11 +249,11 @@ def test_what_writes_inductors_code_is_loaded_where_torchs_key_uses_it(
             assert lazy.PythonWrapperCodegen is real.PythonWrapperCodegen
         assert sys.modules[name] is real
         del sys.modules[name]
-        with graph_cache._inductor_left_out():
+        with graph_cache._without_inductor():
             assert sys.modules[name] is not real
         assert name not in sys.modules
     assert sys.modules[name] is real
-    with graph_cache._inductor_left_out():
+    with graph_cache._without_inductor():
         assert sys.modules[name] is real
 
 

@@ -17,7 +17,7 @@ import stitch
 from stitch.budget import BUDGET
 from stitch.frontend.torch.compile import shared_storage
 from stitch.frontend.torch.compile.shared_storage import (
-    CALLS_BETWEEN_LOOKS,
+    CALLS_BETWEEN_CLEANUPS,
     COPIED_BELOW,
     ArgumentSlot,
 )
@@ -201,7 +201,7 @@ def test_in_the_steady_state_nothing_is_looked_up_nor_given_back(
         read(now, resting=resting)
 
     with torch.no_grad(), garbage.only_of_here():
-        account.look()
+        account.clean_up()
         for _ in range(10):
             run(x)
         monkeypatch.setattr(PlanCache, "find", found)
@@ -418,8 +418,8 @@ def test_places_that_a_parameter_has_left_are_forgotten(
         for start in [*range(0, 500, 2), 0, 2, 4]:
             module.weight.data = flat[start : start + 2].view(1, 2)
             assert_same(run(x), module(x))
-    account.look()
-    assert account.places_lent - before <= 10 + CALLS_BETWEEN_LOOKS + 1
+    account.clean_up()
+    assert account.places_lent - before <= 10 + CALLS_BETWEEN_CLEANUPS + 1
 
 
 def test_a_parameter_whose_place_was_taken_back_is_read_when_it_comes_again(
@@ -433,7 +433,7 @@ def test_a_parameter_whose_place_was_taken_back_is_read_when_it_comes_again(
         for _ in range(2):
             for _ in range(3):
                 assert_same(run_idle(x), idle(x))
-            for _ in range(3 * CALLS_BETWEEN_LOOKS):
+            for _ in range(3 * CALLS_BETWEEN_CLEANUPS):
                 run_busy(x)
 
 

@@ -33,7 +33,7 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(Replay, "__call__", noted)
     # Whatever is taken back then, no repeat outlives.
-    monkeypatch.setattr(f"{ProgramArguments.__module__}.CALLS_BETWEEN_LOOKS", 1 << 30)
+    monkeypatch.setattr(f"{ProgramArguments.__module__}.CALLS_BETWEEN_CLEANUPS", 1 << 30)
     return seen
 
 

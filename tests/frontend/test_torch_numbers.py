@@ -252,7 +252,6 @@ OF_SPECIAL: dict[str, Callable[[Any], Any]] = {
     "floor of a quotient by a number": lambda x: x // 0.1,
     "logit": lambda x: torch.logit(x, 0.01),
     "xlogy": lambda x: torch.xlogy(x, x.flip(0)),
-    "ldexp": lambda x: torch.ldexp(x, torch.tensor(3)),
 }
 
 

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 import stitch
 from stitch.errors import UsageError
-from stitch.frontend import ParameterHomes
+from stitch.frontend import RelocatedParameters
 from tests.support.grids import every, in_turn, rows
 
 TARGETS = ("host", "wormhole_n150")
@@ -305,13 +305,13 @@ def test_the_words_of_before_say_what_they_are_now(word: str, passes: bool) -> N
         stitch.device_of({"algorithm": word})
 
 
-def test_parameters_come_home_though_torch_traces_something_else() -> None:
+def test_parameters_are_restored_though_torch_traces_something_else() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    parameter, homes = torch.nn.Parameter(torch.zeros(3)), ParameterHomes()
-    home = parameter.data
-    homes.move(parameter, torch.ones(3))
+    parameter, relocated = torch.nn.Parameter(torch.zeros(3)), RelocatedParameters()
+    original = parameter.data
+    relocated.relocate(parameter, torch.ones(3))
     with FakeTensorMode():
-        homes.bring_back()
-    assert parameter.data_ptr() == home.data_ptr()
-    assert home.tolist() == [1, 1, 1]
+        relocated.restore()
+    assert parameter.data_ptr() == original.data_ptr()
+    assert original.tolist() == [1, 1, 1]

@@ -32,7 +32,6 @@ DRAWS: dict[str, tuple[Callable[..., Any], float, float]] = {
     "multinomial": (
         lambda x, w: w.multinomial(N, replacement=True).float(), 2.875, 1.1659,
     ),
-    "rrelu": (lambda x, w: F.rrelu(x - 1, 0.1, 0.5, training=True), -0.3, 0.4 / math.sqrt(12)),
 }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
 """PyTorch's front end: torch modules become computation graphs, and torch.compile has a backend.
 
-`lowering/` has one table of ATen operators, which all of them share; `compile/` is the backend.
-Names are loaded when they are asked for: this face does without the package torch (an optional
-extra), what it hands on does not.
+`lowering/` has the table of ATen operators that all of them share; `compile/` is the backend.
+Importing this package needs no torch: its names are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -17,7 +16,12 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.export import load_archive
     from stitch.frontend.torch.fx import captured_module, from_fx, graph_of_call
     from stitch.frontend.torch.plain_values import CallStructure
-    from stitch.frontend.torch.tensor_bytes import ParameterHomes, array_on, tensor_on
+    from stitch.frontend.torch.tensor_bytes import (
+        RelocatedParameters,
+        array_on,
+        tensor_on,
+        untraced_tensor_on,
+    )
     from stitch.frontend.torch.training_capture import (
         evaluation_from_torch,
         from_torch_for_training,
@@ -31,13 +35,13 @@ else:
             "export": "load_archive",
             "fx": "captured_module from_fx graph_of_call",
             "plain_values": "CallStructure",
-            "tensor_bytes": "ParameterHomes array_on tensor_on",
+            "tensor_bytes": "RelocatedParameters array_on tensor_on untraced_tensor_on",
             "training_capture": "evaluation_from_torch from_torch_for_training",
         },
     )
 
 __all__ = [
-    "CallStructure", "Explanation", "ParameterHomes", "array_on", "captured_module", "device_of",
-    "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training", "graph_counts",
-    "graph_of_call", "load_archive", "loop_over", "tensor_on",
+    "CallStructure", "Explanation", "RelocatedParameters", "array_on", "captured_module",
+    "device_of", "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training",
+    "graph_counts", "graph_of_call", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
 ]  # fmt: skip

@@ -1,7 +1,4 @@
-"""`Call`: one ATen operator applied, as the lowerings see it.
-
-Importing this module needs the package torch (an optional extra).
-"""
+"""`Call`: one ATen operator applied, as the lowerings see it."""
 
 from __future__ import annotations
 
@@ -21,38 +18,38 @@ from stitch.program import Array, DataType, ValueType
 
 @dataclass(frozen=True, slots=True)
 class ComplexTensor:
-    """Complex numbers, which programs have no type for: pairs of parts along a last axis."""
+    """A complex tensor as a real one: the last axis has the real and the imaginary part."""
 
     pairs: SymbolicTensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that torch sees."""
+        """The shape of the complex tensor."""
         return self.pairs.shape[:-1]
 
 
 Number = bool | int | float
-#: What stands where torch's schema says Tensor or Scalar.
+#: Tensor or Scalar of torch's schema.
 Value = SymbolicTensor | Number
-#: One result after the other, None where it is not read.
+#: The results of an operator; None for one that is not read.
 Several = tuple[SymbolicTensor | None, ...]
-#: What a lowering gives: one tensor, or one per result (None where it is not read).
+#: The result of a lowering: one tensor, or one per result (None for one that is not read).
 Lowered = SymbolicTensor | ComplexTensor | Sequence[SymbolicTensor | ComplexTensor | None] | None
 Lowering = Callable[..., Lowered]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWhole:
-    """A row for an operator that torch would take apart, which would cost steps or digits.
+    """A table row of an operator that torch must not decompose: that would cost speed or accuracy.
 
-    `exported`: it stays whole in torch.export too, not only where aot_autograd takes graphs apart.
+    `exported`: torch.export must not decompose it either, not only aot_autograd.
     """
 
     lowering: Lowering
     exported: bool = True
 
 
-#: What stands beside an overload in a family's table.
+#: The entry of an overload in a family's table.
 Row = Lowering | KeptWhole
 _Lowering = TypeVar("_Lowering", bound=Lowering)
 
@@ -62,12 +59,12 @@ _DATA_TYPES: dict[Any, DataType] = {
     if not (kind.is_block or kind.is_narrow) and hasattr(torch, kind.value)
 }
 _TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
-#: Complex types, and that of their parts.
+#: Complex types, and the types of their parts.
 PART_TYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def data_type_of(dtype: Any, where: str | None = None) -> DataType:
-    """The data type of a torch dtype; raises `CompileError` for one that Stitch lacks."""
+    """The data type of a torch dtype; raises `CompileError` for unsupported ones."""
     data_type = _DATA_TYPES.get(dtype)
     if data_type is None:
         raise CompileError(
@@ -79,21 +76,21 @@ def data_type_of(dtype: Any, where: str | None = None) -> DataType:
 
 
 def computing_type(data_type: DataType) -> DataType:
-    """The type in which torch's kernels compute for results of a type: narrow floats in float32."""
+    """The type in which torch's kernels compute: float32 for float16 and bfloat16."""
     is_narrow = data_type in (DataType.FLOAT16, DataType.BFLOAT16)
     return DataType.FLOAT32 if is_narrow else data_type
 
 
 def is_complex(value: Any) -> bool:
-    """Whether a value of torch's is a tensor of complex numbers, or one such number."""
+    """Whether a value is a complex number or a complex tensor of torch."""
     return isinstance(value, complex) or (
         isinstance(value, torch.Tensor) and value.dtype in PART_TYPES
     )
 
 
 def type_of_tensor(tensor: Any) -> ValueType:
-    """The type of a tensor with known sizes, of complex ones that of their pairs; raises
-    `CompileError` for elements that Stitch lacks."""
+    """The type of a torch tensor, of a complex one that of its pairs; raises `CompileError` for
+    unsupported data types."""
     shape = tuple(tensor.shape)
     if is_complex(tensor):
         return ValueType((*shape, 2), data_type_of(PART_TYPES[tensor.dtype]))
@@ -101,8 +98,7 @@ def type_of_tensor(tensor: Any) -> ValueType:
 
 
 def in_pairs(tensor: Any) -> Any:
-    """A complex tensor of torch's as the pairs of its parts, on its bytes where that is possible;
-    any other as it is."""
+    """A complex tensor of torch as pairs of parts, a view if possible; any other tensor itself."""
     return torch.view_as_real(tensor.resolve_conj()) if is_complex(tensor) else tensor
 
 
@@ -123,8 +119,8 @@ def check_dense(tensor: Any, what: str) -> None:
         (tensor.is_meta, "on device meta, without data", "give it data first: load the weights, "
          "or torch.empty_like(tensor, device='cpu')"),
     )  # fmt: skip
-    for is_so, got, remedy in kinds:
-        if is_so:
+    for applies, got, remedy in kinds:
+        if applies:
             raise CompileError(
                 f"{what} has no dense elements", expected="a dense tensor on the CPU", got=got,
                 remedy=remedy,
@@ -132,10 +128,8 @@ def check_dense(tensor: Any, what: str) -> None:
 
 
 def array_of(tensor: Any) -> Array:
-    """The elements of a torch tensor on the host, in the same bytes where that is possible.
-
-    Raises `CompileError` for a tensor whose elements are not numbers one beside the other.
-    """
+    """The elements of a torch tensor as an array, a view if possible; raises `CompileError` for
+    tensors without dense elements."""
     check_dense(tensor, "a tensor of the module")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     data_type_of(plain.dtype)
@@ -144,14 +138,15 @@ def array_of(tensor: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Where a lowering writes to, and what torch says about the results."""
+    """The builder that a lowering adds operations to, and the types of the results in torch."""
 
     builder: ComputationGraphBuilder
     results: tuple[ValueType | None, ...]
+    #: Numbers of the results that are read.
     used: frozenset[int] = frozenset((0,))
-    #: What torch traced for the operands: its tensors have no data, and say how theirs would lie.
+    #: torch's traced operands: their tensors have strides and offsets, but no data.
     traced: tuple[Any, ...] = ()
-    #: Whether the first result is of complex numbers; its type is that of its pairs then.
+    #: Whether the first result is complex; its type is that of its pairs then.
     is_complex: bool = False
 
     @property
@@ -172,48 +167,43 @@ class Call:
         return self.type.shape
 
     def cast(self, value: Value, data_type: DataType | None = None) -> SymbolicTensor:
-        """An operand in a data type, by default that of the result."""
+        """Cast an operand to a data type, by default that of the first result."""
         wanted = self.data_type if data_type is None else data_type
         if isinstance(value, SymbolicTensor):
             return self.builder.cast(value, wanted)
-        # A number beyond a narrow type is infinite in it, which torch does not warn of either.
+        # A number outside the type's range becomes infinite, without a warning, as in torch.
         with np.errstate(over="ignore"):
             number = np.asarray(value).astype(wanted.dtype)
         return self.builder.constant(number)
 
     def promoted(self, a: Value, b: Value) -> tuple[SymbolicTensor, SymbolicTensor]:
-        """Two operands in the type in which torch would compute with both."""
+        """Cast two operands to the type to which torch promotes them."""
         wanted = data_type_of(torch.result_type(_stand_in(a), _stand_in(b)))
         return self.cast(a, wanted), self.cast(b, wanted)
 
-    def as_promised(
-        self, results: Sequence[SymbolicTensor | None]
-    ) -> tuple[SymbolicTensor | None, ...]:
-        """Results in the data types that torch promises for them."""
+    def cast_results(self, results: Sequence[SymbolicTensor | None]) -> Several:
+        """Cast results to the data types that torch's graph states."""
         return tuple(
             None if value is None or result is None else self.cast(value, result.data_type)
             for value, result in zip(results, self.results, strict=True)
         )
 
     def filled(self, number: Number) -> SymbolicTensor:
-        """A tensor of the result's type, full of one number."""
+        """A tensor of the first result's type and shape, filled with a number."""
         return self.builder.broadcast(self.cast(number), self.shape)
 
     def optional(
         self, value: SymbolicTensor | None, default: Number, shape: Sequence[int]
     ) -> SymbolicTensor:
-        """An operand, or a constant of the result's data type where it is absent."""
+        """Cast an operand; a constant of this shape if it is absent."""
         if value is not None:
             return self.cast(value)
         return self.builder.constant(np.full(tuple(shape), default, self.data_type.dtype))
 
 
 def rounded_once(lowering: _Lowering) -> _Lowering:
-    """A lowering of several steps with the roundings of torch's kernels, which are one operator.
-
-    With narrow floats among operands or results it computes in float32, and each result is rounded
-    once, to the type promised.
-    """
+    """Make a lowering of several steps round as torch's one kernel does: with narrow floats among
+    operands or results it computes in float32 and rounds each result once."""
 
     @wraps(lowering)
     def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
@@ -226,7 +216,7 @@ def rounded_once(lowering: _Lowering) -> _Lowering:
 
 
 def in_one_type(lowering: _Lowering) -> _Lowering:
-    """A lowering to an operator whose operands are to have one type, for operands of several."""
+    """Make a lowering that needs operands of one type cast operands of several types."""
 
     @wraps(lowering)
     def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
@@ -239,13 +229,11 @@ def in_one_type(lowering: _Lowering) -> _Lowering:
 
 
 def built(method: Callable[..., Lowered], *, cast: bool = False) -> Lowering:
-    """A lowering to a method of builders that takes the operands of torch's schema in their order;
-    `cast`: each in the type of the result.
-    """
+    """A lowering to a builder method with the operands of torch's schema; `cast`: each of them
+    cast to the type of the result."""
 
     def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
-        given = map(call.cast, operands) if cast else operands
-        return method(call.builder, *given, **named)
+        return method(call.builder, *(map(call.cast, operands) if cast else operands), **named)
 
     return lowered
 
@@ -260,13 +248,10 @@ def _wide(kinds: Set[DataType]) -> DataType:
 
 
 def _widened(
-    lowering: Lowering,
-    call: Call,
-    operands: Sequence[Any],
-    named: Mapping[str, Any],
+    lowering: Lowering, call: Call, operands: Sequence[Any], named: Mapping[str, Any],
     wide: DataType,
-) -> Lowered:
-    """What a lowering gives for its floating operands in a wide type, in the types promised."""
+) -> Lowered:  # fmt: skip
+    """Lower with floating operands cast to a wide type, and cast the results back."""
 
     def widened(value: Any) -> Any:
         return call.cast(value, wide) if _floating((value,)) else value
@@ -279,12 +264,12 @@ def _widened(
     )
     if isinstance(results, SymbolicTensor):
         return call.cast(results)
-    several: Any = results  # Complex numbers have no narrow types.
-    return None if several is None else call.as_promised(several)
+    several: Any = results  # There are no narrow complex types.
+    return None if several is None else call.cast_results(several)
 
 
 def _stand_in(value: Value) -> Any:
-    """A tensor without data that takes the operand's place in torch's promotion."""
+    """A meta tensor of the operand's type and rank, for torch's type promotion."""
     if not isinstance(value, SymbolicTensor):
         return value
     shape = (1,) * len(value.shape)

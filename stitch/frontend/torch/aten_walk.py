@@ -1,4 +1,4 @@
-"""Nodes of an ATen graph into a builder, one after the other."""
+"""Lower the nodes of an ATen graph into a builder, one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, InternalError, StitchError
 from stitch.frontend.torch.aten_call import (
@@ -27,24 +26,25 @@ from stitch.frontend.torch.refused_nodes import (
     location_of,
     operator_of,
 )
+from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, choose, repeat_while
 from stitch.program import ValueType
 
 # --------------------------------------------------------------------------------------------------
-# `torch.cond` and `while_loop` as choices and loops of a computation graph.
+# Control flow: `torch.cond` and `while_loop`
 
 
 @dataclass(frozen=True, slots=True)
 class InnerGraph:
-    """A graph that is an attribute of another one's module, by the way to it."""
+    """A graph module that is an attribute of another one, with its path."""
 
     target: str
     module: Any
 
 
-#: Writes an inner graph on operands; gives the arguments of its output node.
+#: Lowers an inner graph on operands; returns the arguments of its output node.
 WriteInner = Callable[[InnerGraph, Sequence[Any]], Sequence[Any]]
-#: From a call, how inner graphs are written, and the operands, to one value per result.
+#: Maps a call, a `WriteInner` and the operands to one value per result.
 Control = Callable[..., Sequence[SymbolicTensor]]
 
 
@@ -53,7 +53,10 @@ def _cond(
     operands: Sequence[Any] = (),
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
     if not isinstance(predicate, SymbolicTensor):
-        raise CompileError("the condition of a branch is no tensor", got=repr(predicate))
+        raise CompileError(
+            "the condition of torch.cond is not a tensor", expected="a boolean tensor",
+            got=repr(predicate), remedy="branch in Python: the condition is known at compile time",
+        )  # fmt: skip
 
     def side(graph: InnerGraph) -> Callable[..., Sequence[SymbolicTensor]]:
         def written(tensors: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
@@ -83,20 +86,20 @@ def _while_loop(
 
 
 def _symbolic(operands: Sequence[Any]) -> list[SymbolicTensor]:
-    """Those of the operands that are tensors; sizes and the like are known."""
+    """The operands that are tensors, not sizes."""
     return [operand for operand in operands if isinstance(operand, SymbolicTensor)]
 
 
 def _in_place(operands: Sequence[Any], tensors: Sequence[SymbolicTensor]) -> list[Any]:
-    """The operands with these for those that are tensors."""
-    given = iter(tensors)
-    return [next(given) if isinstance(o, SymbolicTensor) else o for o in operands]
+    """The operands with their tensors replaced."""
+    rest = iter(tensors)
+    return [next(rest) if isinstance(o, SymbolicTensor) else o for o in operands]
 
 
 def _kinds(call: Call) -> list[ValueType]:
     kinds = [kind for kind in call.results if kind is not None]
     if len(kinds) < len(call.results):
-        raise CompileError("a branch or loop gives what is no tensor")
+        raise CompileError("a result of a branch or loop is not a tensor")
     return kinds
 
 
@@ -104,7 +107,7 @@ def _tensors(values: Sequence[Any]) -> list[SymbolicTensor]:
     for value in values:
         if not isinstance(value, SymbolicTensor):
             raise CompileError(
-                "branches and loops take and give tensors of real numbers",
+                "an operand or result of a branch or loop is not a real tensor",
                 got=type(value).__name__,
             )
     return list(values)
@@ -114,23 +117,25 @@ CONTROL: Mapping[Any, Control] = {
     torch.ops.higher_order.cond: _cond, torch.ops.higher_order.while_loop: _while_loop,
 }  # fmt: skip
 
+# --------------------------------------------------------------------------------------------------
+# Graphs
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a value that no program can read; what reads it is not compiled either."""
+    """The value of a node that no program can read; nodes that read it are not compiled either."""
 
     reason: str
 
     @staticmethod
     def because(error: StitchError) -> Unreadable:
-        """A value of a type that programs have not."""
-        return Unreadable(f"it reads what programs cannot: {briefly(error)}")
+        """A value of an unsupported type."""
+        return Unreadable(f"it reads a value that programs cannot read: {briefly(error)}")
 
 
-_FAILED = Unreadable("it reads what is not compiled")
+_FAILED = Unreadable("it reads a value that is not compiled")
 
 
 def lower_graph(
@@ -141,11 +146,22 @@ def lower_graph(
     title: str,
     remedy: str = COMPILE_REMEDY,
 ) -> Sequence[Any]:
-    """Adds every operation of an fx graph; gives the arguments of its output node.
+    """Add the operations of an fx graph to a builder.
 
-    `bindings` gives the value of a placeholder by its node's name, `attributes` that of a get_attr
-    target; both are asked only for values that are read. Raises one `CompileError` for all
-    operators that cannot be compiled, each with its source line.
+    Args:
+        graph: A graph of ATen operators.
+        builder: Receives the operations.
+        bindings: By the name of a placeholder, a function that returns its value; called only for
+            placeholders that are read.
+        attributes: Returns the value of a get_attr target.
+        title: The module's name in errors.
+        remedy: The remedy in errors.
+
+    Returns:
+        The arguments of the graph's output node.
+
+    Raises:
+        CompileError: lists each operator that cannot be compiled with its source line.
     """
     walk = _Walk(builder, bindings, attributes, RefusedNodes(title, remedy))
     values = walk.graph(graph)
@@ -161,11 +177,14 @@ def try_lowering(
     bindings: Mapping[str, Callable[[], Any]],
     attributes: Callable[[str], Any],
 ) -> tuple[Sequence[Any], Sequence[Refusal], Sequence[Any]]:
-    """As `lower_graph`, but gives what is refused instead of raising it: then what was built is to
-    be thrown away. What a refused node gives is taken for an input, so that a node is refused for
-    itself alone, or because no program can read what it reads.
+    """Add the operations as `lower_graph` does, but return refusals instead of raising them.
 
-    The last result is, for each operation of the builder, the node that it was added for.
+    The result of a refused node becomes an input, so a node is refused only for itself, or because
+    no program can read its operands. With refusals, discard the builder.
+
+    Returns:
+        The arguments of the output node, the refused nodes, and for each operation of the builder
+        the node that it was added for.
     """
     walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True)
     values = walk.graph(graph)
@@ -178,14 +197,13 @@ class _Walk:
     bindings: Mapping[str, Callable[[], Any]]
     attributes: Callable[[str], Any]
     refusals: RefusedNodes
-    #: What is refused is run by others: what it gives is an input.
+    #: Continue after a refused node: its result becomes an input.
     goes_on: bool = False
     values: dict[Any, Any] = field(default_factory=dict)
     #: For each operation of the builder, the node that it was added for.
     nodes: list[Any] = field(default_factory=list)
 
     def graph(self, graph: Any) -> Sequence[Any]:
-        """Adds a graph; gives the arguments of its output node."""
         outputs: Sequence[Any] = ()
         for node in graph.nodes:
             if node.op == "output":
@@ -198,9 +216,9 @@ class _Walk:
         return tuple(values) if isinstance(values, list | tuple) else (values,)
 
     def value(self, node: Any) -> Any:
-        """The value of a node that was walked; constants come into being when they are read."""
+        """The value of a node; constants are added to the builder when they are first read."""
         if node not in self.values:
-            # Not `bindings[...]()` in advance: an unused buffer is no constant of the program.
+            # Not in advance: an unused buffer must not become a constant.
             value = (
                 self.bindings[node.name]()
                 if node.op == "placeholder"
@@ -212,16 +230,13 @@ class _Walk:
         return self.values[node]
 
     def node(self, node: Any) -> None:
-        """Adds one node's operations."""
-        if node.op in ("placeholder", "get_attr"):
-            return
-        if node.target in CHECKS:
+        if node.op in ("placeholder", "get_attr") or node.target in CHECKS:
             return
         where = location_of(node)
         if isinstance(node.meta.get("val"), _NUMBERS) and lowering_of(node.target) is None:
-            # A size that depends on data: what made it so is refused already.
+            # A size that depends on data: the operator that it comes from is refused already.
             self.values[node] = _FAILED
-            self.refusals.note(node, where, "it gives a number")
+            self.refusals.note(node, where, "its result is a number")
             return
         operands: list[Any] = []
         torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
@@ -229,30 +244,28 @@ class _Walk:
             try:
                 if not _is_known(node):
                     self.refusals.unsupported(node, where, _case(node))
-                    self.values[node] = self._given(node)
                 elif (unread := self._unreadable(operands)) is not None:
                     if self.goes_on:
                         self.refusals.note(node, where, unread.reason)
-                    self.values[node] = self._given(node)
                 else:
                     self.values[node] = self._lowered(node)
             except StitchError as error:
                 if isinstance(error, InternalError) and not self.goes_on:
                     raise
                 self.refusals.failed(node, where, error)
-                self.values[node] = self._given(node)
             except Exception as error:
                 if not self.goes_on:
                     raise
                 self.refusals.note(node, where, f"its lowering failed: {error!r}")
-                self.values[node] = self._given(node)
+            if node not in self.values:
+                self.values[node] = self._refused_value(node)
 
     def _unreadable(self, operands: Sequence[Any]) -> Unreadable | None:
         values = (self.value(operand) for operand in operands)
         return next((value for value in values if isinstance(value, Unreadable)), None)
 
-    def _given(self, node: Any) -> Any:
-        """What stands for the value of a refused node."""
+    def _refused_value(self, node: Any) -> Any:
+        """The inputs that replace the results of a refused node."""
         if not self.goes_on:
             return _FAILED
         promised = node.meta.get("val")
@@ -263,8 +276,8 @@ class _Walk:
     def _input(self, name: str, promised: Any) -> Any:
         try:
             kind = readable_type(promised)
-            given = self.builder.input(name, kind.shape, kind.data_type)
-            return ComplexTensor(given) if is_complex(promised) else given
+            slot = self.builder.input(name, kind.shape, kind.data_type)
+            return ComplexTensor(slot) if is_complex(promised) else slot
         except StitchError as error:
             return Unreadable.because(error)
 
@@ -288,43 +301,42 @@ class _Walk:
             results: Any = control(call, self._inner, *arguments, **named)
         else:
             lowering = _lowering(node)
-            assert lowering is not None, "what has no lowering is refused"
+            assert lowering is not None, "a node without lowering is refused"
             results = lowering(call, *arguments, **named)
         _check_promise(node, call, results if several else (results,))
         return results
 
     def _inner(self, inner: InnerGraph, operands: Sequence[Any]) -> Sequence[Any]:
-        """Adds a graph that is an operand; raises `CompileError` for all of it that is refused."""
+        """Lower a graph that is an operand; raise `CompileError` if one of its nodes is refused."""
         graph = inner.module.graph
-        places = [node for node in graph.nodes if node.op == "placeholder"]
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         walk = _Walk(
             self.builder, {}, lambda target: self.attributes(f"{inner.target}.{target}"),
-            RefusedNodes(""), values=dict(zip(places, operands, strict=True)),
+            RefusedNodes(""), values=dict(zip(placeholders, operands, strict=True)),
         )  # fmt: skip
         values = walk.graph(graph)
         refused = walk.refusals.each
         if refused:
             lines = dict.fromkeys(f"{one.operator} ({one.reason})" for one in refused)
-            raise CompileError(f"inside it: {', '.join(lines)}", where=refused[0].where)
+            raise CompileError(
+                f"its graph cannot be compiled: {', '.join(lines)}", where=refused[0].where
+            )
         return values
 
 
 def _check_promise(node: Any, call: Call, results: Any) -> None:
-    """Raises `InternalError` where a result that is read is not what torch's graph says it is.
-
-    What reads it has been traced for that type; programs would take its bits for another's.
-    """
-    for place, promised in enumerate(call.results):
-        if promised is None or place not in call.used:
+    """Raise `InternalError` if a result that is read has another type than in torch's graph: its
+    readers were traced for that type."""
+    for number, promised in enumerate(call.results):
+        if promised is None or number not in call.used:
             continue
-        result = results[place] if place < len(results) else None
+        result = results[number] if number < len(results) else None
         if isinstance(result, ComplexTensor):
             result = result.pairs
-        kept = isinstance(result, SymbolicTensor) and result.type == promised
-        if not kept:
+        if not (isinstance(result, SymbolicTensor) and result.type == promised):
             raise InternalError(
-                f"internal error: the lowering of operator {operator_of(node)} does not keep "
-                f"what torch promises for its result {place}",
+                f"internal error: result {number} of the lowering of operator "
+                f"{operator_of(node)} has another type than in torch's graph",
                 where=location_of(node),
                 expected=promised.text(),
                 got=result.type.text() if isinstance(result, SymbolicTensor) else repr(result),
@@ -341,7 +353,7 @@ def _is_known(node: Any) -> bool:
 
 
 def _case(node: Any) -> str:
-    """For which values alone an operator has no lowering, in words."""
+    """Follows an operator's name in an error if it is lowered, but not for complex numbers."""
     is_known = node.target in CONTROL or lowering_of(operator_of(node)) is not None
     return " for complex numbers" if is_known and has_complex(node) else ""
 
@@ -352,14 +364,14 @@ def _lowering(node: Any) -> Lowering | None:
 
 
 def has_complex(node: Any) -> bool:
-    """Whether a node reads or gives complex numbers."""
+    """Whether a node has a complex operand or result."""
     traced = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
     written = (node.args, node.kwargs)
     return any(map(is_complex, (*pytree.tree_leaves(traced), *pytree.tree_leaves(written))))
 
 
 def _used(node: Any) -> frozenset[int]:
-    """Which results of an operator are read."""
+    """The numbers of an operator's results that are read."""
     return frozenset(
         user.args[1] for user in node.users if user.target is operator.getitem and user.users
     )
@@ -370,22 +382,23 @@ def _type_of(promised: Any) -> ValueType | None:
         return None
     if promised.device.type != "cpu" or promised.layout is not torch.strided:
         raise CompileError(
-            "Stitch takes dense tensors of the CPU",
+            "a tensor of the graph is not a dense tensor on the CPU",
             got=f"{promised.layout} on {promised.device}",
-            remedy="call .to('cpu'), and .to_dense(), before what is compiled",
+            remedy="call .to('cpu') and .to_dense() before the compiled code",
         )
     if not all(isinstance(d, int) for d in promised.shape):
         raise CompileError(
             "the shape of its result depends on data",
-            remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
+            remedy="use torch.where(mask, x, other), or torch.compile, which breaks the graph "
+            "there",
         )
     return type_of_tensor(promised)
 
 
 def readable_type(promised: Any) -> ValueType:
-    """The type of a tensor that programs may read, of complex numbers that of their pairs; raises
-    `CompileError` for what is none."""
+    """The type of a traced tensor, of a complex one that of its pairs; raises `CompileError` for
+    values that programs cannot read."""
     kind = _type_of(promised)
     if kind is None:
-        raise CompileError("programs read tensors", got=type(promised).__name__)
+        raise CompileError("programs read only tensors", got=type(promised).__name__)
     return kind

@@ -1,7 +1,4 @@
-"""`explain(function)(*arguments)`: what torch.compile with Stitch makes of a function.
-
-Importing this module needs the package torch (an optional extra).
-"""
+"""`explain(function)(*arguments)`: report how torch.compile with Stitch compiles a function."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
-from torch._dynamo import output_graph
-from torch._functorch import config as autograd_config
 
 from stitch.frontend.torch.compile import (
     CompileSettings,
@@ -22,14 +17,15 @@ from stitch.frontend.torch.compile import (
     compiled_graph,
     shared_storage_of,
 )
+from stitch.frontend.torch.torch_internals import OptimizedModule, functorch_config, output_graph
 
-#: Lines of source that one line of the text names.
+#: Source lines listed in one line of the text.
 MAX_PLACES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """Where torch.compile ended one graph and began another, and why."""
+    """A source line at which torch.compile split the graph, and the reason."""
 
     where: str
     reason: str
@@ -37,7 +33,7 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class FallbackSummary:
-    """An operator that torch runs for one reason: how often it stands in graphs, and where."""
+    """An operator that torch runs for one reason, with its number of nodes and source lines."""
 
     operator: str
     count: int
@@ -47,9 +43,9 @@ class FallbackSummary:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of a function: its graphs as aot_autograd makes them, and the breaks between.
+    """The graphs that aot_autograd makes of a function, and the graph breaks.
 
-    `copied_nbytes`: bytes that programs got as copies in the call that was made.
+    `copied_nbytes`: bytes of arguments and results that the explained call copied.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -58,32 +54,32 @@ class Explanation:
 
     @property
     def programs(self) -> int:
-        """How many programs run the graphs."""
+        """Number of programs of all graphs."""
         return sum(graph.programs for graph in self.graphs)
 
     @property
     def by_stitch(self) -> dict[str, int]:
-        """Operators that programs run, with their number."""
+        """Number of nodes of each operator that programs run."""
         return self._operators("by_stitch")
 
     @property
     def by_torch(self) -> dict[str, int]:
-        """Operators that torch runs, with their number."""
+        """Number of nodes of each operator that torch runs."""
         return self._operators("by_torch")
 
     @property
     def to_programs_nbytes(self) -> int:
-        """Bytes of torch's tensors that programs read, when each graph is called once."""
+        """Bytes of torch tensors that programs read in one call of each graph."""
         return sum(graph.to_programs_nbytes for graph in self.graphs)
 
     @property
     def to_torch_nbytes(self) -> int:
-        """Bytes of results that programs give to torch, when each graph is called once."""
+        """Bytes of results that programs return to torch in one call of each graph."""
         return sum(graph.to_torch_nbytes for graph in self.graphs)
 
     @property
     def fallbacks(self) -> tuple[FallbackSummary, ...]:
-        """What torch runs, by operator and reason; the most frequent first."""
+        """Operators that torch runs, by operator and reason; the most frequent first."""
         places: dict[tuple[str, str], Counter[str]] = {}
         for graph in self.graphs:
             for fallback in graph.fallbacks:
@@ -95,10 +91,10 @@ class Explanation:
         ]
         return tuple(sorted(rows, key=lambda row: -row.count))
 
-    def _operators(self, who: str) -> dict[str, int]:
+    def _operators(self, field: str) -> dict[str, int]:
         total: Counter[str] = Counter()
         for graph in self.graphs:
-            total.update(dict(getattr(graph, who)))
+            total.update(dict(getattr(graph, field)))
         return dict(total.most_common())
 
     def __str__(self) -> str:
@@ -125,47 +121,44 @@ def explain(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> Callable[..., Explanation]:
-    """A function that calls `function`, compiled anew by Stitch with these options, and tells what
-    became of it. Like `torch._dynamo.explain` it forgets what torch.compile has compiled before.
+    """Return a function that compiles `function`, calls it once, and returns an `Explanation`.
+
+    Like `torch._dynamo.explain` it clears the compile cache of torch.compile.
     """
     settings = CompileSettings.of(options)
     original = _original(function)
 
     def explained(*arguments: Any, **named: Any) -> Explanation:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         graphs: list[GraphReport] = []
 
         def backend(module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
             return compiled_graph(module, examples, settings, graphs.append)
 
-        before, first = shared_storage_of(settings).copied_nbytes, len(_reasons())
+        reasons: list[Any] = output_graph.graph_break_reasons
+        before, first = shared_storage_of(settings).copied_nbytes, len(reasons)
         try:
-            # Else the graph of gradients is compiled when it is first called.
-            with autograd_config.patch(force_non_lazy_backward_lowering=True):
+            # Otherwise the backward graph would be compiled at its first call.
+            with functorch_config.patch(force_non_lazy_backward_lowering=True):
                 torch.compile(original, backend=backend, dynamic=dynamic)(*arguments, **named)
             copied = shared_storage_of(settings).copied_nbytes - before
-            return Explanation(tuple(graphs), _breaks(_reasons()[first:]), copied)
+            return Explanation(tuple(graphs), _breaks(reasons[first:]), copied)
         finally:
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     return explained
 
 
 def graph_counts(options: Mapping[str, Any] | None = None) -> Counts:
-    """What became of all graphs compiled so far for the device of these options."""
+    """Return the totals of all graphs compiled so far for the device of these options."""
     return shared_storage_of(CompileSettings.of(options)).counts
 
 
 def _original(function: Any) -> Any:
-    """What was compiled, of something that torch.compile gave."""
-    if isinstance(function, torch._dynamo.OptimizedModule):
+    """The function or module that torch.compile was given."""
+    if isinstance(function, OptimizedModule):
         return function._orig_mod
     return getattr(function, "_torchdynamo_orig_callable", function)
-
-
-def _reasons() -> list[Any]:
-    reasons: list[Any] = output_graph.graph_break_reasons
-    return reasons
 
 
 def _breaks(reasons: Sequence[Any]) -> tuple[GraphBreak, ...]:
@@ -178,12 +171,12 @@ def _breaks(reasons: Sequence[Any]) -> tuple[GraphBreak, ...]:
 
 def _place(stack: Sequence[Any]) -> str:
     if not stack:
-        return "somewhere"
+        return "unknown line"
     return f"{PurePath(stack[-1].filename).name}:{stack[-1].lineno}"
 
 
 def _line_of_graph(graph: GraphReport) -> str:
-    mine, theirs = (sum(dict(who).values()) for who in (graph.by_stitch, graph.by_torch))
+    mine, theirs = (sum(dict(part).values()) for part in (graph.by_stitch, graph.by_torch))
     programs = _many(graph.programs, "program")
     return f"  {graph.name}: {programs}, {mine} by Stitch, {theirs} by torch"
 

@@ -1,4 +1,4 @@
-"""Modules into exported programs of core ATen operators, with the failures explained."""
+"""Export modules to programs of core ATen operators, and explain why an export failed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._export.utils import _special_op_to_preserve_cia
-from torch.export.exported_program import (
-    _decompose_exported_program,
-    _disable_prexisiting_fake_mode,
-    _split_decomp_table_to_cia_and_python_decomp,
-)
-from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import open_file, unreadable
@@ -33,6 +26,16 @@ from stitch.frontend.torch.decompositions import or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.frontend.torch.refused_nodes import failure_location
+from stitch.frontend.torch.torch_internals import (
+    EXPORT_TRACER,
+    TORCHSCRIPT_CONVERTER,
+    BatchNorm,
+    decompose_exported_program,
+    disable_fake_mode,
+    keep_whole,
+    pytree,
+    split_decompositions,
+)
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]
@@ -42,8 +45,8 @@ _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnData
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """An `ExportedProgram` of core ATen operators, the arguments of the call that was captured,
-    and what that gave, with torch's traced tensors."""
+    """An `ExportedProgram` of core ATen operators, with the arguments of the captured call and
+    its results (torch's traced tensors)."""
 
     program: Any
     arguments: Arguments
@@ -51,26 +54,28 @@ class Capture:
 
 
 def exported(module: Any, examples: Examples) -> Capture:
-    """Capture a module: its operators, weights beside them.
+    """Export a module.
 
-    Raises `CompileError` naming the line where its control flow depends on data, and for what
-    torch has scripted or traced.
+    Raises:
+        CompileError: its control flow depends on data (the error names the line), torch cannot
+            export it, or it is a TorchScript module.
+        UsageError: forward does not accept the examples.
     """
     _refuse_scripts(module)
     _refuse_cumulative_averages(module)
     with warnings.catch_warnings(), _quiet():
-        # torch warns of its own deprecated parts here; the user can do nothing about them.
+        # torch warns of its own deprecated parts; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=UserWarning)
-        # What forward keeps in an attribute no program carries from call to call.
+        # A program does not carry attributes that forward sets from call to call.
         warnings.filterwarnings("default", message=r"(?s).*assigned during export")
         warnings.filterwarnings("default", message=r"(?s).*changed in forward")
-        # Recurrent layers of torch list their own parameters anew.
+        # Recurrent layers of torch reassign the list of their own parameters.
         warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*assigned during export")
         _load_exporter()
         try:
-            with _containers_kept(module):
+            with _containers_restored(module):
                 capture = _captured(module, examples)
             return replace(capture, program=_decomposed(capture.program))
         except StitchError:
@@ -91,9 +96,9 @@ def _check_weights(module: Any) -> None:
 
 
 @contextmanager
-def _containers_kept(module: Any) -> Iterator[None]:
-    """Lists and dictionaries of a module hold afterwards what they held before: a capture puts
-    tensors without data into them, where forward appends to them."""
+def _containers_restored(module: Any) -> Iterator[None]:
+    """Restore lists and dictionaries of a module: a forward that appends to them appends traced
+    tensors, which have no data."""
     parts = module.modules() if isinstance(module, torch.nn.Module) else ()
     held = [value for part in parts for key, value in vars(part).items()
             if type(value) in (list, dict) and not key.startswith("_")]  # fmt: skip
@@ -110,20 +115,19 @@ def _containers_kept(module: Any) -> Iterator[None]:
 
 
 def refused_sharing(names: Sequence[str], title: str) -> CompileError:
-    """The error for a written buffer whose bytes have another name."""
+    """The error for a mutated buffer that shares memory with another tensor."""
     first, second, *_ = names
     return CompileError(
-        f"the module writes to a buffer that has two names: {first!r} and {second!r} lie on the "
-        "same bytes",
+        f"the module writes to a buffer that has two names: {first!r} and {second!r} share memory",
         where=title,
-        expected="one buffer under one name, or buffers apart",
+        expected="buffers that do not share memory",
         remedy="use one of the two names, or clone one of the two buffers",
     )
 
 
 def _shared_bytes(module: Any) -> tuple[str, ...]:
-    """The names of two tensors of a module on the same bytes, parameters apart; torch.export fails
-    for them in an assertion where they are written."""
+    """The names of two tensors of a module, not parameters, that share memory: torch.export fails
+    with an assertion if one of them is written."""
     by_storage: dict[int, str] = {}
     parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
     for prefix, part in parts:
@@ -163,7 +167,7 @@ def load_archive(path: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch logs and prints of a failure that it raises as well."""
+    """Suppress what torch logs and prints about failures that it also raises."""
     before, printed = logging.root.manager.disable, io.StringIO()
     try:
         logging.disable(max(before, logging.ERROR))
@@ -178,43 +182,42 @@ def _refuse_scripts(module: Any) -> None:
     if not isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return
     raise CompileError(
-        "TorchScript cannot be compiled: the Python code that it was made from is not in it",
+        "TorchScript cannot be compiled: it does not contain the module's Python code",
         where=getattr(module, "original_name", type(module).__name__),
         expected="an nn.Module, a GraphModule or an ExportedProgram",
-        remedy="give the module that was scripted or traced; where only its file is left, "
-        "torch._export.converter.TS2EPConverter(torch.jit.load(file), (x,)).convert() makes an "
-        "ExportedProgram of it",
+        remedy="pass the module that was scripted or traced; to convert a TorchScript file to an "
+        f"ExportedProgram: {TORCHSCRIPT_CONVERTER}(torch.jit.load(file), (x,)).convert()",
     )
 
 
 def _captured(module: Any, examples: Examples) -> Capture:
-    given = _arguments(examples)
+    call = _arguments(examples)
     if isinstance(module, torch.export.ExportedProgram):
         if not len(examples) and module.example_inputs is not None:
-            given = module.example_inputs
+            call = module.example_inputs
         program = module
         if module.range_constraints:
             with torch.no_grad():
-                program = torch.export.export(module.module(), *given)
+                program = torch.export.export(module.module(), *call)
         spec = program.call_spec.out_spec
         outputs = next(reversed(program.graph.nodes)).args[0]
         traced = outputs[len(outputs) - spec.num_leaves :]
         leaves = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in traced]
-        return Capture(program, given, spec.unflatten(leaves))
-    twin, (arguments, named), calls = with_plain_values(module, given)
+        return Capture(program, call, spec.unflatten(leaves))
+    twin, (arguments, named), calls = with_plain_values(module, call)
     with torch.no_grad():
         program = torch.export.export(twin, arguments, named)
     _warn_of_numbers(calls.changed_numbers, type(module).__name__)
-    return Capture(program, given, calls.results)
+    return Capture(program, call, calls.results)
 
 
 def _warn_of_numbers(changed: Mapping[str, tuple[Any, Any]], title: str) -> None:
-    """Warn of Python numbers that forward changes: a program has their values as constants."""
+    """Warn of Python numbers that forward changes: they are constants of the program."""
     for name, (before, after) in sorted(changed.items()):
         warnings.warn(
             f"attribute self.{name} of {title} is changed in forward, from {str(before)[:60]} to "
-            f"{str(after)[:60]}: the program computes every call as the one that was captured. To "
-            f"keep it from call to call, register it as a buffer: "
+            f"{str(after)[:60]}: the program uses its value at the captured call in every call. To "
+            f"update it from call to call, register it as a buffer: "
             f"self.register_buffer({name.rpartition('.')[2]!r}, torch.tensor(...))",
             UserWarning, stacklevel=2,
         )  # fmt: skip
@@ -222,21 +225,18 @@ def _warn_of_numbers(changed: Mapping[str, tuple[Any, Any]], title: str) -> None
 
 @functools.cache
 def _load_exporter() -> None:
-    """Import what torch loads at its first export, on the stack of a thread.
-
-    That import keeps the frames that it runs under, and with them the locals of every caller: a
-    compiled model would not end with its last reference.
-    """
-    thread = threading.Thread(target=import_module, args=("torch.export._trace",))
+    """Import torch's tracer in a thread: the import keeps the frames below it alive, and with them
+    the caller's locals, such as a compiled model."""
+    thread = threading.Thread(target=import_module, args=(EXPORT_TRACER,))
     thread.start()
     thread.join()
 
 
 def _decomposed(program: Any) -> Any:
-    """As `ExportedProgram.run_decompositions`, which registers for each of seven hundred operators
-    that are made of others what it is made of anyway: at every call, in 0.2 s."""
+    """As `ExportedProgram.run_decompositions`, without registering seven hundred decompositions
+    at each call, which takes 0.2 s."""
     whole, table = _decompositions()
-    return _disable_prexisiting_fake_mode(_decompose_exported_program)(
+    return disable_fake_mode(decompose_exported_program)(
         program, cia_to_decomp=whole, python_decomp_table=dict(table),
         joint_loss_index=None, decompose_custom_triton_ops=False,
     )  # fmt: skip
@@ -244,14 +244,29 @@ def _decomposed(program: Any) -> Any:
 
 @functools.cache
 def _decompositions() -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Of the operators that are made of others, those that stay whole; how the rest that is not
-    core ATen is taken apart. Built once."""
+    """The composite operators that stay whole, and the decompositions of the others."""
     table = torch.export.default_decompositions()
     for kept in KEPT_WHOLE:
         table.pop(kept, None)
-    made_of_others, rest = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
-    whole = {op: how for op, how in made_of_others.items() if how is _special_op_to_preserve_cia}
-    return whole, or_whole(rest)
+    composite, rest = split_decompositions(table.materialize())
+    return {op: rule for op, rule in composite.items() if rule is keep_whole}, or_whole(rest)
+
+
+def tensor_of(program: Any, spec: Any) -> Any:
+    """The parameter, buffer or constant of an input of an exported program.
+
+    Raises `CompileError` if it is no tensor.
+    """
+    tensor = program.state_dict.get(spec.target)
+    if tensor is None:
+        tensor = program.constants.get(spec.target)
+    if not isinstance(tensor, torch.Tensor):
+        raise CompileError(
+            f"input {spec.target!r} of the module's graph is not a tensor",
+            expected="a parameter, a buffer or a constant tensor",
+            got=type(tensor).__name__,
+        )
+    return tensor
 
 
 def _arguments(examples: Examples) -> Arguments:
@@ -263,7 +278,7 @@ def _arguments(examples: Examples) -> Arguments:
 
 
 def _example(value: Any) -> Any:
-    """An example as torch takes it: arrays become tensors, descriptors tensors of zeros."""
+    """An example as torch tensors: arrays are copied, descriptors become tensors of zeros."""
     return pytree.tree_map(_example_leaf, value)
 
 
@@ -278,7 +293,7 @@ def _example_leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     check_dense(value, "an example")
-    # Two examples that share memory would be taken for one tensor and its view.
+    # torch.export treats two examples that share memory as a tensor and its view.
     return value.detach().clone()
 
 
@@ -286,25 +301,26 @@ def _refuse_cumulative_averages(module: Any) -> None:
     parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
     for name, part in parts:
         if (
-            isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+            isinstance(part, BatchNorm)
             and part.training and part.track_running_stats and part.momentum is None
         ):  # fmt: skip
             raise CompileError(
-                f"{type(part).__name__} with momentum=None in training mode weighs a batch by "
-                "how many there were, which torch reads out of a tensor",
+                f"{type(part).__name__}(momentum=None) in training mode reads the number of "
+                "batches from a tensor, so the graph depends on data",
                 where=f"{type(module).__name__}.{name}" if name else type(module).__name__,
-                remedy='a number as momentum; .eval(); or torch.compile(module, backend="stitch")',
+                remedy="set momentum to a number, call .eval(), or use "
+                'torch.compile(module, backend="stitch")',
             )
 
 
 def _example_call(module: Any) -> str:
-    """How `compile` is called with an example for each argument that forward needs."""
+    """A call of `compile` with an example for each required argument of forward."""
     try:
         arguments = inspect.signature(module.forward).parameters.values()
     except (AttributeError, TypeError, ValueError):
         return "stitch.compile(module, (x,))"
     names = [a.name for a in arguments if a.default is a.empty and a.kind in _BY_POSITION]
-    return f"stitch.compile(module, ({', '.join(names) or 'x'},)), each a tensor or an array"
+    return f"stitch.compile(module, ({', '.join(names) or 'x'},))"
 
 
 def _explained(error: Exception, module: Any) -> StitchError:
@@ -316,19 +332,19 @@ def _explained(error: Exception, module: Any) -> StitchError:
         return CompileError(
             "the module's control flow depends on data",
             where=f"{name}, {line}" if line else name,
-            expected="the same operations whatever the data",
+            expected="the same operations for all data",
             got=first,
-            remedy="torch.where for a choice between values, or torch.compile(module, "
+            remedy="choose between values with torch.where, or use torch.compile(module, "
             'backend="stitch"), which breaks the graph there',
         )
     if isinstance(error, TypeError) and line is None:
         return UsageError(
             f"the module cannot be called with these examples: {first}",
             where=name,
-            remedy=f"one example for each argument, in a tuple: {_example_call(module)}",
+            remedy=f"pass one tensor or array for each argument: {_example_call(module)}",
         )
     return CompileError(
         f"torch.export cannot capture the module: {first}",
         where=f"{name}, {line}" if line else name,
-        remedy='torch.compile(module, backend="stitch") breaks the graph where it has to',
+        remedy='use torch.compile(module, backend="stitch"), which breaks the graph there',
     )

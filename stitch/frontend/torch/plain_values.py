@@ -1,10 +1,9 @@
-"""What modules take and give, as containers that torch.export knows, and back again.
+"""Convert arguments and results of modules to containers that torch.export accepts, and back.
 
-torch.export is given a module and examples without objects that hold tensors (dataclasses, caches
-of transformers and what is like them): an object is a dictionary of its attributes that hold
-tensors, and one of a class that is registered with torch's pytree without key paths the tuple of
-its parts. No class is registered here, for what is registered changes how torch takes it
-everywhere. A `CallStructure` takes what the module takes, and gives what it gives.
+torch.export rejects objects that hold tensors (dataclasses, caches of transformers). They are
+passed as dictionaries of their attributes that hold tensors, or as tuples of their parts if torch's
+pytree knows their class but has no key paths for it. Nothing is registered with torch's pytree,
+because that would change how torch treats the class everywhere.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, UsageError
+from stitch.frontend.torch.torch_internals import pytree
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NUMBERS = (int, float, complex, str)
-#: What every module has.
+#: Attributes of every module.
 _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | vars(torch.nn.Module).keys()
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """How values lie in containers and objects; two are equal where the same was flattened.
+    """The containers and objects around the leaves of a value.
 
-    `objects`: for each leaf of the tree that is an object its class and how many tensors it holds,
-    else None.
+    `objects`: for each leaf of the tree, its class and number of tensors if it is an object, else
+    None.
     """
 
     tree: Any
@@ -42,7 +41,7 @@ class Structure:
 
 
 def flattened(value: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a value, of objects the tensors in them, and how they lie in it."""
+    """Return the leaves of a value (of objects, their tensors) and its structure."""
     leaves, tree = pytree.tree_flatten(value)
     flat: list[Any] = []
     objects: list[tuple[type, int] | None] = []
@@ -51,15 +50,15 @@ def flattened(value: Any) -> tuple[list[Any], Structure]:
             flat.append(leaf)
             objects.append(None)
             continue
-        inside = _Inside()
-        inside.plain(leaf)
-        flat += inside.tensors
-        objects.append((type(leaf), len(inside.tensors)))
+        scan = _ObjectScan()
+        scan.plain(leaf)
+        flat += scan.tensors
+        objects.append((type(leaf), len(scan.tensors)))
     return flat, Structure(tree, tuple(objects))
 
 
 def rebuilt(like: Any, flat: Sequence[Any]) -> Any:
-    """What is built like a value, of other leaves, in the order in which `flattened` gives them."""
+    """Build a value like another one from other leaves, in the order of `flattened`."""
     leaves, tree = pytree.tree_flatten(like)
     rest = iter(flat)
     return tree.unflatten(
@@ -68,27 +67,27 @@ def rebuilt(like: Any, flat: Sequence[Any]) -> Any:
 
 
 def _with_tensors(example: Any, tensors: Iterator[Any]) -> Any:
-    """An object like another one, with these tensors, and the same modules."""
-    inside = _Inside()
-    inside.plain(example)
-    memo = {id(old): next(tensors) for old in inside.tensors}
-    return copy.deepcopy(example, memo | {id(module): module for module in inside.modules})
+    """A copy of an object with other tensors and the same modules."""
+    scan = _ObjectScan()
+    scan.plain(example)
+    memo = {id(old): next(tensors) for old in scan.tensors}
+    return copy.deepcopy(example, memo | {id(module): module for module in scan.modules})
 
 
 @dataclass(frozen=True, slots=True)
 class StaticValue:
-    """A number, text or None that the module was compiled with, or gives at every call."""
+    """A number, text or None that is a constant of a compiled module."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallStructure:
-    """The arguments of a module's calls as inputs of its program, and the outputs as its results.
+    """Maps arguments of a module's calls to inputs of its program, and outputs to results.
 
-    `arguments`: how the examples lay in theirs, `names`: those of the ones by name; `inputs`: for
-    each leaf the name of a slot, or a static value. `results`: what the module gave when it was
-    captured; `outputs`: for each leaf of it the number of an output, or a static value.
+    `arguments`: the structure of the examples, `names`: the examples passed by name; `inputs`: for
+    each leaf, the name of a slot or a static value. `results`: the results of the captured call;
+    `outputs`: for each leaf of them, the number of an output or a static value.
     """
 
     arguments: Structure
@@ -100,15 +99,13 @@ class CallStructure:
     def inputs_of(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """The program's inputs by name, of arguments that lie as the examples did; None of others.
-
-        Raises `UsageError` for another value where a static one was given.
-        """
+        """Return the program's inputs by name; None if the arguments have another structure than
+        the examples. Raises `UsageError` for another value of a static argument."""
         if named.keys() == set(self.names):
             named = {name: named[name] for name in self.names}
         leaves, structure = flattened((arguments, dict(named)))
         if structure != self.arguments:
-            # The keys of a dictionary may come in another order.
+            # The keys of a dictionary may have another order.
             tree = self.arguments.tree
             try:
                 ordered = tree.unflatten(tree.flatten_up_to((arguments, dict(named))))
@@ -123,35 +120,35 @@ class CallStructure:
                 slots[slot] = leaf
             elif type(leaf) is not type(slot.value) or leaf != slot.value:
                 raise UsageError(
-                    "the module was compiled for another value of an argument that is no tensor",
+                    "the module was compiled for another value of an argument that is not a tensor",
                     expected=repr(slot.value)[:100], got=repr(leaf)[:100],
-                    remedy="compile it again for this value, or let forward take it as a tensor",
+                    remedy="compile it again for this value, or pass the value as a tensor",
                 )  # fmt: skip
         return slots
 
-    def results_of(self, given: Any) -> Any:
-        """What the module gives, of what the program gave."""
-        outputs = given if isinstance(given, tuple) else (given,)
+    def results_of(self, outputs: Any) -> Any:
+        """Build the module's results from the program's output, or tuple of outputs."""
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return rebuilt(
             self.results, [outputs[o] if isinstance(o, int) else o.value for o in self.outputs]
         )
 
 
 def are_tensors(values: Iterable[Any]) -> bool:
-    """Whether all of these values are tensors of torch."""
+    """Whether all values are tensors of torch."""
     return all(isinstance(value, torch.Tensor) for value in values)
 
 
 def with_plain_values(module: Any, examples: Arguments) -> tuple[Any, Arguments, ModuleCalls]:
-    """A module that computes the same with plain arguments and results; its examples, plain; and
-    its calls, of which the last one's results are known.
+    """Return a twin of a module with plain arguments and results, its plain examples, and the
+    record of its calls.
 
-    The module stays as it is: its twin shares parameters, layers and hooks. Of objects the twin
-    makes new ones in each call; it raises `CompileError` where the module changes one of these and
-    does not return what it changed, as nobody would see that.
+    The twin shares parameters, layers and hooks with the module, which is not changed. It builds
+    the objects of its arguments anew in each call, and raises `CompileError` if the module changes
+    one of them without returning the change, which would be lost.
     """
     calls = ModuleCalls(examples)
-    # Not copy.copy: modules may leave parts of themselves out of that.
+    # Not copy.copy: a module may define what that copies.
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks"):
@@ -163,46 +160,44 @@ def with_plain_values(module: Any, examples: Arguments) -> tuple[Any, Arguments,
 
 @dataclass
 class ModuleCalls:
-    """Around the twin's forward: makes objects of plain arguments, and plain results."""
+    """Hooks around the twin's forward: they build objects of plain arguments, and plain results."""
 
     examples: Arguments
-    #: What the last call gave.
+    #: Results of the last call.
     results: Any = None
-    #: By attribute, the numbers before the last call and after it, where it changed them.
+    #: Numbers that the last call changed, by attribute: before and after it.
     changed_numbers: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The objects of this call, each with its tensors as they were, and how often those had been
-    #: written to.
-    _made: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
+    #: The objects built for this call, each with its tensors and their version counters.
+    _objects: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
     _numbers: dict[str, Any] = field(default_factory=dict)
     _buffers: dict[str, torch.Size] = field(default_factory=dict)
 
     def before(self, twin: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
-        self._made.clear()
+        self._objects.clear()
         self._numbers = _numbers_of(twin)
         self._buffers = {name: buffer.shape for name, buffer in twin.named_buffers()}
         leaves, tree = pytree.tree_flatten(self.examples, is_leaf=_has_no_paths)
         parts = tree.flatten_up_to((arguments, named))
-        values = map(self._like, leaves, parts)
-        rebuilt: Arguments = tree.unflatten(values)
-        return rebuilt
+        built: Arguments = tree.unflatten(map(self._built, leaves, parts))
+        return built
 
-    def _like(self, example: Any, part: Any) -> Any:
-        """What is like a leaf of the examples, with these tensors."""
+    def _built(self, example: Any, part: Any) -> Any:
+        """An object like a leaf of the examples, with the tensors of its plain form."""
         if not (_is_object(example) or _has_no_paths(example)):
             return part
-        # Copies: what the module writes into its object is no change of an argument.
+        # Copies: a write into the object must not change the plain argument.
         fresh = [tensor.clone() for tensor in _tensors(part)]
-        kept = iter(fresh)
+        rest = iter(fresh)
         leaves, tree = pytree.tree_flatten(example)
-        made = tree.unflatten(
+        built = tree.unflatten(
             [
-                _with_tensors(leaf, kept) if _is_object(leaf)
-                else next(kept) if isinstance(leaf, torch.Tensor) else leaf
+                _with_tensors(leaf, rest) if _is_object(leaf)
+                else next(rest) if isinstance(leaf, torch.Tensor) else leaf
                 for leaf in leaves
             ]
         )  # fmt: skip
-        self._made.append((made, [(t, t._version) for t in fresh]))
-        return made
+        self._objects.append((built, [(t, t._version) for t in fresh]))
+        return built
 
     def after(self, twin: Any, _: Any, result: Any) -> Any:
         numbers = _numbers_of(twin)
@@ -216,32 +211,31 @@ class ModuleCalls:
             if buffer.shape != before:
                 raise CompileError(
                     f"forward changes the shape of the buffer {name!r}",
-                    expected=f"the shape that it has before, {list(before)}",
+                    expected=str(list(before)),
                     got=str(list(buffer.shape)),
-                    remedy="make the buffer as large as it becomes, and write into a part of it: "
-                    "self.cache[:, place] = x",
+                    remedy="allocate the buffer at its final size and write into a part of it: "
+                    "self.cache[:, position] = x",
                 )
         plain, self.results = _plain(result), result
         returned = {id(tensor) for tensor in _tensors(plain)}
-        for made, versions in self._made:
-            inside = _Inside()
-            inside.plain(made)
-            known = {id(tensor): version for tensor, version in versions}
-            changed = [t for t in inside.tensors if known.get(id(t)) != t._version]
+        for built, tensors in self._objects:
+            scan = _ObjectScan()
+            scan.plain(built)
+            versions = {id(tensor): version for tensor, version in tensors}
+            changed = [t for t in scan.tensors if versions.get(id(t)) != t._version]
             if any(id(tensor) not in returned for tensor in changed):
                 raise CompileError(
-                    f"the module changes a {type(made).__name__} that it is given, and does not "
-                    "return what it changed",
-                    expected="the changed object among the results: a program gives what it makes",
-                    remedy="return it from forward, or use "
-                    'torch.compile(module, backend="stitch"), which changes it',
+                    f"the module changes an argument of class {type(built).__name__} without "
+                    "returning it, so its program would lose the change",
+                    expected="the changed object among the results",
+                    remedy='return it from forward, or use torch.compile(module, backend="stitch")',
                 )
         return plain
 
 
 def _numbers_of(module: Any) -> dict[str, Any]:
-    """The Python numbers and text in the attributes of a module and its parts, by name; of lists
-    and dictionaries those in them."""
+    """Numbers and texts in the attributes of a module and its parts, and in lists and dictionaries
+    there, by name."""
     found: dict[str, Any] = {}
     for prefix, part in module.named_modules():
         # An attribute of the class is the value before the first assignment.
@@ -257,18 +251,19 @@ def _numbers_of(module: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value with dictionaries in the place of objects, and tuples of what has no key paths."""
+    """A value with dictionaries instead of objects, and tuples instead of values without key
+    paths."""
 
     def of_leaf(leaf: Any) -> Any:
         if _has_no_paths(leaf):
             return tuple(map(_plain, _parts_of(leaf)))
-        return (_Inside().plain(leaf) or {}) if _is_object(leaf) else leaf
+        return (_ObjectScan().plain(leaf) or {}) if _is_object(leaf) else leaf
 
     return pytree.tree_map(of_leaf, value, is_leaf=_has_no_paths)
 
 
 def _has_no_paths(value: Any) -> bool:
-    """Whether torch's pytree takes a value apart, and has no names for its parts."""
+    """Whether torch's pytree flattens a value but has no key paths for its parts."""
     node = pytree.SUPPORTED_NODES.get(type(value))
     return node is not None and node.flatten_with_keys_fn is None
 
@@ -287,8 +282,8 @@ def _tensors(plain: Any) -> list[Any]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether what a value holds is looked at by name; what torch takes as it is, and what can be
-    called, is none."""
+    """Whether a value is passed as a dictionary of its attributes: not tensors, modules, enums and
+    callables."""
     if dataclasses.is_dataclass(value):
         return not isinstance(value, type)
     is_whole = _is_tensor(value) or isinstance(value, torch.nn.Module | Enum | type | ModuleType)
@@ -296,16 +291,15 @@ def _is_object(value: Any) -> bool:
 
 
 @dataclass
-class _Inside:
-    """A walk through an object: its plain form, and the tensors and modules that it comes across,
-    in order."""
+class _ObjectScan:
+    """Collects the tensors and modules of an object, in order, and builds its plain form."""
 
     tensors: list[Any] = field(default_factory=list)
     modules: list[Any] = field(default_factory=list)
     _path: set[int] = field(default_factory=set)
 
     def plain(self, value: Any) -> Any:
-        """What holds tensors in a value; None where nothing does."""
+        """The parts of a value that hold tensors; None if there are none."""
         if _is_tensor(value):
             self.tensors.append(value)
             return value
@@ -323,33 +317,31 @@ class _Inside:
     def _of_parts(self, value: Any) -> Any:
         if _has_no_paths(value):
             parts = list(map(self.plain, _parts_of(value)))
-            return (
-                None
-                if all(part is None for part in parts)
-                else tuple({} if p is None else p for p in parts)
-            )
+            if all(part is None for part in parts):
+                return None
+            return tuple({} if part is None else part for part in parts)
         leaves, tree = pytree.tree_flatten(value, is_leaf=_has_no_paths)
         if not tree.is_leaf():
             parts = [self.plain(leaf) for leaf in leaves]
             return None if all(part is None for part in parts) else tree.unflatten(parts)
         if not _is_object(value):
             return None
-        held = {name: self.plain(part) for name, part in _attributes(value)}
-        return {name: part for name, part in held.items() if part is not None} or None
+        attributes = {name: self.plain(part) for name, part in _attributes(value)}
+        return {name: part for name, part in attributes.items() if part is not None} or None
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object holds, by name: the fields of a dataclass, all attributes of another, and what
-    lies in it where its class is made of a dictionary, a list or a tuple."""
-    held: dict[str, Any] = {}
+    """The fields of a dataclass, all attributes of another object, and the items of an object whose
+    class extends a dictionary, list, tuple or deque."""
+    items: dict[str, Any] = {}
     if isinstance(value, dict):
-        held |= {str(key): part for key, part in value.items()}
+        items |= {str(key): part for key, part in value.items()}
     elif isinstance(value, list | tuple | deque):
-        held |= {str(number): part for number, part in enumerate(value)}
+        items |= {str(number): part for number, part in enumerate(value)}
     if dataclasses.is_dataclass(value):
         names = [one.name for one in dataclasses.fields(value)]
         own = {name: getattr(value, name) for name in names if hasattr(value, name)}
     else:
         own = dict(vars(value))
-    # Classes that show keys as attributes may keep each value twice.
-    return [*held.items(), *(item for item in own.items() if item[0] not in held)]
+    # Classes that show keys as attributes may have each value twice.
+    return [*items.items(), *(item for item in own.items() if item[0] not in items)]

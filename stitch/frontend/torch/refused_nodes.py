@@ -1,4 +1,4 @@
-"""What of a graph cannot be compiled: collected node by node, told in one error."""
+"""Collect the nodes of a graph that cannot be compiled, and report them in one error."""
 
 from __future__ import annotations
 
@@ -12,34 +12,40 @@ import torch
 
 from stitch.errors import CompileError, StitchError
 
+_SELF = r"^L\['self'\]\.?"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+#: Maximum number of lines in one message; the rest is counted.
+MAX_LINES = 60
+COMPILE_REMEDY = "use torch.compile, which breaks the graph there and leaves the code to torch"
+EVAL_REMEDY = "call .eval() on the module if it is in training mode"
 
 
 def operator_of(node: Any) -> Any:
-    """The operator of a node, also of one that torch keeps in order because it may raise."""
+    """The operator of a node, also inside torch's wrapper that orders side effects."""
     if node.target is torch.ops.higher_order.with_effects:
         return node.args[1]
     return node.target
 
 
 def name_of(node: Any) -> str:
-    """The name of a node's operator, as torch writes it."""
+    """The name of a node's operator, such as `aten.add.Tensor`."""
     return str(operator_of(node))
 
 
 def location_of(node: Any) -> str:
-    """`file:line` of the user's code that asked for a node."""
+    """`file:line` of the user's code that a node comes from; else its layer, or its name."""
     for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
         if _is_users(match["file"]):
             return f"{PurePath(match['file']).name}:{match['line']}"
     layers = list((node.meta.get("nn_module_stack") or {}).values())
     path = next((path for path, _ in reversed(layers) if path), "")
-    return f"layer {_plain(path)}" if path else f"node {node.name}"
+    # torch.export writes L['self'] before the path.
+    return f"layer {re.sub(_SELF, '', path)}" if path else f"node {node.name}"
 
 
 def failure_location(error: BaseException) -> str | None:
-    """`file:line` of the innermost of the user's frames that an exception came through."""
+    """`file:line` of the innermost frame of user code in a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if _is_users(frame.filename):
@@ -51,30 +57,19 @@ def _is_users(file: str) -> bool:
     generated = file.startswith("<")
     return (
         not generated
-        and not file.startswith(_NOT_THE_USERS)
+        and not file.startswith(_LIBRARIES)
         and "/lib/python" not in (file if "site-packages" not in file else "")
     )
 
 
-def _plain(path: str) -> str:
-    """A layer's path as its owner writes it, without what export puts before it."""
-    return re.sub(r"^L\['self'\]\.?", "", path)
-
-
-#: Lines of one message; what goes beyond is counted.
-MAX_LINES = 60
-COMPILE_REMEDY = "torch.compile, which breaks the graph where code is left to torch"
-EVAL_REMEDY = "call .eval() on the module if it is in training mode"
-
-
 def briefly(error: StitchError) -> str:
-    """What an error says, in one line."""
+    """The message of an error on one line."""
     return error.brief() + (f" (got {error.got})" if error.got else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node that is not compiled, and why."""
+    """A node that is not compiled, and the reason."""
 
     node: Any
     operator: str
@@ -84,7 +79,7 @@ class Refusal:
 
 @dataclass
 class RefusedNodes:
-    """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
+    """Collects refused nodes; `raise_any` raises one error for all of them."""
 
     title: str
     remedy: str = COMPILE_REMEDY
@@ -94,7 +89,7 @@ class RefusedNodes:
     _random: bool = False
 
     def unsupported(self, node: Any, where: str, reason: str = "") -> None:
-        """An operator without a lowering; `reason` says for what it has none."""
+        """Add an operator without a lowering; `reason` follows its name in the message."""
         target = operator_of(node)
         tags = getattr(target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:
@@ -107,16 +102,16 @@ class RefusedNodes:
             places.append(where)
 
     def failed(self, node: Any, where: str, error: StitchError) -> None:
-        """An operator whose operands its lowering refuses."""
+        """Add an operator whose lowering raised an error."""
         self.note(node, where, briefly(error))
         self._errors.append((where, error))
 
     def note(self, node: Any, where: str, reason: str) -> None:
-        """A node that is not compiled for a reason, which alone is no error."""
+        """Add a node that is not compiled; `raise_any` does not report it."""
         self.each.append(Refusal(node, name_of(node), where, reason))
 
     def raise_any(self) -> None:
-        """Raises one `CompileError` for all that was collected; nothing if that is nothing."""
+        """Raise one `CompileError` for all unsupported and failed operators, if there are any."""
         lines = [
             f"operator {name} is not supported: {', '.join(places)}"
             for name, places in self._places.items()
@@ -125,7 +120,7 @@ class RefusedNodes:
         if not lines:
             return
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        # Who has torch.compile already is told what helps there.
+        # Under torch.compile `remedy` is another one.
         remedies = [EVAL_REMEDY] if self._random and self.remedy == COMPILE_REMEDY else []
         remedies += [error.remedy for _, error in self._errors if error.remedy]
         raise CompileError(

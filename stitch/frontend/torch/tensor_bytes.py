@@ -1,7 +1,6 @@
-"""Arrays on the bytes of torch's tensors, and tensors on the bytes of arrays: nothing is copied.
+"""Arrays that share memory with torch tensors, and tensors that share memory with arrays.
 
-NumPy has no bfloat16 that torch knows: its bits pass as int16. Importing this module needs the
-package torch (an optional extra).
+torch does not know NumPy's bfloat16, so its bits are passed as int16.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.errors import InternalError
+from stitch.frontend.torch.torch_internals import DisableTorchFunction, disable_current_modes
 from stitch.program import Array, DataType
 
 _BFLOAT16 = DataType.BFLOAT16.dtype
 
 
 def array_on(tensor: Any) -> Array:
-    """An array on a tensor's bytes, wherever and however they lie."""
+    """Return an array that shares memory with a CPU tensor, with its strides."""
     plain = tensor.detach()
     if plain.dtype is torch.bfloat16:
         bits: Array = plain.view(torch.int16).numpy()
@@ -31,8 +30,8 @@ def array_on(tensor: Any) -> Array:
 
 
 def array_at(address: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
-    """An array on the dense bytes at an address, which it does not keep: `tensor.numpy()` would, in
-    every plan, and make torch's storage one that cannot be resized."""
+    """Return a dense array at an address, without a reference to its owner: `tensor.numpy()` would
+    keep the tensor alive in every plan and prevent torch from resizing its storage."""
     if not math.prod(shape):
         return np.empty(shape, kind)
     buffer: Any = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(address)
@@ -41,10 +40,8 @@ def array_at(address: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array
 
 
 def tensor_on(array: Array, dtype: Any) -> Any:
-    """A tensor on the bytes of an array, which has this dtype of torch's already, or its bits.
-
-    Raises `InternalError` for an array of any other type.
-    """
+    """Return a tensor of this torch dtype that shares memory with an array of the same type (or,
+    for bfloat16, of int16 bits); raises `InternalError` for another type."""
     if dtype is torch.bfloat16:
         bits = array.view(np.int16) if array.dtype == _BFLOAT16 else array
         tensor = torch.from_numpy(bits)
@@ -54,41 +51,48 @@ def tensor_on(array: Array, dtype: Any) -> Any:
         tensor = torch.from_numpy(array)
     if tensor.dtype is not dtype:
         raise InternalError(
-            "internal error: an array has another type than torch was promised",
+            "internal error: an array has another type than its tensor in torch",
             expected=str(dtype), got=str(array.dtype), remedy="please report it",
         )  # fmt: skip
     return tensor
+
+
+def untraced_tensor_on(array: Array, dtype: Any) -> Any:
+    """As `tensor_on`, also while torch traces other code."""
+    with disable_current_modes():
+        return tensor_on(array, dtype)
 
 
 # --------------------------------------------------------------------------------------------------
 # Parameters on a device
 
 
-class ParameterHomes:
-    """The places of some parameters before they were moved, by the identity of torch's object."""
+class RelocatedParameters:
+    """Parameters that share a device's memory, with their original tensors."""
 
-    __slots__ = ("_homes",)
+    __slots__ = ("_originals",)
 
     def __init__(self) -> None:
-        self._homes: dict[int, tuple[Any, Any]] = {}
+        #: By the id of the parameter.
+        self._originals: dict[int, tuple[Any, Any]] = {}
 
-    def move(self, parameter: Any, tensor: Any) -> None:
-        """A parameter lies where this tensor does: whatever it had before is another tensor's."""
-        self._homes.setdefault(id(parameter), (parameter, parameter.data))
+    def relocate(self, parameter: Any, tensor: Any) -> None:
+        """Make a parameter share a tensor's memory, and its values."""
+        self._originals.setdefault(id(parameter), (parameter, parameter.data))
         parameter.data = tensor
         torch.autograd.graph.increment_version(parameter)
 
-    def bring_back(self) -> None:
-        """Parameters lie where they lay, with the values that they have now; twice does no harm.
+    def restore(self) -> None:
+        """Copy the current values to the original tensors, and give these to the parameters.
 
-        The end may come in the middle of torch's tracing of something else.
+        Calling it again continues after an interrupt; torch may be tracing other code.
         """
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-            while self._homes:
-                number, (parameter, home) = next(iter(self._homes.items()))
-                if home.shape == parameter.shape:
-                    home.copy_(parameter.data)
-                else:  # It was given another shape meanwhile.
-                    home = parameter.data.clone()
-                parameter.data = home
-                del self._homes[number]
+        with DisableTorchFunction(), disable_current_modes(), torch.no_grad():
+            while self._originals:
+                number, (parameter, original) = next(iter(self._originals.items()))
+                if original.shape == parameter.shape:
+                    original.copy_(parameter.data)
+                else:  # The parameter was given another shape meanwhile.
+                    original = parameter.data.clone()
+                parameter.data = original
+                del self._originals[number]

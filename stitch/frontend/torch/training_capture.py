@@ -1,13 +1,10 @@
-"""PyTorch modules for training: parameters and buffers become inputs, with the values they have.
-
-Importing this module needs the package torch (an optional extra).
-"""
+"""Convert PyTorch modules for training: parameters and buffers become inputs with their values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +14,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, check_dense, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Examples, exported
+from stitch.frontend.torch.export import Examples, exported, tensor_of
 from stitch.frontend.torch.lowering import KEY_NAME, give_key
 from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
@@ -25,18 +22,22 @@ from stitch.program import Array, DataType, InputKind
 
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
-#: Steps in which NumPy has to decide whether two arrays share a byte.
+#: Limit of NumPy's search for a byte that two arrays share.
 MAX_OVERLAP_WORK = 100_000
 
 
 def from_torch_for_training(
     module: Any, example_inputs: Examples = (), name: str | None = None
 ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph]:
-    """The graph of a torch module, the values of its PARAMETER and STATE inputs by name (on torch's
-    own bytes where that is possible), and the graph of the same module in evaluation mode.
+    """Convert a torch module for training.
 
-    Names are those of the module's state dict; tied parameters are one input. Raises `CompileError`
-    with every unsupported operator and its source line.
+    Returns:
+        The graph; the values of its PARAMETER and STATE inputs by their names in the state dict
+        (views of torch's memory if possible; tied parameters are one input); and the graph of the
+        module in evaluation mode.
+
+    Raises:
+        CompileError: lists each unsupported operator with its source line.
     """
     title = name or type(module).__name__
     capture = _Capture(module, example_inputs, title)
@@ -51,9 +52,11 @@ def from_torch_for_training(
 def evaluation_from_torch(
     module: Any, example_inputs: Examples, states: Set[str], name: str | None = None
 ) -> ComputationGraph:
-    """The graph of a torch module in evaluation mode; `states`: the buffers that training changes,
-    which are inputs of it. What evaluation would write to buffers is left out. Raises as
-    `from_torch_for_training`."""
+    """Return the graph of a torch module in evaluation mode, which writes no buffers.
+
+    `states`: the buffers that training changes; they are inputs. Raises as
+    `from_torch_for_training`.
+    """
     title = name or type(module).__name__
     with _evaluating(module):
         twin = _Capture(module, example_inputs, f"{title}_evaluation", states)
@@ -62,7 +65,7 @@ def evaluation_from_torch(
 
 @contextmanager
 def _evaluating(module: Any) -> Iterator[None]:
-    """The module in evaluation mode, each part put back afterwards; a captured one stays."""
+    """Set a module's evaluation mode and restore it afterwards; not of a GraphModule."""
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.fx.GraphModule):
         yield
         return
@@ -76,13 +79,13 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 
 class _Capture:
-    """One module on its way into a builder."""
+    """Converts one module to a graph."""
 
     def __init__(
         self, module: Any, examples: Examples, title: str, states: Set[str] | None = None
     ) -> None:
-        """`states`: the buffers that are inputs, and nothing else of a buffer's is an output;
-        None: those that the forward pass changes, and their next values."""
+        """`states`: the buffers that are inputs; None: those that the forward pass changes, whose
+        next values are outputs."""
         self.title = title
         self.program = exported(module, examples).program
         self.builder = ComputationGraphBuilder(title)
@@ -91,11 +94,11 @@ class _Capture:
         signature = self.program.graph_signature
         #: Buffers that the forward pass changes.
         self.changed_buffers = frozenset(signature.buffers_to_mutate.values())
-        self._keeps_changes = states is None
+        self._outputs_changes = states is None
         self._states = self.changed_buffers if states is None else states
-        #: By the id of torch's parameter, which the program holds.
-        self._trained_once: dict[int, SymbolicTensor] = {}
-        #: The tensors that were read: name, tensor, whether a step changes it.
+        #: By the id of torch's parameter, which the exported program keeps alive.
+        self._parameters: dict[int, SymbolicTensor] = {}
+        #: The tensors that are read: name, tensor, whether a step changes it.
         self._read: list[tuple[str, Any, bool]] = []
 
     def graph_and_values(self) -> tuple[ComputationGraph, dict[str, Array]]:
@@ -105,8 +108,8 @@ class _Capture:
             bindings[nodes.pop(0).name] = self._key
         specs = self.program.graph_signature.input_specs
         for spec, node in zip(specs, nodes, strict=True):
-            bindings[node.name] = partial(self._once, spec, node, [])
-        # Inputs in the order of the module's own, whichever is read first.
+            bindings[node.name] = cache(partial(self._input, spec, node))
+        # Inputs have the order of the module's arguments, not that of their first use.
         for spec, node in zip(specs, nodes, strict=True):
             if spec.kind is _INPUT.USER_INPUT and node.users:
                 bindings[node.name]()
@@ -120,11 +123,6 @@ class _Capture:
     def _key(self) -> SymbolicTensor:
         return self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
 
-    def _once(self, spec: Any, node: Any, values: list[Any]) -> Any:
-        if not values:
-            values.append(self._input(spec, node))
-        return values[0]
-
     def _input(self, spec: Any, node: Any) -> Any:
         value = node.meta.get("val")
         if spec.kind is _INPUT.USER_INPUT:
@@ -132,33 +130,22 @@ class _Capture:
                 return value
             with self.builder.at(f"input {node.name}"):
                 return self.builder.input(node.name, tuple(value.shape), data_type_of(value.dtype))
-        tensor = self.program.state_dict.get(spec.target)
-        if tensor is None:
-            tensor = self.program.constants.get(spec.target)
-        if not isinstance(tensor, torch.Tensor):
-            raise CompileError(f"the module passes {spec.target!r} into its graph, no tensor")
-        return self._tensor(spec.target, tensor, spec.kind)
-
-    def _tensor(self, name: str, tensor: Any, kind: Any) -> SymbolicTensor:
+        name, tensor = spec.target, tensor_of(self.program, spec)
         check_dense(tensor, f"tensor {name!r} of the module")
-        if kind is _INPUT.PARAMETER and tensor.requires_grad and tensor.is_floating_point():
-            return self._trained(name, tensor)
+        is_trained = tensor.requires_grad and tensor.is_floating_point()
+        if spec.kind is _INPUT.PARAMETER and is_trained:
+            # One object is one parameter, under any number of names. Two objects that share memory
+            # are two: torch's optimizers step each of them.
+            if id(tensor) not in self._parameters:
+                self._parameters[id(tensor)] = self._state(name, tensor, InputKind.PARAMETER)
+            return self._parameters[id(tensor)]
         if name in self._states:
-            return self._kept(name, tensor, InputKind.STATE)
+            return self._state(name, tensor, InputKind.STATE)
         self._read.append((name, tensor, False))
         with self.builder.at(f"tensor {name}"):
             return self.builder.parameter(name, array_of(tensor))
 
-    def _trained(self, name: str, tensor: Any) -> SymbolicTensor:
-        """A parameter: one object is one parameter, under however many names.
-
-        Two objects on the same bytes are two: torch's optimizers step each of them.
-        """
-        if id(tensor) not in self._trained_once:
-            self._trained_once[id(tensor)] = self._kept(name, tensor, InputKind.PARAMETER)
-        return self._trained_once[id(tensor)]
-
-    def _kept(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
+    def _state(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
         self._read.append((name, tensor, True))
         self.values[name] = array_of(tensor)
         with self.builder.at(f"tensor {name}"):
@@ -176,11 +163,11 @@ class _Capture:
         number = 0
         for spec, value in zip(specs, outputs, strict=True):
             if spec.kind is _OUTPUT.BUFFER_MUTATION:
-                if self._keeps_changes:
+                if self._outputs_changes:
                     self.builder.output(spec.target, value)
             elif spec.kind is not _OUTPUT.USER_OUTPUT:
                 raise CompileError(
-                    f"the module writes to what it is given: {spec.target}",
+                    f"the module writes to its input {spec.target}",
                     where=self.title,
                     remedy="return the new value instead",
                 )
@@ -193,8 +180,8 @@ class _Capture:
 
 
 def _refuse_overlaps(read: list[tuple[str, Any, bool]], title: str) -> None:
-    """In torch a step that writes one tensor changes all that lie on its bytes; here they would
-    go their own ways. Raises `CompileError`."""
+    """Raise `CompileError` if two tensors share memory and a step changes one of them: in torch
+    the other would change too."""
     spans = sorted(
         ((t.data_ptr(), _last_byte(t), n, t, c) for n, t, c in read if t.numel()),
         key=lambda span: span[0],
@@ -205,11 +192,11 @@ def _refuse_overlaps(read: list[tuple[str, Any, bool]], title: str) -> None:
                 break
             if (changes or second_changes) and _share_memory(tensor, second):
                 raise CompileError(
-                    f"{name!r} and {other!r} lie on the same bytes, and training changes them",
+                    f"{name!r} and {other!r} share memory, and training changes them",
                     where=title,
-                    expected="tensors apart, or one parameter under both names",
-                    remedy="use one nn.Parameter in both places (module.b = module.a, transposed "
-                    "where it is used), or clone one of the two",
+                    expected="tensors that do not share memory, or one parameter under both names",
+                    remedy="use one nn.Parameter under both names (module.b = module.a, transposed "
+                    "at its use), or clone one of the two",
                 )
 
 
@@ -220,8 +207,8 @@ def _last_byte(tensor: Any) -> int:
 
 
 def _share_memory(first: Any, second: Any) -> bool:
-    """Whether two tensors whose spans overlap have a byte in common; in doubt they do."""
-    # NumPy's own types know of no bound.
+    """Whether two tensors share a byte; true if NumPy does not find out within its limit."""
+    # NumPy's type stubs lack max_work.
     decide: Any = np.shares_memory
     arrays = [array_on(tensor) for tensor in (first, second)]
     try:

@@ -46,7 +46,7 @@ def assert_gone(make: Callable[[], Any], shape: Sequence[int], **options: Any) -
     storage = storage_of(**options)
     torch._dynamo.reset()
     gc.collect()
-    storage.look()
+    storage.clean_up()
     storage.device.flush()
     buffers, entries = len(storage.device.records.buffers), len(storage)
 
@@ -62,7 +62,7 @@ def assert_gone(make: Callable[[], Any], shape: Sequence[int], **options: Any) -
         torch._dynamo.reset()
         gc.collect()
     assert weight() is None
-    storage.look()
+    storage.clean_up()
     storage.device.flush()
     assert len(storage) <= entries
     assert len(storage.device.records.buffers) <= buffers

@@ -1,7 +1,6 @@
-"""The backend of torch.compile: graphs of dynamo run as stitched programs.
+"""The backend of torch.compile: dynamo's graphs run as stitched programs.
 
-Importing this package needs the package torch (an optional extra); the optimizer's loop, and with
-it what trains, is loaded when it is asked for.
+The optimizer loop, which needs `stitch.training`, is loaded at its first use.
 """
 
 from typing import TYPE_CHECKING

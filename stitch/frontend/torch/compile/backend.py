@@ -1,18 +1,14 @@
-"""The backend of torch.compile: `torch.compile(model, backend="stitch")`.
+"""The backend of torch.compile: `torch.compile(model, backend="stitch", options={...})`.
 
-A graph break simply gives more programs; what passes between them stays on the device. Importing
-this module needs the package torch (an optional extra).
+The options are `target` and `executor` (of the device), all other arguments of `open_device`, and:
+`passes`: run the compiler's passes (True); `algorithm`: `none`, `greedy` or `search`; `optimizer`:
+an optimizer of torch.optim whose `step` becomes a program (`optimizer_loop`); `fallback`: `torch`
+runs operators that Stitch cannot compile, or they raise an `error`; `min_operations`: smaller parts
+of a graph that is cut for that are left to torch; `cache`: a folder for compiled programs, or True
+for torch's own (`TORCHINDUCTOR_CACHE_DIR`).
 
-Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine (host); `executor`: what computes (torch: each operation by PyTorch, ONNX
-Runtime or NumPy, whichever the table of prices says is best); whatever else `open_device` takes,
-such as `window`, `max_memory`, `prices`; `passes`: whether the compiler's passes run (True);
-`algorithm`: `none`, `greedy` or `search`; `optimizer`: an optimizer of torch.optim whose `step` is
-a program from then on (`optimizer_loop`); `fallback`: who runs what Stitch cannot compile, `torch`,
-or nobody, an `error`; `min_operations`: where a graph is cut for that, parts with fewer operations
-are left to torch as well; `cache`: a folder in which what was compiled is kept for the next
-process, or True for torch's own (`TORCHINDUCTOR_CACHE_DIR`). Random numbers follow from a key that
-torch draws for each call.
+Values between the programs of a graph, or of several graphs, stay on the device. Random numbers
+follow from a key that torch draws for each call.
 """
 
 from __future__ import annotations
@@ -40,100 +36,115 @@ except ModuleNotFoundError as error:
         remedy="pip install 'stitch-runtime[torch]'",
     ) from error
 
-from torch._dynamo import disable
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import innermost_fn
-from torch._dynamo.utils import counters, flatten_graph_inputs
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.schemas import PlainTensorMeta
-from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler, aot_module_simplified
-from torch._functorch.compile_utils import get_aten_target, rand_ops
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stitch.frontend.torch.compile.graph_cache import keeping, kept_compiler, program_cache
-from stitch.frontend.torch.compile.graph_program import Building, GraphProgram, GraphSettings
-from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
+from stitch.frontend.torch.compile.graph_cache import (
+    autograd_cache,
+    caching_compiler,
+    program_cache,
+)
+from stitch.frontend.torch.compile.graph_program import GraphLowering, GraphProgram, GraphSettings
+from stitch.frontend.torch.compile.graph_report import GraphReport, ReportListener, log_report
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, is_static, stitched
 from stitch.frontend.torch.compile.subgraphs import ORIGIN, copied, is_random, is_tensor, unit_of
 from stitch.frontend.torch.decompositions import decompositions
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.frontend.torch.torch_internals import (
+    OpOverload,
+    PlainTensorMeta,
+    SerializableAOTDispatchCompiler,
+    TracingContext,
+    aot_autograd,
+    aot_module_simplified,
+    counters,
+    disable_current_modes,
+    flatten_graph_inputs,
+    functorch_config,
+    get_aten_target,
+    innermost_fn,
+    is_autocast_enabled,
+    is_mkldnn_enabled,
+    min_cut_rematerialization_partition,
+    rand_ops,
+    set_mkldnn_enabled,
+)
 from stitch.machine import Machine
 from stitch.program import Space
 from stitch.report import Device, open_device
 from stitch.runtime import Executor
 
 # --------------------------------------------------------------------------------------------------
-# A graph of dynamo by way of aot_autograd: without what torch's own class for that loads.
+# Compiling dynamo's graphs by aot_autograd, without loading torch's own class for that
 
 
 def by_aot_autograd(
-    module: Any, examples: Sequence[Any], *, bw_compiler: Any, **how: Any
+    module: Any, examples: Sequence[Any], *, bw_compiler: Any, **options: Any
 ) -> Callable[..., Any]:
-    """The function; `how` is as `aot_module_simplified` takes it. Raises what compilers raise."""
+    """Compile a graph; `options` as for `aot_module_simplified`. Raises what compilers raise."""
     if os.environ.get("TORCH_COMPILE_DEBUG") == "1":
-        logged: Callable[..., Any] = aot_autograd(bw_compiler=bw_compiler, **how)(module, examples)
-        return logged
+        debugged: Callable[..., Any] = aot_autograd(bw_compiler=bw_compiler, **options)(
+            module, examples
+        )
+        return debugged
     if any(isinstance(example, list | tuple | dict) for example in examples):
-        again = partial(by_aot_autograd, bw_compiler=bw_compiler, **how)
+        again = partial(by_aot_autograd, bw_compiler=bw_compiler, **options)
         flat: Callable[..., Any] = flatten_graph_inputs(module, examples, again)
         return flat
     counted, is_done = counters["aot_autograd"], False
     counted["total"] += 1
     try:
-        run = aot_module_simplified(module, examples, bw_compiler=_untraced(bw_compiler), **how)
+        run = aot_module_simplified(module, examples, bw_compiler=_untraced(bw_compiler), **options)
         is_done = True
     finally:
         counted["ok" if is_done else "not_ok"] += 1
-    left_alone: Callable[..., Any] = disable(run, reason="it is compiled")
-    return left_alone
+    untraced: Callable[..., Any] = torch.compiler.disable(run, reason="it is compiled")
+    return untraced
 
 
 def _untraced(compiler: Any) -> Any:
-    """A compiler of backward passes that dynamo traces neither itself nor what it makes: it runs
-    where others' code may be traced."""
+    """A compiler of backward passes that dynamo does not trace, nor its results: it may run while
+    other code is traced."""
     if isinstance(compiler, SerializableAOTDispatchCompiler):
         compiler.compiler_fn = _untraced(compiler.compiler_fn)
         return compiler
 
     def compile_backward(*arguments: Any, **named: Any) -> Any:
-        made = disable(compiler, reason="it compiles")(*arguments, **named)
-        return disable(made, reason="it is compiled")
+        run = torch.compiler.disable(compiler, reason="it compiles")(*arguments, **named)
+        return torch.compiler.disable(run, reason="it is compiled")
 
     return compile_backward
 
 
 # --------------------------------------------------------------------------------------------------
-# What torch's aot_autograd wraps around a compiled graph, and where nothing needs it.
+# Calls without aot_autograd's wrappers
 
-_are_gradients_on = torch.is_grad_enabled
-_is_autocast_on = torch._C._is_any_autocast_enabled
+_is_grad_enabled = torch.is_grad_enabled
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """A graph without gradients: how many arguments it takes, what aot_autograd knows of it, and
-    whether all that it consists of is torch's own operators."""
+    """A graph without gradients: its number of arguments, aot_autograd's metadata, and whether it
+    consists of torch's own operators."""
 
-    takes: int
+    arguments: int
     metadata: Any
     is_torchs: bool
 
     @staticmethod
     def of(graph: Any, metadata: Any) -> Inference:
-        """That of a graph of aot_autograd, before it is cut."""
-        takes = sum(node.op == "placeholder" for node in graph.nodes)
-        return Inference(takes, metadata, all(map(_is_torchs, graph.nodes)))
+        """Describe a graph of aot_autograd, before it is cut."""
+        arguments = sum(node.op == "placeholder" for node in graph.nodes)
+        return Inference(arguments, metadata, all(map(_is_torchs, graph.nodes)))
 
     def unwrapped(
         self, run: Callable[..., Any], wrapped: Callable[..., Any], examples: Sequence[Any]
     ) -> Callable[..., Any]:
-        """What is called with arguments like the examples: what the graph became, where nothing
-        needs the wrappers, or that in them."""
-        # Arguments may be left out for coming twice, be added, or be in lists.
-        is_flat = self.takes == len(examples) and all(map(_is_tensor, examples))
+        """The function for arguments like the examples: `run` if no wrapper is needed."""
+        # aot_autograd may drop duplicate arguments, add some, or flatten lists.
+        is_flat = self.arguments == len(examples) and all(
+            isinstance(example, torch.Tensor) for example in examples
+        )
         if not is_flat or self.metadata is None or not _is_plain(self.metadata):
             return wrapped
         if isinstance(getattr(run, "__self__", None), GraphProgram):
@@ -141,33 +152,26 @@ class Inference:
         if not self.is_torchs:
             return wrapped
 
-        def where_modes_are_off(*arguments: Any) -> Any:
-            # Between programs torch runs operators, which would listen to them.
-            if _are_gradients_on() or _is_autocast_on():
+        def run_without_modes(*arguments: Any) -> Any:
+            # These modes would affect the operators that torch runs between programs.
+            if _is_grad_enabled() or is_autocast_enabled():
                 return wrapped(*arguments)
             return run(list(arguments))
 
-        return where_modes_are_off
+        return run_without_modes
 
 
 def _is_torchs(node: Any) -> bool:
-    """Whether a node is no operator of somebody else, which torch looks at when it runs first, nor
-    one that calls functions."""
+    """Whether a node is neither a custom operator, which torch checks at its first run, nor one
+    that calls functions."""
     if node.op != "call_function" or node.target is operator.getitem:
         return bool(node.op != "get_attr")
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    namespace: str = node.target.namespace
-    return namespace in ("aten", "prims")
-
-
-def _is_tensor(example: Any) -> bool:
-    return isinstance(example, torch.Tensor)
+    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
 
 
 def _is_plain(metadata: Any) -> bool:
-    """Whether a graph changes none of its arguments, gives none of their bytes, and all that it
-    takes and gives is plain tensors."""
+    """Whether a graph mutates no arguments, returns no views of them, and has only plain tensors
+    as arguments and results."""
     return not bool(
         metadata.num_mutated_inp_runtime_indices
         or metadata.num_mutated_graph_handled_indices
@@ -184,31 +188,31 @@ def _is_plain(metadata: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# How aot_autograd divides a graph of values and gradients into a forward and a backward one.
+# Partitioning joint graphs
 
 aten = torch.ops.aten
 
 
 def partition(joint: Any, *operands: Any, **named: Any) -> Any:
-    """The forward and the backward graph of a joint one. What a user's checkpoint says of a node
-    is left as it is."""
-    _part_from_running_statistics(joint.graph)
+    """Return the forward and the backward graph of a joint one; the decisions of a user's
+    checkpoint stay."""
+    _ignore_running_statistics(joint.graph)
     refused = _refused(joint) if is_static(joint.graph) else _without_lowering(joint.graph)
     for node in set(refused):
         for result in (node, *(u for u in node.users if u.target is operator.getitem)):
             if is_tensor(result):
                 result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    # Torch makes one of nodes that are alike, and knows by a list of its own which ones draw.
-    is_known = not any(
+    # torch merges equal nodes, except the random operators that it lists.
+    is_safe = not any(
         is_random(n) and get_aten_target(n) not in rand_ops for n in joint.graph.nodes
     )
-    with functorch_config.patch(cse=functorch_config.cse and is_known):
+    with functorch_config.patch(cse=functorch_config.cse and is_safe):
         return min_cut_rematerialization_partition(joint, *operands, **named)
 
 
-def _part_from_running_statistics(graph: Any) -> None:
-    """Backward passes of batches in training read no running statistics, which are overwritten
-    when they run: gradients are taken without, and what a checkpoint computes again is."""
+def _ignore_running_statistics(graph: Any) -> None:
+    """Make gradients and recomputation of batch normalization in training independent of running
+    statistics: these are overwritten before the backward pass runs."""
     for node in list(graph.nodes):
         if node.target is aten.native_batch_norm_backward.default and node.args[7]:
             node.args = (*node.args[:3], None, None, *node.args[5:])
@@ -228,11 +232,11 @@ def _part_from_running_statistics(graph: Any) -> None:
 
 
 def _refused(joint: Any) -> Iterable[Any]:
-    """What torch will run; values and gradients are lowered alike in one graph and in two."""
-    # The modes that trace: constants of the graph are read here, and have data.
-    with _disable_current_modes():
-        building = Building(copied(joint.graph), joint, GraphSettings("joint", role="forward"))
-    origins = (refusal.node.meta.get(ORIGIN) for refusal in building.refusals)
+    """The nodes that torch will run: a joint graph is lowered like its two parts."""
+    # Constants of the graph are read, so tracing modes must be off.
+    with disable_current_modes():
+        lowering = GraphLowering(copied(joint.graph), joint, GraphSettings("joint", role="forward"))
+    origins = (refusal.node.meta.get(ORIGIN) for refusal in lowering.refusals)
     return [unit_of(node) for node in origins if isinstance(node, torch.fx.Node)]
 
 
@@ -244,14 +248,15 @@ def _without_lowering(graph: Any) -> Iterable[Any]:
     ]  # fmt: skip
 
 
-#: What `algorithm` said before it said what it says everywhere.
-_PASSES = {"optimize": True, "as_written": False}
+# --------------------------------------------------------------------------------------------------
+# Options
+
 FALLBACKS = ("torch", "error")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: What `open_device` takes beside the machine.
+#: Arguments of `open_device` besides the machine.
 DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
-#: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
-#: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
+#: A call of a program takes about ten microseconds, an operator of torch two: smaller parts are
+#: faster in torch (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 4
 _count = itertools.count()
 
@@ -269,12 +274,12 @@ class CompileSettings:
     cache: str | bool | None = None
     passes: bool = True
     optimizer: Any = None
-    #: What `open_device` takes beside the machine and the executor, by name, as far as it is given.
+    #: Other arguments of `open_device`, by name.
     device: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
-        """The settings that options ask for; raises `UsageError` for unknown ones."""
+        """Check options; raises `UsageError` for unknown names and wrong values."""
         given = dict(options or {})
         own = [field.name for field in fields(CompileSettings) if field.name != "device"]
         known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
@@ -289,11 +294,14 @@ class CompileSettings:
         device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
         settings = CompileSettings(**given, device=device)
         if settings.algorithm != "none":
-            _check_algorithm(settings.algorithm)
+            # Late, because stitch.training takes time to load.
+            from stitch.training import check_algorithm
+
+            check_algorithm(settings.algorithm)
         BOOL.check("backend 'stitch'", "passes", settings.passes)
         if settings.fallback not in FALLBACKS:
             raise UsageError(
-                "backend 'stitch' has no such fallback",
+                "unknown value of option 'fallback' of backend 'stitch'",
                 expected=", ".join(FALLBACKS),
                 got=repr(settings.fallback),
             )
@@ -301,31 +309,18 @@ class CompileSettings:
             settings = replace(settings, cache=None)
         if not isinstance(settings.cache, str | bool | None):
             raise UsageError(
-                "backend 'stitch' keeps what it compiled in a folder",
-                expected="cache=FOLDER, or True for torch's own",
+                "option 'cache' of backend 'stitch' is not a folder",
+                expected="a folder, or True for torch's own",
                 got=repr(settings.cache),
             )
         least = settings.min_operations
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise UsageError(
-                "min_operations is a number of operations",
-                expected="a whole number, 0 or more",
+                "option 'min_operations' of backend 'stitch' is not a number of operations",
+                expected="an integer, 0 or more",
                 got=repr(least),
             )
         return settings
-
-
-def _check_algorithm(algorithm: str) -> None:
-    # What trains is loaded for who names one of its algorithms.
-    from stitch.training import ALGORITHMS, check_algorithm
-
-    if algorithm in _PASSES:
-        raise UsageError(
-            "algorithm says where tensors lie, and passes whether the compiler's passes run",
-            expected=", ".join(ALGORITHMS), got=f"algorithm={algorithm!r}",
-            remedy=f"passes={_PASSES[algorithm]}",
-        )  # fmt: skip
-    check_algorithm(algorithm)
 
 
 _storages: dict[tuple[Any, ...], SharedStorage] = {}
@@ -333,7 +328,7 @@ _opening = threading.Lock()
 
 
 def _in_child() -> None:
-    """After a fork another thread may have held the lock; devices that it opened are closed."""
+    """Replace the lock in a forked child, because another thread may have held it."""
     global _opening
     _opening = threading.Lock()
 
@@ -342,7 +337,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def shared_storage_of(settings: CompileSettings) -> SharedStorage:
-    """What torch shares with the device that these settings ask for; the device is opened once."""
+    """Return the storage shared with the device of these settings; the device is opened once."""
     key = (settings.target, settings.executor, *sorted(settings.device))
     with _opening:
         storage = _storages.get(key)
@@ -355,7 +350,7 @@ def shared_storage_of(settings: CompileSettings) -> SharedStorage:
 
 
 def device_of(options: Mapping[str, Any] | None = None) -> Device:
-    """The device that `torch.compile(..., backend="stitch", options=options)` runs on."""
+    """Return the device of `torch.compile(..., backend="stitch", options=options)`."""
     return shared_storage_of(CompileSettings.of(options)).device
 
 
@@ -366,11 +361,20 @@ def stitch_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """What torch's entry point `stitch` names: a graph of dynamo as a function of torch tensors.
+    """Compile a graph of dynamo: torch's entry point `stitch`.
 
-    `mode`: one of torch's, all of which are the same: a plan is recorded, and runs again without
-    being made; who computes follows from a table of prices, and nothing is tuned by a clock. Raises
-    `UsageError` for unknown options and modes, `CompileError` with all operators that are lacking.
+    Args:
+        module: The graph.
+        examples: Its arguments, fake tensors.
+        options: See this module.
+        mode: A mode of torch; all modes do the same.
+
+    Returns:
+        A function of torch tensors.
+
+    Raises:
+        UsageError: unknown options or mode.
+        CompileError: with `fallback="error"`, lists all operators that are not supported.
     """
     settings = CompileSettings.of(options)
     if mode not in (None, *MODES):
@@ -383,40 +387,39 @@ def stitch_backend(
 
 
 def compiled_graph(
-    module: Any, examples: Sequence[Any], settings: CompileSettings, heard: Heard | None = None
-) -> Callable[..., Any]:
-    """A graph of dynamo as a function of torch tensors; `heard` is told of each graph that
-    aot_autograd makes of it, when that has been compiled."""
+    module: Any, examples: Sequence[Any], settings: CompileSettings,
+    listener: ReportListener | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Compile a graph of dynamo to a function of torch tensors; `listener` is called with the
+    report of each graph that aot_autograd makes of it."""
     storage = shared_storage_of(settings)
-    keeps = settings.cache is not None and heard is None
-    made: list[tuple[Inference, Run]] = []
+    is_cached = settings.cache is not None and listener is None
+    inferences: list[tuple[Inference, Run]] = []
 
     def compiler(role: str) -> Callable[..., Any]:
-        compile_graph = _compiler(storage, settings, role, heard, made.append)
-        return (
-            kept_compiler(compile_graph, partial(shared_storage_of, settings))
-            if keeps
-            else (compile_graph)
-        )
+        compile_graph = _compiler(storage, settings, role, listener, inferences.append)
+        if is_cached:
+            compile_graph = caching_compiler(compile_graph, partial(shared_storage_of, settings))
+        return compile_graph
 
     with ExitStack() as stack:
         stack.enter_context(without_onednn())
-        if keeps:
+        if is_cached:
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
-            stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
+            key = named, storage.device.machine
+            stack.enter_context(autograd_cache(module, _folder(settings), *key))
         run = by_aot_autograd(
             module, examples, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"), partition_fn=partition,
             decompositions=decompositions(),
         )  # fmt: skip
-    while made:
-        graph, straight = made.pop()
-        run = graph.unwrapped(straight, run, examples)
+    while inferences:
+        graph, unwrapped = inferences.pop()
+        run = graph.unwrapped(unwrapped, run, examples)
     if settings.optimizer is not None:
         from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 
-        # It steps here for as long as there is a graph that was compiled with it. Dynamo keeps the
-        # innermost function alone.
+        # The loop lives as long as a compiled graph: dynamo keeps the innermost function.
         innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
     return run
 
@@ -427,25 +430,25 @@ def _folder(settings: CompileSettings) -> Path | None:
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another."""
-    # Not torch.backends.mkldnn.flags: that warns of flags that are not touched.
-    before = torch._C._get_mkldnn_enabled()
+    """Disable oneDNN, which would make one operator of a recurrent layer, with its own gradient."""
+    # Not torch.backends.mkldnn.flags: it warns about other flags.
+    before = is_mkldnn_enabled()
     try:
-        torch._C._set_mkldnn_enabled(False)
+        set_mkldnn_enabled(False)
         yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        set_mkldnn_enabled(before)
 
 
 def _compiler(
-    storage: SharedStorage, settings: CompileSettings, role: str, heard: Heard | None,
-    note: Callable[[tuple[Inference, Run]], object],
+    storage: SharedStorage, settings: CompileSettings, role: str, listener: ReportListener | None,
+    add_inference: Callable[[tuple[Inference, Run]], object],
 ) -> Callable[..., Any]:  # fmt: skip
-    def tell(report: GraphReport) -> None:
+    def report_graph(report: GraphReport) -> None:
         storage.counts.add(report)
         log_report(report)
-        if heard is not None:
-            heard(report)
+        if listener is not None:
+            listener(report)
 
     def compile_graph(module: Any, _: Sequence[Any]) -> Run:
         static, visible = _of_trace(module, role)
@@ -456,24 +459,25 @@ def _compiler(
             None if settings.cache is None else program_cache(_folder(settings)),
             copies_results=role == "inference",
         )  # fmt: skip
-        # The modes that trace: constants of the graph are read here, and have data.
-        with _disable_current_modes():
+        # Constants of the graph are read, so tracing modes must be off.
+        with disable_current_modes():
             graph = Inference.of(module.graph, _metadata())
-            run = stitched(module, storage, wanted, tell)
+            run = stitched(module, storage, wanted, report_graph)
         if role == "inference":
-            note((graph, run))
+            add_inference((graph, run))
         return run
 
     return compile_graph
 
 
 def _metadata() -> Any:
-    context = torch._guards.TracingContext.try_get()
+    context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
 
 
 def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
-    """Which arguments come again at every call, and how many outputs the user sees."""
+    """The positions of arguments that are the same in all calls, and the number of outputs that
+    the user sees."""
     if role == "backward":
         return frozenset(), 0
     metadata = _metadata()

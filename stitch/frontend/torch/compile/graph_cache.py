@@ -1,7 +1,8 @@
-"""Compiled graphs that torch's cache of aot_autograd keeps on disk: the option `cache`.
+"""The option `cache`: store compiled graphs on disk in the cache of torch's aot_autograd.
 
-A graph that is one program of known shapes is kept whole; where torch runs a part, or sizes are
-symbols, its programs are (`stitch.compile_cache`). Nothing of a folder stops a compilation.
+A graph that is one program of known shapes is stored whole. If torch runs a part of it, or sizes
+are symbolic, its programs are stored (`stitch.compile_cache`). A damaged or read-only folder never
+stops a compilation.
 """
 
 from __future__ import annotations
@@ -20,158 +21,153 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-from torch._inductor import codecache
-from torch._inductor.output_code import OutputCode
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from stitch.compile_cache import CompileCache, digest_of
-from stitch.frontend.torch.compile.graph_program import GraphProgram, ProgramForm
+from stitch.frontend.torch.compile.graph_program import CompiledGraph, GraphProgram
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.torch_internals import (
+    INDUCTOR_WRAPPER,
+    BypassAOTAutogradCache,
+    OutputCode,
+    SerializableAOTDispatchCompiler,
+    cache_dir,
+    codecache,
+    functorch_config,
+)
 
 _log = logging.getLogger(__name__)
-_torchs_key = codecache.torch_key
+_torch_key = codecache.torch_key
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-#: Rooms above the compiler in which it is decided what a graph becomes.
-_ROOMS = ("frontend", "runtime")
+#: Packages besides the compiler whose source the compiled graphs depend on.
+_PACKAGES = ("frontend", "runtime")
 
 
-class KeptGraph(OutputCode):  # type: ignore[misc]  # torch has no types here
-    """A compiled graph as torch calls and keeps it; `restore` opens the storage it runs on."""
+class CachedGraph(OutputCode):  # type: ignore[misc]  # torch has no types here
+    """A compiled graph as torch calls and stores it; `restore` opens the device that it runs on."""
 
     def __init__(
         self, run: Callable[[list[Any]], Any], restore: Callable[[], SharedStorage]
     ) -> None:
-        # It takes its arguments in a list, and empties that; wrappers copy what an object holds.
+        # Arguments come in a list, which is emptied. Wrappers copy the attributes of an object.
         self._boxed_call = True
         self.run: Callable[[list[Any]], Any] | None = run
         self.restore = restore
-        self.form: bytes | None = None
+        self.data: bytes | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """Runs it."""
-        assert self.run is not None, "torch calls post_compile before it calls what it has read"
+        """Run the graph."""
+        assert self.run is not None, "torch calls post_compile first"
         return self.run(inputs)
 
     def prepare_for_serialization(self) -> None:
-        """Becomes what is written; torch asks a copy."""
+        """Replace the function by bytes; torch calls this on a copy."""
         program = getattr(self.run, "__self__", None)
         if not isinstance(program, GraphProgram):
             raise BypassAOTAutogradCache("torch runs a part of the graph, or its sizes are symbols")
-        self.run, self.form = None, program.form.as_bytes()
+        self.run, self.data = None, program.compiled.as_bytes()
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Becomes what runs again."""
+        """Build the function of a graph that was read from the cache."""
         del example_inputs, constants, graph_kwargs
         if self.run is not None:
             return
-        assert self.form is not None, "what was written has a form"
-        storage, form = self.restore(), ProgramForm.of_bytes(self.form)
-        self.run = GraphProgram(form, storage).__call__
+        assert self.data is not None, "a stored graph has bytes"
+        storage, compiled = self.restore(), CompiledGraph.of_bytes(self.data)
+        self.run = GraphProgram(compiled, storage).__call__
         storage.counts.from_cache += 1
-        _log.info("graph %s: read from the cache", form.name)
+        _log.info("graph %s: read from the cache", compiled.name)
 
 
-def kept_compiler(
+def caching_compiler(
     compile_graph: Callable[..., Callable[[list[Any]], Any]], restore: Callable[[], SharedStorage]
 ) -> Any:
-    """A compiler of aot_autograd whose results torch keeps."""
+    """A compiler for aot_autograd whose results torch stores."""
 
-    def compile_kept(module: Any, examples: Any) -> KeptGraph:
-        return KeptGraph(compile_graph(module, examples), restore)
+    def compile_cached(module: Any, examples: Any) -> CachedGraph:
+        return CachedGraph(compile_graph(module, examples), restore)
 
-    return SerializableAOTDispatchCompiler(KeptGraph, compile_kept)
+    return SerializableAOTDispatchCompiler(CachedGraph, compile_cached)
 
 
 @contextmanager
-def keeping(module: Any, folder: Path | None, *decisive: Any) -> Iterator[None]:
-    """Within the block torch keeps what it compiles in a folder, by default in its own.
+def autograd_cache(module: Any, folder: Path | None, *key: Any) -> Iterator[None]:
+    """Make torch store compiled graphs in a folder, by default its own.
 
-    `decisive`: what decides, beside the graph, how it is compiled. The backward pass is compiled at
-    once, for torch keeps both together.
+    `key`: what the result depends on besides the graph. The backward pass is compiled at once,
+    because torch stores both together.
     """
-    config = torch._functorch.config.patch(
+    config = functorch_config.patch(
         enable_autograd_cache=True, bundled_autograd_cache=True,
         force_non_lazy_backward_lowering=True,
     )  # fmt: skip
-    # Among its attributes, by which torch's key tells graphs apart.
-    module.stitch_versions = digest_of(decisive, _ROOMS)
+    # torch's cache key includes the module's attributes.
+    module.stitch_versions = digest_of(key, _PACKAGES)
     with ExitStack() as stack:
         stack.enter_context(config)
-        stack.enter_context(_inductor_left_out())
+        stack.enter_context(_without_inductor())
         if folder is not None:
-            stack.enter_context(_torchs_folder(folder))
+            stack.enter_context(_cache_folder(folder))
         yield
-
-
-def _nothing() -> None:
-    pass
 
 
 @contextmanager
-def _inductor_left_out() -> Iterator[None]:
-    """Within the block torch's key is of what decides here.
-
-    Inductor writes no code of our graphs, and to ask for its kinds of devices loads all of it:
-    which takes longer than dynamo's trace of GPT-2. Reading all of torch's source, as its key does,
-    takes half as long. Dynamo compiles in one thread at a time.
-    """
+def _without_inductor() -> Iterator[None]:
+    """Keep torch's cache key from depending on inductor, which is not used here: loading inductor
+    takes longer than dynamo's trace of GPT-2, and hashing torch's source half as long. Dynamo
+    compiles in one thread at a time."""
     ours = {
-        "init_backend_registration": _nothing, "custom_backend_passes": {},
+        "init_backend_registration": lambda: None, "custom_backend_passes": {},
         "custom_backend_codegen_configs": {}, "torch_key": _torch_digest,
     }  # fmt: skip
     before = {name: getattr(codecache, name) for name in ours}
-    lazy = None if _WRAPPER in sys.modules else _LazyWrapper(_WRAPPER)
+    lazy = None if INDUCTOR_WRAPPER in sys.modules else _LazyWrapper(INDUCTOR_WRAPPER)
     try:
         vars(codecache).update(ours)
         if lazy is not None:
-            sys.modules[_WRAPPER] = lazy
+            sys.modules[INDUCTOR_WRAPPER] = lazy
         yield
     finally:
         vars(codecache).update(before)
-        if lazy is not None and sys.modules.get(_WRAPPER) is lazy:
-            del sys.modules[_WRAPPER]
+        if lazy is not None and sys.modules.get(INDUCTOR_WRAPPER) is lazy:
+            del sys.modules[INDUCTOR_WRAPPER]
 
 
-#: What writes inductor's code, of which torch's key takes one function, for kernels in Triton.
-_WRAPPER = "torch._inductor.codegen.wrapper"
+#: The function of inductor's wrapper that torch's key uses, for kernels in Triton.
 _SOURCE_OF_KERNEL = "user_defined_triton_kernel_transitive_closure_source_code"
 
 
 class _LazyWrapper(ModuleType):
-    """That module, which is loaded when anything of it is used."""
+    """Stands in for inductor's wrapper until it is used."""
 
     def __getattr__(self, name: str) -> Any:
         if name == _SOURCE_OF_KERNEL:
-            return lambda kernel: getattr(self._loaded(), name)(kernel)
-        if name.startswith("__"):
-            # What Python asks of any module.
+            return lambda kernel: getattr(self._load(), name)(kernel)
+        if name.startswith("__"):  # Python looks these up in every module.
             raise AttributeError(name)
-        return getattr(self._loaded(), name)
+        return getattr(self._load(), name)
 
-    def _loaded(self) -> ModuleType:
-        if sys.modules.get(_WRAPPER) is self:
-            del sys.modules[_WRAPPER]
-        return import_module(_WRAPPER)
+    def _load(self) -> ModuleType:
+        if sys.modules.get(INDUCTOR_WRAPPER) is self:
+            del sys.modules[INDUCTOR_WRAPPER]
+        return import_module(INDUCTOR_WRAPPER)
 
 
 @cache
 def _torch_digest() -> bytes:
-    """Of torch as it was installed: the digests of its files that are kept with it. A torch that
-    was built in place has none: then torch reads its source."""
+    """A digest of the installed torch, from its RECORD file. A torch that was built in place has
+    none: then torch hashes its source."""
     try:
-        listed = distribution("torch").read_text("RECORD") or ""
+        record = distribution("torch").read_text("RECORD") or ""
     except PackageNotFoundError:
-        listed = ""
-    if "torch/__init__.py,sha256=" not in listed:
-        key: bytes = _torchs_key()
+        record = ""
+    if "torch/__init__.py,sha256=" not in record:
+        key: bytes = _torch_key()
         return key
-    return hashlib.sha256(f"{torch.__version__}\n{listed}".encode()).digest()
+    return hashlib.sha256(f"{torch.__version__}\n{record}".encode()).digest()
 
 
 @contextmanager
-def _torchs_folder(folder: Path) -> Iterator[None]:
+def _cache_folder(folder: Path) -> Iterator[None]:
     before = os.environ.get(_FOLDER)
     os.environ[_FOLDER] = str(folder.absolute())
     try:
@@ -184,8 +180,7 @@ def _torchs_folder(folder: Path) -> Iterator[None]:
 
 
 def program_cache(folder: Path | None) -> CompileCache | None:
-    """Where programs are kept that torch's cache does not take; None where a folder takes no files,
-    which is said once."""
+    """The cache of single programs; None, with one warning, if the folder is not writable."""
     return _program_cache(
         Path(os.environ.get(_FOLDER) or cache_dir()) if folder is None else folder
     )
@@ -196,8 +191,8 @@ def _program_cache(folder: Path) -> CompileCache | None:
     try:
         (folder / "stitch").mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
-            raise PermissionError(f"no files may be written into {folder}")
+            raise PermissionError(f"{folder} is not writable")
     except OSError as error:
-        _log.warning("what is compiled is not kept, the cache folder takes no files: %s", error)
+        _log.warning("compiled programs are not cached: %s", error)
         return None
     return CompileCache(folder / "stitch")

@@ -1,4 +1,4 @@
-"""What became of a graph: how much of it programs run, what torch runs and why."""
+"""Reports on compiled graphs: what programs run, what torch runs and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """An operator of a graph that torch runs: which, the user's line, and why."""
+    """An operator of a graph that torch runs, with its source line and the reason."""
 
     operator: str
     where: str
@@ -19,12 +19,12 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """A graph that was compiled.
+    """A compiled graph.
 
-    `role`: forward, backward or inference. `programs`: how many run it. `by_stitch`, `by_torch`:
-    operators by name with their number; views and constants that torch makes for itself are not
-    counted. `to_programs_nbytes`: what programs read of torch's at each call, arguments included;
-    `to_torch_nbytes`: what they give to torch.
+    `role`: forward, backward or inference. `programs`: their number. `by_stitch`, `by_torch`:
+    number of nodes by operator, without the views and constants that torch makes for itself.
+    `to_programs_nbytes`: bytes of torch tensors, arguments included, that programs read in a call;
+    `to_torch_nbytes`: bytes of the results that they return to torch.
     """
 
     name: str
@@ -37,16 +37,13 @@ class GraphReport:
     to_torch_nbytes: int
 
 
-#: What is told of each graph when it has been compiled.
-Heard = Callable[[GraphReport], None]
-
-
+#: Called with the report of each compiled graph.
+ReportListener = Callable[[GraphReport], None]
 _log = logging.getLogger(__name__)
 
 
 def log_report(report: GraphReport) -> None:
-    """Tells the log of a graph that was compiled (`TORCH_LOGS="stitch"`), and why torch runs what
-    it runs (`TORCH_LOGS="+stitch"`)."""
+    """Log a compiled graph (`TORCH_LOGS="stitch"`) and its fallbacks (`TORCH_LOGS="+stitch"`)."""
     mine, theirs = (sum(count for _, count in part) for part in (report.by_stitch, report.by_torch))
     _log.info(
         "graph %s: %d operators in %d programs, %d run by torch; %d bytes to programs, %d to torch",
@@ -60,7 +57,7 @@ def log_report(report: GraphReport) -> None:
 
 @dataclass
 class Counts:
-    """All graphs that were compiled for a device so far, and how many were read from a cache."""
+    """Totals of the graphs compiled for a device; `from_cache`: graphs read from a cache."""
 
     from_cache: int = 0
     graphs: int = 0
@@ -69,7 +66,7 @@ class Counts:
     by_torch: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: GraphReport) -> None:
-        """One graph more."""
+        """Add one graph."""
         self.graphs += 1
         self.programs += report.programs
         self.by_stitch.update(dict(report.by_stitch))

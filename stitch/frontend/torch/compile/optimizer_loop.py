@@ -1,9 +1,9 @@
-"""The update of an optimizer of torch's on the device of torch.compile's graphs.
+"""Run the step of a torch optimizer as a program on the device of torch.compile's graphs.
 
-On a machine that reads torch's bytes in place these are torch's own. Elsewhere a parameter's bytes
-are those of the device from its first step on: torch reads and writes them as it does any result,
-so whatever it reads is what the next program reads. State is kept the same way, in the object's own
-`state`. The object, and where parameters lie, are as they were when the compiled graphs are gone.
+The program overwrites parameters and optimizer state. A machine that reads torch's memory in place
+overwrites torch's tensors. On other machines, parameters and the tensors in the optimizer's `state`
+share the device's memory from the first step on, so torch and programs read the same values. When
+the compiled graphs are gone, the optimizer's methods and the parameters' memory are restored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import StitchError, UsageError
 from stitch.frontend.torch.aten_call import data_type_of
 from stitch.frontend.torch.compile.graph_program import PRODUCER, ProgramArguments
-from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage, Shown
+from stitch.frontend.torch.compile.shared_storage import (
+    ArgumentSlot,
+    ExportedTensor,
+    SharedStorage,
+)
 from stitch.frontend.torch.compile.subgraphs import axes_in_memory
-from stitch.frontend.torch.tensor_bytes import ParameterHomes, array_at, tensor_on
+from stitch.frontend.torch.tensor_bytes import RelocatedParameters, array_at, tensor_on
+from stitch.frontend.torch.torch_internals import foreach_add
 from stitch.program import Array, DataType, Role, TensorDesc, ValueType
 from stitch.runtime import PreparedGraph, Tensor, chain_graph, lend, share
 from stitch.training import (
@@ -43,35 +48,35 @@ from stitch.training import (
 from stitch.ttb import Binary
 
 # --------------------------------------------------------------------------------------------------
-# Overwritten parameters
+# Tensors that programs overwrite
 
-#: The order in which a tensor's axes lie; None where that is row-major.
+#: The order of a tensor's axes in memory; None if row-major.
 Axes = tuple[int, ...] | None
-#: A tensor's shape with its axes in that order, and the order: as what a program sees it.
-Form = tuple[tuple[int, ...], Axes]
+#: A tensor as a program sees it: the shape with its axes in that order, and the order.
+ViewShape = tuple[tuple[int, ...], Axes]
 
 
-class Overwritten:
-    """A tensor of torch's on bytes that a program overwrites; they are kept while this lives.
+class OverwrittenTensor:
+    """A tensor of torch whose memory a program overwrites; the memory lives as long as this object.
 
-    `axes`: the order in which they lie, where they are read in place. Raises what allocating on the
-    device raises.
+    `axes`: the order of its axes in memory, if the device reads it in place. Raises what allocating
+    on the device raises.
     """
 
     __slots__ = (
-        "__weakref__", "_shape", "_shown", "_strides", "form", "start", "storage_start", "tensor",
-        "value",
+        "__weakref__", "_exported", "_shape", "_strides", "start", "storage_start", "tensor",
+        "value", "view_shape",
     )  # fmt: skip
 
     def __init__(
         self, storage: SharedStorage, tensor: Any, desc: TensorDesc, axes: Axes = None
     ) -> None:
         device = storage.device
-        self.form: Form = (desc.shape, axes)
-        self._shown: Shown | None = None
-        #: Its elements as torch has them: where they lay, or from now on on the device's bytes.
+        self.view_shape: ViewShape = (desc.shape, axes)
+        self._exported: ExportedTensor | None = None
+        #: The tensor in its own memory, or in the device's.
         self.tensor = tensor.detach()
-        #: What stands for it now; a run that overwrites it takes this, and gives another.
+        #: The device tensor; each run that overwrites it replaces it.
         self.value: Tensor
         if device.reads_in_place and tensor.numel():
             array = _array(in_order(self.tensor, axes))
@@ -82,82 +87,79 @@ class Overwritten:
             dense = self.tensor.contiguous()
             device.write(self.value, _array(dense))
             if tensor.numel():
-                self._shown = Shown(self.value, storage.shown)
+                self._exported = ExportedTensor(self.value, storage.exported)
                 with device.lock:
-                    shared = share(self.value, self._shown.ended)
+                    shared = share(self.value, self._exported.unregister)
                     self.tensor = tensor_on(shared, tensor.dtype)
-                    self._shown.begin(self.tensor.data_ptr())
+                    self._exported.register(self.tensor.data_ptr())
         self.start = self.tensor.data_ptr()
-        #: Where the storage begins that it is in.
+        #: Address of its storage.
         self.storage_start = self.tensor.untyped_storage().data_ptr()
         self._shape, self._strides = self.tensor.shape, self.tensor.stride()
 
     def is_at(self, tensor: Any) -> bool:
-        """Whether a tensor of torch's still lies here, in the same order."""
+        """Whether a tensor of torch has this memory, shape and strides."""
         return bool(
             tensor.data_ptr() == self.start
             and tensor.shape == self._shape
             and tensor.stride() == self._strides
         )
 
-    def become(self, value: Tensor) -> None:
-        """A run has overwritten it."""
+    def replace_value(self, value: Tensor) -> None:
+        """Record the device tensor after a run."""
         self.value = value
-        if self._shown is not None:
-            self._shown.tensor = value
+        if self._exported is not None:
+            self._exported.tensor = value
 
-    def give_up(self) -> None:
-        """A run that was to overwrite it has failed: torch has what is there, no device has."""
-        if self._shown is not None:
-            self._shown.ended()
+    def invalidate(self) -> None:
+        """Record that a run failed: torch's memory is valid, the device tensor is not."""
+        if self._exported is not None:
+            self._exported.unregister()
 
 
 def axes_of(tensor: Any) -> Axes:
-    """The order in which a tensor's axes lie, if it is dense at all."""
+    """The order of a dense tensor's axes in memory."""
     return None if tensor.is_contiguous() else axes_in_memory(tensor.stride())
 
 
 def in_order(tensor: Any, axes: Axes) -> Any:
-    """A tensor with its axes in the order in which they lie."""
+    """A tensor with its axes permuted to their order in memory."""
     return tensor if axes is None else tensor.permute(axes)
 
 
 def _array(dense: Any) -> Array:
-    """An array on a dense tensor, which it does not keep."""
+    """An array on a dense tensor, without a reference to it."""
     kind = data_type_of(dense.dtype).dtype
     return array_at(dense.data_ptr(), tuple(dense.shape), kind)
 
 
 # --------------------------------------------------------------------------------------------------
-# The loop
-
-# --------------------------------------------------------------------------------------------------
-# The program that steps some parameters of an optimizer of torch's, and overwrites what it steps.
+# Update programs
 
 _GRADIENT = "grad"
 
-#: A parameter's number in its optimizer, and the word of a state of it; None for itself.
+#: A parameter's number in its optimizer, and the name of a state; None for the parameter itself.
 StateKey = tuple[int, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class OverwrittenInput:
-    """What a program overwrites: a parameter, by its position among those that the program was made
-    for, or a state of it; as what the program sees it, and wants it on the device."""
+    """An input that a program overwrites: a parameter, by its position among the program's
+    parameters, or a state of it."""
 
     position: int
-    form: Form
+    view_shape: ViewShape
     desc: TensorDesc
 
 
 def name_of(number: int) -> str:
-    """What an optimizer's parameter of this number is called: slots know digits as positions."""
+    """The slot name of an optimizer's parameter: a name of digits would be a position."""
     return f"p{number}"
 
 
 def _key_of(slot: str) -> StateKey:
-    name, _, word = slot.partition(".")
-    return int(name[1:]), word or None
+    name, _, state = slot.partition(".")
+    return int(name[1:]), state or None
 
 
 def _as_slots(number: int, parameter: Any, axes: Axes) -> Parameter:
@@ -166,10 +168,7 @@ def _as_slots(number: int, parameter: Any, axes: Axes) -> Parameter:
 
 
 class UpdateProgram:
-    """The program that steps the parameters of these numbers.
-
-    Raises what compiling a graph raises.
-    """
+    """The program that steps the parameters of these numbers; raises what compiling raises."""
 
     def __init__(
         self, storage: SharedStorage, native: Optimizer, numbers: tuple[int, ...],
@@ -177,8 +176,8 @@ class UpdateProgram:
     ) -> None:  # fmt: skip
         self._storage, self.changes = storage, native.changes
         device = storage.device
-        self._made_for = [(p.shape, p.stride()) for p in parameters]
-        #: The order in which the axes of each parameter lie; on a device they lie row-major.
+        self._shapes = [(p.shape, p.stride()) for p in parameters]
+        #: Parameters in device memory are row-major.
         self._axes: list[Axes] = [axes_of(p) if device.reads_in_place else None for p in parameters]
         slots = list(map(_as_slots, numbers, parameters, self._axes))
         graph = update_graph("update", slots, native)
@@ -191,15 +190,15 @@ class UpdateProgram:
         self.overwrites: dict[StateKey, OverwrittenInput] = {}
         gradients: list[int] = []
         positions = {number: position for position, number in enumerate(numbers)}
-        #: Of its other inputs the names of those that are numbers, None for a gradient.
+        #: For each input its key, the name of a number, or None for a gradient.
         self._inputs: list[StateKey | str | None] = []
         for index, slot in enumerate(program.inputs):
             if is_rate(slot.name) or slot.name == STEP:
                 self._inputs.append(slot.name)
                 continue
-            number, word = key = _key_of(slot.name)
+            number, state = key = _key_of(slot.name)
             position = positions[number]
-            if word == _GRADIENT:
+            if state == _GRADIENT:
                 self._inputs.append(None)
                 gradients.append(position)
             else:
@@ -207,42 +206,39 @@ class UpdateProgram:
                 desc = program.input_desc(index)
                 axes = self._axes[position] if desc.shape else None
                 self.overwrites[key] = OverwrittenInput(position, (desc.shape, axes), desc)
-        #: What each of its outputs is of these.
+        #: The key of each output; None for the step count.
         self._outputs = [
             None if output.name == STEP else _key_of(output.name) for output in program.outputs
         ]
         loaded = device.load(Binary((program,), device.machine.shape, PRODUCER))
         table, _ = chain_graph((loaded,), ({},), "optimizer step")
         self._prepared = PreparedGraph(device, table, title="the optimizer's step")
-        #: The gradients in the order in which it reads them, and how they are to lie.
+        #: Position and axes of the gradients, in the order of the inputs.
         self._gradients = [(position, self._axes[position]) for position in gradients]
         arguments = [ArgumentSlot(i, is_static=False) for i in range(len(gradients))]
         self._arguments = ProgramArguments(storage, arguments)
 
     def fits(self, parameters: Sequence[Any]) -> bool:
-        """Whether parameters have the shapes, and where they are read in place lie in the order,
-        that it was made for."""
+        """Whether parameters have the program's shapes, and strides if they are read in place."""
         in_place = self._storage.device.reads_in_place
-        for parameter, (shape, strides) in zip(parameters, self._made_for, strict=True):
+        for parameter, (shape, strides) in zip(parameters, self._shapes, strict=True):
             if parameter.shape != shape or (in_place and parameter.stride() != strides):
                 return False
         return True
 
     def run(
-        self, overwritten: Sequence[Overwritten], rates: Sequence[float], count: int,
+        self, overwritten: Sequence[OverwrittenTensor], rates: Sequence[float], count: int,
         gradients: Sequence[Any],
     ) -> None:  # fmt: skip
-        """Overwrite these, which are in its order.
-
-        Gradients are those of the parameters that it was made for. Raises what a run raises.
-        """
+        """Overwrite tensors, which are in the order of `overwrites`; `gradients` are those of the
+        program's parameters."""
         numbers: dict[str, Any] = {rate_name(i): np.float32(r) for i, r in enumerate(rates)}
         numbers[STEP] = np.int64(count)
         own = {one.storage_start for one in overwritten}
         tensors = []
         for position, axes in self._gradients:
             gradient = gradients[position]
-            # What is being overwritten, or lies in one storage with it, is read as it was.
+            # Copy a gradient that shares a storage with an overwritten tensor.
             if gradient.untyped_storage().data_ptr() in own:
                 gradient = gradient.clone()
             tensors.append(in_order(gradient, axes))
@@ -251,33 +247,36 @@ class UpdateProgram:
         try:
             with device.lock:
                 arguments = self._arguments
-                given = iter(arguments.all_of(arguments.arrays(tensors)))
+                rest = iter(arguments.all_of(arguments.arrays(tensors)))
                 results: Any = self._prepared.run(tuple([
-                    next(given) if name is None
+                    next(rest) if name is None
                     else np.array(numbers[name]) if isinstance(name, str)
                     else held[name].value
                     for name in self._inputs
                 ]))  # fmt: skip
-                made = results if isinstance(results, tuple) else (results,)
-                for key, value in zip(self._outputs, made, strict=True):
+                results = results if isinstance(results, tuple) else (results,)
+                for key, value in zip(self._outputs, results, strict=True):
                     if key is not None:
-                        held[key].become(value)
+                        held[key].replace_value(value)
         except BaseException:
-            # What was interrupted before it ran is still queued. It runs now or never: later it
-            # would overwrite what torch has written meanwhile.
+            # An interrupted run may still be queued. Run it now: later it would overwrite what
+            # torch has written meanwhile.
             with suppress(StitchError):
                 device.flush()
             raise
 
 
-#: Sets of parameters with gradients for which programs are kept; the oldest go first.
+# --------------------------------------------------------------------------------------------------
+# Optimizers
+
+#: Maximum number of sets of parameters with gradients for which programs are cached.
 MAX_PROGRAMS = 16
 
 
 class OptimizerLoop:
-    """An optimizer of torch's that steps on a device, for as long as somebody holds this.
+    """Runs the steps of a torch optimizer on a device, as long as this object lives.
 
-    Raises `UsageError` for one that we lack, and for one that steps elsewhere.
+    Raises `UsageError` for an unsupported optimizer, and for one that steps on another device.
     """
 
     def __init__(self, theirs: Any, storage: SharedStorage) -> None:
@@ -287,34 +286,34 @@ class OptimizerLoop:
         self.theirs, self.storage, self.parameters = theirs, storage, parameters
         self._follower, self._numbers = follower, {id(p): i for i, p in enumerate(parameters)}
         self._programs: dict[tuple[int, ...], UpdateProgram] = {}
-        #: What programs overwrite.
-        self._overwritten: dict[StateKey, Overwritten] = {}
-        self._homes = ParameterHomes()
-        #: Torch's own, without its hooks: `step` calls these.
+        self._overwritten: dict[StateKey, OverwrittenTensor] = {}
+        self._relocated = RelocatedParameters()
+        #: torch's step without hooks; `step` calls the hooks.
         self._torch_step = partial(type(theirs).step.__wrapped__, theirs)
         methods: dict[str, Callable[..., Any]] = {"step": self.step, "zero_grad": self.zero_grad}
-        self._end = replace_methods(theirs, methods, self, [self._homes.bring_back])
+        self._end = replace_methods(theirs, methods, self, [self._relocated.restore])
 
     def check_free(self) -> None:
-        """Raise `UsageError`: it steps here."""
+        """Raise `UsageError`: the optimizer steps here."""
         raise UsageError(
-            "this optimizer steps the graphs of another torch.compile already",
-            remedy="give each device an optimizer of its own, or torch._dynamo.reset() first",
+            "this optimizer already steps the graphs of another torch.compile",
+            remedy="create an optimizer for each device, or call torch.compiler.reset() first",
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """`zero_grad` of torch's object: gradients are torch's tensors, on the device's bytes."""
+        """Replaces `zero_grad` of the optimizer."""
         type(self.theirs).zero_grad(self.theirs, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """`step` of torch's object, with its hooks. Parameters without a gradient are left alone,
-        as in torch; what is no dense float32 on the CPU is stepped by torch itself, and so is what
-        a scaler of gradients hands to a fused step."""
-        given = () if closure is None else (closure,)
-        return _hooked_step(self.theirs, *given)
+        """Replaces `step` of the optimizer, and calls its hooks.
+
+        As in torch, parameters without gradients stay. Torch itself steps parameters that are not
+        dense float32 tensors on the CPU, and those of a fused step with a gradient scaler.
+        """
+        return _hooked_step(self.theirs, *(() if closure is None else (closure,)))
 
     def step_now(self, closure: Callable[[], Any] | None) -> Any:
-        """`step` between its hooks."""
+        """Step without hooks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -323,26 +322,26 @@ class OptimizerLoop:
         states = [self.theirs.state.get(p, {}) for p in stepped]
         count = _count_of(states)
         is_scaled = getattr(self.theirs, "found_inf", None) is not None
-        if count is None or is_scaled or not all(map(self._is_ours, stepped)):
+        if count is None or is_scaled or not all(map(self._is_supported, stepped)):
             self._torch_step()
         else:
             self._follower.update_settings()
-            begun = [p for p, state in zip(stepped, states, strict=True) if not state]
+            new = [p for p, state in zip(stepped, states, strict=True) if not state]
             try:
                 with torch.no_grad():
                     self._update(stepped, states, count)
             except BaseException:
-                # No step is its first until it has been taken.
-                for parameter in begun:
+                # The first step of these parameters was not taken.
+                for parameter in new:
                     self.theirs.state.pop(parameter, None)
                 raise
         self.theirs._opt_called = True
         return loss
 
-    def _is_ours(self, parameter: Any) -> bool:
+    def _is_supported(self, parameter: Any) -> bool:
         if not (_is_plain(parameter) and _is_plain(parameter.grad)):
             return False
-        # On a device what is not dense becomes so.
+        # Copies on a device are dense.
         if parameter.is_contiguous() or not self.storage.device.reads_in_place:
             return True
         return bool(in_order(parameter, axes_of(parameter)).is_contiguous())
@@ -352,32 +351,31 @@ class OptimizerLoop:
         key = tuple([self._numbers[id(p)] for p in stepped])
         program = self._programs.get(key)
         if program is None or program.changes != native.changes:
-            program = self._made(key, stepped)
+            program = self._new_program(key, stepped)
         overwritten = self._shared(program, stepped, states)
         if overwritten is None:
             if not all(map(_is_state_of, stepped, states)):
                 self._torch_step()
                 return
             if not program.fits(stepped):
-                program = self._made(key, stepped)
+                program = self._new_program(key, stepped)
             self._share(program, stepped)
             states = [self.theirs.state[p] for p in stepped]
             overwritten = self._shared(program, stepped, states)
-            assert overwritten is not None, "what has just been put there is there"
+            assert overwritten is not None, "_share has put all tensors there"
         try:
             program.run(overwritten, native.rates(count), count, [p.grad for p in stepped])
         except BaseException:
             for one in overwritten:
-                one.give_up()
+                one.invalidate()
             self._overwritten.clear()
             raise
         for parameter in stepped:
             torch.autograd.graph.increment_version(parameter)
         if self._follower.counts:
-            torch._foreach_add_([state[STEP] for state in states], 1)
+            foreach_add([state[STEP] for state in states], 1)
 
-    def _made(self, key: tuple[int, ...], stepped: Sequence[Any]) -> UpdateProgram:
-        """The program for these parameters as they lie, by the settings of now."""
+    def _new_program(self, key: tuple[int, ...], stepped: Sequence[Any]) -> UpdateProgram:
         native = self._follower.native
         program = self._programs[key] = UpdateProgram(self.storage, native, key, stepped)
         while len(self._programs) > MAX_PROGRAMS:
@@ -386,39 +384,39 @@ class OptimizerLoop:
 
     def _shared(
         self, program: UpdateProgram, stepped: Sequence[Any], states: Sequence[dict[str, Any]]
-    ) -> list[Overwritten] | None:  # fmt: skip
-        """What a program overwrites, in its order; None where torch has some of it elsewhere."""
+    ) -> list[OverwrittenTensor] | None:  # fmt: skip
+        """The tensors that a program overwrites, in its order; None if torch has moved one."""
         shared = []
-        for key, given in program.overwrites.items():
-            word, known = key[1], self._overwritten.get(key)
-            tensor = stepped[given.position] if word is None else states[given.position].get(word)
-            if tensor is None or known is None or known.form != given.form:
+        for key, slot in program.overwrites.items():
+            name, entry = key[1], self._overwritten.get(key)
+            tensor = stepped[slot.position] if name is None else states[slot.position].get(name)
+            if tensor is None or entry is None or entry.view_shape != slot.view_shape:
                 return None
-            if not known.is_at(tensor):
+            if not entry.is_at(tensor):
                 return None
-            shared.append(known)
+            shared.append(entry)
         return shared
 
     def _share(self, program: UpdateProgram, stepped: Sequence[Any]) -> None:
-        """What a program overwrites is where torch has it now, or torch has it there from now
-        on."""
+        """Make torch and the device share the tensors that a program overwrites."""
         native, counts = self._follower.native, self._follower.counts
-        for key, given in program.overwrites.items():
-            (number, word), parameter = key, stepped[given.position]
+        for key, slot in program.overwrites.items():
+            (number, name), parameter = key, stepped[slot.position]
             state = self.theirs.state[parameter]
-            _begin(state, parameter, native.groups[native.group_of(name_of(number))], counts=counts)
-            tensor, (_, axes) = parameter if word is None else state[word], given.form
-            known = self._overwritten.pop(key, None)
-            if known is None or known.form != given.form or not known.is_at(tensor):
-                if word is not None and not in_order(tensor, axes).is_contiguous():
-                    # Torch has loaded it in another order.
+            group = native.groups[native.group_of(name_of(number))]
+            _initialize(state, parameter, group, counts=counts)
+            tensor, (_, axes) = parameter if name is None else state[name], slot.view_shape
+            entry = self._overwritten.pop(key, None)
+            if entry is None or entry.view_shape != slot.view_shape or not entry.is_at(tensor):
+                if name is not None and not in_order(tensor, axes).is_contiguous():
+                    # load_state_dict gave it other strides.
                     tensor = torch.empty_like(parameter).copy_(tensor).detach()
-                known = Overwritten(self.storage, tensor, given.desc, axes)
-                if word is not None:
-                    state[word] = known.tensor
-                elif not known.is_at(parameter):
-                    self._homes.move(parameter, known.tensor)
-            self._overwritten[key] = known
+                entry = OverwrittenTensor(self.storage, tensor, slot.desc, axes)
+                if name is not None:
+                    state[name] = entry.tensor
+                elif not entry.is_at(parameter):
+                    self._relocated.relocate(parameter, entry.tensor)
+            self._overwritten[key] = entry
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -426,16 +424,15 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _is_state_of(parameter: Any, state: Mapping[str, Any]) -> bool:
-    """Whether a state is what a program of ours steps: of its parameter's shape and type."""
-    kept = [t for word, t in state.items() if word != STEP and t is not None]
-    return all(_is_plain(t) and (not t.dim() or t.shape == parameter.shape) for t in kept)
+    """Whether the tensors of a state have the parameter's shape and a supported type."""
+    tensors = [t for name, t in state.items() if name != STEP and t is not None]
+    return all(_is_plain(t) and (not t.dim() or t.shape == parameter.shape) for t in tensors)
 
 
 def _count_of(states: Sequence[Mapping[str, Any]]) -> int | None:
-    """How many steps parameters have taken, as one program counts them; None where they differ.
+    """The number of steps that parameters have taken; None if it differs.
 
-    Torch's word for it is that of the update's slot. SGD counts none: what it has no buffer for has
-    taken none.
+    SGD does not count: a parameter without momentum buffer has taken none.
     """
     counts = set()
     for state in states:
@@ -446,24 +443,26 @@ def _count_of(states: Sequence[Mapping[str, Any]]) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, counts: bool) -> None:
-    """What torch's object keeps of a parameter from its first step on."""
+def _initialize(
+    state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, counts: bool
+) -> None:
+    """Create the missing tensors of a parameter's state, as torch does in the first step."""
     if not state and counts:
         state[STEP] = torch.zeros((), dtype=torch.float32)
-    for word in optimizer.states:
-        if state.get(word) is None:
-            start = optimizer.start_of(word)
-            if word in optimizer.scalar_states:
-                state[word] = torch.full((), start, dtype=parameter.dtype)
+    for name in optimizer.states:
+        if state.get(name) is None:
+            start = optimizer.start_of(name)
+            if name in optimizer.scalar_states:
+                state[name] = torch.full((), start, dtype=parameter.dtype)
             else:
-                state[word] = torch.full_like(parameter, start, requires_grad=False)
+                state[name] = torch.full_like(parameter, start, requires_grad=False)
 
 
 _loops: weakref.WeakValueDictionary[int, OptimizerLoop] = weakref.WeakValueDictionary()
 
 
 def _step(theirs: Any, closure: Callable[[], Any] | None = None) -> Any:
-    """`step` as hooks know it: called with torch's object, and with what they put in its place."""
+    """`step` for torch's hooks, which may replace its arguments."""
     return _loops[id(theirs)].step_now(closure)
 
 
@@ -471,13 +470,15 @@ _hooked_step: Callable[..., Any] = torch.optim.Optimizer.profile_hook_step(_step
 
 
 def optimizer_loop(optimizer: Any, storage: SharedStorage) -> OptimizerLoop:
-    """The loop of an optimizer on a device, a new one where there is none; raises `UsageError` for
-    what is no optimizer of torch's."""
+    """Return the loop of an optimizer on a device; raises `UsageError` if the object is not an
+    optimizer of torch."""
     if not is_torch_optimizer(optimizer):
         raise UsageError(
-            "options['optimizer'] is an optimizer of torch.optim", got=type(optimizer).__name__,
-            remedy="the object that the loop steps with: torch.optim.SGD(model.parameters(), ...)",
-        )  # fmt: skip
+            "options['optimizer'] is not an optimizer of torch.optim",
+            got=type(optimizer).__name__,
+            remedy="pass the optimizer that the training loop steps, such as "
+            "torch.optim.SGD(model.parameters(), ...)",
+        )
     owner = owner_of(optimizer, "step")
     if isinstance(owner, OptimizerLoop) and owner.storage is storage:
         return owner
@@ -487,7 +488,7 @@ def optimizer_loop(optimizer: Any, storage: SharedStorage) -> OptimizerLoop:
 
 
 def loop_over(parameters: Sequence[Any]) -> OptimizerLoop | None:
-    """The loop that steps one of these parameters."""
+    """Return the loop that steps one of these parameters, or None."""
     wanted = {id(p) for p in parameters}
     for loop in list(_loops.values()):
         if wanted.intersection(map(id, loop.parameters)):

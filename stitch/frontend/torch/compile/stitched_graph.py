@@ -1,8 +1,5 @@
-"""A graph of aot_autograd as a function: one program, or programs and torch's operators in turn.
-
-What Stitch refuses torch runs (`subgraphs` says in which order), on the same tensors: what a
-program gives is a tensor of torch on its bytes, what torch gives is an argument.
-"""
+"""Compile a graph of aot_autograd to a function: one program, or programs and torch's operators in
+turn (in the order of `subgraphs`), which pass torch tensors to each other."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from stitch.errors import CompileError, InternalError
 from stitch.frontend.torch.compile.graph_program import (
     REMEDY,
-    Building,
+    GraphLowering,
     GraphProgram,
     GraphSettings,
     boxed,
-    compiled_form,
+    compile_lowered,
 )
-from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
+from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, ReportListener
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.subgraphs import (
     ORIGIN,
@@ -46,18 +43,19 @@ from stitch.frontend.torch.compile.subgraphs import (
     unusual_strides,
 )
 from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal, location_of, name_of
+from stitch.frontend.torch.torch_internals import FakeTensorMode, OpOverload
 
 # --------------------------------------------------------------------------------------------------
 # Symbolic sizes
 
 _log = logging.getLogger(__name__)
-#: Shapes for which one symbolic graph keeps programs; the oldest go first.
+#: Maximum number of shapes for which a symbolic graph caches programs; the oldest are removed.
 MAX_SHAPES = 64
-DEPENDS_ON_DATA = "the sizes of what it reads or gives depend on data"
+DEPENDS_ON_DATA = "the sizes of its operands or results depend on data"
 
 
 class ByShapes:
-    """A graph with symbolic sizes: a function for each set of shapes that it is called with."""
+    """A graph with symbolic sizes: it is compiled for each set of argument shapes."""
 
     def __init__(self, module: Any, compile_sized: Callable[[Any], Callable[..., Any]]) -> None:
         self._module, self._compile = module, compile_sized
@@ -68,7 +66,7 @@ class ByShapes:
         key = tuple(map(_kind, arguments))
         run = self._runs.get(key)
         if run is None:
-            _log.info("compiled anew, for shapes number %d: %s", len(self._runs) + 1, key)
+            _log.info("compiling for set %d of shapes: %s", len(self._runs) + 1, key)
             run = self._runs[key] = self._compile(with_sizes_of(self._module, arguments))
             while len(self._runs) > MAX_SHAPES:
                 del self._runs[next(iter(self._runs))]
@@ -88,12 +86,12 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_static(graph: Any) -> bool:
-    """Whether all sizes in a graph are numbers already."""
+    """Whether no size in a graph is symbolic."""
     return not any(has_symbols(node.meta.get("val")) for node in graph.nodes)
 
 
 def has_symbols(value: Any) -> bool:
-    """Whether a size, or a number, in what a node gives is a symbol."""
+    """Whether the result of a node has symbolic sizes, or is a symbol."""
     if isinstance(value, torch.Tensor):
         sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
         return any(isinstance(size, torch.SymInt) for size in sizes)
@@ -103,7 +101,7 @@ def has_symbols(value: Any) -> bool:
 
 
 def depending_on_data(graph: Any) -> list[Any]:
-    """The operators of a graph that read or give what has sizes, or is a number, out of data."""
+    """The nodes with operands or results whose sizes or values depend on data."""
     values = {node: _depends(node.meta.get("val")) for node in graph.nodes}
     return [
         node
@@ -129,7 +127,7 @@ def _fake_of(tensor: Any, mode: Any) -> Any:
 
 
 class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no types here
-    """Remembers what every node gives."""
+    """Records the results of all nodes."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -141,7 +139,7 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no typ
 
 
 def _size_inner_graphs(module: Any, results: Mapping[Any, Any]) -> None:
-    """Gives the graphs that operators of a graph run the sizes of what these are given."""
+    """Specialize the inner graphs of operators for the sizes of their operands."""
     for node in module.graph.nodes:
         inner = [
             source.target for source in node.all_input_nodes
@@ -149,17 +147,16 @@ def _size_inner_graphs(module: Any, results: Mapping[Any, Any]) -> None:
         ]  # fmt: skip
         if not inner:
             continue
-        lists = [given for given in node.args if isinstance(given, list | tuple)]
-        operands = torch.fx.node.map_arg([v for given in lists for v in given], results.get)
+        lists = [argument for argument in node.args if isinstance(argument, list | tuple)]
+        operands = torch.fx.node.map_arg([v for values in lists for v in values], results.get)
         for target in inner:
             setattr(module, target, with_sizes_of(getattr(module, target), operands))
 
 
 def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
-    """A copy of a graph module for arguments of just these shapes."""
-    # Loops ask it for the symbols that they make.
-    shapes = ShapeEnv()
-    mode = torch._subclasses.FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    """A copy of a graph module specialized for the shapes of these arguments."""
+    # Loops create symbols.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     sized = copy.deepcopy(module)
     with mode, torch.no_grad():
         fakes = [_fake_of(a, mode) if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -180,18 +177,15 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stitched graphs
+# Generated code that calls programs and torch's operators
 
-# --------------------------------------------------------------------------------------------------
-# The function that calls programs and torch's operators one after the other, written out.
-
-#: The name of the file in which tracebacks show the code.
+#: The file name in tracebacks of the generated code.
 FILE = "<stitched graph>"
 
 
 class HostGraph:
-    """Writes the function of one graph. `is_backward`: other programs may have made what it is
-    given."""
+    """Generates the function of one graph. `is_backward`: its arguments may be results of
+    programs."""
 
     def __init__(self, module: Any, *, is_backward: bool) -> None:
         self._module, self._is_backward = module, is_backward
@@ -199,54 +193,54 @@ class HostGraph:
         self._lines: list[tuple[str, set[str]]] = []
         self._read: set[str] = set()
         self._objects: list[Any] = []
-        #: The names of values, of those that programs make, and of those in promised strides.
+        #: The names of values; the values of programs; the names of restrided values.
         self._names: dict[Any, str] = {}
         self._of_programs: set[Any] = set()
-        self._promised: dict[Any, str] = {}
+        self._restrided: dict[Any, str] = {}
 
     def run(self, steps: Sequence[Step], runs: Sequence[Any]) -> Any:
-        """The function; `runs` are those of the parts among the steps, in their order."""
+        """Return the function; `runs`: the functions of the parts among the steps, in order."""
         nodes = list(self._module.graph.nodes)
-        given = [self._named(node) for node in nodes if node.op == "placeholder"]
-        if given:
-            self._say(f"{', '.join(given)}, = arguments")
-        self._say("arguments.clear()")
+        placeholders = [self._named(node) for node in nodes if node.op == "placeholder"]
+        if placeholders:
+            self._emit(f"{', '.join(placeholders)}, = arguments")
+        self._emit("arguments.clear()")
         rest = iter(runs)
         for step in steps:
             if isinstance(step, GraphPart):
                 self._call_part(step, next(rest))
             else:
-                self._call(step, promised=True)
-        results = self._text(list(nodes[-1].args[0]), promised=False)
-        self._say(f"return {results}")
+                self._call(step, exact=True)
+        results = self._text(list(nodes[-1].args[0]), exact=False)
+        self._emit(f"return {results}")
         names = ", ".join(f"c{number}" for number in range(len(self._objects)))
-        body = "".join(f"        {line}\n" for line in self._with_ends())
+        body = "".join(f"        {line}\n" for line in self._with_deletions())
         text = f"def bind({names}):\n    def run(arguments):\n{body}    return run\n"
-        made: dict[str, Any] = {}
-        exec(compile(text, FILE, "exec"), made)
-        return boxed(made["bind"](*self._objects))
+        namespace: dict[str, Any] = {}
+        exec(compile(text, FILE, "exec"), namespace)
+        return boxed(namespace["bind"](*self._objects))
 
     # -- statements --------------------------------------------------------------------------------
 
     def _call_part(self, part: GraphPart, run: Any) -> None:
         if not part.outputs:
             return
-        inputs = self._text(list(part.inputs), promised=False)
+        inputs = self._text(list(part.inputs), exact=False)
         results = [self._named(node) for node in part.outputs]
         self._of_programs.update(part.outputs)
-        self._say(f"{', '.join(results)}, = {self._object(run)}({inputs})")
+        self._emit(f"{', '.join(results)}, = {self._object(run)}({inputs})")
 
-    def _call(self, node: Any, *, promised: bool) -> None:
+    def _call(self, node: Any, *, exact: bool) -> None:
         target = node.target
         if node.op == "get_attr":
             self._names[node] = self._object(attrgetter(target)(self._module))
             return
-        # What calls it is a function in Python that does no more.
-        if type(target) is torch._ops.OpOverload:
+        # The method that OpOverload.__call__ forwards to.
+        if type(target) is OpOverload:
             target = target._op
-        operands = [self._text(value, promised=promised) for value in node.args]
+        operands = [self._text(value, exact=exact) for value in node.args]
         for name, value in node.kwargs.items():
-            text = self._text(value, promised=promised)
+            text = self._text(value, exact=exact)
             if name.isidentifier() and not keyword.iskeyword(name):
                 operands.append(f"{name}={text}")
             else:
@@ -255,28 +249,28 @@ class HostGraph:
             call = f"{operands[0]}[{operands[1]}]"
         else:
             call = f"{self._object(target)}({', '.join(operands)})"
-        self._say(f"{self._named(node)} = {call}")
+        self._emit(f"{self._named(node)} = {call}")
 
-    def _say(self, line: str) -> None:
-        """A statement, which reads what was named since the last."""
+    def _emit(self, line: str) -> None:
+        """Add a statement that reads the names collected since the last one."""
         self._lines.append((line, self._read))
         self._read = set()
 
-    def _with_ends(self) -> list[str]:
-        """The statements, each followed by the end of what nobody reads after it."""
+    def _with_deletions(self) -> list[str]:
+        """The statements, each followed by `del` of the names that are not read later."""
         last = {name: at for at, (_, read) in enumerate(self._lines) for name in read}
         lines: list[str] = []
         for at, (line, read) in enumerate(self._lines):
             lines.append(line)
-            gone = sorted(name for name in read if last[name] == at)
-            if gone and not line.startswith("return"):
-                lines.append(f"del {', '.join(gone)}")
+            unused = sorted(name for name in read if last[name] == at)
+            if unused and not line.startswith("return"):
+                lines.append(f"del {', '.join(unused)}")
         return lines
 
     # -- values ------------------------------------------------------------------------------------
 
     def _named(self, node: Any) -> str:
-        """The name of what a statement gives from here on; it ends there if nobody reads it."""
+        """A new name for the result of a statement."""
         name = self._names[node] = f"v{len(self._names)}"
         self._read.add(name)
         return name
@@ -285,73 +279,76 @@ class HostGraph:
         self._objects.append(value)
         return f"c{len(self._objects) - 1}"
 
-    def _text(self, value: Any, *, promised: bool) -> str:
-        """An operand; `promised`: as torch's operators read it."""
+    def _text(self, value: Any, *, exact: bool) -> str:
+        """The code of an operand; `exact`: in the strides that torch's operator was traced with."""
         if isinstance(value, torch.fx.Node):
-            return self._as_promised(value) if promised else self._name(value)
+            return self._exact_name(value) if exact else self._name(value)
         if isinstance(value, list | tuple):
-            items = [self._text(item, promised=promised) for item in value]
+            items = [self._text(item, exact=exact) for item in value]
             if isinstance(value, list):
                 return f"[{', '.join(items)}]"
             return f"({''.join(f'{item}, ' for item in items)})"
         if isinstance(value, Mapping):
-            pairs = [f"{self._object(k)}: {self._text(v, promised=promised)}"
-                     for k, v in value.items()]  # fmt: skip
+            pairs = [
+                f"{self._object(key)}: {self._text(item, exact=exact)}"
+                for key, item in value.items()
+            ]
             return f"{{{', '.join(pairs)}}}"
         if isinstance(value, slice):
             ends = (value.start, value.stop, value.step)
-            return f"slice({', '.join(self._text(end, promised=promised) for end in ends)})"
+            return f"slice({', '.join(self._text(end, exact=exact) for end in ends)})"
         if value is None or type(value) in (bool, int):
             return repr(value)
         return self._object(value)
 
     def _name(self, node: Any) -> str:
         if node not in self._names:
-            # Constants, and what is made of nothing, come into being where they are read: before
-            # the statement that is being written.
+            # Constants, and nodes without operands, are emitted before their first reader.
             read, self._read = self._read, set()
-            self._call(node, promised=False)
+            self._call(node, exact=False)
             self._read = read
         name = self._names[node]
         if name.startswith("v"):
             self._read.add(name)
         return name
 
-    def _as_promised(self, node: Any) -> str:
-        """A value in the strides that torch's operators were traced with."""
+    def _exact_name(self, node: Any) -> str:
         name = self._name(node)
         if not self._may_differ(node):
             return name
-        if node not in self._promised:
+        if node not in self._restrided:
             read, self._read = self._read, {name}
             strides = self._object(tuple(node.meta["val"].stride()))
-            made = self._promised[node] = f"p{len(self._promised)}"
-            self._read.add(made)
-            self._say(f"{made} = {self._object(restrided)}({name}, {strides})")
+            exact = self._restrided[node] = f"p{len(self._restrided)}"
+            self._read.add(exact)
+            self._emit(f"{exact} = {self._object(restrided)}({name}, {strides})")
             self._read = read
         self._read.discard(name)
-        self._read.add(self._promised[node])
-        return self._promised[node]
+        self._read.add(self._restrided[node])
+        return self._restrided[node]
 
     def _may_differ(self, node: Any) -> bool:
         kind = node.meta.get("val")
         if storage_of(node) is None or has_symbols(kind) or kind.is_contiguous():
             return False
         if node.op == "placeholder":
-            # A program of the forward pass may have made it, which promises no strides.
+            # It may be the result of a program of the forward pass, in other strides.
             return self._is_backward
         return node in self._of_programs and unusual_strides(kind) is None
 
 
+# --------------------------------------------------------------------------------------------------
+# Stitched graphs
+
 #: A function of a list of arguments, which it empties.
 Run = Callable[[list[Any]], Sequence[Any]]
-#: From a part and its settings to what makes what runs it (or raises `RefusedByExecutor`), and what
-#: of the part has no lowering.
+#: Lowers a part. Returns a function that builds its `Run` (or raises `RefusedByExecutor`), and the
+#: refused nodes.
 Compile = Callable[[GraphPart, GraphSettings], tuple[Callable[[], Run], Sequence[Refusal]]]
 
 
 class RefusedByExecutor(Exception):
-    """The device's executor does not run a program; `each`: the nodes that are to blame."""
+    """The device's executor does not run a program because of the nodes `each`."""
 
     def __init__(self, each: Sequence[Refusal]) -> None:
         super().__init__()
@@ -359,20 +356,24 @@ class RefusedByExecutor(Exception):
 
 
 def stitched(
-    module: Any,
-    storage: SharedStorage,
-    settings: GraphSettings,
-    heard: Heard,
+    module: Any, storage: SharedStorage, settings: GraphSettings, listener: ReportListener,
     refused: Mapping[Any, str] | None = None,
-) -> Run:
-    """A graph as a function of its arguments.
+) -> Run:  # fmt: skip
+    """Compile a graph of aot_autograd to a function of its arguments.
 
-    `refused`: nodes that torch is to run anyway, with reasons. Raises `CompileError` for what
-    cannot be compiled where `settings.raises`; what loading raises.
+    Args:
+        module: The graph module.
+        storage: The memory shared with the device.
+        settings: The graph's settings.
+        listener: Called with the report of each compiled graph.
+        refused: Nodes that torch has to run, with the reasons.
+
+    Raises:
+        CompileError: a node cannot be compiled and `settings.raises` is set.
     """
     reasons = {} if refused is None else {unit_of(n): why for n, why in refused.items()}
     if is_static(module.graph):
-        return _sized(module, storage, settings, heard, reasons)
+        return _sized(module, storage, settings, listener, reasons)
     dependent = depending_on_data(module.graph)
     if dependent and settings.raises:
         lines = dict.fromkeys(f"{name_of(node)}: {location_of(node)}" for node in dependent)
@@ -384,64 +385,55 @@ def stitched(
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
 
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
-        # Not `stitched` again: sizes of nested tensors stay symbols, and are torch's.
-        return ByShapes(part, lambda sized: _sized(sized, storage, wanted, heard, {})).__call__
+        # Not `stitched`: sizes of nested tensors stay symbolic, and run in torch.
+        return ByShapes(part, lambda sized: _sized(sized, storage, wanted, listener, {})).__call__
 
-    def compiled(
+    def lower(
         part: GraphPart, wanted: GraphSettings
     ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
-        made = torch.fx.GraphModule(module, part.graph)
-        return lambda: by_shapes(made, wanted), ()
+        part_module = torch.fx.GraphModule(module, part.graph)
+        return lambda: by_shapes(part_module, wanted), ()
 
     if not reasons:
         return by_shapes(module, settings)
-    # Strides are not known yet, so they are promised to all who read a value.
+    # Strides are not known yet, so all outputs are exact.
+    outputs = len(next(reversed(module.graph.nodes)).args[0])
     return _cut_and_stitched(
-        module,
-        replace(settings, exact_outputs=_output_count(module.graph)),
-        reasons,
-        compiled,
-        heard,
+        module, replace(settings, exact_outputs=outputs), reasons, lower, listener
     )
 
 
-def _output_count(graph: Any) -> int:
-    return len(next(reversed(graph.nodes)).args[0])
-
-
 def _sized(
-    module: Any,
-    storage: SharedStorage,
-    settings: GraphSettings,
-    heard: Heard,
+    module: Any, storage: SharedStorage, settings: GraphSettings, listener: ReportListener,
     reasons: dict[Any, str],
-) -> Run:
-    def compiled(
+) -> Run:  # fmt: skip
+    def lower(
         part: GraphPart, wanted: GraphSettings
     ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
-        building = Building(part.graph, module, wanted)
-        return lambda: _program(building, storage).__call__, building.refusals
+        lowering = GraphLowering(part.graph, module, wanted)
+        return lambda: _program(lowering, storage).__call__, lowering.refusals
 
     if not reasons:
-        building = Building(copied(module.graph), module, settings)
-        refusals = building.refusals
+        lowering = GraphLowering(copied(module.graph), module, settings)
+        refusals = lowering.refusals
         if not refusals:
             try:
-                program = _program(building, storage)
+                program = _program(lowering, storage)
             except RefusedByExecutor as refused:
                 refusals = refused.each
             else:
-                has_program = building.graph is not None
-                heard(_report_of_one(module.graph, settings, has_program=has_program))
+                has_program = lowering.graph is not None
+                listener(_report_of_one(module.graph, settings, has_program=has_program))
                 return program.__call__
         reasons = _origins(refusals)
-    return _cut_and_stitched(module, settings, reasons, compiled, heard)
+    return _cut_and_stitched(module, settings, reasons, lower, listener)
 
 
 def _cut_and_stitched(
-    module: Any, settings: GraphSettings, reasons: dict[Any, str], compiled: Compile, heard: Heard
-) -> Run:
-    """A graph of which torch runs the nodes in `reasons`, and what has to go with them."""
+    module: Any, settings: GraphSettings, reasons: dict[Any, str], lower: Compile,
+    listener: ReportListener,
+) -> Run:  # fmt: skip
+    """Compile a graph in which torch runs the nodes in `reasons`, and those that depend on them."""
     graph = module.graph
     by_torch = set(reasons)
     while True:
@@ -458,12 +450,12 @@ def _cut_and_stitched(
         runs: list[Callable[[], Run]] = []
         for number, part in enumerate(() if small else parts):
             wanted = _settings_of(part, settings, graph, number, by_torch)
-            made, refused = compiled(part, wanted)
-            runs.append(made)
+            build, refused = lower(part, wanted)
+            runs.append(build)
             refusals += refused
         if not small and not refusals:
             try:
-                programs = [make() for make in runs]
+                programs = [build() for build in runs]
                 break
             except RefusedByExecutor as refused:
                 refusals += refused.each
@@ -471,19 +463,19 @@ def _cut_and_stitched(
         by_torch.update(reasons)
     outer = HostGraph(module, is_backward=settings.role == "backward")
     run: Run = outer.run(steps, programs)
-    heard(_report(graph, settings, steps, reasons, by_torch))
+    listener(_report(graph, settings, steps, reasons, by_torch))
     return run
 
 
-def _program(building: Building, storage: SharedStorage) -> GraphProgram:
-    """A graph's program on the device; raises `RefusedByExecutor` where its executor does not run
-    it, and others may."""
+def _program(lowering: GraphLowering, storage: SharedStorage) -> GraphProgram:
+    """Compile and load a graph; raise `RefusedByExecutor` if the device's executor refuses it and
+    torch may run its nodes."""
     try:
-        return GraphProgram(compiled_form(building, storage.device), storage)
+        return GraphProgram(compile_lowered(lowering, storage.device), storage)
     except CompileError as error:
-        if building.settings.raises or building.graph is None:
+        if lowering.settings.raises or lowering.graph is None:
             raise
-        raise RefusedByExecutor(building.refused_by(storage.device, error)) from error
+        raise RefusedByExecutor(lowering.refused_by(storage.device, error)) from error
 
 
 def _is_small(part: GraphPart, settings: GraphSettings) -> bool:
@@ -498,7 +490,7 @@ def _origins(refusals: Iterable[Refusal]) -> dict[Any, str]:
         origin = refusal.node.meta.get(ORIGIN)
         if origin is None:
             raise InternalError(
-                f"internal error: the refused node {refusal.node} stands for none of the graph",
+                f"internal error: the refused node {refusal.node} has no original in the graph",
                 where=refusal.where, got=refusal.reason, remedy="please report it",
             )  # fmt: skip
         reasons.setdefault(unit_of(origin), refusal.reason)
@@ -515,14 +507,14 @@ def _settings_of(
         i for i, node in enumerate(part.inputs)
         if unit_of(node) in by_torch and not is_view(node)
     )  # fmt: skip
-    # A part: outputs that share bytes are views that torch makes.
+    # The outputs of a part do not share memory: torch makes the views.
     return replace(
         whole, name=f"{whole.name}_{number}", static=static, exact_outputs=part.exact,
         role="part", fresh=fresh,
     )  # fmt: skip
 
 
-# What is told of it --------------------------------------------------------------------------
+# Reports -------------------------------------------------------------------------------------
 
 
 def _counted(nodes: Iterable[Any]) -> tuple[tuple[str, int], ...]:
@@ -532,38 +524,30 @@ def _counted(nodes: Iterable[Any]) -> tuple[tuple[str, int], ...]:
 def _report_of_one(graph: Any, settings: GraphSettings, *, has_program: bool) -> GraphReport:
     end = next(reversed(graph.nodes))
     read = [node for node in graph.nodes if node.op == "placeholder" and node.users]
-    made = [node for node in end.all_input_nodes if node.op == "call_function"]
+    results = [node for node in end.all_input_nodes if node.op == "call_function"]
     return GraphReport(
         settings.name, settings.role, int(has_program), _counted(graph.nodes), (), (),
-        sum(map(nbytes_of, read)) if has_program else 0, sum(map(nbytes_of, made)),
+        sum(map(nbytes_of, read)) if has_program else 0, sum(map(nbytes_of, results)),
     )  # fmt: skip
 
 
 def _report(
-    graph: Any,
-    settings: GraphSettings,
-    steps: Sequence[Step],
-    reasons: Mapping[Any, str],
+    graph: Any, settings: GraphSettings, steps: Sequence[Step], reasons: Mapping[Any, str],
     by_torch: set[Any],
-) -> GraphReport:
+) -> GraphReport:  # fmt: skip
     parts = [step for step in steps if isinstance(step, GraphPart)]
     mine = [node for part in parts for node in part.nodes]
-    theirs = [step for step in steps if not isinstance(step, GraphPart) and unit_of(step) is step]
-    made = {node for part in parts for node in part.outputs}
-    given = [node for part in parts for node in part.inputs if node not in made]
+    theirs = [step for step in steps if not isinstance(step, GraphPart) and step in reasons]
+    results = {node for part in parts for node in part.outputs}
+    to_programs = [node for part in parts for node in part.inputs if node not in results]
     end = next(reversed(graph.nodes))
-    taken = [
-        node
-        for node in made
+    to_torch = [
+        node for node in results
         if any(user is end or unit_of(user) in by_torch for user in node.users)
-    ]
-    fallbacks = tuple(
-        Fallback(name_of(node), location_of(node), reasons[node])
-        for node in theirs
-        if node in reasons
-    )
+    ]  # fmt: skip
+    fallbacks = [Fallback(name_of(node), location_of(node), reasons[node]) for node in theirs]
     return GraphReport(
         settings.name, settings.role, sum(bool(part.outputs) for part in parts), _counted(mine),
-        _counted(node for node in theirs if node in reasons), fallbacks,
-        sum(map(nbytes_of, given)), sum(map(nbytes_of, taken)),
+        _counted(theirs), tuple(fallbacks), sum(map(nbytes_of, to_programs)),
+        sum(map(nbytes_of, to_torch)),
     )  # fmt: skip

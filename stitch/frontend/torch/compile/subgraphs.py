@@ -1,12 +1,9 @@
-"""The outputs of a graph of aot_autograd: which of them a program makes, and how torch sees
-them.
+"""The outputs of graphs of aot_autograd, and cutting graphs into parts for programs and for torch.
 
-A graph of aot_autograd cut into stretches that programs run and steps that torch runs.
-
-A node's level is how often the way to it changes between programs and torch: even levels are
-programs', odd ones torch's. No way leaves a level and comes back, so a level is one part, however
-many branches it has; all takes time linear in the graph. Then a node whose results are smaller
-than what it keeps alive waits for those who read it.
+A node's level is the maximum number of changes between programs and torch on a path to it; even
+levels are programs', odd ones torch's. No path leaves a level and returns to it, so each level is
+one part, and cutting takes linear time. Then a node whose results are smaller than the operands
+that it keeps alive is moved up to the level of its readers.
 """
 
 from __future__ import annotations
@@ -20,15 +17,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from stitch.frontend.torch.lowering import CHECKS, KEEPING, REPLAYING
+from stitch.frontend.torch.lowering import CHECKS, RESTORE_STATE, SAVE_STATE
+from stitch.frontend.torch.torch_internals import HigherOrderOperator, OpOverload
 
 # --------------------------------------------------------------------------------------------------
-# Nodes and outputs
+# Outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An output that is an argument, at this position."""
+    """An output that is the argument at this position."""
 
     position: int
 
@@ -37,8 +35,8 @@ class Argument:
 class ArgumentView:
     """An output that is a view of an argument, which was traced with `strides_of_argument`.
 
-    Where sizes are symbols, aot_autograd makes the user's view with these strides and offset.
-    `offset` is from the first element of the argument on.
+    With symbolic sizes, aot_autograd makes the user's view with these strides and offset (from the
+    first element of the argument).
     """
 
     position: int
@@ -48,13 +46,13 @@ class ArgumentView:
     strides_of_argument: tuple[int, ...]
 
     def of(self, argument: Any) -> Any:
-        """The view."""
+        """The view of a given argument."""
         base = restrided(argument, self.strides_of_argument)
         return base.as_strided(self.shape, self.strides, base.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ConstantOutput:
     """An output that is a number or None."""
 
     value: Any
@@ -62,15 +60,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output of the program; `strides` where they are not those of a dense row-major tensor;
-    `may_be_copied`: torch's code reads it, and no backward pass."""
+    """An output of the program; `strides`: None for a dense row-major tensor; `may_be_copied`: no
+    backward pass reads it."""
 
     index: int
     dtype: Any
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     may_be_copied: bool
-    #: One entry for each tensor that torch holds as a view of our bytes.
+    #: Addresses of the tensors that torch holds as views of device memory.
     views: set[int] = field(default_factory=set)
     nbytes: int = field(init=False)
 
@@ -80,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An output that shares the bytes of a result with others: what torch writes to one shows."""
+    """An output that shares the memory of a result with other outputs."""
 
     result: Result
     shape: tuple[int, ...]
@@ -89,60 +87,53 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """An output that is an earlier one, at this place."""
+class RepeatedOutput:
+    """An output that is the earlier output of this number."""
 
-    place: int
-
-
-Output = Argument | ArgumentView | Known | Result | View | Same
-Made = TypeVar("Made")
+    number: int
 
 
-def shown(
-    outputs: Sequence[Output],
-    arguments: Sequence[Any],
-    results: Sequence[Made],
-    show: Callable[[Made, Result], Any],
-) -> list[Any]:
-    """The outputs as torch tensors; `show` makes one of a program's result, dense and row-major."""
+Output = Argument | ArgumentView | ConstantOutput | Result | View | RepeatedOutput
+RawResult = TypeVar("RawResult")
+
+
+def output_tensors(
+    outputs: Sequence[Output], arguments: Sequence[Any], results: Sequence[RawResult],
+    to_torch: Callable[[RawResult, Result], Any],
+) -> list[Any]:  # fmt: skip
+    """The outputs as torch tensors; `to_torch` converts a result of the program to a dense one."""
     tensors: list[Any] = []
     shared: dict[int, Any] = {}
     for output in outputs:
         if isinstance(output, Result):
-            tensor = show(results[output.index], output)
+            tensor = to_torch(results[output.index], output)
             tensors.append(tensor if output.strides is None else _strided(tensor, output))
         elif isinstance(output, View):
             index = output.result.index
             if index not in shared:
-                shared[index] = _strided(show(results[index], output.result), output.result)
+                shared[index] = _strided(to_torch(results[index], output.result), output.result)
             tensors.append(shared[index].as_strided(output.shape, output.strides, output.offset))
         elif isinstance(output, Argument):
             tensors.append(arguments[output.position])
         elif isinstance(output, ArgumentView):
             tensors.append(output.of(arguments[output.position]))
+        elif isinstance(output, RepeatedOutput):
+            tensors.append(tensors[output.number])
         else:
-            tensors.append(tensors[output.place] if isinstance(output, Same) else output.value)
+            tensors.append(output.value)
     return tensors
 
 
-def without_views(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """Outputs as they were when torch held none: what was read from a file."""
-    for result in results_of(outputs):
-        result.views.clear()
-    return tuple(outputs)
-
-
 def results_of(outputs: Sequence[Output]) -> list[Result]:
-    """What a program makes of these outputs."""
-    made = [output.result if isinstance(output, View) else output for output in outputs]
-    return [result for result in made if isinstance(result, Result)]
+    """The results of the program among the outputs."""
+    results = [output.result if isinstance(output, View) else output for output in outputs]
+    return [result for result in results if isinstance(result, Result)]
 
 
 def _strided(tensor: Any, output: Result) -> Any:
-    """The bytes of a tensor in the strides of eager torch.
+    """A tensor with the strides of eager torch on the same memory.
 
-    No view in torch's sense: autograd forbids writing to those of a function's outputs.
+    Not a view for torch: autograd forbids writes to views of a function's outputs.
     """
     if output.strides is None:
         return tensor
@@ -150,32 +141,43 @@ def _strided(tensor: Any, output: Result) -> Any:
     return empty.set_(tensor.untyped_storage(), 0, output.shape, output.strides)
 
 
-def sorted_outputs(
+def classify_outputs(
     graph: Any, positions: Mapping[str, int], exact: int, *, share: bool, may_copy: bool = False
 ) -> tuple[tuple[Result, ...], tuple[Output, ...]]:
-    """What a program has to make, which is what the graph gives then; and what each output is.
+    """Reduce the outputs of a graph to the results that a program has to compute.
 
-    The user sees the first `exact` outputs. With `share`, those of them that are views of one
-    value in eager torch share its bytes; where there are gradients, aot_autograd makes the user's
-    views of that value with the strides and offsets of these.
+    Args:
+        graph: The graph; its outputs become the results.
+        positions: Positions of arguments by name.
+        exact: Number of outputs that the user sees; the first ones.
+        share: Make these share memory if they are views of one value in eager torch. In training,
+            aot_autograd makes the user's views of that value with their strides and offsets.
+        may_copy: Torch may get copies of the results.
+
+    Returns:
+        The results, and a description of each output.
     """
     end = next(node for node in graph.nodes if node.op == "output")
-    arguments = {storage_of(n): n for n in graph.nodes if n.op == "placeholder" and _is_tensor(n)}
+    arguments = {
+        storage_of(node): node for node in graph.nodes
+        if node.op == "placeholder" and is_tensor(node)
+    }  # fmt: skip
     arguments.pop(None, None)
     sources = _sources(graph, end.args[0][:exact]) if share else {}
-    sorting = _Sorting(positions, sources, arguments, may_copy)
-    for place, value in enumerate(end.args[0]):
-        sorting.add(place, value, is_exact=place < exact)
-    end.args = (tuple(sorting.wanted),)
-    return tuple(sorting.results), tuple(sorting.outputs)
+    classifier = _OutputClassifier(positions, sources, arguments, may_copy)
+    for number, value in enumerate(end.args[0]):
+        classifier.add(number, value, is_exact=number < exact)
+    end.args = (tuple(classifier.nodes),)
+    return tuple(classifier.results), tuple(classifier.outputs)
 
 
-def _is_tensor(node: Any) -> bool:
+def is_tensor(node: Any) -> bool:
+    """Whether a value is a node whose result is one tensor."""
     return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def storage_of(node: Any) -> int | None:
-    """The identity of the bytes that a node's tensor lies in, if it lies in any."""
+    """The identity of the storage of a node's traced tensor; None if it has none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
@@ -183,34 +185,34 @@ def storage_of(node: Any) -> int | None:
 
 
 def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
-    """For outputs that share bytes with others, the node that made those bytes."""
+    """For outputs that share memory with others, the node that computes that memory."""
     makers: dict[int, Any] = {}
     for node in graph.nodes:
         storage = None if node.op == "output" else storage_of(node)
         if storage is not None:
             makers.setdefault(storage, node)
-    nodes = [node for node in outputs if _is_tensor(node) and storage_of(node) is not None]
+    nodes = [node for node in outputs if is_tensor(node) and storage_of(node) is not None]
     count = Counter(map(storage_of, nodes))
     sources = {}
     for node in nodes:
         storage = storage_of(node)
-        assert storage is not None, "those without are left out"
+        assert storage is not None, "filtered above"
         maker = makers[storage]
         kind = maker.meta["val"]
-        whole = kind.is_contiguous() or unusual_strides(kind) is not None
+        is_dense = kind.is_contiguous() or unusual_strides(kind) is not None
         same_type = _bits(kind) == _bits(node.meta["val"])
-        if count[storage] > 1 and maker.op == "call_function" and whole and same_type:
+        if count[storage] > 1 and maker.op == "call_function" and is_dense and same_type:
             sources[node] = maker
     return sources
 
 
 def _bits(kind: Any) -> tuple[Any, ...]:
-    """How torch reads the bytes of a tensor: those that are read alike may be shared."""
+    """How torch interprets the bytes of a tensor."""
     return kind.dtype, kind.is_neg(), kind.is_conj()
 
 
-class _Sorting:
-    """One walk over the outputs of a graph."""
+class _OutputClassifier:
+    """Classifies the outputs of a graph one by one."""
 
     def __init__(
         self, positions: Mapping[str, int], sources: Mapping[Any, Any],
@@ -219,27 +221,29 @@ class _Sorting:
         self.positions, self.sources, self.arguments = positions, sources, arguments
         self.may_copy = may_copy
         self.outputs: list[Output] = []
-        self.wanted: list[Any] = []
+        #: The nodes of the results.
+        self.nodes: list[Any] = []
         self.results: list[Result] = []
-        self._places: dict[Any, int] = {}
+        self._numbers: dict[Any, int] = {}
         self._shared: dict[Any, Result] = {}
 
-    def add(self, place: int, value: Any, *, is_exact: bool) -> None:
-        """One output more."""
-        if not _is_tensor(value):
-            self.outputs.append(Known(value.meta["val"] if hasattr(value, "meta") else value))
+    def add(self, number: int, value: Any, *, is_exact: bool) -> None:
+        """Add an output."""
+        if not is_tensor(value):
+            constant = value.meta["val"] if hasattr(value, "meta") else value
+            self.outputs.append(ConstantOutput(constant))
         elif value.op == "placeholder":
             self.outputs.append(Argument(self.positions[value.name]))
         elif is_exact and (view := self._view_of_argument(value)) is not None:
             self.outputs.append(view)
         elif value in self.sources:
             self.outputs.append(self._view(value))
-        elif not is_exact and value in self._places:
-            self.outputs.append(Same(self._places[value]))
+        elif not is_exact and value in self._numbers:
+            self.outputs.append(RepeatedOutput(self._numbers[value]))
         else:
             result = self._result(value, is_exact)
             if result.strides is None:
-                self._places[value] = place
+                self._numbers[value] = number
             self.outputs.append(result)
 
     def _view_of_argument(self, value: Any) -> ArgumentView | None:
@@ -251,7 +255,7 @@ class _Sorting:
             return None
         offset = int(kind.storage_offset()) - int(whole.storage_offset())
         if offset < 0:
-            # Of what lies before the argument in its storage the next one may have nothing.
+            # Another argument may have no storage before its first element.
             return None
         return ArgumentView(
             self.positions[argument.name], tuple(kind.shape), tuple(kind.stride()), offset,
@@ -268,24 +272,24 @@ class _Sorting:
     def _result(self, value: Any, is_exact: bool) -> Result:
         kind = value.meta["val"]
         strides = unusual_strides(kind) if is_exact else None
-        result = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides, self.may_copy)
-        self.wanted.append(value)
+        result = Result(len(self.nodes), kind.dtype, tuple(kind.shape), strides, self.may_copy)
+        self.nodes.append(value)
         self.results.append(result)
         return result
 
 
 def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
-    """A tensor in these strides; the same, if it has them."""
+    """A tensor with these strides: the tensor itself, or a copy."""
     if tensor.stride() == strides:
         return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
-    made[once].copy_(tensor[once])
-    return made
+    result[once].copy_(tensor[once])
+    return result
 
 
 def unusual_strides(kind: Any) -> tuple[int, ...] | None:
-    """The strides that a tensor has in eager torch, where it is dense in another order of axes."""
+    """The strides of a tensor that is dense but not row-major; None for others."""
     if kind.layout is not torch.strided or kind.is_contiguous() or kind.numel() == 0:
         return None
     strides = tuple(int(s) for s in kind.stride())
@@ -298,7 +302,7 @@ def unusual_strides(kind: Any) -> tuple[int, ...] | None:
 
 
 def axes_in_memory(strides: Sequence[int]) -> tuple[int, ...]:
-    """Axes from the largest stride to the smallest: the order in which the elements lie."""
+    """The axes from the largest stride to the smallest."""
     return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
 
 
@@ -310,35 +314,35 @@ _IN_TORCH = ("aten", "prims")
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """A stretch of a graph that is one program: nodes of the whole graph that it reads and gives.
+    """A subgraph that becomes one program; `inputs`, `outputs` and `nodes` are nodes of the whole
+    graph.
 
-    `exact`: how many of its outputs, which come first, are to have the strides of eager torch.
+    `exact`: number of outputs, the first ones, that need the strides of eager torch.
     """
 
     graph: Any
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     exact: int
-    #: The nodes of the whole graph that it stands for.
     nodes: tuple[Any, ...]
 
     @property
     def operations(self) -> int:
-        """How many operations it has; views and constants are none."""
+        """Number of operations, without views and constants."""
         return sum(map(is_operation, self.nodes))
 
 
 #: A `GraphPart`, or a node that torch runs.
 Step = Any
-#: Where a copy of a node says of which one it is.
+#: Key in the metadata of a copied node for the original.
 ORIGIN = "stitch_origin"
 
 
-# What a node is ------------------------------------------------------------------------------
+# Nodes ---------------------------------------------------------------------------------------
 
 
 def unit_of(node: Any) -> Any:
-    """The node that computes a value: of what is picked from several results, who gave them."""
+    """The node that computes a value; of a getitem on several results, the node with these."""
     while node.op == "call_function" and node.target is operator.getitem:
         source = node.args[0]
         if not isinstance(source, torch.fx.Node) or is_tensor(source):
@@ -347,13 +351,8 @@ def unit_of(node: Any) -> Any:
     return node
 
 
-def is_tensor(node: Any) -> bool:
-    """Whether a node gives one tensor."""
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def is_view(node: Any) -> bool:
-    """Whether a node gives a tensor on the bytes of one that it reads."""
+    """Whether the result of a node is a view of an operand."""
     storage = storage_of(node) if node.op == "call_function" else None
     if storage is None:
         return False
@@ -368,8 +367,8 @@ def is_random(node: Any) -> bool:
 
 
 def is_exchange_of_keys(node: Any) -> bool:
-    """Whether another graph has to run a node as this one does: it exchanges a random state."""
-    return node.target in (KEEPING, REPLAYING)
+    """Whether a node passes a random state between graphs, so that both must run it alike."""
+    return node.target in (SAVE_STATE, RESTORE_STATE)
 
 
 def _is_mutating(node: Any) -> bool:
@@ -377,15 +376,15 @@ def _is_mutating(node: Any) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
-def _keeps_its_turn(node: Any) -> bool:
-    """Whether a node has effects that torch's user may see the order of."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return isinstance(node.target, torch._ops.HigherOrderOperator)
+def _has_effects(node: Any) -> bool:
+    """Whether a node may have side effects, whose order must stay."""
+    if not isinstance(node.target, OpOverload):
+        return isinstance(node.target, HigherOrderOperator)
     return is_random(node) or _is_mutating(node) or node.target.namespace not in _IN_TORCH
 
 
 def nbytes_of(node: Any) -> int:
-    """The bytes of what a node gives."""
+    """The number of bytes of a node's results; symbolic sizes count as 1."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
     total = 0
@@ -397,14 +396,13 @@ def nbytes_of(node: Any) -> int:
 
 
 def copied(graph: Any) -> Any:
-    """A copy of a graph whose nodes know of which they are copies."""
+    """A copy of a graph; the metadata of its nodes has the originals."""
     copies: dict[Any, Any] = {}
-    made = torch.fx.Graph()
-    outputs = made.graph_copy(graph, copies)
-    made.output(outputs)
+    duplicate = torch.fx.Graph()
+    duplicate.output(duplicate.graph_copy(graph, copies))
     for node, copy in copies.items():
         copy.meta[ORIGIN] = node
-    return made
+    return duplicate
 
 
 # Cutting -------------------------------------------------------------------------------------
@@ -413,12 +411,17 @@ def copied(graph: Any) -> Any:
 def cut_graph(
     graph: Any, by_torch: set[Any], *, static: frozenset[int], visible: int, share: bool
 ) -> tuple[Step, ...]:
-    """The steps of a graph of which torch runs some nodes; `by_torch` gets what else it runs.
+    """Cut a graph into steps.
 
-    `static`: positions of arguments that live on anyway. `visible`: how many outputs, the first,
-    the user sees. `share`: outputs that are views of one value are to share its bytes. What torch
-    reads as a view of something is a view that torch makes: so strides, offsets and storages are
-    those of eager torch, and no bytes are copied for it.
+    Views that torch's nodes read are made by torch: their strides, offsets and storages are those
+    of eager torch, and nothing is copied.
+
+    Args:
+        graph: The graph; it is changed.
+        by_torch: The nodes that torch runs; further ones are added.
+        static: Positions of arguments that outlive the call.
+        visible: Number of outputs that the user sees; the first ones.
+        share: Outputs that are views of one value must share its memory.
     """
     for node in reversed(list(graph.nodes)):
         if node.target in CHECKS and not node.users:
@@ -434,10 +437,8 @@ def cut_graph(
 
 
 def _make_views(graph: Any, by_torch: set[Any], shared: int) -> None:
-    """Views that torch's nodes read become torch's; what programs read of them stays theirs.
-
-    Of the first `shared` outputs those that are views of one value become torch's too.
-    """
+    """Copy views that torch's nodes read, for torch; programs read the originals. Of the first
+    `shared` outputs, views of one value become torch's too."""
     copies: dict[Any, Any] = {}
     waiting = [node for node in graph.nodes if unit_of(node) in by_torch]
 
@@ -474,7 +475,7 @@ class _Cut:
     static: frozenset[int]
     seen: frozenset[Any]
     levels: dict[Any, int] = field(default_factory=dict)
-    #: What a node has to wait for although it reads none of its values, and the reverse.
+    #: Order without data dependency: the nodes that must run before a node, and after it.
     after: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
     before: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
@@ -494,7 +495,7 @@ class _Cut:
                 yield self._part(levels[level])
 
     def is_free(self, node: Any) -> bool:
-        """Whether everyone who reads a value makes it: a constant, or what is made of nothing."""
+        """Whether each part that reads a value computes it: constants, nodes without operands."""
         if node.op == "get_attr":
             return True
         if node.op != "call_function" or node in self.by_torch or node.all_input_nodes:
@@ -508,8 +509,8 @@ class _Cut:
         return self.levels[unit_of(node)] if self._has_level(node) else None
 
     def _order(self) -> None:
-        """Who waits for whom without reading it: effects keep their turns, and who writes to bytes
-        comes after all that read them before."""
+        """Find the order without data dependency: effects stay in order, and writes to a storage
+        follow earlier reads."""
         writes = any(_is_mutating(node) for node in self.by_torch)
         last: Any = None
         readers: dict[int, list[Any]] = defaultdict(list)
@@ -517,7 +518,7 @@ class _Cut:
         for node in self.graph.nodes:
             if not self._has_level(node) or unit_of(node) is not node:
                 continue
-            if node in self.by_torch and _keeps_its_turn(node):
+            if node in self.by_torch and _has_effects(node):
                 if last is not None:
                     self._wait(node, last)
                 last = node
@@ -539,20 +540,20 @@ class _Cut:
             self.before[earlier].append(node)
 
     def _rise(self) -> None:
-        """Gives each node the lowest level that it can have."""
+        """Give each node its lowest level."""
         for node in self.graph.nodes:
             if not self._has_level(node) or unit_of(node) is not node:
                 continue
-            mine = node in self.by_torch
-            level = int(mine)
+            is_torchs = node in self.by_torch
+            level = int(is_torchs)
             for source in (*node.all_input_nodes, *self.after.get(node, ())):
                 if self._has_level(source):
                     unit = unit_of(source)
-                    level = max(level, self.levels[unit] + (mine != (unit in self.by_torch)))
+                    level = max(level, self.levels[unit] + (is_torchs != (unit in self.by_torch)))
             self.levels[node] = level
 
     def _sink(self) -> None:
-        """Lets wait what would only be kept: see the text above."""
+        """Move nodes to the level of their readers if that keeps fewer bytes alive."""
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         lasting = {placeholders[i] for i in self.static if i < len(placeholders)}
         readers: dict[Any, list[Any]] = defaultdict(list)
@@ -561,52 +562,52 @@ class _Cut:
                 if unit_of(node) is not unit_of(source):
                     readers[unit_of(source)].append(node)
         for node in reversed(self.graph.nodes):
-            if node not in self.levels or (node in self.by_torch and _keeps_its_turn(node)):
+            if node not in self.levels or (node in self.by_torch and _has_effects(node)):
                 continue
             users = [*readers[node], *self.before.get(node, ())]
             if not users or any(user.op == "output" for user in users):
                 continue
-            mine = node in self.by_torch
+            is_torchs = node in self.by_torch
             units = [unit_of(user) for user in users if self._has_level(user)]
-            latest = min(self.levels[u] - (mine != (u in self.by_torch)) for u in units)
+            latest = min(self.levels[u] - (is_torchs != (u in self.by_torch)) for u in units)
             if latest > self.levels[node]:
-                kept = [s for s in node.all_input_nodes if s not in lasting and not self.is_free(s)]
-                if sum(map(nbytes_of, kept)) <= nbytes_of(node):
+                operands = [
+                    source for source in node.all_input_nodes
+                    if source not in lasting and not self.is_free(source)
+                ]  # fmt: skip
+                if sum(map(nbytes_of, operands)) <= nbytes_of(node):
                     self.levels[node] = latest
 
     def _part(self, nodes: Sequence[Any]) -> GraphPart:
         inside = set(nodes)
-        made = torch.fx.Graph()
+        subgraph = torch.fx.Graph()
         copies: dict[Any, Any] = {}
         inputs: list[Any] = []
         for node in nodes:
             for source in node.all_input_nodes:
                 if source not in inside and source not in copies and not self.is_free(source):
                     inputs.append(source)
-                    copies[source] = made.placeholder(source.name)
+                    copies[source] = subgraph.placeholder(source.name)
                     copies[source].meta = dict(source.meta)
         for node in nodes:
             for source in node.all_input_nodes:
                 if source not in copies:
-                    copies[source] = made.node_copy(source)
+                    copies[source] = subgraph.node_copy(source)
                     copies[source].meta[ORIGIN] = source
-            copies[node] = made.node_copy(node, copies.__getitem__)
+            copies[node] = subgraph.node_copy(node, copies.__getitem__)
             copies[node].meta[ORIGIN] = node
         exact: list[Any] = []
         plain: list[Any] = []
         for node in nodes:
             outer = [user for user in node.users if user not in inside]
             if outer:
-                is_exact = node in self.seen or any(map(self._is_torchs, outer))
+                is_exact = node in self.seen or any(unit_of(u) in self.by_torch for u in outer)
                 (exact if is_exact else plain).append(node)
         outputs = (*exact, *plain)
-        made.output(tuple(copies[node] for node in outputs))
-        return GraphPart(made, tuple(inputs), outputs, len(exact), tuple(nodes))
-
-    def _is_torchs(self, reader: Any) -> bool:
-        return unit_of(reader) in self.by_torch
+        subgraph.output(tuple(copies[node] for node in outputs))
+        return GraphPart(subgraph, tuple(inputs), outputs, len(exact), tuple(nodes))
 
 
 def is_operation(node: Any) -> bool:
-    """Whether a node computes something: no view, no constant, no part of several results."""
+    """Whether a node computes something: it is no view, constant or getitem."""
     return node.op == "call_function" and unit_of(node) is node and not is_view(node)

@@ -1,12 +1,9 @@
-"""Lowerings: what ATen's operators are in a computation graph, a file for each family.
+"""Lowerings of ATen operators to operations of a computation graph, one file for each family.
 
-Each family has a table `LOWERINGS`; here they are joined. Graphs are rewritten here where a
-lowering needs it: random operators take a key (`give_key`), nodes that are one operator are joined.
-Importing this package needs the package torch (an optional extra).
-
-A new operator is a function in its family's file and a row in that file's table (docs/errands.md):
-the overload that a refusal names, and the function; within `KeptWhole` where torch would take the
-operator apart at a loss.
+To add an operator, write a function in its family's file and a row in that file's table
+`LOWERINGS` (docs/errands.md): the overload that the error names, and the function; in `KeptWhole`
+if torch must not decompose the operator. Some graphs are rewritten before lowering: random
+operators get a key (`give_key`), sums of selected gradients are joined (`join_selected`).
 """
 
 from __future__ import annotations
@@ -37,13 +34,14 @@ from stitch.frontend.torch.lowering import (
 )  # fmt: skip
 from stitch.frontend.torch.lowering.backward_operators import join_selected
 from stitch.frontend.torch.lowering.random_numbers import (
-    KEEPING,
     KEY_LIMIT,
     KEY_NAME,
     KEYED,
-    REPLAYING,
+    RESTORE_STATE,
+    SAVE_STATE,
     give_key,
 )
+from stitch.frontend.torch.torch_internals import OpOverload, check
 
 aten = torch.ops.aten
 
@@ -68,32 +66,32 @@ _BY_NAME = {
 
 
 def lowering_of(target: Any) -> Lowering | None:
-    """The lowering of an overload; of packages that may not be loaded, by its name."""
+    """The lowering of an overload, or None; overloads of packages that load late go by name."""
     found = LOWERINGS.get(target)
-    if found is None and isinstance(target, torch._ops.OpOverload):
+    if found is None and isinstance(target, OpOverload):
         return _BY_NAME.get(str(target))
     return found
 
 
 def complex_lowering_of(target: Any) -> Lowering | None:
-    """The lowering of an overload whose operands or result are complex numbers."""
+    """The lowering of an overload for complex operands or results, or None."""
     return COMPLEX_LOWERINGS.get(target)
 
 
-#: What aot_autograd is to leave whole.
+#: Operators that aot_autograd must not decompose.
 KEPT_BY_AUTOGRAD = tuple(op for op, row in _ROWS.items() if isinstance(row, KeptWhole))
-#: What torch.export is to leave whole as well.
+#: Operators that torch.export must not decompose either.
 KEPT_WHOLE = tuple(op for op, row in _ROWS.items() if isinstance(row, KeptWhole) and row.exported)
-#: Checks of what export already knows: they make nothing.
+#: Checks without results, of facts that the traced shapes imply.
 CHECKS = frozenset((
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_async.default,
     aten._assert_scalar.default, aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default, torch._check,
+    aten.sym_constrain_range_for_size.default, check,
 ))  # fmt: skip
 
 
 __all__ = [
-    "CHECKS", "COMPLEX_LOWERINGS", "KEEPING", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED",
-    "KEY_LIMIT", "KEY_NAME", "LOWERINGS", "REPLAYING", "complex_lowering_of",
-    "give_key", "join_selected", "lowering_of",
+    "CHECKS", "COMPLEX_LOWERINGS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED", "KEY_LIMIT",
+    "KEY_NAME", "LOWERINGS", "RESTORE_STATE", "SAVE_STATE", "complex_lowering_of", "give_key",
+    "join_selected", "lowering_of",
 ]  # fmt: skip

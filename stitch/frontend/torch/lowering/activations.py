@@ -1,4 +1,4 @@
-"""ATen operators on one number: activations, and functions that ONNX writes as several."""
+"""ATen's activations, and elementwise functions that take several operators of ONNX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from stitch.frontend.torch.aten_call import (
     Lowering,
     Number,
     Row,
-    Several,
     built,
     rounded_once,
 )  # fmt: skip
@@ -25,26 +24,24 @@ aten = torch.ops.aten
 
 @rounded_once
 def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero.
-
-    Below -80, where it is -1 in every type, one of the factors would vanish.
-    """
+    """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which is accurate near zero."""
     b = call.builder
+    # Below -80 the result is -1 in every type, but exp(x/2) underflows.
     half = b.mul(b.maximum(call.cast(x), -80.0), 0.5)
     return b.mul(b.mul(b.exp(half), b.op("Sinh", half)), 2.0)
 
 
 @rounded_once
 def log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """log(u) x / (u - 1) of u = 1 + x as it is rounded: Kahan's, for digits near zero."""
+    """log(u) x / (u - 1) of the rounded u = 1 + x (Kahan), which is accurate near zero."""
     b, plain = call.builder, call.cast(x)
     above = b.add(plain, 1.0)
     rest = b.sub(above, 1.0)
-    is_own = b.logical_or(b.equal(rest, 0.0), b.equal(plain, math.inf))
-    # One where it is x itself: no gradient may meet a division by zero there.
-    share = b.div(plain, b.where(is_own, 1.0, rest))
-    scaled = b.mul(b.log(b.where(is_own, 1.0, above)), share)
-    return b.where(is_own, plain, scaled)
+    is_same = b.logical_or(b.equal(rest, 0.0), b.equal(plain, math.inf))
+    # Divide by one where the result is x: otherwise gradients would divide by zero.
+    share = b.div(plain, b.where(is_same, 1.0, rest))
+    scaled = b.mul(b.log(b.where(is_same, 1.0, above)), share)
+    return b.where(is_same, plain, scaled)
 
 
 def _log_of_base(base: float) -> Lowering:
@@ -84,7 +81,7 @@ def _soft_shrink(call: Call, x: SymbolicTensor, lambd: float = 0.5) -> SymbolicT
 
 
 def _logit(call: Call, x: SymbolicTensor, eps: float | None = None) -> SymbolicTensor:
-    """log(x / (1 - x)) of x within [eps, 1 - eps], bounds of the result's type."""
+    """log(x / (1 - x)) of x clipped to [eps, 1 - eps], bounds of the result's type."""
     b, bounded = call.builder, call.cast(x)
     if eps is not None:
         low = call.cast(eps)
@@ -109,37 +106,6 @@ def _softplus(
     return b.where(b.greater(scaled, threshold), x, bent)
 
 
-def _leaky_with_noise(
-    call: Call,
-    x: SymbolicTensor,
-    noise: SymbolicTensor,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-    *_: Any,
-) -> Several:
-    """By the mean slope; where it trains it takes a key (`random_numbers`)."""
-    assert not training, "a leaky relu with random slopes takes a key"
-    return call.builder.leaky_relu(x, (lower + upper) / 2), noise
-
-
-@rounded_once
-def _leaky_with_noise_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    x: SymbolicTensor,
-    noise: SymbolicTensor,
-    lower: float,
-    upper: float,
-    training: bool,
-    self_is_result: bool,
-) -> SymbolicTensor:
-    b = call.builder
-    if training and upper - lower > 1e-6:
-        return b.mul(grad, noise)
-    return b.where(b.greater(x, 0), grad, b.mul(grad, (lower + upper) / 2))
-
-
 def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTensor:
     b = call.builder
     if len(weight.shape) == 1 and len(x.shape) > 1 and weight.shape[0] > 1:
@@ -162,7 +128,5 @@ LOWERINGS: dict[Any, Row] = {
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
     ),
     aten.softplus.default: KeptWhole(_softplus),
-    aten.rrelu_with_noise_functional.default: _leaky_with_noise,
-    aten.rrelu_with_noise_backward.default: _leaky_with_noise_backward,
     aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
 }  # fmt: skip

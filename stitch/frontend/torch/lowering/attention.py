@@ -1,6 +1,4 @@
-"""Attention as torch defines it: masks, causality, grouped heads, rows that see nothing; and as its
-CPU kernel gives it, with the backward pass from the logarithms of sums.
-"""
+"""Attention: torch's `scaled_dot_product_attention`, and its CPU kernel with the backward pass."""
 
 from __future__ import annotations
 
@@ -20,22 +18,15 @@ aten = torch.ops.aten
 
 @rounded_once
 def _attention(
-    call: Call,
-    query: SymbolicTensor,
-    key: SymbolicTensor,
-    value: SymbolicTensor,
-    attn_mask: SymbolicTensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> SymbolicTensor:
-    """softmax(Q K' scale + mask) V over [..., length, width]; rows without a key give zeros."""
+    call: Call, query: SymbolicTensor, key: SymbolicTensor, value: SymbolicTensor,
+    attn_mask: SymbolicTensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> SymbolicTensor:  # fmt: skip
+    """softmax(Q K' scale + mask) V of [..., length, width]; zero in rows that mask all keys."""
     b = call.builder
     if enable_gqa:
         key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
-    scores = _scores(call, _scaled(call, query, scale), key, attn_mask, is_causal)
+    scores = _scores(call, b.mul(query, _factor(query, scale)), key, attn_mask, is_causal)
     weights = b.softmax(scores)
     if attn_mask is not None and _may_hide_a_row(call, attn_mask, scores.shape):
         hidden = b.equal(b.reduce_max(scores, -1, keepdims=True), -math.inf)
@@ -44,7 +35,7 @@ def _attention(
 
 
 def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) -> bool:
-    """Whether a row of the mask may hide every key, as far as is known before the run."""
+    """Whether a row of the mask may hide every key; true if the mask is no constant."""
     known = call.builder.known_data(mask)
     if known is None:
         return True
@@ -53,14 +44,12 @@ def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) ->
 
 
 def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
-    """[..., few, length, width] with each head repeated until there are `heads`."""
+    """Repeat each head of [..., few, length, width] to get `heads` of them."""
     *lead, few, length, width = x.shape
     if few == heads:
         return x
-    b = call.builder
-    wide = b.broadcast(
-        b.reshape(x, (*lead, few, 1, length, width)), (*lead, few, heads // few, length, width)
-    )
+    b, apart = call.builder, call.builder.reshape(x, (*lead, few, 1, length, width))
+    wide = b.broadcast(apart, (*lead, few, heads // few, length, width))
     return b.reshape(wide, (*lead, heads, length, width))
 
 
@@ -68,15 +57,11 @@ def _factor(query: SymbolicTensor, scale: float | None) -> float:
     return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _scaled(call: Call, query: SymbolicTensor, scale: float | None) -> SymbolicTensor:
-    return call.builder.mul(query, _factor(query, scale))
-
-
 def _scores(
     call: Call, scaled: SymbolicTensor, key: SymbolicTensor, mask: SymbolicTensor | None,
     is_causal: bool,
 ) -> SymbolicTensor:  # fmt: skip
-    """What each query makes of each key; minus infinity where it may not see it."""
+    """Scores of queries and keys; -inf where masked."""
     b = call.builder
     scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
     if is_causal:
@@ -92,58 +77,44 @@ def _scores(
 
 @rounded_once
 def _kernel(
-    call: Call,
-    query: SymbolicTensor,
-    key: SymbolicTensor,
-    value: SymbolicTensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: SymbolicTensor | None = None,
+    call: Call, query: SymbolicTensor, key: SymbolicTensor, value: SymbolicTensor,
+    dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: SymbolicTensor | None = None,
     scale: float | None = None,
-) -> Several:
+) -> Several:  # fmt: skip
     _check_dropout(dropout_p)
     key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
     if 1 not in call.used:
         result = _attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return result, None
     b = call.builder
-    scores = _scores(call, _scaled(call, query, scale), key, attn_mask, is_causal)
+    scores = _scores(call, b.mul(query, _factor(query, scale)), key, attn_mask, is_causal)
     return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)
 
 
 @rounded_once
 def _kernel_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    query: SymbolicTensor,
-    key: SymbolicTensor,
-    value: SymbolicTensor,
-    result: SymbolicTensor,
-    log_sums: SymbolicTensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: SymbolicTensor | None = None,
-    scale: float | None = None,
-) -> Several:
-    """The weights come back from the scores and the logarithms of their sums."""
+    call: Call, grad: SymbolicTensor, query: SymbolicTensor, key: SymbolicTensor,
+    value: SymbolicTensor, result: SymbolicTensor, log_sums: SymbolicTensor, dropout_p: float,
+    is_causal: bool, *, attn_mask: SymbolicTensor | None = None, scale: float | None = None,
+) -> Several:  # fmt: skip
+    """Recomputes the weights from the scores and the logarithms of their sums."""
     _check_dropout(dropout_p)
-    b, scaled, few = call.builder, _scaled(call, query, scale), key.shape[-3]
+    b, few = call.builder, key.shape[-3]
+    scaled = b.mul(query, _factor(query, scale))
     key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
     scores = _scores(call, scaled, key, attn_mask, is_causal)
     weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
     of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
     of_weights = b.matmul(grad, b.swapaxes(value, -1, -2))
-    kept = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)
-    of_scores = b.mul(weights, b.sub(of_weights, kept))
+    row_sums = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)
+    of_scores = b.mul(weights, b.sub(of_weights, row_sums))
     of_query = b.mul(b.matmul(of_scores, key), _factor(query, scale))
     of_key = b.matmul(b.swapaxes(of_scores, -1, -2), scaled)
     return of_query, _summed(call, of_key, few), _summed(call, of_value, few)
 
 
 def _summed(call: Call, x: SymbolicTensor, few: int) -> SymbolicTensor:
-    """[..., heads, length, width] with the heads that one of `few` was repeated for added up."""
+    """The gradient of `_repeated`: sum the copies of each of `few` heads."""
     *lead, heads, length, width = x.shape
     if few == heads:
         return x
@@ -153,7 +124,10 @@ def _summed(call: Call, x: SymbolicTensor, few: int) -> SymbolicTensor:
 
 def _check_dropout(dropout_p: float) -> None:
     if dropout_p:
-        raise CompileError("attention with dropout inside its kernel")
+        raise CompileError(
+            "attention with dropout in its kernel is not supported", expected="dropout_p=0",
+            got=f"dropout_p={dropout_p}", remedy="apply dropout outside of the attention",
+        )  # fmt: skip
 
 
 LOWERINGS: dict[Any, Row] = {

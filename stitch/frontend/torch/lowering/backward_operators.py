@@ -1,16 +1,16 @@
-"""ATen operators of backward passes that torch's decompositions leave whole."""
+"""ATen operators of backward passes that torch does not decompose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, in_one_type
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, in_one_type
 from stitch.frontend.torch.lowering.picked_elements import slice_scatter
 from stitch.frontend.torch.lowering.window_operators import (
     spread,
@@ -18,12 +18,10 @@ from stitch.frontend.torch.lowering.window_operators import (
     window_reads,
     window_weights,
 )
-from stitch.frontend.torch.pool_gradients import GRADIENT
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
 aten = torch.ops.aten
-Three = tuple[SymbolicTensor | None, SymbolicTensor | None, SymbolicTensor | None]
 Sizes = Sequence[int]
 #: The domain of Stitch's own operators.
 OWN = "stitch"
@@ -42,14 +40,13 @@ def _convolution_backward(
     output_padding: Sizes,
     groups: int,
     wanted: Sequence[bool],
-) -> Three:
+) -> Several:
     b, spatial = call.builder, len(weight.shape) - 2
     if not transposed and not weight.shape[1]:
-        of_x, of_weight, of_bias = (
+        return tuple(
             None if kind is None else b.constant(np.zeros(kind.shape, kind.data_type.dtype))
             for kind in call.results
         )
-        return of_x, of_weight, of_bias
     steps, pads = spread(stride, spatial), spread(padding, spatial)
     attributes: dict[str, Any] = {
         "strides": steps, "pads": pads * 2, "dilations": spread(dilation, spatial), "group": groups,
@@ -58,7 +55,7 @@ def _convolution_backward(
     if wanted[0] and 0 in call.used and transposed:
         of_x = b.op("Conv", grad, weight, **attributes)
     elif wanted[0] and 0 in call.used:
-        # What the strides skipped at the end of each axis saw no window.
+        # Elements at the end of each axis that the strides skip.
         skipped = [
             length + 2 * p - d * (k - 1) - 1 - (count - 1) * s
             for length, p, d, k, count, s in zip(
@@ -68,7 +65,7 @@ def _convolution_backward(
         ]  # fmt: skip
         of_x = b.op("ConvTranspose", grad, weight, **attributes, output_padding=skipped)
     if wanted[1] and 1 in call.used:
-        # A transposed convolution is the gradient of a plain one: the two only change places.
+        # A transposed convolution is the gradient of a plain one, so the two are swapped.
         image, seen = (grad, x) if transposed else (x, grad)
         shape = list(weight.shape[2:])
         of_weight = b.op(
@@ -81,16 +78,58 @@ def _convolution_backward(
 
 # Pooling -------------------------------------------------------------------------------------
 
+#: By the number of spatial axes: max pooling with indices, and its gradient by these.
+_POOLS = {
+    2: (aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward),
+    3: (aten.max_pool3d_with_indices, aten.max_pool3d_with_indices_backward),
+}
+
+
+def max_pool_gradient(
+    gradient: torch.Tensor, x: torch.Tensor, result: torch.Tensor, kernel: list[int],
+    stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient of a max pool by its operand and result, for graphs that torch runs."""
+    pool, backward = _POOLS[len(kernel)]
+    windows = kernel, stride, padding, dilation, ceil_mode
+    of_x: torch.Tensor = backward(gradient, x, *windows, pool(x, *windows)[1])
+    return of_x
+
+
+_OPERATOR = torch.library.custom_op("stitch::max_pool_gradient", max_pool_gradient, mutates_args=())
+_OPERATOR.register_fake(lambda gradient, x, *_: torch.empty_like(x))
+MAX_POOL_GRADIENT = torch.ops.stitch.max_pool_gradient.default
+
+
+def _decomposed_pool_gradient(spatial: int, gradient: Any, x: Any, *operands: Any) -> Any:
+    """Needs no indices from the forward pass. Its pool is merged with that of the forward pass,
+    because equal nodes are merged."""
+    *windows, ceil_mode, _ = operands
+    kernel, stride, padding, dilation = (
+        list(each) * (spatial if len(each) == 1 else 1) for each in windows
+    )
+    result, _ = _POOLS[spatial][0](x, *windows, ceil_mode)
+    return MAX_POOL_GRADIENT(
+        gradient, x, result, kernel, stride or kernel, padding, dilation, ceil_mode
+    )
+
+
+#: For aot_autograd.
+POOL_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    backward.default: partial(_decomposed_pool_gradient, spatial)
+    for spatial, (_, backward) in _POOLS.items()
+}
+
 
 def _max_pool_backward(
     spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, *operands: Any
 ) -> SymbolicTensor:
-    """Each gradient goes to the place that had the maximum; several windows may share one."""
+    """Add each gradient to the element that was the maximum; windows may share one."""
     b, indices = call.builder, operands[-1]
     planes = math.prod(x.shape[:-spatial])
     empty = b.broadcast(call.cast(0), (planes, math.prod(x.shape[-spatial:])))
-    places, parts = b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1))
-    added = b.op("ScatterElements", empty, places, parts, axis=1, reduction="add")
+    index, parts = b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1))
+    added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
     return b.reshape(added, x.shape)
 
 
@@ -119,7 +158,7 @@ def _average_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> SymbolicTensor:
-    """Per axis a product with the weights with which windows read places, transposed."""
+    """Multiply along each axis by the transposed weights of the windows."""
     kernel = spread(kernel_size, spatial)
     strides = spread(stride, spatial) if stride else kernel
     counts: list[Array] = []
@@ -129,8 +168,7 @@ def _average_pool_backward(
         reads = window_reads(length, count, kernel[axis], strides[axis], pad)
         ends = np.minimum(starts + kernel[axis], length + pad)
         size = ends - starts if count_include_pad else reads.sum(1)
-        divided = divisor_override is not None
-        counts.append(reads / (np.ones(count) if divided else size)[:, None])
+        counts.append(reads / size[:, None] if divisor_override is None else reads)
     result = weighted(call, grad, counts)
     return result if divisor_override is None else call.builder.mul(result, 1.0 / divisor_override)
 
@@ -148,18 +186,18 @@ def _adaptive_average_backward(
 def _replicated_backward(
     spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, padding: Sizes
 ) -> SymbolicTensor:
-    """Each gradient goes to the element that its place repeats."""
+    """Add each gradient to the element that the padding repeats."""
     if 0 in grad.shape or 0 in x.shape:
         return call.filled(0)
-    b, places = call.builder, np.zeros(1, np.int64)
+    b, sources = call.builder, np.zeros(1, np.int64)
     for axis in range(spatial):
         length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
         along = np.clip(np.arange(count) - padding[2 * (spatial - 1 - axis)], 0, length - 1)
-        places = np.add.outer(places * length, along).reshape(-1)
+        sources = np.add.outer(sources * length, along).reshape(-1)
     planes, size = math.prod(x.shape[:-spatial]), math.prod(x.shape[-spatial:])
     empty = b.broadcast(call.cast(0), (planes, size))
-    index = b.broadcast(b.constant(places), (planes, places.size))
-    parts = b.reshape(grad, (planes, places.size))
+    index = b.broadcast(b.constant(sources), (planes, sources.size))
+    parts = b.reshape(grad, (planes, sources.size))
     added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
     return b.reshape(added, x.shape)
 
@@ -177,7 +215,7 @@ def _select_backward(
 def _slice_backward(
     call: Call, grad: SymbolicTensor, sizes: Sizes, dim: int, start: int, end: int, step: int
 ) -> SymbolicTensor:
-    """The gradient of a part among zeros."""
+    """Pad the gradient of a slice with zeros."""
     axis = dim % len(sizes)
     first, last, _ = slice(start, end, step).indices(sizes[axis])
     if step != 1 or 0 in grad.shape:
@@ -208,14 +246,17 @@ def _layer_norm_backward(
     weight: SymbolicTensor | None,
     bias: SymbolicTensor | None,
     wanted: Sequence[bool],
-) -> Three:
+) -> Several:
     if weight is None:
         weight = call.builder.constant(np.ones(tuple(normalized_shape), x.dtype))
     attributes = {"axis": len(x.shape) - len(normalized_shape)}
     operands = [grad, x, mean, inverse, weight]
     parts = call.builder.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
-    first, second, third = (part if wanted[i] else None for i, part in enumerate(parts))
-    return first, second, third
+    return _wanted(parts, wanted)
+
+
+def _wanted(parts: Sequence[SymbolicTensor], wanted: Sequence[bool]) -> Several:
+    return tuple(part if is_wanted else None for part, is_wanted in zip(parts, wanted, strict=True))
 
 
 @in_one_type
@@ -231,28 +272,23 @@ def _batch_norm_backward(
     training: bool,
     epsilon: float,
     wanted: Sequence[bool],
-) -> Three:
-    """By the batch's own statistics one operator, by those that ran before a line per element."""
+) -> Several:
+    """One operator for the batch's own statistics; an affine function of each element for running
+    ones."""
     b, scale = call.builder, call.optional(weight, 1, (x.shape[1],))
     if training:
-        assert mean is not None and inverse is not None, "a training pass has kept both"
-        # One over the deviation, of which its operator asks the variance.
+        assert mean is not None and inverse is not None, "the forward pass saved both"
         variance = b.sub(b.reciprocal(b.square(inverse)), float(epsilon))
         operands = [grad, x, scale, mean, variance]
         parts = b.apply("BatchNormalizationGradient", operands, 3, {"epsilon": epsilon}, OWN)
-        first, second, third = (part if wanted[i] else None for i, part in enumerate(parts))
-        return first, second, third
-    assert running_mean is not None and running_variance is not None, "it has run by these"
+        return _wanted(parts, wanted)
+    assert running_mean is not None and running_variance is not None, "the forward pass read both"
     wide, axes = (x.shape[1],) + (1,) * (len(x.shape) - 2), (0, *range(2, len(x.shape)))
     inverse = b.rsqrt(b.add(running_variance, float(epsilon)))
     of_x = b.mul(grad, b.reshape(b.mul(scale, inverse), wide))
     centred = b.sub(x, b.reshape(running_mean, wide))
     of_scale = b.mul(b.reduce_sum(b.mul(grad, centred), axes), inverse)
-    of_shift = b.reduce_sum(grad, axes)
-    return (
-        of_x if wanted[0] else None, of_scale if wanted[1] else None,
-        of_shift if wanted[2] else None,
-    )  # fmt: skip
+    return _wanted((of_x, of_scale, b.reduce_sum(grad, axes)), wanted)
 
 
 def _softmax_backward(
@@ -271,7 +307,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.native_batch_norm_backward.default: KeptWhole(_batch_norm_backward, exported=False),
     aten._softmax_backward_data.default: KeptWhole(_softmax_backward, exported=False),
     aten.convolution_backward.default: _convolution_backward,
-    GRADIENT: _max_pool_by_result,
+    MAX_POOL_GRADIENT: _max_pool_by_result,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
     aten.adaptive_max_pool3d_backward.default: partial(_max_pool_backward, 3),
@@ -289,7 +325,7 @@ LOWERINGS: dict[Any, Row] = {
 
 
 def join_selected(graph: Any) -> None:
-    """A sum of the gradients of x[0], x[1], ... of all parts of x is those gradients stacked."""
+    """Replace a sum of the gradients of all of x[0], x[1], ... by a stack of those gradients."""
     for node in reversed(list(graph.nodes)):
         if node.target is not aten.add.Tensor or node.kwargs:
             continue
@@ -307,7 +343,7 @@ def join_selected(graph: Any) -> None:
 
 
 def _selected(node: Any) -> list[Any] | None:
-    """The gradients of parts that a node alone reads, and of which it is the sum; else None."""
+    """The select_backward nodes of which a node is the sum, if only it reads them; else None."""
     if node.target is aten.select_backward.default:
         return [node]
     if node.target is not aten.add.Tensor or node.kwargs:

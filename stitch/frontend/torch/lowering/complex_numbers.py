@@ -1,7 +1,4 @@
-"""Complex numbers: what ATen's operators on them are, on pairs of real and imaginary parts.
-
-`LOWERINGS` has what stands beside an overload for complex elements.
-"""
+"""ATen operators on complex numbers, lowered to operations on pairs of real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ from stitch.program import DataType, ValueType
 # --------------------------------------------------------------------------------------------------
 # Pairs of real tensors
 
-#: What stands where torch's schema says Tensor or Scalar, and either may be complex.
+#: Tensor or Scalar of torch's schema, real or complex.
 ComplexValue = ComplexTensor | Value | complex
 
 
 def is_real(value: ComplexValue) -> bool:
-    """Whether an operand has no imaginary part by its type."""
+    """Whether an operand has a real type."""
     return not isinstance(value, ComplexTensor | complex)
 
 
 def wide_of(call: Call, value: ComplexValue) -> SymbolicTensor:
     """A real operand in the type of the result's parts, with a last axis of one."""
-    assert not isinstance(value, ComplexTensor | complex), "it has two parts"
+    assert not isinstance(value, ComplexTensor | complex), "a complex operand has two parts"
     number = call.cast(value)
     return call.builder.unsqueeze(number, -1) if number.shape else number
 
@@ -74,14 +71,9 @@ def parts_of(
 
 
 def joined(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> ComplexTensor:
-    """Of two parts, each with a last axis of one, complex numbers of the result's shape."""
+    """A complex tensor of the result's shape from two parts, each with a last axis of one."""
     b, shape = call.builder, (*call.shape[:-1], 1)
     return ComplexTensor(b.concat([b.broadcast(real, shape), b.broadcast(imaginary, shape)], -1))
-
-
-def turned(call: Call, pairs: SymbolicTensor) -> SymbolicTensor:
-    """Complex conjugates."""
-    return call.builder.mul(pairs, np.asarray([1, -1], pairs.data_type.dtype))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -89,7 +81,7 @@ def turned(call: Call, pairs: SymbolicTensor) -> SymbolicTensor:
 
 aten = torch.ops.aten
 
-# From parts, and to parts --------------------------------------------------------------------
+# Conversions ---------------------------------------------------------------------------------
 
 
 def _complex(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> ComplexTensor:
@@ -114,19 +106,19 @@ def _of_parts(target: Any, call: Call, x: ComplexTensor) -> SymbolicTensor:
     b = call.builder
     real, imaginary = (b.squeeze(part, -1) for part in parts_of(call, x, x.pairs.data_type))
     lowering = single_elements.LOWERINGS[target]
-    assert not isinstance(lowering, KeptWhole), "torch leaves it whole"
+    assert not isinstance(lowering, KeptWhole), "neither hypot nor atan2 is"
     result = lowering(call, imaginary, real)
     assert isinstance(result, SymbolicTensor)
     return result
 
 
 def _pairs(call: Call, x: ComplexValue, *_: Any, **__: Any) -> ComplexTensor:
-    """The same numbers; real ones become complex, others pass to another width."""
+    """Convert to the result's complex type."""
     return ComplexTensor(pair_of(call, x))
 
 
 def _to_type(call: Call, x: ComplexTensor, *_: Any, **__: Any) -> ComplexTensor | SymbolicTensor:
-    """To another width; of what is made real, torch drops the imaginary part."""
+    """Convert to another type; to a real one, torch drops the imaginary part."""
     if call.is_complex:
         return _pairs(call, x)
     real = parts_of(call, x, x.pairs.data_type)[0]
@@ -134,7 +126,7 @@ def _to_type(call: Call, x: ComplexTensor, *_: Any, **__: Any) -> ComplexTensor 
 
 
 def _full(call: Call, _: Any, value: ComplexValue, **__: Any) -> ComplexTensor:
-    """Also full_like, new_full, copy and fill: the result's type says it all."""
+    """Also full_like, new_full, copy and fill: the result has the shape and type."""
     return ComplexTensor(call.builder.broadcast(pair_of(call, value), call.shape))
 
 
@@ -143,7 +135,8 @@ def _filled(number: complex, call: Call, *_: Any, **__: Any) -> ComplexTensor:
 
 
 def _conjugate(call: Call, x: ComplexValue) -> ComplexTensor:
-    return ComplexTensor(turned(call, pair_of(call, x)))
+    pairs = pair_of(call, x)
+    return ComplexTensor(call.builder.mul(pairs, np.asarray([1, -1], pairs.data_type.dtype)))
 
 
 # Arithmetic ----------------------------------------------------------------------------------
@@ -162,7 +155,7 @@ def _sum_of_two(
 
 
 def _product(call: Call, a: ComplexValue, b: ComplexValue) -> SymbolicTensor:
-    """Products as pairs, of operands one of which is complex."""
+    """The product as pairs; at least one operand is complex."""
     builder = call.builder
     if is_real(a):
         a, b = b, a
@@ -178,7 +171,7 @@ def _multiply(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
 
 
 def _divide(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
-    """By the larger part of the divisor, whose square may leave the range."""
+    """Divide by the larger part of the divisor first, because its square may overflow."""
     builder = call.builder
     if is_real(b):
         return ComplexTensor(builder.div(pair_of(call, a), wide_of(call, b)))
@@ -206,9 +199,9 @@ def _negative(call: Call, x: ComplexTensor) -> ComplexTensor:
 def _exponential(call: Call, x: ComplexTensor) -> ComplexTensor:
     b, (real, imaginary) = call.builder, parts_of(call, x)
     size = b.exp(real)
-    # What has no imaginary part has none when its length leaves the range.
-    turn = b.where(b.equal(imaginary, 0), imaginary, b.mul(size, b.sin(imaginary)))
-    return joined(call, b.mul(size, b.cos(imaginary)), turn)
+    # A real number stays real if its exponential is infinite.
+    other = b.where(b.equal(imaginary, 0), imaginary, b.mul(size, b.sin(imaginary)))
+    return joined(call, b.mul(size, b.cos(imaginary)), other)
 
 
 def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
@@ -218,12 +211,13 @@ def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
             result = ComplexTensor(_product(call, result, power))
         return result
     raise CompileError(
-        "powers of complex numbers have whole exponents up to three", got=repr(exponent)
-    )
+        "this power of complex numbers is not supported", expected="an exponent of 1, 2 or 3",
+        got=repr(exponent), remedy="use torch.polar(x.abs() ** p, x.angle() * p)",
+    )  # fmt: skip
 
 
 def _sign(call: Call, x: ComplexTensor) -> ComplexTensor:
-    """Numbers of length one in the same direction; zero of zero."""
+    """Normalize to absolute value one; zero for zero."""
     b, kind = call.builder, x.pairs.data_type
     size = _of_parts(aten.hypot.default, Call(b, (ValueType(x.shape, kind),)), x)
     length = b.unsqueeze(size, -1)
@@ -245,8 +239,8 @@ def _equal(differ: bool, call: Call, x: ComplexValue, y: ComplexValue) -> Symbol
 def _where(
     call: Call, condition: SymbolicTensor, a: ComplexValue, b: ComplexValue
 ) -> ComplexTensor:
-    builder, kept = call.builder, truth(call, condition)
-    wide = builder.unsqueeze(kept, -1) if kept.shape else kept
+    builder, mask = call.builder, truth(call, condition)
+    wide = builder.unsqueeze(mask, -1) if mask.shape else mask
     chosen = builder.op("Where", wide, pair_of(call, a), pair_of(call, b))
     return ComplexTensor(builder.broadcast(chosen, call.shape))
 
@@ -257,7 +251,7 @@ def _masked_fill(
     return _where(call, mask, value, x)
 
 
-# Sums and products of many -------------------------------------------------------------------
+# Reductions and matrix products --------------------------------------------------------------
 
 
 def _reduce(
@@ -271,7 +265,7 @@ def _reduce(
 
 
 def _matmul(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
-    """Products of matrices: of a real and a complex one two, of two complex ones four."""
+    """A product of complex matrices as four products of real ones."""
     builder = call.builder
     (p, q), (r, s) = (
         [builder.squeeze(part, -1) for part in parts_of(call, value)] for value in (a, b)
@@ -291,10 +285,9 @@ def _add_product(
     if beta == 0:
         assert isinstance(product, ComplexTensor)
         return product
-    kept = added
     if beta != 1:
-        kept = ComplexTensor(_product(call, ComplexTensor(pair_of(call, added)), beta))
-    return ComplexTensor(call.builder.add(pair_of(call, product), pair_of(call, kept)))
+        added = ComplexTensor(_product(call, ComplexTensor(pair_of(call, added)), beta))
+    return ComplexTensor(call.builder.add(pair_of(call, product), pair_of(call, added)))
 
 
 _OF_TWO: dict[Any, Lowering] = {
@@ -304,18 +297,18 @@ _OF_TWO: dict[Any, Lowering] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Movement
+# Data movement
 
 
-#: What the schema calls an axis, or several.
+#: Arguments of schemas that are axes.
 _AXES = frozenset(("dim", "dims", "dim0", "dim1"))
-#: What the schema calls a shape, or what is listed for every axis, and its entry for the pairs.
+#: Arguments of schemas that have an entry for each axis, and the entry for the axis of pairs.
 _LENGTHS = {"input_sizes": 2, "repeats": 1}
 
 
 def _moved(target: Any, *, added: int = 0, whole: bool = False) -> Lowering:
-    """A lowering by that for real numbers. `added`: axes that the result has more; `whole`: all
-    axes are listed."""
+    """A lowering by that for real tensors. `added`: additional axes of the result; `whole`: the
+    argument lists all axes."""
     real = _real_lowering(target)
     names = [argument.name for argument in target._schema.arguments]
 
@@ -323,15 +316,16 @@ def _moved(target: Any, *, added: int = 0, whole: bool = False) -> Lowering:
         first = operands[0]
         rank = len((first[0] if isinstance(first, list | tuple) else first).shape) + added
 
-        def shown(name: str, value: Any) -> Any:
+        def converted(name: str, value: Any) -> Any:
             if name in _AXES:
                 return _axes(value, rank, whole)
             if name in _LENGTHS:
                 return [*value, _LENGTHS[name]]
             return _in_pairs(call, value)
 
-        given = [shown(name, value) for name, value in zip(names, operands, strict=False)]
-        return _as_complex(real(call, *given, **{n: shown(n, v) for n, v in named.items()}))
+        by_position = [converted(name, value) for name, value in zip(names, operands, strict=False)]
+        by_name = {name: converted(name, value) for name, value in named.items()}
+        return _as_complex(real(call, *by_position, **by_name))
 
     return lowered
 
@@ -341,7 +335,7 @@ def _real_lowering(target: Any) -> Lowering:
         row = family.LOWERINGS.get(target)
         if row is not None:
             return row.lowering if isinstance(row, KeptWhole) else row
-    raise AssertionError(f"{target} has no lowering for real numbers")
+    raise AssertionError(f"{target} has no lowering for real tensors")
 
 
 def _axes(value: Any, rank: int, whole: bool) -> Any:
@@ -365,7 +359,7 @@ def _as_complex(results: Any) -> Lowered:
 
 
 def _with_both_complex(target: Any) -> Lowering:
-    """A real tensor into which complex ones are written, or the reverse: both are complex."""
+    """A lowering that writes a tensor into another one, of which one may be real."""
     lowering = _moved(target)
 
     def lowered(
@@ -386,25 +380,19 @@ def _index_put(
 
 def _pad(call: Call, x: ComplexTensor, pad: Sequence[int], value: complex = 0) -> Lowered:
     if value != 0:
-        raise CompileError("complex numbers are padded by zeros", got=repr(value))
+        raise CompileError(
+            "padding of complex numbers is not supported with this value", expected="0",
+            got=repr(value), remedy="concatenate a tensor of the value",
+        )  # fmt: skip
     real = _real_lowering(aten.constant_pad_nd.default)
     return _as_complex(real(call, pair_of(call, x), [0, 0, *pad]))
-
-
-_BY_SHAPE: dict[Any, Lowering] = {
-    target: _moved(target) for target in (
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default,
-        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-        aten.expand.default,
-    )
-}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
 # Fourier transforms
 
 
-#: How torch numbers normalizations: none, by the root of the count of elements, by the count.
+#: By torch's number of a normalization, the exponent of the element count in the factor.
 _EXPONENTS = {0: 0.0, 1: -0.5, 2: -1.0}
 
 
@@ -418,7 +406,7 @@ def _transformed(
 def _scaled(
     call: Call, x: SymbolicTensor, count: int, normalization: int, *, is_inverse: bool
 ) -> SymbolicTensor:
-    """Each inverse DFT has divided by its length, which torch leaves to the normalization."""
+    """Apply torch's normalization; ONNX's inverse DFT has already divided by its length."""
     factor = count ** (_EXPONENTS[normalization] + (1.0 if is_inverse else 0.0))
     return x if factor == 1 else call.builder.mul(x, factor)
 
@@ -441,7 +429,7 @@ def _complex_to_complex(
 def _real_to_complex(
     call: Call, x: SymbolicTensor, dim: Sequence[int], normalization: int, onesided: bool
 ) -> ComplexTensor:
-    """The last of the axes is the first one: its input is real, and half its result is enough."""
+    """Transform the last axis first: its input is real, and half of its result is enough."""
     *others, last = (d % len(x.shape) for d in dim)
     wide = call.builder.unsqueeze(call.cast(x), -1)
     half = _transformed(call, wide, last, x.shape[last], onesided=int(onesided))
@@ -499,15 +487,15 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
     aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.mv.default: _matmul,
     aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
-    **_BY_SHAPE,
     **{target: _moved(target) for target in (
-        aten.slice.Tensor, aten.select.int, aten.cat.default, aten.split.Tensor,
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
+        aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
+        aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.cat.default, aten.split.Tensor,
         aten.split_with_sizes.default, aten.unbind.int, aten.flip.default, aten.repeat.default,
         aten.index_select.default, aten.index.Tensor, aten.slice_backward.default,
     )},
     aten.select_backward.default: _moved(aten.select_backward.default, added=1),
     aten.permute.default: _moved(aten.permute.default, whole=True),
-    aten.transpose.int: _moved(aten.transpose.int),
     aten.stack.default: _moved(aten.stack.default, added=1),
     aten.slice_scatter.default: _with_both_complex(aten.slice_scatter.default),
     aten.select_scatter.default: _with_both_complex(aten.select_scatter.default),

@@ -1,4 +1,4 @@
-"""ATen's embedding bags: rows of a table, reduced bag by bag, and their gradients."""
+"""ATen's embedding bags (rows of a table, reduced bag by bag) and their gradients."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ import numpy as np
 import torch
 
 from stitch.frontend.torch.aten_call import Call, Row, Several, rounded_once
-from stitch.frontend.torch.lowering.ordered_elements import counted, places_in
+from stitch.frontend.torch.lowering.ordered_elements import counted, sorted_positions
 from stitch.frontend.torch.lowering.shapes import slice_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
 aten = torch.ops.aten
-#: torch's numbers for the ways to reduce a bag.
+#: torch's numbers for the reductions of a bag.
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Bags:
-    """Which rows of the table are taken, which bag each is of, and which count (None: all)."""
+    """The rows of the table that are read, the bag of each, and whether it counts (not padding);
+    None if all do."""
 
     call: Call
     rows: SymbolicTensor
     bags: SymbolicTensor
     counts: SymbolicTensor | None
 
-    def in_bags(self, values: SymbolicTensor, count: int, reduction: str, start: float) -> Any:
-        """Values [taken, width], reduced into [count, width] from `start` on."""
+    def reduce(self, values: SymbolicTensor, count: int, reduction: str, start: float) -> Any:
+        """Reduce values [rows, width] to [count, width], starting from `start`."""
         b = self.call.builder
         empty = b.broadcast(b.constant(np.asarray(start, values.dtype)), (count, values.shape[1]))
         index = b.broadcast(b.unsqueeze(self.bags, 1), values.shape)
         return b.op("ScatterElements", empty, index, values, axis=0, reduction=reduction)
 
     def counting(self, values: SymbolicTensor, otherwise: float) -> SymbolicTensor:
-        """Values [taken, width] with those of rows that do not count replaced."""
+        """Values [rows, width] with `otherwise` for rows that do not count."""
+        b = self.call.builder
         if self.counts is None:
             return values
-        return self.call.builder.where(
-            self.call.builder.unsqueeze(self.counts, 1), values, otherwise
-        )
+        return b.where(b.unsqueeze(self.counts, 1), values, otherwise)
 
     def sizes(self, count: int, data_type: DataType) -> SymbolicTensor:
-        """How many rows count in each bag."""
+        """The number of counting rows of each bag."""
         b = self.call.builder
-        kept = self.bags if self.counts is None else b.where(self.counts, self.bags, -1)
-        return counted(self.call, kept, count, data_type)
+        bags = self.bags if self.counts is None else b.where(self.counts, self.bags, -1)
+        return counted(self.call, bags, count, data_type)
 
 
 def _bags(
@@ -56,8 +56,9 @@ def _bags(
 ) -> _Bags:
     b = call.builder
     starts = b.cast(slice_tensor(call, offsets, 0, 0, count), DataType.INT64)
-    turns = b.constant(np.arange(indices.shape[0], dtype=np.int64))
-    bags = b.clip(b.sub(places_in(call, starts, turns, right=True), 1), 0, max(count - 1, 0))
+    numbers = b.constant(np.arange(indices.shape[0], dtype=np.int64))
+    bags = b.sub(sorted_positions(call, starts, numbers, right=True), 1)
+    bags = b.clip(bags, 0, max(count - 1, 0))
     rows = b.cast(indices, DataType.INT64)
     return _Bags(call, rows, bags, b.not_equal(rows, padding) if padding >= 0 else None)
 
@@ -70,7 +71,7 @@ def _embedding_bag(
     padding_idx: int = -1,
 ) -> Several:  # fmt: skip
     b, count = call.builder, call.shape[0]
-    # Only what torch says is read later has a use; what it leaves empty is filled with zeros.
+    # The other results are zeros unless the backward pass reads them.
     rest: list[SymbolicTensor | None] = [
         None if r is None else b.broadcast(call.cast(0, r.data_type), r.shape)
         for r in call.results[1:]
@@ -85,26 +86,26 @@ def _embedding_bag(
         rest[1] = bags.sizes(count, call.results[2].data_type)
     taken = b.gather(weight, bags.rows, 0)
     if mode == _MAX:
-        highest = bags.in_bags(bags.counting(taken, -math.inf), count, "max", -math.inf)
+        highest = bags.reduce(bags.counting(taken, -math.inf), count, "max", -math.inf)
         is_empty = b.unsqueeze(b.equal(bags.sizes(count, DataType.INT64), 0), 1)
         if 3 in call.used and call.results[3] is not None:
             rest[2] = call.cast(_highest_rows(bags, taken, highest), call.results[3].data_type)
         return b.where(is_empty, 0.0, highest), *rest
     if per_sample_weights is not None:
         taken = b.mul(taken, b.unsqueeze(b.cast(per_sample_weights, taken.data_type), 1))
-    total = bags.in_bags(bags.counting(taken, 0.0), count, "add", 0.0)
+    total = bags.reduce(bags.counting(taken, 0.0), count, "add", 0.0)
     if mode == _MEAN:
         total = b.div(total, b.unsqueeze(b.op("Max", bags.sizes(count, total.data_type), 1.0), 1))
     return total, *rest
 
 
 def _highest_rows(bags: _Bags, taken: SymbolicTensor, highest: SymbolicTensor) -> SymbolicTensor:
-    """The first row of the table that has a bag's maximum, by bag and column; -1 for empty bags."""
+    """The table row of the maximum, by bag and column: the first of equal ones, -1 if empty."""
     b, count = bags.call.builder, taken.shape[0]
     is_highest = b.equal(taken, b.gather(highest, bags.bags, 0))
-    turns = b.constant(np.arange(count, dtype=np.int64)[:, None])
-    found = bags.counting(b.where(is_highest, b.sub(turns, count), 0), 0)
-    first = bags.in_bags(found, highest.shape[0], "min", 0)
+    numbers = b.constant(np.arange(count, dtype=np.int64)[:, None])
+    candidates = bags.counting(b.where(is_highest, b.sub(numbers, count), 0), 0)
+    first = bags.reduce(candidates, highest.shape[0], "min", 0)
     rows = b.gather(bags.rows, b.clip(b.add(first, count), 0, count - 1), 0)
     return b.where(b.less(first, 0), rows, -1)
 
@@ -122,10 +123,9 @@ def _embedding_bag_backward(
         return table
     if mode == _MAX:
         highest = b.cast(maximum_indices, DataType.INT64)
-        given = b.where(b.less(highest, 0), 0.0, grad)
-        return b.op(
-            "ScatterElements", table, b.op("Max", highest, 0), given, axis=0, reduction="add"
-        )
+        updates = b.where(b.less(highest, 0), 0.0, grad)
+        index = b.op("Max", highest, 0)
+        return b.op("ScatterElements", table, index, updates, axis=0, reduction="add")
     padding = padding_idx + num_weights if padding_idx < -1 else padding_idx
     bags = _bags(call, indices, offsets, count, padding)
     if mode == _MEAN:
@@ -134,8 +134,8 @@ def _embedding_bag_backward(
     if per_sample_weights is not None:
         parts = b.mul(parts, b.unsqueeze(b.cast(per_sample_weights, parts.data_type), 1))
     if scale_grad_by_freq:
-        often = b.gather(counted(call, bags.rows, num_weights, parts.data_type), bags.rows, 0)
-        parts = b.div(parts, b.unsqueeze(often, 1))
+        frequency = b.gather(counted(call, bags.rows, num_weights, parts.data_type), bags.rows, 0)
+        parts = b.div(parts, b.unsqueeze(frequency, 1))
     index = b.broadcast(b.unsqueeze(bags.rows, 1), parts.shape)
     return b.op("ScatterElements", table, index, parts, axis=0, reduction="add")
 

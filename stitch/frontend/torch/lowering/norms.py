@@ -1,4 +1,4 @@
-"""ATen's normalizations: by given statistics, or by those of a batch, a layer, a group."""
+"""ATen's batch, layer, group, RMS and weight normalizations."""
 
 from __future__ import annotations
 
@@ -19,77 +19,55 @@ aten = torch.ops.aten
 
 @in_one_type
 def _batch_norm(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    mean: SymbolicTensor,
-    variance: SymbolicTensor,
-    momentum: float,
-    epsilon: float,
-) -> Several:
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    mean: SymbolicTensor, variance: SymbolicTensor, momentum: float, epsilon: float,
+) -> Several:  # fmt: skip
     width = (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     result = call.builder.batch_norm(x, scale, shift, mean, variance, epsilon=float(epsilon))
-    # torch gives no statistics of batches that it does not look at.
-    return result, *(_none(call, place) for place in (1, 2))
+    # In evaluation mode the other two results are empty in torch.
+    return result, *(_empty(call, number) for number in (1, 2))
 
 
-def _none(call: Call, place: int) -> SymbolicTensor | None:
-    """A result without elements, where it is read."""
-    promised = call.results[place] if place in call.used else None
-    if promised is None:
+def _empty(call: Call, number: int) -> SymbolicTensor | None:
+    """A result without elements; None if it is not read."""
+    kind = call.results[number] if number in call.used else None
+    if kind is None:
         return None
-    return call.builder.constant(np.zeros(promised.shape, promised.data_type.dtype))
+    return call.builder.constant(np.zeros(kind.shape, kind.data_type.dtype))
 
 
 @rounded_once
 def _batch_statistics(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-) -> Several:
-    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    return _by_its_own(call, x, weight, bias, epsilon)[:3]
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    training: bool, momentum: float, epsilon: float,
+) -> Several:  # fmt: skip
+    """Normalize by the batch's own mean and variance; also torch's instance normalization."""
+    return _by_own_statistics(call, x, weight, bias, epsilon)[:3]
 
 
 @in_one_type
 def _layer_norm(
-    call: Call,
-    x: SymbolicTensor,
-    normalized_shape: Sequence[int],
-    weight: SymbolicTensor | None = None,
-    bias: SymbolicTensor | None = None,
-    epsilon: float = 1e-5,
-    *_: Any,
-) -> Several:
+    call: Call, x: SymbolicTensor, normalized_shape: Sequence[int],
+    weight: SymbolicTensor | None = None, bias: SymbolicTensor | None = None,
+    epsilon: float = 1e-5, *_: Any,
+) -> Several:  # fmt: skip
     operands = [x, call.optional(weight, 1, normalized_shape), bias]
     attributes: dict[str, Any] = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
     if x.data_type is DataType.FLOAT64:
-        # The statistics of ONNX are else of float32: too few digits.
+        # By default ONNX computes the statistics in float32.
         attributes["stash_type"] = onnx_code(x.data_type)
     if not call.used - {0}:
         result = call.builder.op("LayerNormalization", *operands, **attributes)
         return (result, None, None)[: len(call.results)]
-    return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
+    return call.cast_results(call.builder.apply("LayerNormalization", operands, 3, attributes))
 
 
 @rounded_once
 def _group_norm(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    batch: int,
-    channels: int,
-    inner: int,
-    groups: int,
-    epsilon: float,
-) -> Several:
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    batch: int, channels: int, inner: int, groups: int, epsilon: float,
+) -> Several:  # fmt: skip
     if call.used - {0}:
         return _group_statistics(call, x, weight, bias, groups, epsilon)
     scale, shift = call.optional(weight, 1, (channels,)), call.optional(bias, 0, (channels,))
@@ -98,14 +76,10 @@ def _group_norm(
 
 
 def _group_statistics(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    groups: int,
-    epsilon: float,
-) -> Several:
-    """The same, with the means and deviations that its backward pass reads."""
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    groups: int, epsilon: float,
+) -> Several:  # fmt: skip
+    """As `_group_norm`, with the means and inverse deviations that the backward pass reads."""
     width = math.prod(x.shape[1:]) // groups
     b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, width))
     mean = b.reduce_mean(flat, -1, keepdims=True)
@@ -144,7 +118,7 @@ def _weight_norm_backward(
     norms: SymbolicTensor,
     dim: int,
 ) -> Several:
-    """Of length * direction / norms, where each part along `dim` has a norm of its own."""
+    """The gradients of length * direction / norms, with one norm for each index of `dim`."""
     b = call.builder
     axes = tuple(a for a in range(len(direction.shape)) if a != dim % len(direction.shape))
     product = b.mul(grad, direction)
@@ -155,58 +129,49 @@ def _weight_norm_backward(
     return b.mul(b.mul(length, inverse), away), of_length
 
 
-# Batches in training, and running statistics that follow them -----------------------------------
+# Batch normalization in training ---------------------------------------------------------------
 
 
 @rounded_once
 def _functional_batch_norm(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    running_mean: SymbolicTensor,
-    running_variance: SymbolicTensor,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-) -> Several:
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    running_mean: SymbolicTensor, running_variance: SymbolicTensor, training: bool,
+    momentum: float, epsilon: float,
+) -> Several:  # fmt: skip
     running = running_mean, running_variance
     if not training:
         return *_batch_norm(call, x, weight, bias, *running, momentum, epsilon), *running
-    # Where the result is not read another node gives it, and both are one operation.
-    ran = running if 0 in call.used else None
-    result, mean, inverse, variance = _by_its_own(call, x, weight, bias, epsilon, ran)
+    # A node whose result is not read is merged with the node whose result is.
+    merged = running if 0 in call.used else None
+    result, mean, inverse, variance = _by_own_statistics(call, x, weight, bias, epsilon, merged)
     count = math.prod(x.shape) // x.shape[1] if x.shape[1] else 1
-    # ONNX gives the variance of the population, torch counts with that of a sample.
+    # ONNX gives the population's variance, torch's running variance is that of a sample.
     sample = variance * (count / max(1, count - 1))
     return (
         result, mean, inverse,
-        _moved(running_mean, mean, momentum), _moved(running_variance, sample, momentum),
+        _updated(running_mean, mean, momentum), _updated(running_variance, sample, momentum),
     )  # fmt: skip
 
 
-def _by_its_own(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    epsilon: float,
-    ran: tuple[SymbolicTensor, SymbolicTensor] | None = None,
-) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor | None, SymbolicTensor]:
-    """By the batch's own statistics, as one operator: the result, the mean, one over the deviation
-    where it is read, and the variance."""
+def _by_own_statistics(
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None,
+    epsilon: float, running: tuple[SymbolicTensor, SymbolicTensor] | None = None,
+) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor | None, SymbolicTensor]:  # fmt: skip
+    """Normalize by the batch's own statistics in one operator: result, mean, inverse deviation
+    (None if not read) and variance."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
-    # Nothing of what ran before: so the gradient has this batch's own statistics from it.
-    if ran is None:
-        ran = (b.constant(np.zeros(width, x.dtype)),) * 2
+    if running is None:
+        running = (b.constant(np.zeros(width, x.dtype)),) * 2
+    # With momentum 0 the operator gives the statistics of this batch alone.
     attributes = {"training_mode": 1, "epsilon": float(epsilon), "momentum": 0.0}
-    result, mean, variance = b.apply("BatchNormalization", [x, scale, shift, *ran], 3, attributes)
+    operands = [x, scale, shift, *running]
+    result, mean, variance = b.apply("BatchNormalization", operands, 3, attributes)
     inverse = b.rsqrt(b.add(variance, float(epsilon))) if 2 in call.used else None
     return result, mean, inverse, variance
 
 
-def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> SymbolicTensor:
+def _updated(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> SymbolicTensor:
     """The running statistic after this batch."""
     return running * (1.0 - momentum) + now * float(momentum)
 

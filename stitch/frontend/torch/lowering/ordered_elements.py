@@ -1,8 +1,7 @@
-"""ATen operators that go by the order of elements: running extremes and sums of exponentials, the
-median, the k-th, places in sorted rows, histograms.
+"""ATen operators on ordered elements: running extremes and log-sums, medians, k-th values, sorted
+searches, histograms.
 
-What runs along an axis doubles its reach at each step (Hillis and Steele, 1986); what searches
-halves it.
+Running operators are scans by doubling (Hillis and Steele, 1986); searches are binary.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Parts = Sequence[SymbolicTensor]
 
 
 def _running(call: Call, parts: Parts, axis: int, join: Callable[[Parts, Parts], Parts]) -> Parts:
-    """Of all elements up to each along an axis, what `join` makes of two stretches of them."""
+    """A scan along an axis: `join` combines the partial results of two adjacent ranges."""
     b, length, reach = call.builder, parts[0].shape[axis], 1
     while reach < length:
         before = [slice_tensor(call, part, axis, 0, length - reach) for part in parts]
@@ -42,11 +41,12 @@ def _running(call: Call, parts: Parts, axis: int, join: Callable[[Parts, Parts],
 
 
 def _running_extreme(op: str, call: Call, x: SymbolicTensor, dim: int) -> Two:
-    """Extremes and where they are; the last of equal ones, and a NaN from where it comes."""
+    """Running extremes and their indices: the last of equal elements; NaN after the first NaN."""
     b = call.builder
     if not x.shape:
         return x, b.constant(0)
-    axis, compared = dim % len(x.shape), _comparable(call, x)
+    axis = dim % len(x.shape)
+    compared = call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
 
     def join(before: Parts, here: Parts) -> Parts:
         takes = b.op(op, here[0], before[0])
@@ -54,14 +54,10 @@ def _running_extreme(op: str, call: Call, x: SymbolicTensor, dim: int) -> Two:
             takes = b.logical_or(takes, b.op("IsNaN", here[0]))
         return [b.where(takes, new, old) for old, new in zip(before, here, strict=True)]
 
-    places = np.arange(x.shape[axis]).reshape([-1] + [1] * (len(x.shape) - axis - 1))
-    start = b.broadcast(b.constant(places), x.shape)
-    values, found = _running(call, [compared, start], axis, join)
-    return call.cast(values), found
-
-
-def _comparable(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
+    numbers = np.arange(x.shape[axis]).reshape([-1] + [1] * (len(x.shape) - axis - 1))
+    start = b.broadcast(b.constant(numbers), x.shape)
+    values, index = _running(call, [compared, start], axis, join)
+    return call.cast(values), index
 
 
 @rounded_once
@@ -70,59 +66,54 @@ def _running_log_sum(call: Call, x: SymbolicTensor, dim: int) -> SymbolicTensor:
         return x
 
     def join(before: Parts, here: Parts) -> Parts:
-        return [log_of_sum(call, before[0], here[0])]
+        """log(exp(a) + exp(b)), also for infinities."""
+        b, (first, second) = call.builder, (before[0], here[0])
+        high, low = b.op("Max", first, second), b.op("Min", first, second)
+        difference = b.where(b.equal(first, second), 0.0, b.sub(low, high))
+        return [b.add(high, log1p(call, b.exp(difference)))]
 
     return _running(call, [call.cast(x)], dim % len(x.shape), join)[0]
 
 
-def log_of_sum(call: Call, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
-    """log(exp(a) + exp(b)), also of infinities."""
-    build = call.builder
-    high, low = build.op("Max", a, b), build.op("Min", a, b)
-    same = build.equal(a, b)
-    apart = build.where(same, 0.0, build.sub(low, high))
-    return build.add(high, log1p(call, build.exp(apart)))
-
-
-# One of a sorted row -------------------------------------------------------------------------
+# An element of a sorted row -------------------------------------------------------------------
 
 
 def _kth(call: Call, x: SymbolicTensor, k: int, dim: int = -1, keepdim: bool = False) -> Two:
     """The k-th smallest; a NaN is larger than all numbers."""
     if not x.shape:
         return x, call.builder.constant(0)
-    return _place_of_sorted(call, x, dim, np.int64(k - 1), keepdim)
+    return _at_position(call, x, dim, np.int64(k - 1), keepdim)
 
 
-def _place_of_sorted(call: Call, x: SymbolicTensor, dim: int, place: Any, keepdim: bool) -> Two:
-    """The element at this place, one for all rows or for each, of each row in its order."""
+def _at_position(call: Call, x: SymbolicTensor, dim: int, position: Any, keepdim: bool) -> Two:
+    """The element at a position of each sorted row, and its index; the position is one for all
+    rows, or a tensor."""
     b, axis = call.builder, dim % len(x.shape)
     ordered = b.topk(x, x.shape[axis], axis, False)
-    if isinstance(place, SymbolicTensor):
-        values, places = (b.gather_elements(part, place, axis) for part in ordered)
+    if isinstance(position, SymbolicTensor):
+        values, index = (b.gather_elements(part, position, axis) for part in ordered)
     else:
-        values, places = (b.gather(part, np.asarray([place]), axis) for part in ordered)
-    return (values, places) if keepdim else (b.squeeze(values, axis), b.squeeze(places, axis))
+        values, index = (b.gather(part, np.asarray([position]), axis) for part in ordered)
+    return (values, index) if keepdim else (b.squeeze(values, axis), b.squeeze(index, axis))
 
 
 def _median_along(
     skips: bool, call: Call, x: SymbolicTensor, dim: int, keepdim: bool = False
 ) -> Two:
-    """The lower of two in the middle. With `skips` NaN are left out, else one makes all NaN."""
+    """The median (the lower one of two); with `skips` NaN are ignored, else one gives NaN."""
     b = call.builder
     if not x.shape:
         return x, b.constant(0)
     length = x.shape[dim]
     if not x.data_type.is_floating:
-        return _place_of_sorted(call, x, dim, np.int64((length - 1) // 2), keepdim)
-    bad = b.op("IsNaN", x)
-    lost = b.reduce_sum(b.cast(bad, DataType.INT64), dim, keepdims=True)
-    # Of numbers only, what NaN leave behind: in order they come last.
-    middle = b.op("Div", b.op("Max", b.sub(length - 1, lost), 0), 2)
-    if not skips:
-        last = b.sub(length, lost)
-        middle = b.where(b.greater(lost, 0), last, (length - 1) // 2)
-    return _place_of_sorted(call, x, dim, middle, keepdim)
+        return _at_position(call, x, dim, np.int64((length - 1) // 2), keepdim)
+    # NaN are last in the order.
+    nans = b.reduce_sum(b.cast(b.op("IsNaN", x), DataType.INT64), dim, keepdims=True)
+    if skips:
+        middle = b.op("Div", b.op("Max", b.sub(length - 1, nans), 0), 2)
+    else:
+        middle = b.where(b.greater(nans, 0), b.sub(length, nans), (length - 1) // 2)
+    return _at_position(call, x, dim, middle, keepdim)
 
 
 def _median(skips: bool, call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -131,32 +122,32 @@ def _median(skips: bool, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return _median_along(skips, call, call.builder.reshape(x, (-1,)), 0)[0]
 
 
-# Places in sorted rows -----------------------------------------------------------------------
+# Positions in sorted rows --------------------------------------------------------------------
 
 
-def places_in(
+def sorted_positions(
     call: Call, ordered: SymbolicTensor, values: SymbolicTensor, right: bool
 ) -> SymbolicTensor:
-    """How many elements of a sorted row come before each value; with `right` also its equals.
+    """The number of elements of a sorted row below each value; with `right` also equal ones.
 
-    `ordered` is one row for all values, or has the axes of `values` but for the last one's length.
+    `ordered` is one row for all values, or has the leading axes of `values`.
     """
     b, count = call.builder, ordered.shape[-1]
-    found = b.broadcast(b.constant(np.int64(0)), values.shape)
+    positions = b.broadcast(b.constant(np.int64(0)), values.shape)
     if not count:
-        return found
-    # Not "less": what compares with a NaN goes to the end, as by torch.
+        return positions
+    # Not "Less": NaN are sorted last, as in torch.
     after = "Greater" if right else "GreaterOrEqual"
     for power in range(count.bit_length() - 1, -1, -1):
-        further = b.add(found, 1 << power)
-        place = b.sub(b.op("Min", further, count), 1)
+        further = b.add(positions, 1 << power)
+        index = b.sub(b.op("Min", further, count), 1)
         one_row = len(ordered.shape) == 1
-        seen = b.gather(ordered, place, 0) if one_row else b.gather_elements(ordered, place, -1)
-        goes = b.logical_and(
+        seen = b.gather(ordered, index, 0) if one_row else b.gather_elements(ordered, index, -1)
+        is_below = b.logical_and(
             b.less_or_equal(further, count), b.logical_not(b.op(after, seen, values))
         )
-        found = b.where(goes, further, found)
-    return found
+        positions = b.where(is_below, further, positions)
+    return positions
 
 
 def _search_sorted(
@@ -166,10 +157,9 @@ def _search_sorted(
     b = call.builder
     if sorter is not None:
         ordered = b.gather_elements(ordered, sorter, -1)
-    wanted = (
-        call.cast(values, ordered.data_type) if not isinstance(values, SymbolicTensor) else values
-    )
-    return call.cast(places_in(call, ordered, wanted, right or side == "right"))
+    if not isinstance(values, SymbolicTensor):
+        values = call.cast(values, ordered.data_type)
+    return call.cast(sorted_positions(call, ordered, values, right or side == "right"))
 
 
 def _bucketize(
@@ -177,26 +167,25 @@ def _bucketize(
     right: bool = False,
 ) -> SymbolicTensor:  # fmt: skip
     wanted, limits = call.promoted(values, boundaries)
-    return call.cast(places_in(call, limits, wanted, right))
+    return call.cast(sorted_positions(call, limits, wanted, right))
 
 
-def counted(call: Call, places: SymbolicTensor, count: int, data_type: DataType) -> SymbolicTensor:
-    """How often each number below `count` comes among whole numbers; others are left out."""
-    b, flat = call.builder, call.builder.reshape(places, (-1,))
+def counted(call: Call, numbers: SymbolicTensor, count: int, data_type: DataType) -> SymbolicTensor:
+    """The frequency of each number below `count` among integers; others are ignored."""
+    b, flat = call.builder, call.builder.reshape(numbers, (-1,))
     inside = b.logical_and(b.greater_or_equal(flat, 0), b.less(flat, count))
     empty = b.constant(np.zeros(count + 1, data_type.dtype))
     ones = b.constant(np.ones(flat.shape, data_type.dtype))
-    where = b.where(inside, flat, count)
-    return slice_tensor(
-        call, b.op("ScatterElements", empty, where, ones, axis=0, reduction="add"), 0, 0, count
-    )
+    index = b.where(inside, flat, count)
+    counts = b.op("ScatterElements", empty, index, ones, axis=0, reduction="add")
+    return slice_tensor(call, counts, 0, 0, count)
 
 
 @rounded_once
 def _histogram(
     call: Call, x: SymbolicTensor, bins: int = 100, min: Number = 0, max: Number = 0
 ) -> SymbolicTensor:
-    """Numbers in `bins` even stretches from min to max; of the elements' own where both agree."""
+    """Frequencies in `bins` equal intervals from min to max, by default those of the elements."""
     b = call.builder
     if not x.size:
         return call.filled(0)
@@ -211,22 +200,22 @@ def _histogram(
         low, high = call.cast(min, kind), call.cast(max, kind)
     inside = b.logical_and(b.greater_or_equal(flat, low), b.less_or_equal(flat, high))
     shares = b.div(b.mul(b.sub(flat, low), float(bins)), b.sub(high, low))
-    # Outside first: what is not finite is no whole number.
+    # Replace outside elements before the cast, because infinities have no integer.
     whole = b.cast(b.where(inside, shares, -1.0), DataType.INT64)
-    places = b.where(inside, b.op("Min", whole, bins - 1), -1)
-    return counted(call, places, bins, call.data_type)
+    numbers = b.where(inside, b.op("Min", whole, bins - 1), -1)
+    return counted(call, numbers, bins, call.data_type)
 
 
 def _masked_scatter(
     call: Call, x: SymbolicTensor, mask: SymbolicTensor, source: SymbolicTensor
 ) -> SymbolicTensor:
-    """x with the elements under the mask replaced by those of source, one after the other."""
+    """x with the masked elements replaced by those of source, one after the other."""
     b = call.builder
     if not source.size or not math.prod(call.shape):
         return b.broadcast(x, call.shape)
     covers = b.broadcast(mask, call.shape)
-    taken = b.gather(b.reshape(source, (-1,)), _turn(call, covers, source.size), 0)
-    return b.where(covers, b.reshape(taken, call.shape), b.broadcast(x, call.shape))
+    elements = b.gather(b.reshape(source, (-1,)), _rank(call, covers, source.size), 0)
+    return b.where(covers, b.reshape(elements, call.shape), b.broadcast(x, call.shape))
 
 
 def _masked_scatter_backward(
@@ -238,12 +227,12 @@ def _masked_scatter_backward(
     covers = b.broadcast(mask, grad.shape)
     parts = b.reshape(b.where(covers, grad, 0), (-1,))
     empty = b.constant(np.zeros(count, grad.dtype))
-    places = _turn(call, covers, count)
-    return b.reshape(b.op("ScatterElements", empty, places, parts, axis=0, reduction="add"), sizes)
+    index = _rank(call, covers, count)
+    return b.reshape(b.op("ScatterElements", empty, index, parts, axis=0, reduction="add"), sizes)
 
 
-def _turn(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
-    """For each element of a mask in one line: how many are set before it, within `count`."""
+def _rank(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
+    """For each element of a flattened mask, the number of set ones before it, below `count`."""
     b = call.builder
     ones = b.cast(b.reshape(covers, (-1,)), DataType.INT64)
     before = b.sub(b.op("CumSum", ones, b.constant(0)), 1)

@@ -1,6 +1,6 @@
-"""ATen operators that read or write elements by their indices: gathering, scattering, x[i, :, j].
+"""ATen operators that read or write elements by index: gather, scatter, x[i, :, j].
 
-A mask of booleans is refused: how much it selects depends on data.
+Boolean masks are refused: the number of selected elements depends on data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Indices = Sequence[SymbolicTensor | None]
 
 
 def _row(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """A tensor without axes as a row of one: torch gives it an axis where one is asked for."""
+    """A scalar tensor as a row of one element: torch accepts axis 0 for it."""
     return x if x.shape else call.builder.reshape(x, (1,))
 
 
@@ -43,26 +43,20 @@ def _index_select(call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor
 
 
 def _scatter(
-    reduction: str,
-    call: Call,
-    x: SymbolicTensor,
-    dim: int,
-    index: SymbolicTensor,
-    src: Value,
-    *,
+    reduction: str, call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, src: Value, *,
     reduce: str | None = None,
-) -> SymbolicTensor:
-    b, places = call.builder, _row(call, index)
+) -> SymbolicTensor:  # fmt: skip
+    b, index = call.builder, _row(call, index)
     if not index.size:
         return x
     kind = {None: reduction, "add": "add", "multiply": "mul"}[reduce]
-    updates = _updates(call, places, src)
-    written = b.op("ScatterElements", _row(call, x), places, updates, axis=dim, reduction=kind)
+    updates = _updates(call, index, src)
+    written = b.op("ScatterElements", _row(call, x), index, updates, axis=dim, reduction=kind)
     return b.reshape(written, x.shape)
 
 
 def _updates(call: Call, index: SymbolicTensor, src: Value) -> SymbolicTensor:
-    """What comes to each place: torch takes the corner of src that is as large as the index."""
+    """The updates of a scatter: torch takes the corner of src with the index's shape."""
     if not isinstance(src, SymbolicTensor):
         return call.builder.broadcast(call.cast(src), index.shape)
     updates = _row(call, src)
@@ -72,33 +66,24 @@ def _updates(call: Call, index: SymbolicTensor, src: Value) -> SymbolicTensor:
 
 
 def slice_scatter(
-    call: Call,
-    x: SymbolicTensor,
-    src: SymbolicTensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> SymbolicTensor:
+    call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int = 0, start: int | None = None,
+    end: int | None = None, step: int = 1,
+) -> SymbolicTensor:  # fmt: skip
     b, axis = call.builder, dim % len(x.shape)
-    places = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
-    if places.size == 0:
+    positions = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
+    if positions.size == 0:
         return x
     lead = (slice(None),) + (None,) * (len(x.shape) - axis - 1)
-    index = b.constant(np.ascontiguousarray(np.broadcast_to(places[lead], src.shape)))
+    index = b.constant(np.ascontiguousarray(np.broadcast_to(positions[lead], src.shape)))
     return b.op("ScatterElements", x, index, call.cast(src), axis=axis)
 
 
 def _diagonal_scatter(
-    call: Call,
-    x: SymbolicTensor,
-    src: SymbolicTensor,
-    offset: int = 0,
-    dim1: int = 0,
+    call: Call, x: SymbolicTensor, src: SymbolicTensor, offset: int = 0, dim1: int = 0,
     dim2: int = 1,
-) -> SymbolicTensor:
-    b, places = call.builder, np.arange(x.size, dtype=np.int64).reshape(x.shape)
-    index = np.diagonal(places, offset, dim1, dim2).reshape(-1)
+) -> SymbolicTensor:  # fmt: skip
+    b, numbers = call.builder, np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    index = np.diagonal(numbers, offset, dim1, dim2).reshape(-1)
     if not index.size:
         return x
     flat, parts = b.reshape(x, (-1,)), b.reshape(call.cast(src), (-1,))
@@ -108,47 +93,38 @@ def _diagonal_scatter(
 def _select_scatter(
     call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int, index: int
 ) -> SymbolicTensor:
-    place = index % x.shape[dim]
+    position = index % x.shape[dim]
     wide = call.builder.unsqueeze(src, dim % len(x.shape))
-    return slice_scatter(call, x, wide, dim, place, place + 1)
+    return slice_scatter(call, x, wide, dim, position, position + 1)
 
 
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def _scatter_reduce(
-    call: Call,
-    x: SymbolicTensor,
-    dim: int,
-    index: SymbolicTensor,
-    src: SymbolicTensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> SymbolicTensor:
-    """What comes to a place, reduced, with what is there or without it."""
+    call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, src: SymbolicTensor,
+    reduce: str, *, include_self: bool = True,
+) -> SymbolicTensor:  # fmt: skip
+    """Reduce the updates of each element, with its own value if `include_self`."""
     if not index.size:
         return x
-    b, target, places = call.builder, _row(call, x), _row(call, index)
-    updates, scattered = _updates(call, places, src), partial(b.op, "ScatterElements", axis=dim)
-    start = target
+    b, start, index = call.builder, _row(call, x), _row(call, index)
+    updates, scattered = _updates(call, index, src), partial(b.op, "ScatterElements", axis=dim)
     if not include_self:
-        # Only where something comes does the start stand in for what is there.
-        none = b.broadcast(call.cast(_neutral(reduce, x.data_type)), places.shape)
-        start = scattered(target, places, none)
-    result = scattered(start, places, updates, reduction=_REDUCTIONS[reduce])
+        # Elements without updates keep their value.
+        neutral = b.broadcast(call.cast(_neutral(reduce, x.data_type)), index.shape)
+        start = scattered(start, index, neutral)
+    result = scattered(start, index, updates, reduction=_REDUCTIONS[reduce])
     if reduce == "mean":
-        ones = b.broadcast(call.cast(1), places.shape)
-        before = b.broadcast(call.cast(int(include_self)), target.shape)
-        many = b.op("Max", scattered(before, places, ones, reduction="add"), call.cast(1))
-        # Places that nothing comes to keep what they have.
-        divided = b.div if x.data_type.is_floating else b.floordiv
-        result = divided(result, many)
+        ones = b.broadcast(call.cast(1), index.shape)
+        before = b.broadcast(call.cast(int(include_self)), start.shape)
+        count = b.op("Max", scattered(before, index, ones, reduction="add"), call.cast(1))
+        result = (b.div if x.data_type.is_floating else b.floordiv)(result, count)
     return b.reshape(result, x.shape)
 
 
 def _neutral(reduce: str, data_type: DataType) -> Any:
-    """What changes nothing when it is reduced with other elements."""
+    """The neutral element of a reduction."""
     if reduce in ("amax", "amin"):
         sign = -1 if reduce == "amax" else 1
         if data_type.is_floating:
@@ -158,47 +134,13 @@ def _neutral(reduce: str, data_type: DataType) -> Any:
     return 1 if reduce == "prod" else 0
 
 
-def _index_reduce(
-    call: Call,
-    x: SymbolicTensor,
-    dim: int,
-    index: SymbolicTensor,
-    source: SymbolicTensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> SymbolicTensor:
-    """Whole parts along an axis reduced into the places that their indices name."""
-    b, target, parts = call.builder, _row(call, x), _row(call, source)
-    axis = dim % len(target.shape)
-    wide = b.reshape(index, [-1 if a == axis else 1 for a in range(len(parts.shape))])
-    places = b.broadcast(wide, parts.shape)
-    return _scatter_reduce(call, x, axis, places, parts, reduce, include_self=include_self)
-
-
-def _put(
-    call: Call,
-    x: SymbolicTensor,
-    index: SymbolicTensor,
-    source: SymbolicTensor,
-    accumulate: bool = False,
-) -> SymbolicTensor:
-    """Elements written at places of the tensor as one row."""
-    b = call.builder
-    if not index.size:
-        return x
-    flat, places, parts = (b.reshape(t, (-1,)) for t in (x, index, source))
-    reduction = "add" if accumulate else "none"
-    written = b.op("ScatterElements", flat, places, parts, axis=0, reduction=reduction)
-    return b.reshape(written, x.shape)
-
-
 # Indexing with tensors -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Indexed axes, the index tensors broadcast to one shape, and where that shape comes to lie."""
+    """Indexed axes, their index tensors, the broadcast shape of these, and its first axis in the
+    result."""
 
     axes: tuple[int, ...]
     indices: tuple[SymbolicTensor, ...]
@@ -210,18 +152,19 @@ def _selection(call: Call, indices: Indices) -> _Selection:
     chosen = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if any(index.data_type in (DataType.BOOL, DataType.UINT8) for _, index in chosen):
         raise CompileError(
-            "indexing with a mask selects as many elements as the data say",
-            remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
+            "the number of elements that a boolean mask selects depends on data",
+            remedy="use torch.where(mask, x, other), or torch.compile, which breaks the graph "
+            "there",
         )
     axes = tuple(axis for axis, _ in chosen)
     shape = np.broadcast_shapes(*(index.shape for _, index in chosen))
     together = axes == tuple(range(axes[0], axes[0] + len(axes)))
-    # torch puts the indices' axes where the indexed ones were, or first if those lie apart.
+    # torch puts the indices' axes at the position of the indexed ones if these are adjacent.
     return _Selection(axes, tuple(i for _, i in chosen), shape, axes[0] if together else 0)
 
 
 def _orders(selection: _Selection, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of x with the indexed ones first, and those of the result with its index first."""
+    """The axes of x with the indexed ones first, and the result's axes with the indices' first."""
     rest = tuple(a for a in range(rank) if a not in selection.axes)
     count, front = len(selection.shape), selection.front
     index_axes = tuple(range(front, front + count))
@@ -238,7 +181,7 @@ def _joined(call: Call, selection: _Selection) -> SymbolicTensor:
 
 
 def _index(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
-    """x[indices]: a Gather for one index, a GatherND for several."""
+    """x[indices]: Gather for one index, GatherND for several."""
     b, chosen = call.builder, _selection(call, indices)
     if len(chosen.axes) == 1:
         return b.gather(x, chosen.indices[0], chosen.axes[0])
@@ -250,13 +193,13 @@ def _index(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
 def _index_put(
     call: Call, x: SymbolicTensor, indices: Indices, values: Any, accumulate: bool = False
 ) -> SymbolicTensor:
-    """x with x[indices] replaced by (or increased by) values."""
-    b, given = call.builder, [(a, i) for a, i in enumerate(indices) if i is not None]
-    if len(given) == 1 and given[0][1].data_type is DataType.BOOL and not values.shape:
-        # x[mask] = number, which needs no shape that depends on data.
-        ((axis, mask),), put = given, call.cast(values)
+    """x with x[indices] replaced by values, or increased by them."""
+    b, present = call.builder, [(a, i) for a, i in enumerate(indices) if i is not None]
+    if len(present) == 1 and present[0][1].data_type is DataType.BOOL and not values.shape:
+        # x[mask] = number: no shape depends on data.
+        ((axis, mask),), number = present, call.cast(values)
         wide = b.reshape(mask, mask.shape + (1,) * (len(x.shape) - axis - len(mask.shape)))
-        return b.where(wide, b.add(x, put) if accumulate else put, x)
+        return b.where(wide, b.add(x, number) if accumulate else number, x)
     chosen = _selection(call, indices)
     source, result = _orders(chosen, len(x.shape))
     rest = tuple(d for a, d in enumerate(x.shape) if a not in chosen.axes)
@@ -269,14 +212,13 @@ def _index_put(
 
 LOWERINGS: dict[Any, Row] = {
     aten.gather.default: _gather, aten.index_select.default: _index_select,
-    aten.embedding.default: lambda call, weight, places, *_: call.builder.gather(weight, places, 0),
+    aten.embedding.default: lambda call, weight, index, *_: call.builder.gather(weight, index, 0),
     aten.index.Tensor: _index,
     aten.index_put.default: _index_put, aten._unsafe_index.Tensor: _index,
     aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
     aten.scatter.reduce: partial(_scatter, "none"),
     aten.scatter.value_reduce: partial(_scatter, "none"),
     aten.scatter_add.default: partial(_scatter, "add"),
-    aten.scatter_reduce.two: _scatter_reduce, aten.index_reduce.default: _index_reduce,
-    aten.put.default: _put, aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.scatter_reduce.two: _scatter_reduce, aten.diagonal_scatter.default: _diagonal_scatter,
     aten.slice_scatter.default: slice_scatter, aten.select_scatter.default: _select_scatter,
 }  # fmt: skip

@@ -1,9 +1,8 @@
-"""ATen operators with weights: products of matrices, linear layers, convolution.
+"""ATen's matrix products, linear layers, convolutions and grouped products.
 
-ATen's grouped products: rows of one matrix, group by group, times a matrix of each group's own.
-
-How many rows a group has depends on data, the shapes do not: rows are laid into blocks of a fixed
-height, each of one group, so that there is at most twice as much to multiply.
+A grouped product multiplies each group of rows by the group's own matrix. The number of rows of a
+group depends on data, so rows are padded to blocks of a fixed height, each of one group: at most
+twice as many rows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from stitch.frontend.torch.aten_call import (
     Several,
     rounded_once,
 )
-from stitch.frontend.torch.lowering.ordered_elements import places_in
+from stitch.frontend.torch.lowering.ordered_elements import sorted_positions
 from stitch.frontend.torch.lowering.shapes import slice_tensor
 from stitch.frontend.torch.lowering.window_operators import spread
 from stitch.graph import SymbolicTensor
@@ -43,8 +42,8 @@ def _matmul(call: Call, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
 
 
 def _summed_type(call: Call) -> DataType:
-    """The type in which products are summed: ONNX multiplies no matrices of narrow integers, and
-    torch's sums are those of int32 modulo the range of the type."""
+    """The type of sums: int32 for narrow integers, which ONNX's MatMul lacks; torch's sums are the
+    same modulo the range of the type."""
     is_narrow = not call.data_type.is_floating and call.data_type.dtype.itemsize < 4
     return DataType.INT32 if is_narrow else call.data_type
 
@@ -61,22 +60,16 @@ def _linear(
 
 
 def _add_product(
-    call: Call,
-    added: SymbolicTensor,
-    first: SymbolicTensor,
-    second: SymbolicTensor,
-    *,
-    beta: Number = 1,
-    alpha: Number = 1,
-) -> SymbolicTensor:
-    """beta added + alpha (first second): a Gemm for matrices."""
+    call: Call, added: SymbolicTensor, first: SymbolicTensor, second: SymbolicTensor, *,
+    beta: Number = 1, alpha: Number = 1,
+) -> SymbolicTensor:  # fmt: skip
+    """beta * added + alpha * (first @ second); a Gemm for matrices."""
     b, tensors = call.builder, [call.cast(t) for t in (first, second, added)]
     if len(first.shape) == len(second.shape) == 2 and call.data_type.is_floating:
         attributes: dict[str, Any] = {
             name: float(value) for name, value in (("alpha", alpha), ("beta", beta)) if value != 1
         }
-        kept = tensors if beta != 0 else tensors[:2]
-        return b.apply("Gemm", kept, 1, attributes)[0]
+        return b.apply("Gemm", tensors if beta != 0 else tensors[:2], 1, attributes)[0]
     product = _matmul(call, tensors[0], tensors[1])
     scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
     if beta == 0:
@@ -85,13 +78,10 @@ def _add_product(
 
 
 def _add_products(
-    call: Call,
-    added: SymbolicTensor,
-    first: SymbolicTensor,
-    second: SymbolicTensor,
+    call: Call, added: SymbolicTensor, first: SymbolicTensor, second: SymbolicTensor,
     **factors: Number,
-) -> SymbolicTensor:
-    """beta added + alpha (the sum of all products): one product of matrices laid side by side."""
+) -> SymbolicTensor:  # fmt: skip
+    """beta * added + alpha * (the sum of all products), as one product of concatenated matrices."""
     b, (count, rows, width) = call.builder, first.shape
     beside = b.reshape(b.transpose(first, (1, 0, 2)), (rows, count * width))
     below = b.reshape(second, (count * width, second.shape[-1]))
@@ -99,49 +89,35 @@ def _add_products(
 
 
 def _trilinear(
-    call: Call,
-    first: SymbolicTensor,
-    second: SymbolicTensor,
-    third: SymbolicTensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
+    call: Call, first: SymbolicTensor, second: SymbolicTensor, third: SymbolicTensor,
+    expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], sumdim: Sequence[int],
     unroll_dim: int = 1,
-) -> SymbolicTensor:
-    """The product of three tensors, each without some of the axes, summed over others."""
+) -> SymbolicTensor:  # fmt: skip
+    """The product of three tensors, each expanded along its own axes, summed over `sumdim`."""
     letters = string.ascii_lowercase[: len(first.shape) + len(expand1)]
 
     def without(axes: Sequence[int]) -> str:
         return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
 
-    # Two at a time: the product of all three is larger than any of them.
+    # Two at a time: the product of all three may be large.
     pair = "".join(
         letter for axis, letter in enumerate(letters)
         if not (axis in expand1 and axis in expand2)
         and not (axis in sumdim and axis in expand3)
     )  # fmt: skip
-    b, (given, result) = call.builder, (map(without, (expand1, expand2, expand3)), without(sumdim))
-    one, two, three = given
+    b, (one, two, three) = call.builder, map(without, (expand1, expand2, expand3))
     product = b.einsum(f"{one},{two}->{pair}", first, second)
-    return b.einsum(f"{pair},{three}->{result}", product, third)
+    return b.einsum(f"{pair},{three}->{without(sumdim)}", product, third)
 
 
 def _convolution(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor,
-    bias: SymbolicTensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> SymbolicTensor:
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor, bias: SymbolicTensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int,
+) -> SymbolicTensor:  # fmt: skip
     b, spatial = call.builder, len(weight.shape) - 2
     if not transposed and not weight.shape[1]:
-        # Of no input channels torch makes no output channels, however many weights there are.
+        # Without input channels torch makes no output channels, for any number of weights.
         return b.constant(np.zeros(call.shape, call.data_type.dtype))
     single = len(x.shape) == spatial + 1
     batch = b.unsqueeze(x, 0) if single else x
@@ -161,10 +137,11 @@ def _convolution(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Where rows of groups lie, that end at these places, and in which blocks they come to lie.
+    """The mapping between rows of groups and blocks of `height` rows.
 
-    `before`: how many blocks the groups before each one take. `groups`: of which group each block
-    is. `rows`, `holds`: [blocks, height], which row is at each place of a block, if one is.
+    `starts`, `ends`: the rows of each group. `before`: the number of blocks before each group.
+    `groups`: the group of each block. `rows`, `is_row`: [blocks, height], the row at each position
+    of a block, and whether there is one.
     """
 
     call: Call
@@ -175,59 +152,56 @@ class _Blocks:
     before: SymbolicTensor
     groups: SymbolicTensor
     rows: SymbolicTensor
-    holds: SymbolicTensor
+    is_row: SymbolicTensor
 
     @staticmethod
     def of(call: Call, count: int, offsets: SymbolicTensor) -> _Blocks:
-        """Of `count` rows, in groups that end at these offsets."""
+        """Blocks for `count` rows in groups that end at these offsets."""
         b, groups = call.builder, offsets.shape[0]
         height = -(-count // groups)
         most = (count + groups * (height - 1)) // height
         ends = b.cast(offsets, DataType.INT64)
         zero = b.constant(np.zeros(1, np.int64))
         starts = b.concat([zero, slice_tensor(call, ends, 0, 0, groups - 1)], 0)
-        taken = b.op("Div", b.add(b.sub(ends, starts), height - 1), height)
-        after = b.op("CumSum", taken, b.constant(0))
-        before = b.sub(after, taken)
+        lengths = b.op("Div", b.add(b.sub(ends, starts), height - 1), height)
+        after = b.op("CumSum", lengths, b.constant(0))
+        before = b.sub(after, lengths)
         numbers = b.constant(np.arange(most, dtype=np.int64))
-        # Blocks that no group asks for are the last one's, and hold nothing.
-        of_block = b.op("Min", places_in(call, after, numbers, right=True), groups - 1)
+        # Unused blocks belong to the last group and have no rows.
+        of_block = b.op("Min", sorted_positions(call, after, numbers, right=True), groups - 1)
         first = b.mul(b.sub(numbers, b.gather(before, of_block, 0)), height)
         first = b.add(first, b.gather(starts, of_block, 0))
         within = b.constant(np.arange(height, dtype=np.int64))
         rows = b.add(b.unsqueeze(first, 1), within)
-        holds = b.less(rows, b.unsqueeze(b.gather(ends, of_block, 0), 1))
+        is_row = b.less(rows, b.unsqueeze(b.gather(ends, of_block, 0), 1))
         rows = b.clip(rows, 0, count - 1)
-        return _Blocks(call, count, height, starts, ends, before, of_block, rows, holds)
+        return _Blocks(call, count, height, starts, ends, before, of_block, rows, is_row)
 
-    def laid(self, x: SymbolicTensor) -> SymbolicTensor:
-        """Rows [count, width] in blocks [blocks, height, width], zeros where there is none."""
+    def pack(self, x: SymbolicTensor) -> SymbolicTensor:
+        """Rows [count, width] as blocks [blocks, height, width], padded with zeros."""
         b = self.call.builder
-        return b.where(b.unsqueeze(self.holds, 2), b.gather(x, self.rows, 0), 0)
+        return b.where(b.unsqueeze(self.is_row, 2), b.gather(x, self.rows, 0), 0)
 
-    def taken(self, blocks: SymbolicTensor) -> SymbolicTensor:
-        """The rows back from their blocks; zeros for those after the last group."""
+    def unpack(self, blocks: SymbolicTensor) -> SymbolicTensor:
+        """The rows of blocks; zeros for rows after the last group."""
         b, last = self.call.builder, self.ends.shape[0] - 1
         numbers = b.constant(np.arange(self.count, dtype=np.int64))
-        group = b.op("Min", places_in(self.call, self.ends, numbers, right=True), last)
+        group = b.op("Min", sorted_positions(self.call, self.ends, numbers, right=True), last)
         inside = b.sub(numbers, b.gather(self.starts, group, 0))
-        # A block's rows follow each other, as the blocks of a group do.
-        place = b.add(b.mul(b.gather(self.before, group, 0), self.height), inside)
+        # The rows of a block are consecutive, and so are the blocks of a group.
+        index = b.add(b.mul(b.gather(self.before, group, 0), self.height), inside)
         flat = b.reshape(blocks, (-1, blocks.shape[-1]))
-        found = b.gather(flat, b.clip(place, 0, flat.shape[0] - 1), 0)
+        rows = b.gather(flat, b.clip(index, 0, flat.shape[0] - 1), 0)
         is_of_a_group = b.less(numbers, b.gather(self.ends, np.asarray([last], np.int64), 0))
-        return b.where(b.unsqueeze(is_of_a_group, 1), found, 0)
+        return b.where(b.unsqueeze(is_of_a_group, 1), rows, 0)
 
 
 def _grouped_product(
-    call: Call,
-    first: SymbolicTensor,
-    second: SymbolicTensor,
-    offsets: SymbolicTensor | None = None,
-    bias: SymbolicTensor | None = None,
+    call: Call, first: SymbolicTensor, second: SymbolicTensor,
+    offsets: SymbolicTensor | None = None, bias: SymbolicTensor | None = None,
     out_dtype: Any = None,
-) -> SymbolicTensor:
-    """By which of the two has its groups stacked: the right one, the left, neither or both."""
+) -> SymbolicTensor:  # fmt: skip
+    """Groups are stacked in the right operand, in the left one, in neither or in both."""
     b, ranks = call.builder, (len(first.shape), len(second.shape))
     if 0 in call.shape:
         return call.filled(0)
@@ -236,8 +210,7 @@ def _grouped_product(
     elif ranks == (2, 3):
         result = _of_rows(call, first, second, offsets)
     elif ranks == (3, 2):
-        turned = _of_rows(call, b.transpose(second), b.swapaxes(first, 1, 2), offsets)
-        result = b.transpose(turned)
+        result = b.transpose(_of_rows(call, b.transpose(second), b.swapaxes(first, 1, 2), offsets))
     else:
         result = _summed_by_group(call, first, second, offsets)
     return call.cast(result if bias is None else b.add(result, b.cast(bias, result.data_type)))
@@ -246,33 +219,30 @@ def _grouped_product(
 def _of_rows(
     call: Call, x: SymbolicTensor, matrices: SymbolicTensor, offsets: SymbolicTensor
 ) -> SymbolicTensor:
-    """[rows, inner] times [groups, inner, columns]."""
+    """[rows, inner] @ [groups, inner, columns]."""
     blocks = _Blocks.of(call, x.shape[0], offsets)
     own = call.builder.gather(matrices, blocks.groups, 0)
-    return blocks.taken(call.builder.matmul(blocks.laid(x), own))
+    return blocks.unpack(call.builder.matmul(blocks.pack(x), own))
 
 
 @rounded_once
 def _summed_by_group(
     call: Call, first: SymbolicTensor, second: SymbolicTensor, offsets: SymbolicTensor
 ) -> SymbolicTensor:
-    """[rows, inner] times [inner, columns], a product for each group of the inner axis."""
+    """[rows, inner] @ [inner, columns], a product for each group of the inner axis."""
     b, shape = call.builder, (offsets.shape[0], first.shape[0], second.shape[1])
     blocks = _Blocks.of(call, second.shape[0], offsets)
-    left = b.swapaxes(blocks.laid(b.transpose(first)), 1, 2)
-    products = b.matmul(left, blocks.laid(second))
+    left = b.swapaxes(blocks.pack(b.transpose(first)), 1, 2)
+    products = b.matmul(left, blocks.pack(second))
     empty = b.broadcast(b.constant(np.asarray(0, products.dtype)), shape)
     return b.op("ScatterND", empty, b.unsqueeze(blocks.groups, 1), products, reduction="add")
 
 
 def _grouped_product_backward(
-    call: Call,
-    x: SymbolicTensor,
-    matrices: SymbolicTensor,
-    offsets: SymbolicTensor,
+    call: Call, x: SymbolicTensor, matrices: SymbolicTensor, offsets: SymbolicTensor,
     grad: SymbolicTensor,
-) -> Several:
-    """Of rows times the matrices of their groups."""
+) -> Several:  # fmt: skip
+    """The gradients of rows and of the groups' matrices."""
     b, second = call.builder, call.results[1]
     if 0 in (*x.shape, *matrices.shape):
         return tuple(b.broadcast(call.cast(0, t.data_type), t.shape) for t in (x, matrices))
@@ -282,7 +252,7 @@ def _grouped_product_backward(
     return of_x, call.cast(_summed_by_group(own, b.transpose(x), grad, offsets), second.data_type)
 
 
-#: Of the package transformers, which has operators of its own where torch's takes bfloat16 alone.
+#: Operators of the package transformers: torch's take only bfloat16.
 LOWERINGS_BY_NAME: dict[str, Lowering] = {
     "transformers.grouped_mm_fallback.default": _grouped_product,
     "transformers.grouped_mm_fallback_backward.default": _grouped_product_backward,

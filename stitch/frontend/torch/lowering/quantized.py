@@ -1,9 +1,8 @@
-"""PyTorch's quantization: `quantized_decomposed` operators, which PT2E exports are of, and ATen's
-fake quantization.
+"""The operators `quantized_decomposed` of PT2E exports, and ATen's fake quantization.
 
-Tensors are quantized by QuantizeLinear and DequantizeLinear where these have the type. PyTorch
-multiplies by the inverse of the scale where ONNX divides by the scale, which rounds ties otherwise;
-so the product stands in front of a QuantizeLinear of scale 1, and results are eager PyTorch's.
+Types that QuantizeLinear supports are quantized by it, with scale 1 after a product with the
+inverse scale: PyTorch multiplies by that, while ONNX divides by the scale, which rounds
+differently.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
 aten = torch.ops.aten
-#: What QuantizeLinear makes of float32, at opset 21.
+#: The types to which QuantizeLinear of opset 21 quantizes float32.
 _LINEAR = frozenset({DataType.INT8, DataType.UINT8, DataType.INT16, DataType.UINT16})
-#: A number of torch's schema, or a tensor of one element.
+#: A number, or a tensor of one element.
 One = float | int | SymbolicTensor
 FLOAT = DataType.FLOAT32
 
 
 def _number(call: Call, value: One, data_type: DataType) -> SymbolicTensor:
-    """A number or a tensor of one element, without dimensions."""
+    """A number or a tensor of one element as a scalar tensor."""
     if isinstance(value, SymbolicTensor):
         return call.cast(call.builder.reshape(value, []), data_type)
     return call.builder.constant(np.array(value, data_type.dtype))
 
 
 def _inverse(call: Call, scale: One) -> SymbolicTensor:
-    """1 / scale, divided in float64 as Python's numbers are, then float32."""
+    """1 / scale, divided in float64, in float32."""
     if not isinstance(scale, SymbolicTensor):
         return call.builder.constant(np.array(1.0 / scale, np.float32))
     wide = _number(call, scale, DataType.FLOAT64)
@@ -45,7 +44,7 @@ def _inverse(call: Call, scale: One) -> SymbolicTensor:
 def _rounded(
     call: Call, scaled: SymbolicTensor, zero: SymbolicTensor, least: One, most: One
 ) -> SymbolicTensor:
-    """Scaled elements as whole numbers of the range: `clamp(round(x) + zero)`."""
+    """`clamp(round(scaled) + zero)`."""
     kind = scaled.data_type
     whole = call.builder.op("Add", call.builder.op("Round", scaled), call.cast(zero, kind))
     return call.builder.op("Clip", whole, _number(call, least, kind), _number(call, most, kind))
@@ -55,19 +54,19 @@ def _linear(
     call: Call, scaled: SymbolicTensor, zero: SymbolicTensor, least: One, most: One,
     data_type: DataType, axis: int | None = None,
 ) -> SymbolicTensor:  # fmt: skip
-    """Scaled elements in an integer type: by QuantizeLinear, but for types that it lacks."""
+    """Quantize scaled elements: by QuantizeLinear if it supports the types."""
     builder = call.builder
     if data_type not in _LINEAR or scaled.data_type is not FLOAT:
         if axis is not None:
             zero = _along(call, zero, axis, scaled)
         whole = _rounded(call, scaled, zero, least, most)
-        # By way of int32: from real numbers, ONNX Runtime converts to few types.
+        # Through int32, because ONNX Runtime converts floats to few types.
         return call.cast(call.cast(whole, DataType.INT32), data_type)
     limits = np.iinfo(data_type.dtype)
     if (least, most) != (limits.min, limits.max):
-        # Whole numbers are where they were after rounding, so it can be done before.
-        behind = call.cast(zero if axis is None else _along(call, zero, axis, scaled), FLOAT)
-        bounds = [builder.op("Sub", _number(call, each, FLOAT), behind) for each in (least, most)]
+        # Clamp before rounding: the bounds are integers.
+        shift = call.cast(zero if axis is None else _along(call, zero, axis, scaled), FLOAT)
+        bounds = [builder.op("Sub", _number(call, each, FLOAT), shift) for each in (least, most)]
         scaled = builder.op("Min", builder.op("Max", scaled, bounds[0]), bounds[1])
     ones = builder.constant(np.ones(zero.shape, np.float32))
     operands = [scaled, ones, call.cast(zero, data_type)]
@@ -75,7 +74,7 @@ def _linear(
 
 
 def _along(call: Call, values: SymbolicTensor, axis: int, like: SymbolicTensor) -> SymbolicTensor:
-    """A vector that lies along an axis of another tensor."""
+    """A vector reshaped to lie along an axis of another tensor."""
     shape = [1] * like.ndim
     shape[axis] = values.size
     return call.builder.reshape(values, shape)
@@ -106,41 +105,44 @@ def _dequantized(
     call: Call, x: SymbolicTensor, scale: One, zero: One, least: One, most: One, dtype: Any,
     *, out_dtype: Any = None,
 ) -> SymbolicTensor:  # fmt: skip
-    """In float32, and rounded once to a narrower type: as torch's kernels do."""
-    builder, made = call.builder, FLOAT if out_dtype is None else data_type_of(out_dtype)
-    kind = DataType.FLOAT64 if made is DataType.FLOAT64 else FLOAT
+    """Compute in float32 and round once to a narrower type, as torch's kernels do."""
+    builder, result = call.builder, FLOAT if out_dtype is None else data_type_of(out_dtype)
+    kind = DataType.FLOAT64 if result is DataType.FLOAT64 else FLOAT
     at, step = _number(call, zero, DataType.INT64), _number(call, scale, kind)
     if x.data_type in _LINEAR and kind is FLOAT:
         whole = builder.op("DequantizeLinear", x, step, call.cast(at, x.data_type))
     else:
         whole = builder.op("Sub", call.cast(x, kind), call.cast(at, kind))
         whole = builder.op("Mul", whole, step)
-    return call.cast(whole, made)
+    return call.cast(whole, result)
 
 
 def _dequantized_by_channel(
     call: Call, x: SymbolicTensor, scales: SymbolicTensor, zeros: SymbolicTensor | None, axis: int,
     least: int, most: int, dtype: Any, *, out_dtype: Any = None,
 ) -> SymbolicTensor:  # fmt: skip
-    builder, made = call.builder, FLOAT if out_dtype is None else data_type_of(out_dtype)
+    builder, result = call.builder, FLOAT if out_dtype is None else data_type_of(out_dtype)
     if zeros is not None:
         _check_zeros(zeros)
     if x.data_type in _LINEAR and scales.data_type is FLOAT:
         at = None if zeros is None else call.cast(zeros, x.data_type)
-        return call.cast(builder.op("DequantizeLinear", x, scales, at, axis=axis % x.ndim), made)
+        return call.cast(builder.op("DequantizeLinear", x, scales, at, axis=axis % x.ndim), result)
     whole, kind = call.cast(x, scales.data_type), scales.data_type
     if zeros is not None:
         whole = builder.op("Sub", whole, call.cast(_along(call, zeros, axis, x), kind))
-    return call.cast(builder.op("Mul", whole, _along(call, scales, axis, x)), made)
+    return call.cast(builder.op("Mul", whole, _along(call, scales, axis, x)), result)
 
 
 def _check_zeros(zeros: SymbolicTensor) -> None:
     if zeros.data_type.is_floating:
-        raise CompileError("quantization with zero points of real numbers is not supported")
+        raise CompileError(
+            "quantization with floating-point zero points is not supported",
+            expected="integer zero points", got=zeros.data_type.value,
+        )  # fmt: skip
 
 
 def _parameters(is_symmetric: bool) -> Lowering:
-    """Scale and zero point of a tensor, by its least and its largest element."""
+    """Lower `choose_qparams`: scale and zero point from the extremes of a tensor."""
 
     def lowered(
         call: Call, x: SymbolicTensor, least: int, most: int, epsilon: float, dtype: Any
@@ -168,44 +170,42 @@ def _parameters(is_symmetric: bool) -> Lowering:
     return lowered
 
 
-def _pretended(
+def _fake_quantized(
     call: Call, x: SymbolicTensor, scaled: SymbolicTensor, step: SymbolicTensor,
     zero: SymbolicTensor, least: int, most: int,
 ) -> Several:  # fmt: skip
-    """Quantized and back, and which elements lie in the range."""
+    """Quantize and dequantize; also a mask of the elements within the range."""
     builder = call.builder
     whole = builder.op("Add", builder.op("Round", scaled), zero)
     bounds = [_number(call, each, FLOAT) for each in (least, most)]
     inside = builder.op("Clip", whole, *bounds)
-    made = call.cast(builder.op("Mul", builder.op("Sub", inside, zero), step), x.data_type)
-    is_in = None
+    result = call.cast(builder.op("Mul", builder.op("Sub", inside, zero), step), x.data_type)
+    mask = None
     if 1 in call.used:
         above = builder.op("GreaterOrEqual", whole, bounds[0])
-        is_in = builder.op("And", above, builder.op("LessOrEqual", whole, bounds[1]))
-    return made, is_in
+        mask = builder.op("And", above, builder.op("LessOrEqual", whole, bounds[1]))
+    return result, mask
 
 
-def _fake(
-    call: Call, x: SymbolicTensor, scale: One, zero: One, least: int, most: int
-) -> Several:  # fmt: skip
+def _fake(call: Call, x: SymbolicTensor, scale: One, zero: One, least: int, most: int) -> Several:
     step, wide = _number(call, scale, FLOAT), call.cast(x, FLOAT)
     one = call.builder.constant(np.array(1.0, np.float32))
     scaled = call.builder.op("Mul", wide, call.builder.op("Div", one, step))
-    return _pretended(call, x, scaled, step, _number(call, zero, FLOAT), least, most)
+    return _fake_quantized(call, x, scaled, step, _number(call, zero, FLOAT), least, most)
 
 
 def _fake_where_enabled(
     call: Call, x: SymbolicTensor, scale: One, zero: One, enabled: SymbolicTensor, least: int,
     most: int,
 ) -> Several:  # fmt: skip
-    """As it is where it is switched off."""
+    """As `_fake` if enabled; else x."""
     builder = call.builder
-    made, is_in = _fake(call, x, scale, zero, least, most)
+    result, mask = _fake(call, x, scale, zero, least, most)
     is_on = builder.op("Equal", builder.reshape(enabled, []), call.cast(1, enabled.data_type))
-    made = builder.op("Where", is_on, made, x)
-    if is_in is not None:
-        is_in = builder.op("Or", is_in, builder.op("Not", is_on))
-    return made, is_in
+    result = builder.op("Where", is_on, result, x)
+    if mask is not None:
+        mask = builder.op("Or", mask, builder.op("Not", is_on))
+    return result, mask
 
 
 def _fake_by_channel(
@@ -216,37 +216,31 @@ def _fake_by_channel(
     steps = _along(call, call.cast(scales, FLOAT), axis, x)
     scaled = call.builder.op("Mul", call.cast(x, FLOAT), call.builder.op("Div", one, steps))
     at = _along(call, call.cast(zeros, FLOAT), axis, x)
-    return _pretended(call, x, scaled, steps, at, least, most)
+    return _fake_quantized(call, x, scaled, steps, at, least, most)
 
 
-def _first(lowering: Lowering) -> Lowering:
-    """The first of several results, of an operator that has no other."""
-
-    def lowered(call: Call, *operands: Any) -> SymbolicTensor:
+def _without_mask(lowering: Lowering) -> Lowering:
+    def lowered(call: Call, *operands: Any) -> Any:
         results: Any = lowering(call, *operands)
-        made: SymbolicTensor = results[0]
-        return made
+        return results[0]
 
     return lowered
 
 
 LOWERINGS: dict[Any, Row] = {
-    aten.fake_quantize_per_tensor_affine.default: KeptWhole(_first(_fake)),
-    aten.fake_quantize_per_tensor_affine.tensor_qparams: KeptWhole(_first(_fake)),
-    aten.fake_quantize_per_channel_affine.default: KeptWhole(_first(_fake_by_channel)),
+    aten.fake_quantize_per_tensor_affine.default: KeptWhole(_without_mask(_fake)),
+    aten.fake_quantize_per_tensor_affine.tensor_qparams: KeptWhole(_without_mask(_fake)),
+    aten.fake_quantize_per_channel_affine.default: KeptWhole(_without_mask(_fake_by_channel)),
     aten.fake_quantize_per_tensor_affine_cachemask.default: _fake,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_where_enabled,
     aten.fake_quantize_per_channel_affine_cachemask.default: _fake_by_channel,
 }
 LOWERINGS_BY_NAME: dict[str, Lowering] = {
-    **dict.fromkeys(
-        [f"quantized_decomposed.quantize_per_tensor.{form}" for form in
-         ("default", "tensor", "tensor2")], _quantized,
-    ),
-    **dict.fromkeys(
-        [f"quantized_decomposed.dequantize_per_tensor.{form}" for form in
-         ("default", "tensor", "tensor2")], _dequantized,
-    ),
+    **{
+        f"quantized_decomposed.{name}_per_tensor.{overload}": lowering
+        for name, lowering in (("quantize", _quantized), ("dequantize", _dequantized))
+        for overload in ("default", "tensor", "tensor2")
+    },
     "quantized_decomposed.quantize_per_channel.default": _quantized_by_channel,
     "quantized_decomposed.dequantize_per_channel.default": _dequantized_by_channel,
     "quantized_decomposed.choose_qparams.tensor": _parameters(is_symmetric=False),

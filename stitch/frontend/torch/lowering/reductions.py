@@ -1,4 +1,4 @@
-"""ATen operators in which many elements become few: sums, extremes, variances, softmax, sorting."""
+"""ATen reductions: sums, extremes, variances, norms; also softmax, scans and sorting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Two = tuple[SymbolicTensor, SymbolicTensor | None]
 
 
 def _axes(dims: Dims) -> Dims:
-    """torch's empty list stands for all axes."""
+    """An empty list of axes means all axes in torch."""
     return None if isinstance(dims, Sequence) and not dims else dims
 
 
@@ -31,17 +31,17 @@ def _reduce(
     tensor = call.cast(x)
     if not tensor.shape:
         return tensor
-    if kind in _OF_NOTHING and not _reduced_count(tensor, dim):
-        return call.filled(_OF_NOTHING[kind])
+    if kind in _EMPTY_VALUES and not _reduced_count(tensor, dim):
+        return call.filled(_EMPTY_VALUES[kind])
     return call.builder.reduce(kind, tensor, _axes(dim), keepdim)
 
 
-#: What reductions give where there is nothing to reduce; others torch refuses then.
-_OF_NOTHING = {"sum": 0, "prod": 1, "mean": math.nan, "log_sum_exp": -math.inf}
+#: Results of reductions of no elements; torch refuses the other kinds.
+_EMPTY_VALUES = {"sum": 0, "prod": 1, "mean": math.nan, "log_sum_exp": -math.inf}
 
 
 def _reduced_count(x: SymbolicTensor, dim: Dims) -> int:
-    """How many elements become one."""
+    """Number of elements that are reduced to one."""
     axes = _axes(dim)
     listed = range(len(x.shape)) if axes is None else [axes] if isinstance(axes, int) else axes
     return math.prod(x.shape[axis] for axis in listed)
@@ -54,7 +54,7 @@ def _any(
     if not flags.shape:
         return flags
     if 0 in flags.shape:
-        # No integer is the neutral element of a maximum of truth values.
+        # The maximum of no integers is not a truth value.
         return call.filled(kind == "min")
     ones = b.cast(flags, DataType.INT32)
     return b.cast(b.reduce(kind, ones, _axes(dim), keepdim), DataType.BOOL)
@@ -62,20 +62,16 @@ def _any(
 
 @rounded_once
 def _variance(
-    call: Call,
-    x: SymbolicTensor,
-    dim: Dims = None,
-    *,
-    correction: float | None = 1,
+    call: Call, x: SymbolicTensor, dim: Dims = None, *, correction: float | None = 1,
     keepdim: bool = False,
-) -> SymbolicTensor:
+) -> SymbolicTensor:  # fmt: skip
     axes, count = _axes(dim), _reduced_count(x, dim)
     divisor = count - (1 if correction is None else correction)
     mean = call.builder.variance(x, axes, keepdim)
     if divisor > 0:
         factor = count / divisor
         return mean if factor == 1 else call.builder.mul(mean, factor)
-    # The sum of squares over nothing: infinite, and NaN where it is zero.
+    # The sum of squares divided by zero: infinite, or NaN if the sum is zero.
     return call.builder.div(mean, 0.0)
 
 
@@ -102,7 +98,7 @@ def _norm(
 ) -> SymbolicTensor:
     b, tensor = call.builder, call.cast(x)
     if ord != 0 and (not tensor.shape or _reduced_count(tensor, dim) == 1):
-        # No power of it can leave the range.
+        # Powers of it could overflow.
         return b.reshape(b.abs(tensor), call.shape)
     if ord in (1, 2):
         return b.reduce(f"l{int(ord)}", tensor, _axes(dim), keepdim)
@@ -122,8 +118,8 @@ def _extreme(kind: str, call: Call, x: SymbolicTensor, dim: int, keepdim: bool =
         return x, b.constant(0)
     find = b.argmax if kind == "max" else b.argmin
     numbers = call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
-    places = find(numbers, dim, keepdim) if 1 in call.used else None
-    return call.cast(b.reduce(kind, numbers, dim, keepdim)), places
+    index = find(numbers, dim, keepdim) if 1 in call.used else None
+    return call.cast(b.reduce(kind, numbers, dim, keepdim)), index
 
 
 def _arg(
@@ -155,7 +151,7 @@ def _softmax(
 
 
 def _safe_softmax(call: Call, x: SymbolicTensor, dim: int, *_: Any, **__: Any) -> SymbolicTensor:
-    """A softmax whose rows of -inf alone become zeros."""
+    """A softmax that is zero in rows that are all -inf."""
     b = call.builder
     empty = b.equal(b.reduce_max(x, dim, keepdims=True), -math.inf)
     return b.where(empty, 0.0, _softmax("plain", call, x, dim))

@@ -1,8 +1,5 @@
-"""ATen operators that make elements (full of one number, ranges, the identity), or move them as
-their shapes say: views, slices, joins, pads.
-
-Views become values of their own: the graph is functional.
-"""
+"""ATen operators that create elements (fills, ranges, the identity) or move them: views, slices,
+concatenations, pads. Views become values of their own, because graphs are functional."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ from stitch.program import Array
 
 aten = torch.ops.aten
 
-# Elements that are made ---------------------------------------------------------------------
+# Creation -----------------------------------------------------------------------------------
 
 
 def _full(call: Call, size: Any, value: Value, **_: Any) -> SymbolicTensor:
-    """Also full_like and new_full: the result's type says it all."""
+    """Also full_like, new_full, copy and fill: the result has the shape and type."""
     return call.builder.broadcast(call.cast(value), call.shape)
 
 
@@ -37,8 +34,8 @@ def _filled(number: Number, call: Call, *_: Any, **__: Any) -> SymbolicTensor:
 def _range_step(
     call: Call, start: Number, end: Number, step: Number = 1, **_: Any
 ) -> SymbolicTensor:
-    places = start + np.arange(call.shape[0]) * step
-    return call.builder.constant(places.astype(call.data_type.dtype))
+    elements = start + np.arange(call.shape[0]) * step
+    return call.builder.constant(elements.astype(call.data_type.dtype))
 
 
 def _eye(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
@@ -47,16 +44,16 @@ def _eye(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
 
 def _item(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
     raise CompileError(
-        "a number is read out of a tensor, so the graph depends on data",
+        "a number is read from a tensor, so the graph depends on data",
         remedy="keep it a tensor, or use torch.compile, which breaks the graph there",
     )
 
 
-# Elements where they are ---------------------------------------------------------------------
+# Movement ------------------------------------------------------------------------------------
 
 
 def _reshape(call: Call, x: SymbolicTensor, *_: Any) -> SymbolicTensor:
-    """Anything that keeps the elements in their order: torch knows the result's shape."""
+    """Any operator that keeps the order of elements; torch gives the result's shape."""
     return call.builder.reshape(x, call.shape)
 
 
@@ -74,14 +71,10 @@ def _expand(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor
 
 
 def slice_tensor(
-    call: Call,
-    x: SymbolicTensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
+    call: Call, x: SymbolicTensor, dim: int = 0, start: int | None = None, end: int | None = None,
     step: int = 1,
-) -> SymbolicTensor:
-    """From `start` up to `end` along one axis, both cut to its length as in Python."""
+) -> SymbolicTensor:  # fmt: skip
+    """x[start:end:step] along one axis."""
     length = x.shape[dim]
     first, last, _ = slice(start, end, step).indices(length)
     if (first, last, step) == (0, length, 1):
@@ -91,8 +84,7 @@ def slice_tensor(
 
 
 def _select(call: Call, x: SymbolicTensor, dim: int, index: int) -> SymbolicTensor:
-    place = np.asarray(index % x.shape[dim], np.int64)
-    return call.builder.gather(x, place, dim)
+    return call.builder.gather(x, np.asarray(index % x.shape[dim], np.int64), dim)
 
 
 def _concat(call: Call, tensors: Sequence[SymbolicTensor], dim: int = 0) -> SymbolicTensor:
@@ -118,7 +110,7 @@ def _repeat(call: Call, x: SymbolicTensor, repeats: Sequence[int]) -> SymbolicTe
 
 
 def _pad(call: Call, x: SymbolicTensor, pad: Sequence[int], value: Number = 0) -> SymbolicTensor:
-    """torch lists pairs from the last axis on; a negative pad cuts away."""
+    """torch lists pairs from the last axis on; a negative pad removes elements."""
     b, rank = call.builder, len(x.shape)
     pairs = [(0, 0)] * (rank - len(pad) // 2)
     pairs += [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
@@ -136,7 +128,7 @@ def _triangle(upper: int, call: Call, x: SymbolicTensor, diagonal: int = 0) -> S
 def _diagonal(
     call: Call, x: SymbolicTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> SymbolicTensor:
-    """The diagonal of two axes, which becomes the last one."""
+    """The diagonal of two axes, as the last axis."""
     b, rank = call.builder, len(x.shape)
     first, second = dim1 % rank, dim2 % rank
     rest = [a for a in range(rank) if a not in (first, second)]
@@ -147,7 +139,7 @@ def _diagonal(
 
 
 def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int) -> SymbolicTensor:
-    """Windows along an axis; their elements become the last one."""
+    """Windows along an axis; the last axis of the result has their elements."""
     b = call.builder
     if not x.shape:
         return b.broadcast(x, call.shape)
@@ -158,7 +150,7 @@ def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int)
     return permuted(call, spread, [*order, axis + 1])
 
 
-# How torch traced a tensor to lie: numbers, as all sizes of a graph are known.
+# Sizes and strides of the traced tensor, which are numbers.
 _NUMBERS: dict[Any, Row] = {
     aten.sym_size.int: lambda call, _, dim: call.traced[0].size(dim),
     aten.sym_numel.default: lambda call, _: call.traced[0].numel(),
@@ -183,89 +175,55 @@ def _as_strided(
     start = offset - traced.storage_offset()
     if 0 in call.shape:
         return call.filled(0)
-    memory, places = _memory(call, x, traced)
-    # Axes of one element move nowhere, and repeated ones are spread at the end.
+    memory, numbers = _memory(call, x, traced)
+    # Repeated axes (stride 0) are broadcast at the end.
     axes = [a for a, n in enumerate(call.shape) if n > 1 and stride[a]]
     axes.sort(key=lambda a: -stride[a])
-    kept = [call.shape[a] for a in axes]
-    wanted = _places(start, kept, [stride[a] for a in axes])
-    if places is not None:
-        wanted = _found(places, wanted)
-    picked = b.reshape(_rows(call, memory, wanted), kept)
+    lengths = [call.shape[a] for a in axes]
+    wanted = _offsets(start, lengths, [stride[a] for a in axes])
+    if numbers is not None:
+        _check_inside(len(numbers), wanted)
+        wanted = numbers[wanted]
+    picked = b.reshape(_rows(call, memory, wanted), lengths)
     result = permuted(call, picked, np.argsort(axes).tolist())
     lengths = [n if a in axes else 1 for a, n in enumerate(call.shape)]
     return b.broadcast(b.reshape(result, lengths), call.shape)
 
 
-def _as_strided_scatter(
-    call: Call, x: SymbolicTensor, src: SymbolicTensor, size: Sizes, stride: Sizes,
-    storage_offset: int | None = None,
-) -> SymbolicTensor:  # fmt: skip
-    """x with the elements that such a view would show replaced by those of src."""
-    b, traced = call.builder, call.traced[0]
-    offset = traced.storage_offset() if storage_offset is None else storage_offset
-    wanted = _places(offset - traced.storage_offset(), size, stride)
-    if not wanted.size:
-        return x
-    index = _found(_owners(x.shape, traced.stride()), wanted).reshape(-1)
-    flat = b.reshape(x, (-1,))
-    written = b.op("ScatterElements", flat, index, b.reshape(call.cast(src), (-1,)), axis=0)
-    return b.reshape(written, x.shape)
-
-
 def _memory(call: Call, x: SymbolicTensor, traced: Any) -> tuple[SymbolicTensor, Array | None]:
-    """The elements in one line as they lie; and, where memory has gaps, which element of x is at
-    each place (then the line is x's own order)."""
+    """The elements of x in the order of memory, and None; if the strides have gaps, the elements in
+    their own order, and for each offset in memory the number of its element, or -1."""
     strides = traced.stride()
     order = sorted((a for a, n in enumerate(x.shape) if n > 1), key=lambda a: -strides[a])
     dense = math.prod(x.shape)
     for axis in order:
         dense //= x.shape[axis]
         if strides[axis] != dense:
-            return call.builder.reshape(x, (-1,)), _owners(x.shape, strides)
+            offsets = _offsets(0, x.shape, strides)
+            numbers = np.full(int(offsets.max(initial=-1)) + 1, -1, np.int64)
+            numbers[offsets.reshape(-1)] = np.arange(offsets.size)
+            return call.builder.reshape(x, (-1,)), numbers
     rest = [a for a in range(len(x.shape)) if a not in order]
     return call.builder.reshape(permuted(call, x, [*order, *rest]), (-1,)), None
 
 
-def _owners(shape: Sizes, strides: Sizes) -> Array:
-    """For each place of memory from the first element on: the element that lies there, or -1."""
-    if not math.prod(shape):
-        return np.zeros(0, np.int64)
-    places = _places(0, shape, strides)
-    owners = np.full(int(places.max()) + 1, -1, np.int64)
-    owners[places.reshape(-1)] = np.arange(places.size)
-    return owners
-
-
-def _places(start: int, shape: Sizes, strides: Sizes) -> Array:
-    places = np.asarray(start, np.int64)
+def _offsets(start: int, shape: Sizes, strides: Sizes) -> Array:
+    offsets = np.asarray(start, np.int64)
     for length, stride in zip(shape, strides, strict=True):
-        places = np.add.outer(places, np.arange(length, dtype=np.int64) * stride)
-    return places
-
-
-def _found(owners: Array, wanted: Array) -> Array:
-    _check_inside(len(owners), wanted)
-    found: Array = owners[wanted]
-    if found.size and int(found.min()) < 0:
-        raise _outside()
-    return found
+        offsets = np.add.outer(offsets, np.arange(length, dtype=np.int64) * stride)
+    return offsets
 
 
 def _check_inside(length: int, wanted: Array) -> None:
     if int(wanted.min()) < 0 or int(wanted.max()) >= length:
-        raise _outside()
-
-
-def _outside() -> CompileError:
-    return CompileError(
-        "a view by strides reads memory that is not of the tensor's elements",
-        remedy="call .contiguous() on the tensor, or view its base",
-    )
+        raise CompileError(
+            "as_strided reads memory outside of the tensor's elements",
+            remedy="call .contiguous() on the tensor, or view its base",
+        )
 
 
 def _rows(call: Call, memory: SymbolicTensor, wanted: Array) -> SymbolicTensor:
-    """These elements of a line, taken in rows that are as long as the places allow."""
+    """Gather elements of a flat tensor in rows that are as long as possible."""
     b, count = call.builder, memory.shape[0]
     _check_inside(count, wanted)
     flat = wanted.reshape(-1)
@@ -285,7 +243,7 @@ LOWERINGS: dict[Any, Row] = {
         aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
         aten.fill.Scalar, aten.fill.Tensor,
     ), _full),
-    # Memory that torch leaves as it is may hold anything: zeros are as good, and reproducible.
+    # Uninitialized memory is zero, to be reproducible.
     **dict.fromkeys((
         aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
         aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
@@ -316,5 +274,5 @@ LOWERINGS: dict[Any, Row] = {
     aten.constant_pad_nd.default: _pad,
     aten.tril.default: partial(_triangle, 0), aten.triu.default: partial(_triangle, 1),
     aten.diagonal.default: _diagonal, aten.unfold.default: _unfold,
-    aten.as_strided.default: _as_strided, aten.as_strided_scatter.default: _as_strided_scatter,
+    aten.as_strided.default: _as_strided,
 }  # fmt: skip

@@ -1,7 +1,4 @@
-"""ATen operators on single elements: arithmetic, comparisons, activations, casts.
-
-`LOWERINGS` goes from the operator's overload to its lowering.
-"""
+"""ATen's elementwise operators: arithmetic, comparisons, rounding, casts, special functions."""
 
 from __future__ import annotations
 
@@ -33,30 +30,29 @@ aten = torch.ops.aten
 
 
 def _unary(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """An operator that computes in the type of its result."""
+    """An operator with an operand of the result's type."""
     return call.builder.op(op, call.cast(x))
 
 
 def _negative(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """-x, of whole numbers without a sign modulo their range."""
+    """-x; of unsigned integers modulo their range."""
     if call.data_type.dtype.kind == "u":
         return call.builder.sub(call.cast(0), call.cast(x))
     return _unary("Neg", call, x)
 
 
-def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """Roundings, which leave integers as they are."""
+def _rounding(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return _unary(op, call, x) if x.data_type.is_floating else x
 
 
 def _sign(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """The sign, which of NaN is 0."""
+    """The sign; 0 for NaN."""
     b, sign = call.builder, _unary("Sign", call, x)
     return b.where(b.op("IsNaN", x), 0.0, sign) if x.data_type.is_floating else sign
 
 
 def _is_floating_kind(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """IsNaN and IsInf: of no integer."""
+    """IsNaN or IsInf; false for integers."""
     return call.builder.op(op, x) if x.data_type.is_floating else call.filled(False)
 
 
@@ -97,7 +93,7 @@ def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTens
 
 
 def _scaled_sum(op: str, call: Call, a: Value, b: Value, alpha: Number) -> SymbolicTensor:
-    """a + alpha b, or a - alpha b: of narrow floats, as alpha is one then, computed in float32."""
+    """a + alpha * b, or a - alpha * b; narrow floats are computed in float32 if alpha is not 1."""
     if alpha == 1:
         return _binary(op, call, a, b)
     wide = computing_type(call.data_type)
@@ -108,22 +104,22 @@ def _scaled_sum(op: str, call: Call, a: Value, b: Value, alpha: Number) -> Symbo
 def _add_product(
     call: Call, a: SymbolicTensor, b: SymbolicTensor, c: SymbolicTensor, value: Number = 1
 ) -> SymbolicTensor:
-    """a + value b c; of integers torch cuts the value to a whole number."""
+    """a + value * b * c; torch truncates the value for integers."""
     product = call.builder.op("Mul", call.cast(b), call.cast(c))
     return _add(call, a, product, value if call.data_type.is_floating else int(value))
 
 
 def _by_number(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
-    """a * b or a / b as torch's kernels: to narrow floats they apply a second operand that is a
-    number, or a tensor without axes, in float32 and before it is rounded to their type."""
-    if not _loses_digits(call, b):
+    """a * b or a / b. torch's kernels for narrow floats use a number or scalar tensor b in float32,
+    without rounding it to the narrow type."""
+    if not _is_inexact(call, b):
         return _binary(op, call, a, b)
     wide = computing_type(call.data_type)
     return call.cast(call.builder.op(op, call.cast(call.cast(a), wide), call.cast(b, wide)))
 
 
-def _loses_digits(call: Call, value: Value) -> bool:
-    """Whether a number or a tensor without axes may be another one in the result's narrow type."""
+def _is_inexact(call: Call, value: Value) -> bool:
+    """Whether the result's narrow type may not represent a number or scalar tensor exactly."""
     if computing_type(call.data_type) is call.data_type:
         return False
     if isinstance(value, SymbolicTensor):
@@ -147,30 +143,27 @@ def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return _by_number("Div", call, a, b)
     if not call.data_type.is_floating:
-        x, y = call.cast(a), call.cast(b)
-        return (
-            call.builder.floordiv(x, y) if rounding_mode == "floor" else _binary("Div", call, x, y)
-        )
+        if rounding_mode == "floor":
+            return call.builder.floordiv(call.cast(a), call.cast(b))
+        return _binary("Div", call, a, b)
     wide = computing_type(call.data_type)
-    x, y = (
-        call.cast(call.cast(a), wide),
-        call.cast(b if _loses_digits(call, b) else call.cast(b), wide),
-    )
+    x = call.cast(call.cast(a), wide)
+    y = call.cast(b if _is_inexact(call, b) else call.cast(b), wide)
     if rounding_mode == "floor":
         return call.cast(_floor_of_quotient(call, x, y))
     return call.cast(_truncate(call, call.builder.div(x, y)))
 
 
 def _floor_of_quotient(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    """The floor of the exact quotient, as Python and torch have it: x / y may round up to the next
-    whole number. What is divided by zero is x / y."""
+    """The floor of the exact quotient, as in Python and torch: x / y may round up to the next
+    integer. Division by zero gives x / y."""
     b = call.builder
     quotient, rest = b.div(x, y), b.op("Mod", x, y, fmod=1)
-    is_other = b.logical_and(b.not_equal(rest, 0), b.logical_xor(b.less(rest, 0), b.less(y, 0)))
-    below = b.sub(b.div(b.sub(x, rest), y), b.cast(is_other, x.data_type))
+    signs_differ = b.logical_and(b.not_equal(rest, 0), b.logical_xor(b.less(rest, 0), b.less(y, 0)))
+    below = b.sub(b.div(b.sub(x, rest), y), b.cast(signs_differ, x.data_type))
     whole = b.floor(below)
     whole = b.add(whole, b.cast(b.greater(b.sub(below, whole), 0.5), x.data_type))
-    # A zero with the quotient's sign.
+    # A zero has the quotient's sign.
     whole = b.where(b.equal(below, 0), b.mul(quotient, 0.0), whole)
     return b.where(b.equal(y, 0), quotient, whole)
 
@@ -186,9 +179,8 @@ def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
     b = call.builder
     if not call.data_type.is_floating:
         return _whole_power(call, base, exponent)
-    is_number = not isinstance(exponent, SymbolicTensor)
-    # In float16 torch has no other ways for exponents that are small whole numbers.
-    if not is_number or call.data_type is DataType.FLOAT16:
+    # torch has no special cases for exponents in float16.
+    if isinstance(exponent, SymbolicTensor) or call.data_type is DataType.FLOAT16:
         return _binary("Pow", call, base, exponent)
     x = call.cast(base)
     if exponent == 2:
@@ -203,7 +195,7 @@ def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
 
 
 def _whole_power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
-    """A power of whole numbers modulo the range of their type."""
+    """A power of integers, modulo the range of their type."""
     b = call.builder
     if type(exponent) is int and exponent in (2, 3):
         x = call.cast(base)
@@ -214,8 +206,8 @@ def _whole_power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
 
 
 def _shift(op: str, call: Call, a: Value, by: Value) -> SymbolicTensor:
-    """Bits moved to the left ("mul") or right ("floordiv"); a count that the type has no bits for
-    moves all of them out. In two halves, whose powers of two are of the type."""
+    """Shift left ("mul") or right ("floordiv") by two powers of two that the type can represent; a
+    count outside the type's bits shifts all of them out."""
     b, x, dtype = call.builder, call.cast(a), call.data_type.dtype
     last = dtype.itemsize * 8 - int(op == "floordiv" and dtype.kind == "i")
     powers = [[1 << n for n in (count // 2, count - count // 2)] for count in range(last + 1)]
@@ -224,8 +216,8 @@ def _shift(op: str, call: Call, a: Value, by: Value) -> SymbolicTensor:
     else:
         count = call.cast(by, DataType.INT64)
         is_outside = b.logical_or(b.less(count, 0), b.greater(count, last))
-        place, table = b.where(is_outside, last, count), np.asarray(powers, dtype)
-        halves = [b.gather(b.constant(column), place, 0) for column in table.T.copy()]
+        index, table = b.where(is_outside, last, count), np.asarray(powers, dtype)
+        halves = [b.gather(b.constant(column), index, 0) for column in table.T.copy()]
     for half in halves:
         x = b.mul(x, half) if op == "mul" else b.floordiv(x, half)
     return x
@@ -243,8 +235,7 @@ def _clamp_max(call: Call, x: SymbolicTensor, max: Value) -> SymbolicTensor:
 
 
 def _where(call: Call, condition: SymbolicTensor, a: Value, b: Value) -> SymbolicTensor:
-    kept = truth(call, condition)
-    return call.builder.op("Where", kept, call.cast(a), call.cast(b))
+    return call.builder.op("Where", truth(call, condition), call.cast(a), call.cast(b))
 
 
 def _masked_fill(call: Call, x: Value, mask: SymbolicTensor, value: Value) -> SymbolicTensor:
@@ -252,41 +243,24 @@ def _masked_fill(call: Call, x: Value, mask: SymbolicTensor, value: Value) -> Sy
 
 
 def _interpolate(call: Call, a: Value, b: Value, weight: Value) -> SymbolicTensor:
-    """Between a and b, from the nearer end: in float32 where they are narrow."""
+    """Linear interpolation, computed from the nearer end, in float32 for narrow floats."""
     builder, wide = call.builder, computing_type(call.data_type)
     x, y = (call.cast(call.cast(value), wide) for value in (a, b))
     if isinstance(weight, SymbolicTensor):
         weight = call.cast(weight)
     share = call.cast(weight, wide)
-    way = builder.sub(y, x)
+    difference = builder.sub(y, x)
     is_near = builder.less(builder.abs(share), 0.5)
-    from_start = builder.add(x, builder.mul(share, way))
-    from_end = builder.sub(y, builder.mul(way, builder.sub(1.0, share)))
+    from_start = builder.add(x, builder.mul(share, difference))
+    from_end = builder.sub(y, builder.mul(difference, builder.sub(1.0, share)))
     return call.cast(builder.where(is_near, from_start, from_end))
 
 
 def _times_logarithm(call: Call, x: Value, y: Value) -> SymbolicTensor:
-    """x log(y), and 0 where x is, but of NaN."""
+    """x * log(y); 0 where x is 0, NaN where y is NaN."""
     b, factor, number = call.builder, call.cast(x), call.cast(y)
     product = b.where(b.equal(factor, 0), 0.0, b.mul(factor, b.log(number)))
     return b.where(b.op("IsNaN", number), math.nan, product)
-
-
-def _scaled_by_power(call: Call, x: Value, exponent: SymbolicTensor) -> SymbolicTensor:
-    """x times two to the exponent; to a whole one in three steps, as that power alone may be beyond
-    the type."""
-    b, wide = call.builder, computing_type(call.data_type)
-    if exponent.data_type.is_floating:
-        power = b.pow(call.cast(2.0, wide), call.cast(exponent, wide))
-        return call.cast(b.mul(call.cast(call.cast(x), wide), power))
-    # Beyond this every product is zero or infinite.
-    end = 300.0 if wide is DataType.FLOAT32 else 2200.0
-    rest = b.clip(call.cast(exponent, wide), -end, end)
-    part, scaled = b.floor(b.div(rest, 3.0)), call.cast(call.cast(x), wide)
-    two = call.cast(2.0, wide)
-    power = b.pow(two, part)
-    scaled = b.mul(b.mul(scaled, power), power)
-    return call.cast(b.mul(scaled, b.pow(two, b.sub(rest, b.mul(part, 2.0)))))
 
 
 def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
@@ -300,7 +274,7 @@ def _same(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
 def _dropout(call: Call, x: SymbolicTensor, p: float, train: bool) -> SymbolicTensor:
     if train and p > 0:
         raise CompileError(
-            "dropout in training mode is random: random operators take an explicit key in Stitch",
+            "dropout in training mode draws random numbers",
             remedy="call .eval() on the module before compiling it",
         )
     return x
@@ -317,8 +291,8 @@ _UNARY = {
     "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh,
     "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal,
 }  # fmt: skip
-_WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
-#: Their second operand is a tensor or a number.
+_ROUNDINGS = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
+#: Operators whose second operand is a tensor or a number.
 _OF_TWO: dict[Any, Lowering] = {
     aten.add: _add, aten.sub: _subtract, aten.mul: _multiply,
     aten.rsub: lambda call, a, b, alpha=1: _subtract(call, b, a, alpha),
@@ -332,7 +306,7 @@ _OF_TWO: dict[Any, Lowering] = {
     aten.bitwise_xor: partial(_by_type, "Xor", "BitwiseXor"),
 }  # fmt: skip
 
-#: Of what comes with inductor, which may be loaded after this: no graph has one before.
+#: Operators that inductor registers, which may be loaded later.
 LOWERINGS_BY_NAME: dict[str, Lowering] = {"prims.fma.default": _multiply_add}
 
 
@@ -341,29 +315,29 @@ LOWERINGS_BY_NAME: dict[str, Lowering] = {"prims.fma.default": _multiply_add}
 
 
 def negative(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """Whether the sign bit is set, that of -0 too."""
+    """Whether the sign bit is set, also for -0; false for NaN."""
     b = call.builder
     if not x.data_type.is_floating:
         return b.less(x, 0) if x.data_type is not DataType.BOOL else b.logical_and(x, False)
-    # 1 / -0 is -inf; NaN keep no sign here.
+    # 1 / -0 is -inf.
     return b.logical_or(b.less(x, 0), b.logical_and(b.equal(x, 0), b.less(b.reciprocal(x), 0)))
 
 
 def _atan2(call: Call, y: SymbolicTensor, x: SymbolicTensor) -> SymbolicTensor:
-    # A tensor without axes takes the other's type before anything is computed.
+    # Scalar tensors are cast to the other operand's type first.
     return _angle_of(call, call.cast(y), call.cast(x))
 
 
 @rounded_once
 def _angle_of(call: Call, rise: SymbolicTensor, run: SymbolicTensor) -> SymbolicTensor:
-    """The angle of (run, rise) in (-pi, pi], by the arc whose tangent is at most one."""
+    """The angle of (run, rise) in (-pi, pi], from the arc tangent of a quotient of at most one."""
     b = call.builder
     high, wide = b.abs(rise), b.abs(run)
     least, most = b.op("Min", high, wide), b.op("Max", high, wide)
-    # Where both are zero, or both infinite, the quotient is not one.
-    is_zero, is_endless = b.equal(most, 0), b.equal(least, math.inf)
+    # The quotient is undefined if both are zero or infinite.
+    is_zero, is_infinite = b.equal(most, 0), b.equal(least, math.inf)
     share = b.div(
-        b.where(is_endless, 1.0, least), b.where(b.logical_or(is_zero, is_endless), 1.0, most)
+        b.where(is_infinite, 1.0, least), b.where(b.logical_or(is_zero, is_infinite), 1.0, most)
     )
     arc = b.op("Atan", share)
     arc = b.where(b.greater(high, wide), b.sub(math.pi / 2, arc), arc)
@@ -372,15 +346,15 @@ def _angle_of(call: Call, rise: SymbolicTensor, run: SymbolicTensor) -> Symbolic
 
 
 def _angle(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """Of a real number: zero, or half a turn; a NaN stays."""
+    """The angle of real numbers: 0 or pi; NaN for NaN."""
     b, number = call.builder, call.cast(x)
-    turned = b.where(b.less(number, 0), math.pi, 0.0)
-    return b.where(b.op("IsNaN", number), number, call.cast(turned))
+    angle = b.where(b.less(number, 0), math.pi, 0.0)
+    return b.where(b.op("IsNaN", number), number, call.cast(angle))
 
 
 @rounded_once
 def _hypot(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    """sqrt(x^2 + y^2) without squares that leave the range."""
+    """sqrt(x^2 + y^2) without overflow of the squares."""
     b = call.builder
     first, second = b.abs(call.cast(x)), b.abs(call.cast(y))
     least, most = b.op("Min", first, second), b.op("Max", first, second)
@@ -398,13 +372,13 @@ def _copy_sign(call: Call, x: Value, sign: Value) -> SymbolicTensor:
 
 def _extreme_number(op: str) -> Any:
     def lowered(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-        """The extreme of two, of which a NaN is none."""
+        """The extreme of two elements; NaN are ignored."""
         b, first, second = call.builder, call.cast(x), call.cast(y)
         extreme = b.op(op, first, second)
         if not call.data_type.is_floating:
             return extreme
-        lost = b.op("IsNaN", first), b.op("IsNaN", second)
-        return b.where(lost[0], second, b.where(lost[1], first, extreme))
+        is_nan = b.op("IsNaN", first), b.op("IsNaN", second)
+        return b.where(is_nan[0], second, b.where(is_nan[1], first, extreme))
 
     return lowered
 
@@ -422,7 +396,7 @@ def _rounded_at(call: Call, x: SymbolicTensor, *, decimals: int = 0) -> Symbolic
 
 LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
-    **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
+    **{packet.default: partial(_rounding, op) for op, packet in _ROUNDINGS.items()},
     aten.addcmul.default: _add_product,
     **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
     **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
@@ -450,7 +424,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.floor_divide.Scalar: partial(_divide, rounding_mode="floor"),
     aten.xlogy.Tensor: KeptWhole(_times_logarithm),
     aten.xlogy.Scalar_Self: KeptWhole(_times_logarithm),
-    aten.xlogy.Scalar_Other: KeptWhole(_times_logarithm), aten.ldexp.Tensor: _scaled_by_power,
+    aten.xlogy.Scalar_Other: KeptWhole(_times_logarithm),
     aten.lerp.Tensor: KeptWhole(_interpolate), aten.lerp.Scalar: KeptWhole(_interpolate),
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
     aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),

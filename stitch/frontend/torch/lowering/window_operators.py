@@ -1,6 +1,4 @@
-"""ATen operators over windows: maxima and means, of given or of fitting size; and those that resize
-images: nearest and linear interpolation.
-"""
+"""ATen's poolings (fixed and adaptive), and resizing by nearest and linear interpolation."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Scales = Sequence[float] | None
 
 
 def spread(values: Sequence[int] | int, count: int) -> list[int]:
-    """One number per spatial axis: torch gives one for all, or each."""
+    """One number per spatial axis; torch passes one for all axes, or one for each."""
     listed = [values] if isinstance(values, int) else list(values)
     return listed * count if len(listed) == 1 else listed
 
@@ -30,7 +28,7 @@ def spread(values: Sequence[int] | int, count: int) -> list[int]:
 def _pooled(
     call: Call, op: str, x: SymbolicTensor, spatial: int, outputs: int, **attributes: Any
 ) -> tuple[SymbolicTensor, ...]:
-    """A pooling of [N, C, ...]; a tensor without N gets one on the way."""
+    """A pooling of [N, C, ...] or [C, ...]."""
     b = call.builder
     if len(x.shape) == spatial + 2:
         return b.apply(op, [x], outputs, attributes)
@@ -39,15 +37,10 @@ def _pooled(
 
 
 def _max_pool(
-    spatial: int,
-    call: Call,
-    x: SymbolicTensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    dilation: Sequence[int] | int = 1,
-    ceil_mode: bool = False,
-) -> Several:
+    spatial: int, call: Call, x: SymbolicTensor, kernel_size: Sequence[int],
+    stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
+) -> Several:  # fmt: skip
     kernel = spread(kernel_size, spatial)
     pooled = _pooled(
         call, "MaxPool", x, spatial, 2 if 1 in call.used else 1,
@@ -57,7 +50,7 @@ def _max_pool(
     )  # fmt: skip
     if len(pooled) == 1:
         return pooled[0], None
-    # ONNX counts places over the whole tensor, torch within one plane.
+    # Indices are those of the whole tensor in ONNX, of one plane in torch.
     return pooled[0], call.builder.mod(pooled[1], math.prod(x.shape[-spatial:]))
 
 
@@ -66,32 +59,20 @@ def _one_max_pool(spatial: int, call: Call, *operands: Any) -> SymbolicTensor | 
 
 
 def _average_pool(
-    spatial: int,
-    call: Call,
-    x: SymbolicTensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> SymbolicTensor:
-    kernel = spread(kernel_size, spatial)
+    spatial: int, call: Call, x: SymbolicTensor, kernel_size: Sequence[int],
+    stride: Sequence[int] = (), padding: Sequence[int] | int = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> SymbolicTensor:  # fmt: skip
+    kernel, pads = spread(kernel_size, spatial), spread(padding, spatial)
+    strides = spread(stride, spatial) if stride else kernel
     if divisor_override is not None and ceil_mode:
-        # Sums of windows that may reach beyond the padding, over one number.
-        tables = [
-            window_reads(n, count, k, s, p).T
-            for n, count, k, s, p in zip(
-                x.shape[-spatial:], call.shape[-spatial:], kernel,
-                spread(stride, spatial) if stride else kernel, spread(padding, spatial),
-                strict=True,
-            )
-        ]  # fmt: skip
+        # Windows may extend beyond the padding: multiply by tables of ones and zeros.
+        sizes = zip(x.shape[-spatial:], call.shape[-spatial:], kernel, strides, pads, strict=True)
+        tables = [window_reads(*each).T for each in sizes]
         return call.builder.mul(weighted(call, x, tables), 1.0 / divisor_override)
     means = _pooled(
-        call, "AveragePool", x, spatial, 1,
-        kernel_shape=kernel, strides=spread(stride, spatial) if stride else kernel,
-        pads=spread(padding, spatial) * 2, ceil_mode=int(ceil_mode),
+        call, "AveragePool", x, spatial, 1, kernel_shape=kernel, strides=strides, pads=pads * 2,
+        ceil_mode=int(ceil_mode),
         count_include_pad=int(count_include_pad or divisor_override is not None),
     )[0]  # fmt: skip
     if divisor_override is None:
@@ -102,7 +83,7 @@ def _average_pool(
 def _adaptive_average(
     spatial: int, call: Call, x: SymbolicTensor, output_size: Sequence[int]
 ) -> SymbolicTensor:
-    """Means over windows that cover each axis; a product with weights where they are uneven."""
+    """Means over windows that cover each axis; uneven windows are a product with weights."""
     pairs = list(zip(x.shape[-spatial:], call.shape[-spatial:], strict=True))
     if all(s == 1 for _, s in pairs):
         return call.builder.reduce_mean(x, tuple(range(-spatial, 0)), keepdims=True)
@@ -112,7 +93,7 @@ def _adaptive_average(
 
 
 def weighted(call: Call, x: SymbolicTensor, weights: Iterable[Array]) -> SymbolicTensor:
-    """The last axes of x, each times its matrix [axis, new axis]."""
+    """Multiply each of the last axes of x by its matrix [axis, new axis]."""
     b, tables = call.builder, list(weights)
     for axis, table in enumerate(tables, -len(tables)):
         matrix = b.constant(table.astype(x.dtype))
@@ -124,9 +105,9 @@ def weighted(call: Call, x: SymbolicTensor, weights: Iterable[Array]) -> Symboli
 
 
 def window_reads(length: int, count: int, kernel: int, stride: int, padding: int) -> Array:
-    """[windows, length]: which elements each window reads."""
-    starts, places = np.arange(count)[:, None] * stride - padding, np.arange(length)
-    reads: Array = (places >= starts) & (places < starts + kernel)
+    """[windows, length]: the elements that each window reads."""
+    starts, elements = np.arange(count)[:, None] * stride - padding, np.arange(length)
+    reads: Array = (elements >= starts) & (elements < starts + kernel)
     return reads
 
 
@@ -152,20 +133,20 @@ def _adaptive_max(
 
 
 def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
-    """Windows of as many elements as the longest has: the last ones of shorter ones come again."""
+    """All windows have the length of the longest; shorter ones repeat their last element."""
     b, lengths, sizes = call.builder, x.shape[-spatial:], call.shape[-spatial:]
-    places = np.zeros((1, 1), np.int64)
+    index = np.zeros((1, 1), np.int64)
     for n, s in zip(lengths, sizes, strict=True):
         starts, ends = np.arange(s) * n // s, -(-(np.arange(s) + 1) * n // s)
         along = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
-        both = places[:, None, :, None] * n + along[None, :, None, :]
-        places = both.reshape(len(places) * s, -1)
+        both = index[:, None, :, None] * n + along[None, :, None, :]
+        index = both.reshape(len(index) * s, -1)
     flat = b.reshape(x, (*x.shape[:-spatial], math.prod(lengths)))
-    windows = b.gather(flat, places, -1)
+    windows = b.gather(flat, index, -1)
     highest = b.reshape(b.reduce_max(windows, -1), call.shape)
     if 1 not in call.used:
         return highest, None
-    wide = b.broadcast(b.constant(places), windows.shape)
+    wide = b.broadcast(b.constant(index), windows.shape)
     chosen = b.gather_elements(wide, b.argmax(windows, -1, True), -1)
     return highest, b.reshape(chosen, call.shape)
 
@@ -173,24 +154,24 @@ def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
 # Resizing ------------------------------------------------------------------------------------
 
 
-#: Rows and columns of images for which torch has a kernel of its own, which copies an axis that
-#: stays as long, and repeats every element of one that doubles, whatever the scale.
+#: torch has a kernel for images of at most so many rows and columns together: it copies an axis of
+#: equal length, and repeats each element of one of double length, for any scale.
 SMALL_IMAGE = 128
 
 
 def _step(length: int, size: int, scales: Scales, axis: int) -> float:
-    """How far the source moves for one step of the result."""
+    """Elements of the source per element of the result."""
     return length / size if scales is None else 1.0 / scales[axis]
 
 
 def _nearest(call: Call, x: SymbolicTensor, sizes: Sizes, scales: Scales = None) -> SymbolicTensor:
     by_lengths = len(x.shape) == 4 and sum(call.shape[2:]) <= SMALL_IMAGE
     for axis, (length, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
-        given = None if by_lengths and size in (length, 2 * length) else scales
-        # torch computes these places in float32.
-        step = np.float32(_step(length, size, given, axis))
-        places = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64)
-        x = call.builder.gather(x, np.minimum(places, length - 1), axis + 2)
+        used = None if by_lengths and size in (length, 2 * length) else scales
+        # torch computes the index in float32.
+        step = np.float32(_step(length, size, used, axis))
+        index = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64)
+        x = call.builder.gather(x, np.minimum(index, length - 1), axis + 2)
     return x
 
 
@@ -199,22 +180,22 @@ def _linear(
 ) -> SymbolicTensor:
     lengths = enumerate(zip(x.shape[2:], call.shape[2:], strict=True))
     return weighted(call, x, [
-        # An axis that stays as long is copied whatever its scale.
-        _between(length, size, _step(length, size, scales if size != length else None, axis),
-                 align_corners)
+        # An axis of equal length is copied, for any scale.
+        _linear_weights(length, size, _step(length, size, scales if size != length else None, axis),
+                        align_corners)
         for axis, (length, size) in lengths
     ])  # fmt: skip
 
 
-def _between(length: int, size: int, step: float, align_corners: bool) -> Array:
-    """[length, size]: how much of each element goes into each of the result."""
+def _linear_weights(length: int, size: int, step: float, align_corners: bool) -> Array:
+    """[length, size]: the weight of each element in each element of the result."""
     steps = np.arange(size)
     if align_corners:
-        places = steps * ((length - 1) / (size - 1) if size > 1 else 0.0)
+        positions = steps * ((length - 1) / (size - 1) if size > 1 else 0.0)
     else:
-        places = np.maximum((steps + 0.5) * step - 0.5, 0.0)
-    low = np.minimum(np.floor(places).astype(np.int64), length - 1)
-    share = np.clip(places - low, 0.0, 1.0)
+        positions = np.maximum((steps + 0.5) * step - 0.5, 0.0)
+    low = np.minimum(np.floor(positions).astype(np.int64), length - 1)
+    share = np.clip(positions - low, 0.0, 1.0)
     weights = np.zeros((length, size))
     np.add.at(weights, (low, steps), 1.0 - share)
     np.add.at(weights, (np.minimum(low + 1, length - 1), steps), share)
