@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +29,11 @@ KIND = "module"
 VERSION = 1
 #: Keys of the objects for tensors, tuples and mappings, which JSON lacks.
 _TENSOR, _TUPLE, _ITEMS = "tensor", "tuple", "items"
+#: By their names, without aliases.
+_DTYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in vars(torch).values() if isinstance(kind, torch.dtype)
+}  # fmt: skip
 
 
 def module_json(module: Any, optimizer: Any = None) -> str:
@@ -178,7 +183,7 @@ def _tensor(record: JsonObject) -> Any:
     """The tensor of a record; None if it has problems."""
     record.refuse_other_keys((_TENSOR, "shape", "dtype"))
     shape, raw = record.integers("shape"), record.data(_TENSOR)
-    dtype = record.choice("dtype", _dtypes(), None)
+    dtype = record.choice("dtype", _DTYPES, None)
     if raw is None or dtype is None:
         return None
     wanted = math.prod(shape) * dtype.itemsize
@@ -191,14 +196,6 @@ def _tensor(record: JsonObject) -> Any:
     return flat.reshape(shape)
 
 
-@cache
-def _dtypes() -> dict[str, Any]:
-    """The types of torch by name, without aliases."""
-    kinds = {str(kind) for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-    names = (kind.removeprefix("torch.") for kind in sorted(kinds))
-    return {name: getattr(torch, name) for name in names}
-
-
 def write_text(file: str | Path | IO[str], text: str) -> None:
     """Write a text to a path, atomically, or to an open file."""
     if isinstance(file, str | os.PathLike):
@@ -207,8 +204,7 @@ def write_text(file: str | Path | IO[str], text: str) -> None:
         file.write(text)
 
 
-# --------------------------------------------------------------------------------------------------
-# Loading
+# Loading ------------------------------------------------------------------------------------------
 
 
 @takes(file=either(PATH, READABLE))

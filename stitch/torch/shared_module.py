@@ -30,8 +30,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["SharedModule", "set_tensor_of", "share", "tensor_of", "torch"]
 
-# --------------------------------------------------------------------------------------------------
-# Tensors of torch modules
+# Tensors of torch modules -------------------------------------------------------------------------
 
 
 def tensor_of(module: Any, name: str, index: Any = ...) -> Array:

@@ -128,7 +128,7 @@ def test_a_folder_that_is_none_is_told_of_and_stops_nothing(
     with caplog.at_level(logging.WARNING, logger="stitch"):
         assert_same(step(cache=str(file)), step())
         step(cache=str(file))
-    told = [r for r in caplog.records if "takes no files" in r.message]
+    told = [r for r in caplog.records if "are not cached" in r.message]
     assert len(told) == 1
     assert file.read_text() == ""
 
@@ -153,7 +153,7 @@ def test_a_damaged_entry_is_compiled_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [3, ["a"]])
 def test_what_is_no_folder_is_refused(value: Any) -> None:
-    with pytest.raises(BackendCompilerFailed, match="keeps what it compiled in a folder"):
+    with pytest.raises(BackendCompilerFailed, match="takes a folder"):
         compiled(lambda x: x + 1, cache=value)(X)
 
 

@@ -182,7 +182,7 @@ def test_a_second_set_of_shapes_is_logged(caplog: pytest.LogCaptureFixture) -> N
         for rows in (2, 3, 3):
             run(X[:rows])
     said = [record.message for record in caplog.records if record.name.startswith("stitch")]
-    assert sum("shapes number" in message for message in said) == 2
+    assert sum("of shapes" in message for message in said) == 2
 
 
 def test_nothing_is_logged_in_the_steady_state(caplog: pytest.LogCaptureFixture) -> None:

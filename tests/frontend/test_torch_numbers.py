@@ -73,7 +73,6 @@ WITH_A_NUMBER: dict[str, Scalar] = {
     "threshold": lambda x, c: functional.threshold(x, 0.1, c),
     "xlogy": torch.xlogy,
     "number xlogy x": lambda x, c: torch.xlogy(c, x),
-    "copysign": torch.copysign,
     "x * a tensor without axes": lambda x, c: x * torch.tensor(c),
     "a tensor without axes * x": lambda x, c: torch.tensor(c) * x,
     "x * a wide tensor without axes": lambda x, c: x * torch.tensor(c, dtype=torch.float64),

@@ -129,7 +129,7 @@ def test_with_a_prediction_without_a_loss_nothing_is_computed_yet() -> None:
         lambda: pred.sub(1), lambda: pred.tensor, lambda: torch.abs(pred),
     )  # fmt: skip
     for read in reads:
-        with pytest.raises(UsageError, match="compiled when its loss is known"):
+        with pytest.raises(UsageError, match="compiled with its first loss"):
             read()
 
 
@@ -252,7 +252,7 @@ def test_a_graph_module_becomes_a_computation_graph() -> None:
     ("options", "told"),
     [
         ({"algorithm": "unity"}, "unknown algorithm"),
-        ({"loss": LOSS, "optimizer": None}, "needs an optimizer"),
+        ({"loss": LOSS, "optimizer": None}, "without an optimizer"),
         ({"loss": 3}, "compile takes a loss of stitch.losses or torch.nn"),
         ({"optimizer": 3}, "compile takes an optimizer"),
     ],

@@ -30,8 +30,7 @@ from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, choose, repeat_while
 from stitch.program import ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Control flow: `torch.cond` and `while_loop`
+# Control flow: `torch.cond` and `while_loop` ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,7 @@ CONTROL: Mapping[Any, Control] = {
     torch.ops.higher_order.cond: _cond, torch.ops.higher_order.while_loop: _while_loop,
 }  # fmt: skip
 
-# --------------------------------------------------------------------------------------------------
-# Graphs
+# Graphs -------------------------------------------------------------------------------------------
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -139,13 +137,9 @@ _FAILED = Unreadable("it reads a value that is not compiled")
 
 
 def lower_graph(
-    graph: Any,
-    builder: ComputationGraphBuilder,
-    bindings: Mapping[str, Callable[[], Any]],
-    attributes: Callable[[str], Any],
-    title: str,
-    remedy: str = COMPILE_REMEDY,
-) -> Sequence[Any]:
+    graph: Any, builder: ComputationGraphBuilder, bindings: Mapping[str, Callable[[], Any]],
+    attributes: Callable[[str], Any], title: str, remedy: str = COMPILE_REMEDY,
+) -> Sequence[Any]:  # fmt: skip
     """Add the operations of an fx graph to a builder.
 
     Args:
@@ -172,11 +166,9 @@ def lower_graph(
 
 
 def try_lowering(
-    graph: Any,
-    builder: ComputationGraphBuilder,
-    bindings: Mapping[str, Callable[[], Any]],
+    graph: Any, builder: ComputationGraphBuilder, bindings: Mapping[str, Callable[[], Any]],
     attributes: Callable[[str], Any],
-) -> tuple[Sequence[Any], Sequence[Refusal], Sequence[Any]]:
+) -> tuple[Sequence[Any], Sequence[Refusal], Sequence[Any]]:  # fmt: skip
     """Add the operations as `lower_graph` does, but return refusals instead of raising them.
 
     The result of a refused node becomes an input, so a node is refused only for itself, or because

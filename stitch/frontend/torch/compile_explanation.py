@@ -116,11 +116,9 @@ class Explanation:
 
 
 def explain(
-    function: Callable[..., Any],
-    *,
-    options: Mapping[str, Any] | None = None,
+    function: Callable[..., Any], *, options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
-) -> Callable[..., Explanation]:
+) -> Callable[..., Explanation]:  # fmt: skip
     """Return a function that compiles `function`, calls it once, and returns an `Explanation`.
 
     Like `torch._dynamo.explain` it clears the compile cache of torch.compile.

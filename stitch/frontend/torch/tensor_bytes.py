@@ -63,8 +63,7 @@ def untraced_tensor_on(array: Array, dtype: Any) -> Any:
         return tensor_on(array, dtype)
 
 
-# --------------------------------------------------------------------------------------------------
-# Parameters on a device
+# Parameters on a device ---------------------------------------------------------------------------
 
 
 class RelocatedParameters:

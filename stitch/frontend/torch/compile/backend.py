@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stitch.argument_kinds import BOOL
+from stitch.argument_kinds import BOOL, WHOLE, ArgumentKind
 from stitch.errors import CompileError, UsageError, closest
 
 try:
@@ -38,6 +38,7 @@ except ModuleNotFoundError as error:
 
 from torch.utils.checkpoint import CheckpointPolicy
 
+from stitch.frontend.torch import torch_internals as internals
 from stitch.frontend.torch.compile.graph_cache import (
     autograd_cache,
     caching_compiler,
@@ -50,32 +51,12 @@ from stitch.frontend.torch.compile.stitched_graph import Run, is_static, stitche
 from stitch.frontend.torch.compile.subgraphs import ORIGIN, copied, is_random, is_tensor, unit_of
 from stitch.frontend.torch.decompositions import decompositions
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
-from stitch.frontend.torch.torch_internals import (
-    OpOverload,
-    PlainTensorMeta,
-    SerializableAOTDispatchCompiler,
-    TracingContext,
-    aot_autograd,
-    aot_module_simplified,
-    counters,
-    disable_current_modes,
-    flatten_graph_inputs,
-    functorch_config,
-    get_aten_target,
-    innermost_fn,
-    is_autocast_enabled,
-    is_mkldnn_enabled,
-    min_cut_rematerialization_partition,
-    rand_ops,
-    set_mkldnn_enabled,
-)
 from stitch.machine import Machine
 from stitch.program import Space
 from stitch.report import Device, open_device
 from stitch.runtime import Executor
 
-# --------------------------------------------------------------------------------------------------
-# Compiling dynamo's graphs by aot_autograd, without loading torch's own class for that
+# Compiling dynamo's graphs by aot_autograd, without loading torch's own class for that ------------
 
 
 def by_aot_autograd(
@@ -83,18 +64,20 @@ def by_aot_autograd(
 ) -> Callable[..., Any]:
     """Compile a graph; `options` as for `aot_module_simplified`. Raises what compilers raise."""
     if os.environ.get("TORCH_COMPILE_DEBUG") == "1":
-        debugged: Callable[..., Any] = aot_autograd(bw_compiler=bw_compiler, **options)(
+        debugged: Callable[..., Any] = internals.aot_autograd(bw_compiler=bw_compiler, **options)(
             module, examples
         )
         return debugged
     if any(isinstance(example, list | tuple | dict) for example in examples):
         again = partial(by_aot_autograd, bw_compiler=bw_compiler, **options)
-        flat: Callable[..., Any] = flatten_graph_inputs(module, examples, again)
+        flat: Callable[..., Any] = internals.flatten_graph_inputs(module, examples, again)
         return flat
-    counted, is_done = counters["aot_autograd"], False
+    counted, is_done = internals.counters["aot_autograd"], False
     counted["total"] += 1
     try:
-        run = aot_module_simplified(module, examples, bw_compiler=_untraced(bw_compiler), **options)
+        run = internals.aot_module_simplified(
+            module, examples, bw_compiler=_untraced(bw_compiler), **options
+        )
         is_done = True
     finally:
         counted["ok" if is_done else "not_ok"] += 1
@@ -105,7 +88,7 @@ def by_aot_autograd(
 def _untraced(compiler: Any) -> Any:
     """A compiler of backward passes that dynamo does not trace, nor its results: it may run while
     other code is traced."""
-    if isinstance(compiler, SerializableAOTDispatchCompiler):
+    if isinstance(compiler, internals.SerializableAOTDispatchCompiler):
         compiler.compiler_fn = _untraced(compiler.compiler_fn)
         return compiler
 
@@ -116,8 +99,7 @@ def _untraced(compiler: Any) -> Any:
     return compile_backward
 
 
-# --------------------------------------------------------------------------------------------------
-# Calls without aot_autograd's wrappers
+# Calls without aot_autograd's wrappers ------------------------------------------------------------
 
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -154,7 +136,7 @@ class Inference:
 
         def run_without_modes(*arguments: Any) -> Any:
             # These modes would affect the operators that torch runs between programs.
-            if _is_grad_enabled() or is_autocast_enabled():
+            if _is_grad_enabled() or internals.is_autocast_enabled():
                 return wrapped(*arguments)
             return run(list(arguments))
 
@@ -166,7 +148,10 @@ def _is_torchs(node: Any) -> bool:
     that calls functions."""
     if node.op != "call_function" or node.target is operator.getitem:
         return bool(node.op != "get_attr")
-    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
+    return isinstance(node.target, internals.OpOverload) and node.target.namespace in (
+        "aten",
+        "prims",
+    )
 
 
 def _is_plain(metadata: Any) -> bool:
@@ -182,13 +167,14 @@ def _is_plain(metadata: Any) -> bool:
         or metadata.tokens
         or metadata.is_rng_op_functionalized
         or metadata.num_graphsafe_rng_states
-        or not all(isinstance(m, PlainTensorMeta) for m in metadata.subclass_inp_meta)
-        or not all(isinstance(m, PlainTensorMeta) for m in metadata.subclass_fw_graph_out_meta)
+        or not all(isinstance(m, internals.PlainTensorMeta) for m in metadata.subclass_inp_meta)
+        or not all(
+            isinstance(m, internals.PlainTensorMeta) for m in metadata.subclass_fw_graph_out_meta
+        )
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Partitioning joint graphs
+# Partitioning joint graphs ------------------------------------------------------------------------
 
 aten = torch.ops.aten
 
@@ -204,10 +190,11 @@ def partition(joint: Any, *operands: Any, **named: Any) -> Any:
                 result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     # torch merges equal nodes, except the random operators that it lists.
     is_safe = not any(
-        is_random(n) and get_aten_target(n) not in rand_ops for n in joint.graph.nodes
+        is_random(n) and internals.get_aten_target(n) not in internals.rand_ops
+        for n in joint.graph.nodes
     )
-    with functorch_config.patch(cse=functorch_config.cse and is_safe):
-        return min_cut_rematerialization_partition(joint, *operands, **named)
+    with internals.functorch_config.patch(cse=internals.functorch_config.cse and is_safe):
+        return internals.min_cut_rematerialization_partition(joint, *operands, **named)
 
 
 def _ignore_running_statistics(graph: Any) -> None:
@@ -234,7 +221,7 @@ def _ignore_running_statistics(graph: Any) -> None:
 def _refused(joint: Any) -> Iterable[Any]:
     """The nodes that torch will run: a joint graph is lowered like its two parts."""
     # Constants of the graph are read, so tracing modes must be off.
-    with disable_current_modes():
+    with internals.disable_current_modes():
         lowering = GraphLowering(copied(joint.graph), joint, GraphSettings("joint", role="forward"))
     origins = (refusal.node.meta.get(ORIGIN) for refusal in lowering.refusals)
     return [unit_of(node) for node in origins if isinstance(node, torch.fx.Node)]
@@ -248,8 +235,7 @@ def _without_lowering(graph: Any) -> Iterable[Any]:
     ]  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# Options
+# Options ------------------------------------------------------------------------------------------
 
 FALLBACKS = ("torch", "error")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -258,6 +244,17 @@ DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
 #: A call of a program takes about ten microseconds, an operator of torch two: smaller parts are
 #: faster in torch (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 4
+_OPTION_KINDS = {
+    "passes": BOOL,
+    "fallback": ArgumentKind(" or ".join(FALLBACKS), lambda value: value in FALLBACKS),
+    "cache": ArgumentKind(
+        "a folder, True for torch's own, or None",
+        lambda value: isinstance(value, str | bool | None),
+    ),
+    "min_operations": ArgumentKind(
+        "a whole number, 0 or more", lambda value: WHOLE.accepts(value) and value >= 0
+    ),
+}
 _count = itertools.count()
 
 
@@ -298,29 +295,9 @@ class CompileSettings:
             from stitch.training import check_algorithm
 
             check_algorithm(settings.algorithm)
-        BOOL.check("backend 'stitch'", "passes", settings.passes)
-        if settings.fallback not in FALLBACKS:
-            raise UsageError(
-                "unknown value of option 'fallback' of backend 'stitch'",
-                expected=", ".join(FALLBACKS),
-                got=repr(settings.fallback),
-            )
-        if settings.cache is False:
-            settings = replace(settings, cache=None)
-        if not isinstance(settings.cache, str | bool | None):
-            raise UsageError(
-                "option 'cache' of backend 'stitch' is not a folder",
-                expected="a folder, or True for torch's own",
-                got=repr(settings.cache),
-            )
-        least = settings.min_operations
-        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
-            raise UsageError(
-                "option 'min_operations' of backend 'stitch' is not a number of operations",
-                expected="an integer, 0 or more",
-                got=repr(least),
-            )
-        return settings
+        for name, kind in _OPTION_KINDS.items():
+            kind.check("backend 'stitch'", name, getattr(settings, name))
+        return replace(settings, cache=None) if settings.cache is False else settings
 
 
 _storages: dict[tuple[Any, ...], SharedStorage] = {}
@@ -355,12 +332,9 @@ def device_of(options: Mapping[str, Any] | None = None) -> Device:
 
 
 def stitch_backend(
-    module: Any,
-    examples: Sequence[Any],
-    *,
-    options: Mapping[str, Any] | None = None,
+    module: Any, examples: Sequence[Any], *, options: Mapping[str, Any] | None = None,
     mode: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph of dynamo: torch's entry point `stitch`.
 
     Args:
@@ -420,7 +394,7 @@ def compiled_graph(
         from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 
         # The loop lives as long as a compiled graph: dynamo keeps the innermost function.
-        innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
+        internals.innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
     return run
 
 
@@ -432,12 +406,12 @@ def _folder(settings: CompileSettings) -> Path | None:
 def without_onednn() -> Iterator[None]:
     """Disable oneDNN, which would make one operator of a recurrent layer, with its own gradient."""
     # Not torch.backends.mkldnn.flags: it warns about other flags.
-    before = is_mkldnn_enabled()
+    before = internals.is_mkldnn_enabled()
     try:
-        set_mkldnn_enabled(False)
+        internals.set_mkldnn_enabled(False)
         yield
     finally:
-        set_mkldnn_enabled(before)
+        internals.set_mkldnn_enabled(before)
 
 
 def _compiler(
@@ -460,7 +434,7 @@ def _compiler(
             copies_results=role == "inference",
         )  # fmt: skip
         # Constants of the graph are read, so tracing modes must be off.
-        with disable_current_modes():
+        with internals.disable_current_modes():
             graph = Inference.of(module.graph, _metadata())
             run = stitched(module, storage, wanted, report_graph)
         if role == "inference":
@@ -471,7 +445,7 @@ def _compiler(
 
 
 def _metadata() -> Any:
-    context = TracingContext.try_get()
+    context = internals.TracingContext.try_get()
     return None if context is None else context.fw_metadata
 
 

@@ -48,8 +48,7 @@ from stitch.report import Device
 from stitch.runtime import PreparedGraph, Replay, Tensor, chain_graph
 from stitch.ttb import Binary, encode, load
 
-# --------------------------------------------------------------------------------------------------
-# Arguments
+# Arguments ----------------------------------------------------------------------------------------
 
 #: For `map`: no Python code runs for arguments that have not moved.
 _ADDRESS = torch.Tensor.data_ptr
@@ -189,8 +188,7 @@ def _is_lent(slot: ArgumentSlot, value: Tensor | None) -> bool:
     return slot.lent is not None and slot.lent.tensor is value
 
 
-# --------------------------------------------------------------------------------------------------
-# Lowering and compiling
+# Lowering and compiling ---------------------------------------------------------------------------
 
 PRODUCER = "stitch torch.compile"
 _log = logging.getLogger(__name__)
@@ -291,9 +289,8 @@ def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) ->
 
     def compile() -> CachedCompilation:
         result = compile_graph(graph, machine, options)
-        return CachedCompilation(
-            Binary((result.program,), machine.shape, PRODUCER), result.warnings
-        )
+        binary = Binary((result.program,), machine.shape, PRODUCER)
+        return CachedCompilation(binary, result.warnings)
 
     if settings.programs is None:
         return compile().binary
@@ -451,8 +448,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-# --------------------------------------------------------------------------------------------------
-# Running
+# Running ------------------------------------------------------------------------------------------
 
 #: For `map`.
 _TENSOR = torch.from_numpy

@@ -47,8 +47,7 @@ from stitch.training import (
 )
 from stitch.ttb import Binary
 
-# --------------------------------------------------------------------------------------------------
-# Tensors that programs overwrite
+# Tensors that programs overwrite ------------------------------------------------------------------
 
 #: The order of a tensor's axes in memory; None if row-major.
 Axes = tuple[int, ...] | None
@@ -133,8 +132,7 @@ def _array(dense: Any) -> Array:
     return array_at(dense.data_ptr(), tuple(dense.shape), kind)
 
 
-# --------------------------------------------------------------------------------------------------
-# Update programs
+# Update programs ----------------------------------------------------------------------------------
 
 _GRADIENT = "grad"
 
@@ -266,8 +264,7 @@ class UpdateProgram:
             raise
 
 
-# --------------------------------------------------------------------------------------------------
-# Optimizers
+# Optimizers ---------------------------------------------------------------------------------------
 
 #: Maximum number of sets of parameters with gradients for which programs are cached.
 MAX_PROGRAMS = 16

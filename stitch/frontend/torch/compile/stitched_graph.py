@@ -45,8 +45,7 @@ from stitch.frontend.torch.compile.subgraphs import (
 from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal, location_of, name_of
 from stitch.frontend.torch.torch_internals import FakeTensorMode, OpOverload
 
-# --------------------------------------------------------------------------------------------------
-# Symbolic sizes
+# Symbolic sizes -----------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 #: Maximum number of shapes for which a symbolic graph caches programs; the oldest are removed.
@@ -176,8 +175,7 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
     return sized
 
 
-# --------------------------------------------------------------------------------------------------
-# Generated code that calls programs and torch's operators
+# Generated code that calls programs and torch's operators -----------------------------------------
 
 #: The file name in tracebacks of the generated code.
 FILE = "<stitched graph>"
@@ -337,8 +335,7 @@ class HostGraph:
         return node in self._of_programs and unusual_strides(kind) is None
 
 
-# --------------------------------------------------------------------------------------------------
-# Stitched graphs
+# Stitched graphs ----------------------------------------------------------------------------------
 
 #: A function of a list of arguments, which it empties.
 Run = Callable[[list[Any]], Sequence[Any]]

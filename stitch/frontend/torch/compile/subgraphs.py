@@ -20,8 +20,7 @@ import torch
 from stitch.frontend.torch.lowering import CHECKS, RESTORE_STATE, SAVE_STATE
 from stitch.frontend.torch.torch_internals import HigherOrderOperator, OpOverload
 
-# --------------------------------------------------------------------------------------------------
-# Outputs
+# Outputs ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +305,7 @@ def axes_in_memory(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
 
 
-# --------------------------------------------------------------------------------------------------
-# Cutting a graph
+# Cutting a graph ----------------------------------------------------------------------------------
 
 _IN_TORCH = ("aten", "prims")
 

@@ -28,19 +28,10 @@ OWN = "stitch"
 
 
 def _convolution_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    x: SymbolicTensor,
-    weight: SymbolicTensor,
-    bias_sizes: Sizes | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
-    wanted: Sequence[bool],
-) -> Several:
+    call: Call, grad: SymbolicTensor, x: SymbolicTensor, weight: SymbolicTensor,
+    bias_sizes: Sizes | None, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool,
+    output_padding: Sizes, groups: int, wanted: Sequence[bool],
+) -> Several:  # fmt: skip
     b, spatial = call.builder, len(weight.shape) - 2
     if not transposed and not weight.shape[1]:
         return tuple(
@@ -147,17 +138,10 @@ def _max_pool_by_result(
 
 
 def _average_pool_backward(
-    spatial: int,
-    call: Call,
-    grad: SymbolicTensor,
-    x: SymbolicTensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes | int,
-    ceil_mode: bool,
-    count_include_pad: bool,
+    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, kernel_size: Sizes,
+    stride: Sizes, padding: Sizes | int, ceil_mode: bool, count_include_pad: bool,
     divisor_override: int | None,
-) -> SymbolicTensor:
+) -> SymbolicTensor:  # fmt: skip
     """Multiply along each axis by the transposed weights of the windows."""
     kernel = spread(kernel_size, spatial)
     strides = spread(stride, spatial) if stride else kernel
@@ -181,25 +165,6 @@ def _adaptive_average_backward(
         return b.broadcast(b.mul(grad, 1.0 / math.prod(lengths)), x.shape)
     tables = [window_weights(n, s).T for n, s in zip(lengths, sizes, strict=True)]
     return weighted(call, grad, tables)
-
-
-def _replicated_backward(
-    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, padding: Sizes
-) -> SymbolicTensor:
-    """Add each gradient to the element that the padding repeats."""
-    if 0 in grad.shape or 0 in x.shape:
-        return call.filled(0)
-    b, sources = call.builder, np.zeros(1, np.int64)
-    for axis in range(spatial):
-        length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
-        along = np.clip(np.arange(count) - padding[2 * (spatial - 1 - axis)], 0, length - 1)
-        sources = np.add.outer(sources * length, along).reshape(-1)
-    planes, size = math.prod(x.shape[:-spatial]), math.prod(x.shape[-spatial:])
-    empty = b.broadcast(call.cast(0), (planes, size))
-    index = b.broadcast(b.constant(sources), (planes, sources.size))
-    parts = b.reshape(grad, (planes, sources.size))
-    added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
-    return b.reshape(added, x.shape)
 
 
 # Parts ---------------------------------------------------------------------------------------
@@ -237,16 +202,10 @@ def _gelu_backward(
 
 @in_one_type
 def _layer_norm_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    x: SymbolicTensor,
-    normalized_shape: Sizes,
-    mean: SymbolicTensor,
-    inverse: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    wanted: Sequence[bool],
-) -> Several:
+    call: Call, grad: SymbolicTensor, x: SymbolicTensor, normalized_shape: Sizes,
+    mean: SymbolicTensor, inverse: SymbolicTensor, weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None, wanted: Sequence[bool],
+) -> Several:  # fmt: skip
     if weight is None:
         weight = call.builder.constant(np.ones(tuple(normalized_shape), x.dtype))
     attributes = {"axis": len(x.shape) - len(normalized_shape)}
@@ -261,18 +220,11 @@ def _wanted(parts: Sequence[SymbolicTensor], wanted: Sequence[bool]) -> Several:
 
 @in_one_type
 def _batch_norm_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    running_mean: SymbolicTensor | None,
-    running_variance: SymbolicTensor | None,
-    mean: SymbolicTensor | None,
-    inverse: SymbolicTensor | None,
-    training: bool,
-    epsilon: float,
+    call: Call, grad: SymbolicTensor, x: SymbolicTensor, weight: SymbolicTensor | None,
+    running_mean: SymbolicTensor | None, running_variance: SymbolicTensor | None,
+    mean: SymbolicTensor | None, inverse: SymbolicTensor | None, training: bool, epsilon: float,
     wanted: Sequence[bool],
-) -> Several:
+) -> Several:  # fmt: skip
     """One operator for the batch's own statistics; an affine function of each element for running
     ones."""
     b, scale = call.builder, call.optional(weight, 1, (x.shape[1],))
@@ -311,9 +263,6 @@ LOWERINGS: dict[Any, Row] = {
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
     aten.adaptive_max_pool3d_backward.default: partial(_max_pool_backward, 3),
-    aten.replication_pad1d_backward.default: partial(_replicated_backward, 1),
-    aten.replication_pad2d_backward.default: partial(_replicated_backward, 2),
-    aten.replication_pad3d_backward.default: partial(_replicated_backward, 3),
     aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
     aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
     aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),

@@ -31,8 +31,7 @@ from stitch.frontend.torch.lowering.single_elements import truth
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Pairs of real tensors
+# Pairs of real tensors ----------------------------------------------------------------------------
 
 #: Tensor or Scalar of torch's schema, real or complex.
 ComplexValue = ComplexTensor | Value | complex
@@ -76,8 +75,7 @@ def joined(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> Compl
     return ComplexTensor(b.concat([b.broadcast(real, shape), b.broadcast(imaginary, shape)], -1))
 
 
-# --------------------------------------------------------------------------------------------------
-# Arithmetic
+# Arithmetic ---------------------------------------------------------------------------------------
 
 aten = torch.ops.aten
 
@@ -296,9 +294,7 @@ _OF_TWO: dict[Any, Lowering] = {
 }  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# Data movement
-
+# Data movement ------------------------------------------------------------------------------------
 
 #: Arguments of schemas that are axes.
 _AXES = frozenset(("dim", "dims", "dim0", "dim1"))
@@ -388,9 +384,7 @@ def _pad(call: Call, x: ComplexTensor, pad: Sequence[int], value: complex = 0) -
     return _as_complex(real(call, pair_of(call, x), [0, 0, *pad]))
 
 
-# --------------------------------------------------------------------------------------------------
-# Fourier transforms
-
+# Fourier transforms -------------------------------------------------------------------------------
 
 #: By torch's number of a normalization, the exponent of the element count in the factor.
 _EXPONENTS = {0: 0.0, 1: -0.5, 2: -1.0}
@@ -467,17 +461,9 @@ LOWERINGS: dict[Any, Lowering] = {
     **dict.fromkeys((
         aten._conj.default, aten._conj_physical.default, aten.conj_physical.default,
     ), _conjugate),
-    **dict.fromkeys((
-        aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
-        aten.fill.Scalar, aten.fill.Tensor,
-    ), _full),
-    **dict.fromkeys((
-        aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
-        aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
-        aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
-    ), partial(_filled, 0)),
-    **dict.fromkeys(
-        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
+    **dict.fromkeys(shapes.FILLS, _full),
+    **dict.fromkeys(shapes.ZEROS, partial(_filled, 0)),
+    **dict.fromkeys(shapes.ONES, partial(_filled, 1)),
     aten.neg.default: _negative, aten._neg_view.default: _negative,
     aten.reciprocal.default: _reciprocal,
     aten.exp.default: _exponential, aten.pow.Tensor_Scalar: _power, aten.sgn.default: _sign,

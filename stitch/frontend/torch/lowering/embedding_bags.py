@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, Several, rounded_once
 from stitch.frontend.torch.lowering.ordered_elements import counted, sorted_positions
 from stitch.frontend.torch.lowering.shapes import slice_tensor
@@ -30,19 +30,17 @@ class _Bags:
     bags: SymbolicTensor
     counts: SymbolicTensor | None
 
-    def reduce(self, values: SymbolicTensor, count: int, reduction: str, start: float) -> Any:
-        """Reduce values [rows, width] to [count, width], starting from `start`."""
-        b = self.call.builder
-        empty = b.broadcast(b.constant(np.asarray(start, values.dtype)), (count, values.shape[1]))
+    def sum(self, values: SymbolicTensor, count: int) -> SymbolicTensor:
+        """Sum values [rows, width] to [count, width]."""
+        b, values = self.call.builder, self.counting(values)
+        empty = b.broadcast(b.constant(np.asarray(0, values.dtype)), (count, values.shape[1]))
         index = b.broadcast(b.unsqueeze(self.bags, 1), values.shape)
-        return b.op("ScatterElements", empty, index, values, axis=0, reduction=reduction)
+        return b.op("ScatterElements", empty, index, values, axis=0, reduction="add")
 
-    def counting(self, values: SymbolicTensor, otherwise: float) -> SymbolicTensor:
-        """Values [rows, width] with `otherwise` for rows that do not count."""
+    def counting(self, values: SymbolicTensor) -> SymbolicTensor:
+        """Values [rows, width] with zeros for rows that do not count."""
         b = self.call.builder
-        if self.counts is None:
-            return values
-        return b.where(b.unsqueeze(self.counts, 1), values, otherwise)
+        return values if self.counts is None else b.where(b.unsqueeze(self.counts, 1), values, 0.0)
 
     def sizes(self, count: int, data_type: DataType) -> SymbolicTensor:
         """The number of counting rows of each bag."""
@@ -63,6 +61,14 @@ def _bags(
     return _Bags(call, rows, bags, b.not_equal(rows, padding) if padding >= 0 else None)
 
 
+def _check_mode(mode: int) -> None:
+    if mode == _MAX:
+        raise CompileError(
+            "embedding bags with mode 'max' are not supported",
+            remedy="use mode 'sum' or 'mean', or torch.compile, which leaves them to torch",
+        )
+
+
 @rounded_once
 def _embedding_bag(
     call: Call, weight: SymbolicTensor, indices: SymbolicTensor, offsets: SymbolicTensor,
@@ -70,6 +76,7 @@ def _embedding_bag(
     per_sample_weights: SymbolicTensor | None = None, include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Several:  # fmt: skip
+    _check_mode(mode)
     b, count = call.builder, call.shape[0]
     # The other results are zeros unless the backward pass reads them.
     rest: list[SymbolicTensor | None] = [
@@ -85,29 +92,12 @@ def _embedding_bag(
     if call.results[2] is not None and call.results[2].shape == (count,):
         rest[1] = bags.sizes(count, call.results[2].data_type)
     taken = b.gather(weight, bags.rows, 0)
-    if mode == _MAX:
-        highest = bags.reduce(bags.counting(taken, -math.inf), count, "max", -math.inf)
-        is_empty = b.unsqueeze(b.equal(bags.sizes(count, DataType.INT64), 0), 1)
-        if 3 in call.used and call.results[3] is not None:
-            rest[2] = call.cast(_highest_rows(bags, taken, highest), call.results[3].data_type)
-        return b.where(is_empty, 0.0, highest), *rest
     if per_sample_weights is not None:
         taken = b.mul(taken, b.unsqueeze(b.cast(per_sample_weights, taken.data_type), 1))
-    total = bags.reduce(bags.counting(taken, 0.0), count, "add", 0.0)
+    total = bags.sum(taken, count)
     if mode == _MEAN:
         total = b.div(total, b.unsqueeze(b.op("Max", bags.sizes(count, total.data_type), 1.0), 1))
     return total, *rest
-
-
-def _highest_rows(bags: _Bags, taken: SymbolicTensor, highest: SymbolicTensor) -> SymbolicTensor:
-    """The table row of the maximum, by bag and column: the first of equal ones, -1 if empty."""
-    b, count = bags.call.builder, taken.shape[0]
-    is_highest = b.equal(taken, b.gather(highest, bags.bags, 0))
-    numbers = b.constant(np.arange(count, dtype=np.int64)[:, None])
-    candidates = bags.counting(b.where(is_highest, b.sub(numbers, count), 0), 0)
-    first = bags.reduce(candidates, highest.shape[0], "min", 0)
-    rows = b.gather(bags.rows, b.clip(b.add(first, count), 0, count - 1), 0)
-    return b.where(b.less(first, 0), rows, -1)
 
 
 @rounded_once
@@ -117,20 +107,16 @@ def _embedding_bag_backward(
     num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: SymbolicTensor | None, padding_idx: int = -1,
 ) -> SymbolicTensor:  # fmt: skip
+    _check_mode(mode)
     b, count = call.builder, grad.shape[0]
     table = call.filled(0)
     if 0 in grad.shape or not indices.shape[0]:
         return table
-    if mode == _MAX:
-        highest = b.cast(maximum_indices, DataType.INT64)
-        updates = b.where(b.less(highest, 0), 0.0, grad)
-        index = b.op("Max", highest, 0)
-        return b.op("ScatterElements", table, index, updates, axis=0, reduction="add")
     padding = padding_idx + num_weights if padding_idx < -1 else padding_idx
     bags = _bags(call, indices, offsets, count, padding)
     if mode == _MEAN:
         grad = b.div(grad, b.unsqueeze(b.op("Max", bags.sizes(count, grad.data_type), 1.0), 1))
-    parts = bags.counting(b.gather(grad, bags.bags, 0), 0.0)
+    parts = bags.counting(b.gather(grad, bags.bags, 0))
     if per_sample_weights is not None:
         parts = b.mul(parts, b.unsqueeze(b.cast(per_sample_weights, parts.data_type), 1))
     if scale_grad_by_freq:
@@ -140,23 +126,8 @@ def _embedding_bag_backward(
     return b.op("ScatterElements", table, index, parts, axis=0, reduction="add")
 
 
-@rounded_once
-def _sample_weights_backward(
-    call: Call, grad: SymbolicTensor, weight: SymbolicTensor, indices: SymbolicTensor,
-    offsets: SymbolicTensor, offset2bag: SymbolicTensor, mode: int, padding_idx: int = -1,
-) -> SymbolicTensor:  # fmt: skip
-    b = call.builder
-    if 0 in grad.shape or not indices.shape[0]:
-        return call.filled(0)
-    padding = padding_idx + weight.shape[0] if padding_idx < -1 else padding_idx
-    bags = _bags(call, indices, offsets, grad.shape[0], padding)
-    parts = b.mul(b.gather(grad, bags.bags, 0), b.gather(weight, bags.rows, 0))
-    return b.reduce_sum(bags.counting(parts, 0.0), 1)
-
-
 LOWERINGS: dict[Any, Row] = {
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
     aten._embedding_bag_backward.default: _embedding_bag_backward,
-    aten._embedding_bag_per_sample_weights_backward.default: _sample_weights_backward,
 }  # fmt: skip

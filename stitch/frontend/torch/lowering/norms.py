@@ -97,12 +97,9 @@ def _group_statistics(
 
 @rounded_once
 def _rms_norm(
-    call: Call,
-    x: SymbolicTensor,
-    normalized_shape: Sequence[int],
-    weight: SymbolicTensor | None = None,
-    epsilon: float | None = None,
-) -> SymbolicTensor:
+    call: Call, x: SymbolicTensor, normalized_shape: Sequence[int],
+    weight: SymbolicTensor | None = None, epsilon: float | None = None,
+) -> SymbolicTensor:  # fmt: skip
     wide = x.data_type is DataType.FLOAT64
     small = float(np.finfo(np.float64 if wide else np.float32).eps) if epsilon is None else epsilon
     axis = -len(normalized_shape)
@@ -111,13 +108,9 @@ def _rms_norm(
 
 @rounded_once
 def _weight_norm_backward(
-    call: Call,
-    grad: SymbolicTensor,
-    direction: SymbolicTensor,
-    length: SymbolicTensor,
-    norms: SymbolicTensor,
-    dim: int,
-) -> Several:
+    call: Call, grad: SymbolicTensor, direction: SymbolicTensor, length: SymbolicTensor,
+    norms: SymbolicTensor, dim: int,
+) -> Several:  # fmt: skip
     """The gradients of length * direction / norms, with one norm for each index of `dim`."""
     b = call.builder
     axes = tuple(a for a in range(len(direction.shape)) if a != dim % len(direction.shape))

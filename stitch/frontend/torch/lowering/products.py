@@ -7,7 +7,6 @@ twice as many rows.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +29,7 @@ from stitch.frontend.torch.lowering.window_operators import spread
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
-# --------------------------------------------------------------------------------------------------
-# Linear layers
+# Linear layers ------------------------------------------------------------------------------------
 
 aten = torch.ops.aten
 
@@ -77,39 +75,6 @@ def _add_product(
     return b.add(tensors[2] if beta == 1 else b.mul(tensors[2], call.cast(beta)), scaled)
 
 
-def _add_products(
-    call: Call, added: SymbolicTensor, first: SymbolicTensor, second: SymbolicTensor,
-    **factors: Number,
-) -> SymbolicTensor:  # fmt: skip
-    """beta * added + alpha * (the sum of all products), as one product of concatenated matrices."""
-    b, (count, rows, width) = call.builder, first.shape
-    beside = b.reshape(b.transpose(first, (1, 0, 2)), (rows, count * width))
-    below = b.reshape(second, (count * width, second.shape[-1]))
-    return _add_product(call, added, beside, below, **factors)
-
-
-def _trilinear(
-    call: Call, first: SymbolicTensor, second: SymbolicTensor, third: SymbolicTensor,
-    expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> SymbolicTensor:  # fmt: skip
-    """The product of three tensors, each expanded along its own axes, summed over `sumdim`."""
-    letters = string.ascii_lowercase[: len(first.shape) + len(expand1)]
-
-    def without(axes: Sequence[int]) -> str:
-        return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
-
-    # Two at a time: the product of all three may be large.
-    pair = "".join(
-        letter for axis, letter in enumerate(letters)
-        if not (axis in expand1 and axis in expand2)
-        and not (axis in sumdim and axis in expand3)
-    )  # fmt: skip
-    b, (one, two, three) = call.builder, map(without, (expand1, expand2, expand3))
-    product = b.einsum(f"{one},{two}->{pair}", first, second)
-    return b.einsum(f"{pair},{three}->{without(sumdim)}", product, third)
-
-
 def _convolution(
     call: Call, x: SymbolicTensor, weight: SymbolicTensor, bias: SymbolicTensor | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
@@ -131,8 +96,7 @@ def _convolution(
     return b.squeeze(result, 0) if single else result
 
 
-# --------------------------------------------------------------------------------------------------
-# Grouped matrix products
+# Grouped matrix products --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +227,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.matmul.default: KeptWhole(_matmul),
     aten.mv.default: _matmul, aten.dot.default: _matmul, aten.linear.default: KeptWhole(_linear),
     aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
-    aten._trilinear.default: _trilinear,
-    aten.addmv.default: _add_product, aten.addbmm.default: _add_products,
+    aten.addmv.default: _add_product,
     aten.convolution.default: _convolution,
     aten._grouped_mm.default: _grouped_product,
 }  # fmt: skip

@@ -160,9 +160,7 @@ _NUMBERS: dict[Any, Row] = {
 }
 
 
-# --------------------------------------------------------------------------------------------------
-# Strided views
-
+# Strided views ------------------------------------------------------------------------------------
 
 Sizes = Sequence[int]
 
@@ -237,21 +235,22 @@ def _rows(call: Call, memory: SymbolicTensor, wanted: Array) -> SymbolicTensor:
     return b.gather(b.reshape(memory, (-1, width)), flat[::width] // width, 0)
 
 
+FILLS = (
+    aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
+    aten.fill.Scalar, aten.fill.Tensor,
+)  # fmt: skip
+#: Uninitialized memory is zero too, to be reproducible.
+ZEROS = (
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
+    aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
+ONES = (aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+
 LOWERINGS: dict[Any, Row] = {
     **_NUMBERS,
-    **dict.fromkeys((
-        aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
-        aten.fill.Scalar, aten.fill.Tensor,
-    ), _full),
-    # Uninitialized memory is zero, to be reproducible.
-    **dict.fromkeys((
-        aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
-        aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
-        aten.empty_strided.default, aten.new_empty_strided.default,
-        aten.empty_permuted.default,
-    ), partial(_filled, 0)),
-    **dict.fromkeys(
-        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
+    **dict.fromkeys(FILLS, _full), **dict.fromkeys(ZEROS, partial(_filled, 0)),
+    **dict.fromkeys(ONES, partial(_filled, 1)),
     aten.arange.start_step: _range_step, aten.arange.start: _range_step,
     aten.arange.default: lambda call, end, **_: _range_step(call, 0, end),
     aten.scalar_tensor.default: lambda call, value, **_: call.cast(value),

@@ -1,0 +1,63 @@
+"""Private names of PyTorch stand in one module, and the installed PyTorch has all of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stitch
+from stitch.frontend.torch import torch_internals
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Private names of torch that a module imports or reads; operators (`torch.ops`) are none."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        else:
+            continue
+        for name in names:
+            first, *parts = name.split(".")
+            private = [p for p in parts if p.startswith("_") and not p.endswith("__")]
+            if first == "torch" and parts[:1] != ["ops"] and private:
+                yield name
+
+
+def test_private_names_of_torch_are_found() -> None:
+    source = """
+import torch._dynamo
+from torch.utils import _pytree, data
+x = torch._C.f(torch.ops._a, torch.__version__)
+"""
+    names = {"torch._dynamo", "torch.utils._pytree", "torch._C.f", "torch._C"}
+    assert set(private_names(source)) == names
+
+
+def test_no_other_module_uses_private_names_of_torch() -> None:
+    root = Path(stitch.__file__).parent
+    home = Path(torch_internals.__file__)
+    used = {
+        f"{file.relative_to(root)}: {name}"
+        for file in root.rglob("*.py") if file != home
+        for name in private_names(file.read_text(encoding="utf-8"))
+    }  # fmt: skip
+    assert not used
+
+
+def test_this_torch_has_every_name() -> None:
+    names = dir(torch_internals)
+    assert len(names) > 30
+    for name in names:
+        assert getattr(torch_internals, name) is not None, name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+        torch_internals.unknown  # noqa: B018
