@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from stitch.frontend.torch.compile.graph_program import ProgramArguments
-from stitch.frontend.torch.compile.shared_storage import MAX_IDLE_PARTS, ArgumentSlot
+from stitch.frontend.torch.compile.shared_storage import (
+    MAX_IDLE_PARTS,
+    ArgumentSlot,
+    ProgramArguments,
+)
 from tests.support.grids import every
 from tests.support.torch.compiled import storage_of
 
@@ -120,7 +123,9 @@ def test_what_another_thread_compiles_during_a_look_is_asked_from_then_on() -> N
         def mark_used(self) -> None:
             asked.append("late")
 
-    account, early, late = storage_of(executor="numpy"), Asker(), Late()
+    account = storage_of(executor="numpy")
+    early: Any = Asker()
+    late = Late()
     other = threading.Thread(target=account.register, args=(late,))
     account.register(early)
     with account.device.lock:

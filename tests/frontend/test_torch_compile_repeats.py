@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stitch.errors import TaskError
-from stitch.frontend.torch.compile.graph_program import ProgramArguments
+from stitch.frontend.torch.compile.shared_storage import ProgramArguments
 from stitch.runtime import Replay
 from tests.support.interrupts import interrupted
 from tests.support.torch.compiled import assert_same, compiled

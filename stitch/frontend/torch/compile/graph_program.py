@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +18,8 @@ from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
 from stitch.frontend.torch.aten_walk import Unreadable, lower_graph, readable_type, try_lowering
 from stitch.frontend.torch.compile.shared_storage import (
-    CALLS_BETWEEN_CLEANUPS,
     ArgumentSlot,
+    ProgramArguments,
     SharedStorage,
 )
 from stitch.frontend.torch.compile.subgraphs import (
@@ -36,7 +36,6 @@ from stitch.frontend.torch.torch_internals import forward_ad
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_placement
 from stitch.program import (
     ABSENT,
-    Array,
     Constant,
     DataType,
     InputKind,
@@ -45,148 +44,8 @@ from stitch.program import (
     OutputSlot,
 )
 from stitch.report import Device
-from stitch.runtime import PreparedGraph, Replay, Tensor, chain_graph
+from stitch.runtime import PreparedGraph, Replay, chain_graph
 from stitch.ttb import Binary, encode, load
-
-# Arguments ----------------------------------------------------------------------------------------
-
-#: For `map`: no Python code runs for arguments that have not moved.
-_ADDRESS = torch.Tensor.data_ptr
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ArgumentGroups:
-    """The arguments of a program in two groups.
-
-    `lasting`: slots of the static arguments that are lent, which are checked together; `pick`
-    selects them from all arguments; `addresses` are valid while `taken_back` is the storage's
-    count; `moving`: the other slots with their numbers.
-    """
-
-    lasting: tuple[ArgumentSlot, ...]
-    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
-    addresses: list[int]
-    taken_back: int
-    moving: list[tuple[int, ArgumentSlot]]
-
-
-def refuse_tangents(arguments: Iterable[Any]) -> None:
-    """Raise `UsageError` for dual tensors: programs do not compute tangents."""
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise UsageError(
-            "compiled graphs do not support forward-mode derivatives",
-            expected="arguments without tangents", got="a dual tensor",
-            remedy='call the module that was compiled, or compile with backend="aot_eager"',
-        )  # fmt: skip
-
-
-class ProgramArguments:
-    """Converts the arguments of one program, call by call; callers hold the device's lock."""
-
-    __slots__ = (
-        "__weakref__", "_groups", "_last_call", "_slots", "_storage", "_values", "stay",
-    )  # fmt: skip
-
-    def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
-        self._storage, self._slots = storage, tuple(slots)
-        #: The device tensors of the last call; None for an array, which is not kept.
-        self._values: list[Tensor | None] = [None] * len(self._slots)
-        #: Whether all device tensors are lent and the same as in the call before.
-        self.stay = False
-        self._last_call = 0
-        self._groups = self._grouped(())
-        storage.register(self)
-
-    def arrays(self, tensors: Sequence[Any]) -> list[Array]:
-        """Begin a call with the graph's arguments; return those that the program gets as arrays."""
-        storage, values = self._storage, self._values
-        self._last_call = storage.calls = now = storage.calls + 1
-        if now % CALLS_BETWEEN_CLEANUPS == 0:
-            storage.clean_up()
-        arrays: list[Array] = []
-        stay, regroup = True, False
-        groups = self._groups
-        if groups.addresses:
-            is_same = list(map(_ADDRESS, groups.pick(tensors))) == groups.addresses
-            if is_same and groups.taken_back == storage.taken_back:
-                storage.recognised += len(groups.lasting)
-            else:
-                groups = self._group(())
-                regroup = True
-        for number, slot in groups.moving:
-            tensor, lent, before = tensors[slot.position], slot.lent, values[number]
-            if slot.is_fresh and tensor.is_contiguous():
-                arrays.append(storage.as_array(tensor))
-                stay &= before is None
-                values[number] = None
-                continue
-            # A new owner of the memory does not matter: type and shape are the same, and the device
-            # reads it in place or compares it.
-            if (
-                lent is not None
-                and lent.tensor is before
-                and tensor.data_ptr() == slot.address
-                and not lent.is_taken_back
-                and tensor.is_contiguous()
-                and not tensor.is_neg()
-            ):
-                lent.last_call = now
-                storage.recognised += 1
-                continue
-            one = storage.argument(tensor, slot)
-            if not isinstance(one, Tensor):
-                arrays.append(one)
-                stay &= before is None
-                values[number] = None
-                continue
-            # Tensors that are not lent, such as another program's results, never stay.
-            stay = False
-            values[number] = one
-            regroup |= slot.is_static and _is_lent(slot, one)
-        self.stay = stay
-        if regroup:
-            slots = enumerate(self._slots)
-            self._group([n for n, slot in slots if slot.is_static and _is_lent(slot, values[n])])
-        return arrays
-
-    def all_of(self, arrays: Iterable[Array]) -> list[Any]:
-        """The program's arguments in the call that has begun: device tensors, the arrays of
-        `arrays()`, and further arrays."""
-        rest = iter(arrays)
-        values = [next(rest) if value is None else value for value in self._values]
-        values.extend(rest)
-        return values
-
-    def mark_used(self) -> None:
-        """Record the last call in the lent tensors that are checked together."""
-        for slot in self._groups.lasting:
-            if slot.lent is not None:
-                slot.lent.last_call = self._last_call
-
-    def _group(self, lasting: Sequence[int]) -> _ArgumentGroups:
-        """Check the slots of these numbers together from now on."""
-        self.mark_used()
-        # One assignment: after an interrupt each slot is in one group.
-        groups = self._groups = self._grouped(lasting)
-        return groups
-
-    def _grouped(self, lasting: Sequence[int]) -> _ArgumentGroups:
-        slots = self._slots
-        together = tuple([slots[number] for number in lasting])
-        # itemgetter of one position returns no tuple: pick it twice.
-        picked = together * 2 if len(together) == 1 else together
-        others = sorted(set(range(len(slots))).difference(lasting))
-        return _ArgumentGroups(
-            together, itemgetter(*[slot.position for slot in picked]) if picked else tuple,
-            [slot.address for slot in picked], self._storage.taken_back,
-            [(number, slots[number]) for number in others],
-        )  # fmt: skip
-
-
-def _is_lent(slot: ArgumentSlot, value: Tensor | None) -> bool:
-    return slot.lent is not None and slot.lent.tensor is value
-
 
 # Lowering and compiling ---------------------------------------------------------------------------
 
@@ -461,6 +320,17 @@ def boxed(run: Run) -> Run:
     are freed early."""
     run._boxed_call = True  # type: ignore[attr-defined]  # torch's convention
     return run
+
+
+def refuse_tangents(arguments: Iterable[Any]) -> None:
+    """Raise `UsageError` for dual tensors: programs do not compute tangents."""
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UsageError(
+            "compiled graphs do not support forward-mode derivatives",
+            expected="arguments without tangents", got="a dual tensor",
+            remedy='call the module that was compiled, or compile with backend="aot_eager"',
+        )  # fmt: skip
 
 
 class GraphProgram:

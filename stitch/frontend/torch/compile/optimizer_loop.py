@@ -21,10 +21,11 @@ import torch
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import StitchError, UsageError
 from stitch.frontend.torch.aten_call import data_type_of
-from stitch.frontend.torch.compile.graph_program import PRODUCER, ProgramArguments
+from stitch.frontend.torch.compile.graph_program import PRODUCER
 from stitch.frontend.torch.compile.shared_storage import (
     ArgumentSlot,
     ExportedTensor,
+    ProgramArguments,
     SharedStorage,
 )
 from stitch.frontend.torch.compile.subgraphs import axes_in_memory

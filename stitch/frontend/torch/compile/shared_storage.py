@@ -9,9 +9,10 @@ NumPy and DLPack write without incrementing them. Callers hold the device's lock
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,6 @@ from stitch.live_objects import LiveObjects
 from stitch.program import Array, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
-
-if TYPE_CHECKING:
-    from stitch.frontend.torch.compile.graph_program import ProgramArguments
 
 #: Maximum number of results of one output that torch holds as views of device memory; further ones
 #: are copied, because each view needs output slots of its own.
@@ -299,3 +297,132 @@ class SharedStorage:
         lent.is_taken_back = True
         self.taken_back += 1
         take_back(self.device, lent.tensor)
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+#: For `map`: no Python code runs for arguments that have not moved.
+_ADDRESS = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ArgumentGroups:
+    """The arguments of a program in two groups.
+
+    `lasting`: slots of the static arguments that are lent, which are checked together; `pick`
+    selects them from all arguments; `addresses` are valid while `taken_back` is the storage's
+    count; `moving`: the other slots with their numbers.
+    """
+
+    lasting: tuple[ArgumentSlot, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    addresses: list[int]
+    taken_back: int
+    moving: list[tuple[int, ArgumentSlot]]
+
+
+class ProgramArguments:
+    """Converts the arguments of one program, call by call; callers hold the device's lock."""
+
+    __slots__ = (
+        "__weakref__", "_groups", "_last_call", "_slots", "_storage", "_values", "stay",
+    )  # fmt: skip
+
+    def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
+        self._storage, self._slots = storage, tuple(slots)
+        #: The device tensors of the last call; None for an array, which is not kept.
+        self._values: list[Tensor | None] = [None] * len(self._slots)
+        #: Whether all device tensors are lent and the same as in the call before.
+        self.stay = False
+        self._last_call = 0
+        self._groups = self._grouped(())
+        storage.register(self)
+
+    def arrays(self, tensors: Sequence[Any]) -> list[Array]:
+        """Begin a call with the graph's arguments; return those that the program gets as arrays."""
+        storage, values = self._storage, self._values
+        self._last_call = storage.calls = now = storage.calls + 1
+        if now % CALLS_BETWEEN_CLEANUPS == 0:
+            storage.clean_up()
+        arrays: list[Array] = []
+        stay, regroup = True, False
+        groups = self._groups
+        if groups.addresses:
+            is_same = list(map(_ADDRESS, groups.pick(tensors))) == groups.addresses
+            if is_same and groups.taken_back == storage.taken_back:
+                storage.recognised += len(groups.lasting)
+            else:
+                groups = self._group(())
+                regroup = True
+        for number, slot in groups.moving:
+            tensor, lent, before = tensors[slot.position], slot.lent, values[number]
+            if slot.is_fresh and tensor.is_contiguous():
+                arrays.append(storage.as_array(tensor))
+                stay &= before is None
+                values[number] = None
+                continue
+            # A new owner of the memory does not matter: type and shape are the same, and the device
+            # reads it in place or compares it.
+            if (
+                lent is not None
+                and lent.tensor is before
+                and tensor.data_ptr() == slot.address
+                and not lent.is_taken_back
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
+                lent.last_call = now
+                storage.recognised += 1
+                continue
+            one = storage.argument(tensor, slot)
+            if not isinstance(one, Tensor):
+                arrays.append(one)
+                stay &= before is None
+                values[number] = None
+                continue
+            # Tensors that are not lent, such as another program's results, never stay.
+            stay = False
+            values[number] = one
+            regroup |= slot.is_static and _is_lent(slot, one)
+        self.stay = stay
+        if regroup:
+            slots = enumerate(self._slots)
+            self._group([n for n, slot in slots if slot.is_static and _is_lent(slot, values[n])])
+        return arrays
+
+    def all_of(self, arrays: Iterable[Array]) -> list[Any]:
+        """The program's arguments in the call that has begun: device tensors, the arrays of
+        `arrays()`, and further arrays."""
+        rest = iter(arrays)
+        values = [next(rest) if value is None else value for value in self._values]
+        values.extend(rest)
+        return values
+
+    def mark_used(self) -> None:
+        """Record the last call in the lent tensors that are checked together."""
+        for slot in self._groups.lasting:
+            if slot.lent is not None:
+                slot.lent.last_call = self._last_call
+
+    def _group(self, lasting: Sequence[int]) -> _ArgumentGroups:
+        """Check the slots of these numbers together from now on."""
+        self.mark_used()
+        # One assignment: after an interrupt each slot is in one group.
+        groups = self._groups = self._grouped(lasting)
+        return groups
+
+    def _grouped(self, lasting: Sequence[int]) -> _ArgumentGroups:
+        slots = self._slots
+        together = tuple([slots[number] for number in lasting])
+        # itemgetter of one position returns no tuple: pick it twice.
+        picked = together * 2 if len(together) == 1 else together
+        others = sorted(set(range(len(slots))).difference(lasting))
+        return _ArgumentGroups(
+            together, itemgetter(*[slot.position for slot in picked]) if picked else tuple,
+            [slot.address for slot in picked], self._storage.taken_back,
+            [(number, slots[number]) for number in others],
+        )  # fmt: skip
+
+
+def _is_lent(slot: ArgumentSlot, value: Tensor | None) -> bool:
+    return slot.lent is not None and slot.lent.tensor is value
