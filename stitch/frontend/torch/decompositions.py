@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
-from stitch.frontend.torch.lowering.backward_operators import POOL_DECOMPOSITIONS
+from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD, POOL_DECOMPOSITIONS
 from stitch.frontend.torch.torch_internals import core_decompositions, get_decompositions
 
 aten = torch.ops.aten

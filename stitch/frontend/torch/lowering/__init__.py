@@ -32,7 +32,7 @@ from stitch.frontend.torch.lowering import (
     single_elements,
     window_operators,
 )  # fmt: skip
-from stitch.frontend.torch.lowering.backward_operators import join_selected
+from stitch.frontend.torch.lowering.backward_operators import POOL_DECOMPOSITIONS, join_selected
 from stitch.frontend.torch.lowering.random_numbers import (
     KEY_LIMIT,
     KEY_NAME,
@@ -92,6 +92,6 @@ CHECKS = frozenset((
 
 __all__ = [
     "CHECKS", "COMPLEX_LOWERINGS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED", "KEY_LIMIT",
-    "KEY_NAME", "LOWERINGS", "RESTORE_STATE", "SAVE_STATE", "complex_lowering_of", "give_key",
-    "join_selected", "lowering_of",
+    "KEY_NAME", "LOWERINGS", "POOL_DECOMPOSITIONS", "RESTORE_STATE", "SAVE_STATE",
+    "complex_lowering_of", "give_key", "join_selected", "lowering_of",
 ]  # fmt: skip
