@@ -210,7 +210,7 @@ def test_parameters_without_a_seed_differ_from_each_other() -> None:
 
 
 BAD_MODULES = {
-    "": "holds nothing",
+    "": "the file is empty",
     "- 3": "a module must be a mapping",
     "name: [": "not YAML",
     "name: x\nname: y": "is defined twice",
@@ -227,7 +227,7 @@ BAD_MODULES = {
     "inputs: {x: {shape: [1099511627776], type: f32}}": "beyond 2^40",
     "inputs: {x: {shape: {a: 1}, type: f32}}": "not a mapping",
     "inputs: {x: {shape: [2], type: flaot32}}": "did you mean 'float32'",
-    "inputs: {x: {shape: [2], type: bfp8}}": "a way to store",
+    "inputs: {x: {shape: [2], type: bfp8}}": "not a block format",
     "inputs: {x: {shape: [2], type: f32, kind: wieght}}": "activation, parameter",
     "inputs: {x: {shape: [2], type: f32, ownership: lend}}": "borrow, donate",
     "inputs: {x: {shape: [2], type: f32, space: l7}}": "host, dram, l1",
