@@ -80,7 +80,7 @@ class Allocator:
     """
 
     __slots__ = (
-        "_ends", "_free", "_holes", "_live", "_sizes", "_starts", "_token",
+        "_ends", "_free", "_holes", "_live", "_sizes", "_starts",
         "alignment", "base", "limit", "policy",
     )  # fmt: skip
 
@@ -101,7 +101,6 @@ class Allocator:
         self._ends: dict[int, int] = {}  # end of a hole -> its start
         self._holes: list[int] = []
         self._starts: list[int] | None = None
-        self._token = 0
         self._free = (self.limit - self.base) // alignment
         if self._free:
             self._add_hole(self.base // alignment, self._free)
@@ -144,7 +143,6 @@ class Allocator:
             start = end
         self._free -= need
         self._live[start] = need
-        self._token ^= hash((start, need))
         return start * alignment
 
     def alloc(self, size: int, *, low: bool = False) -> int:
@@ -223,7 +221,6 @@ class Allocator:
             self._move_start(hole if hole == start else None, start + need if above else None)
         self._free -= need
         self._live[start] = need
-        self._token ^= hash((start, need))
 
     def _hole_for(self, address: int, size: int) -> int:
         """Return the start of the hole that contains a range; raises as `alloc_at`."""
@@ -274,7 +271,6 @@ class Allocator:
                 got=self._usage_text(),
                 remedy="free each address that alloc returned once",
             )
-        self._token ^= hash((start, need))
         self._free += need
         end, granules = start + need, need
         sizes, ends, holes = self._sizes, self._ends, self._holes
@@ -337,11 +333,6 @@ class Allocator:
         """Bytes per bank of the largest hole, 0 where the space is full."""
         return (self._holes[-1] >> _SHIFT) * self.alignment if self._holes else 0
 
-    @property
-    def token(self) -> int:
-        """A 64-bit hash of the set of live buffers, maintained in O(1)."""
-        return self._token
-
     def clone(self) -> Allocator:
         """Return an independent copy."""
         twin = Allocator.__new__(Allocator)
@@ -349,7 +340,7 @@ class Allocator:
         twin.policy = self.policy
         twin._live, twin._sizes, twin._ends = dict(self._live), dict(self._sizes), dict(self._ends)
         twin._holes, twin._starts = list(self._holes), None
-        twin._token, twin._free = self._token, self._free
+        twin._free = self._free
         return twin
 
     def become(self, buffers: Iterable[tuple[int, int]]) -> None:
@@ -363,7 +354,7 @@ class Allocator:
         # Atomic under the GIL: no call in between.
         self._live, self._sizes, self._ends = fresh._live, fresh._sizes, fresh._ends
         self._holes, self._starts = fresh._holes, None
-        self._token, self._free = fresh._token, fresh._free
+        self._free = fresh._free
 
     def check(self) -> None:
         """Assert the invariants: disjoint buffers, no adjacent holes, equal indices."""
@@ -381,10 +372,6 @@ class Allocator:
         assert self._starts in (None, sorted(self._sizes)), "the start list is wrong"
         assert self._holes == sorted(s << _SHIFT | a for a, s in self._sizes.items())
         assert self._ends == {a + s: a for a, s in self._sizes.items()}
-        token = 0
-        for item in self._live.items():
-            token ^= hash(item)
-        assert token == self._token, "the token is wrong"
 
     def _rounded(self, size: int) -> int:
         return (-(-size // self.alignment) or 1) * self.alignment

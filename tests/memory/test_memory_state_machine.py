@@ -126,7 +126,7 @@ class MemoryHistory(RuleBasedStateMachine):
     @staticmethod
     def picture(memory: SpaceMemory) -> tuple[object, ...]:
         allocator = memory.allocator
-        return allocator.buffers(), allocator.holes(), allocator.token, allocator.used_nbytes
+        return allocator.buffers(), allocator.holes(), allocator.used_nbytes
 
     def remember(self, desc: TensorDesc, address: int, data: NDArray[Any]) -> Live:
         tensor = Live(desc, address, data)
