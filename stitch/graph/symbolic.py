@@ -25,7 +25,7 @@ IndexPart = int | slice | EllipsisType | None | Sequence[int] | Array
 _Operator: TypeAlias = "Callable[[SymbolicTensor, Operand], SymbolicTensor]"
 
 
-class Operations(Protocol):
+class TensorBuilder(Protocol):
     """The builder methods that operators and methods of symbolic tensors call."""
 
     @property
@@ -136,7 +136,7 @@ class SymbolicTensor:
     __slots__ = ("base", "builder", "index", "overwritten")
     __hash__ = object.__hash__
 
-    def __init__(self, builder: Operations, index: int) -> None:
+    def __init__(self, builder: TensorBuilder, index: int) -> None:
         self.builder = builder
         self.index = index
         #: The tensor whose memory NumPy's array would share, if any.
