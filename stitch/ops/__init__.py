@@ -1,23 +1,28 @@
-"""Operators: one definition per operator, and the three ways of using one.
+"""Operators: a definition for each (`OpDef`), and functions to infer, bind and evaluate them.
 
-A family of operators is a folder, with their gradient and batching rules and the operators that
-compute a gradient; what all families use lies above them.
+A family of operators is a file, with kernels, gradients and batching rules, and the operators that
+compute gradients.
 """
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import (
     OperationBytes,
+    attributes_of,
     bind,
+    definition_of,
     evaluate,
     evaluate_operation,
     infer_operation,
     infer_types,
+    is_elementwise,
     kernel_bytes,
     kernel_workspace,
+    lookup,
     numpy_bytes,
     operand_nbytes,
+    operators,
 )
-from stitch.ops.batch_normalization import LastPass, batch_gradient_steps
+from stitch.ops.batch_normalization import batch_gradient_steps
 from stitch.ops.batching import Batching, BatchingContext
 from stitch.ops.definition import (
     Attribute,
@@ -28,17 +33,10 @@ from stitch.ops.definition import (
     resolve_attributes,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
-from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
+from stitch.ops.gradient import Gradient, GradientContext
 from stitch.ops.inference import Inference, InferenceContext, float_of, int_of, string_of
 from stitch.ops.rearranging import slices_of
 from stitch.ops.recurrent import recurrent_activations
-from stitch.ops.registry import (
-    attributes_of,
-    definition_of,
-    is_elementwise,
-    lookup,
-    operators,
-)
 from stitch.ops.reshaping import RESHAPING, known_by_type
 from stitch.ops.steps import copy_steps
 from stitch.ops.types import conversion_steps, workspace_nbytes
@@ -52,7 +50,6 @@ from stitch.ops.windows import (
 )
 from stitch.ops.work import (
     OperationWork,
-    ProgramWork,
     estimated_steps,
     has_products,
     multiply_adds,
@@ -63,25 +60,22 @@ from stitch.ops.work import (
 from stitch.ops.workspaces import (
     LINE_NBYTES,
     KernelMemory,
-    WorkspaceContext,
-    WorkspaceRule,
     bytes_from_a_line,
     computed_nbytes,
     workspace,
 )
 
 __all__ = [
-    "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",
-    "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
-    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LastPass", "OpDef",
-    "OperationBytes", "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
+    "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute", "Batching",
+    "BatchingContext", "Gradient", "GradientContext", "Inference", "InferenceContext", "Kernel",
+    "KernelArguments", "KernelMemory", "OpDef", "OperationBytes", "OperationWork", "Thunk",
     "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
-    "definition_of",
-    "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
-    "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
-    "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
-    "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "pool_windows",
-    "program_work", "recurrent_activations", "resolve_attributes", "row_copies", "sees_everywhere",
-    "slices_of", "string_of", "summed_over_operations", "transposed_windows", "turned_windows",
-    "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
+    "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "definition_of",
+    "estimated_steps", "evaluate", "evaluate_operation", "float_of", "has_products",
+    "infer_operation", "infer_types", "int_of", "is_elementwise", "kernel_bytes",
+    "kernel_workspace", "known_by_type", "lookup", "multiply_adds", "numpy_bytes", "onnx_code",
+    "operand_nbytes", "operators", "pool_windows", "program_work", "recurrent_activations",
+    "resolve_attributes", "row_copies", "sees_everywhere", "slices_of", "string_of",
+    "summed_over_operations", "transposed_windows", "turned_windows", "windowed", "windows_of",
+    "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

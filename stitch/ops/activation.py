@@ -89,11 +89,7 @@ def _exponential_branch(
     if 0.0 < scale <= rate:
         # The exponential is never below its tangent, x.
         return [*steps, partial(np.maximum, x, work, out=out)]
-    return [
-        *steps,
-        partial(np.maximum, zero(x), x, out=out),
-        partial(np.add, out, work, out),
-    ]
+    return [*steps, partial(np.maximum, zero(x), x, out=out), partial(np.add, out, work, out)]
 
 
 def _selu(x: Array, out: Array, work: Work, alpha: float, gamma: float) -> Sequence[Thunk]:
@@ -178,7 +174,7 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _batch_prelu(context: BatchingContext) -> Sequence[Any]:
     """Repeat the operand over the batch: the slope must broadcast to it."""
-    return context.again(context.broadcast(0), context.aligned(1, context.rank()))
+    return context.emit(context.broadcast(0), context.align(1, context.rank()))
 
 
 def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -277,7 +273,7 @@ def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
         less = context.apply("Less", x, 0.0)
         return context.apply("Where", less, gradient * context.input(1), gradient)
 
-    return context.of_operands(below, lambda: gradient * context.apply("Min", x, 0.0))
+    return context.by_operand(below, lambda: gradient * context.apply("Min", x, 0.0))
 
 
 def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:

@@ -45,25 +45,25 @@ from stitch.program import Array, DataType, ValueType
 
 def add_gradient(context: GradientContext) -> Sequence[Any]:
     """Add and Sum."""
-    return context.of_operands(*[lambda: context.gradient] * len(context.input_types))
+    return context.by_operand(*[lambda: context.gradient] * len(context.input_types))
 
 
 def mean_gradient(context: GradientContext) -> Sequence[Any]:
     share = context.gradient * (1.0 / len(context.input_types))
-    return context.of_operands(*[lambda: share] * len(context.input_types))
+    return context.by_operand(*[lambda: share] * len(context.input_types))
 
 
 def sub_gradient(context: GradientContext) -> Sequence[Any]:
     """d(a - b) = da - db."""
-    first = context.reduced(context.gradient, 0) if context.wants(0) else None
-    second = -context.reduced(context.gradient, 1) if context.wants(1) else None
+    first = context.sum_to(context.gradient, 0) if context.wants(0) else None
+    second = -context.sum_to(context.gradient, 1) if context.wants(1) else None
     return first, second
 
 
 def mul_gradient(context: GradientContext) -> Sequence[Any]:
     """d(a·b) = b·da + a·db."""
     gradient = context.gradient
-    return context.of_operands(
+    return context.by_operand(
         lambda: gradient * context.input(1), lambda: gradient * context.input(0)
     )
 
@@ -71,10 +71,10 @@ def mul_gradient(context: GradientContext) -> Sequence[Any]:
 def div_gradient(context: GradientContext) -> Sequence[Any]:
     """d(a / b) = da / b - (a / b) db / b."""
     quotient = context.gradient / context.input(1)
-    first = context.reduced(quotient, 0) if context.wants(0) else None
+    first = context.sum_to(quotient, 0) if context.wants(0) else None
     second = None
     if context.wants(1):
-        second = -context.reduced(quotient * context.output(), 1)
+        second = -context.sum_to(quotient * context.output(), 1)
     return first, second
 
 
@@ -84,30 +84,28 @@ def mod_gradient(context: GradientContext) -> Sequence[Any]:
     def negated_quotient() -> Any:
         return context.apply("Round", (context.output() - context.input(0)) / context.input(1))
 
-    return context.of_operands(
+    return context.by_operand(
         lambda: context.gradient, lambda: context.gradient * negated_quotient()
     )
-
-
-def _exponent(data: Array | None) -> float | None:
-    """Return the exponent if it is one number known at compile time."""
-    return float(data.reshape(())) if data is not None and data.size == 1 else None
 
 
 def pow_gradient(context: GradientContext) -> Sequence[Any]:
     """d(a^b) = b a^(b-1) da + a^b log(a) db; terms of a zero base or exponent are 0, not NaN."""
     first = second = None
     if context.wants(0):
-        exponent = _exponent(context.constants[1])
-        sloped = _known_power(context, exponent) if exponent is not None else _power(context)
-        first = None if sloped is None else context.reduced(sloped, 0)
+        data = context.constants[1]
+        if data is not None and data.size == 1:
+            sloped = _known_power(context, float(data.reshape(())))
+        else:
+            sloped = _power(context)
+        first = None if sloped is None else context.sum_to(sloped, 0)
     if context.wants(1):
         base = context.input(0)
         log = context.apply("Log", base)
         is_zero = context.apply("Equal", base, context.zero_like(base))
         log = context.apply("Where", is_zero, context.zero_like(base), log)
         product = context.gradient * context.output() * log
-        second = context.in_type(context.reduced(product, 1), context.type_of(1).data_type)
+        second = context.cast(context.sum_to(product, 1), context.type_of(1).data_type)
     return first, second
 
 
@@ -134,7 +132,7 @@ def _known_power(context: GradientContext, exponent: float) -> Any:
 def _power(context: GradientContext) -> Any:
     base, exponent = context.input(0), context.input(1)
     slope = context.apply("Pow", base, exponent - 1)
-    factor = context.in_type(exponent, base.data_type)
+    factor = context.cast(exponent, base.data_type)
     product = context.gradient * factor * slope
     is_zero = context.apply("Equal", factor, context.zero_like(factor))
     return context.apply("Where", is_zero, context.zero_like(product), product)
@@ -147,11 +145,11 @@ def extreme_gradient(context: GradientContext) -> Sequence[Any]:
     shares: list[Any] = [None] * count
     for index in range(last + 1):
         if index == count - 1:
-            shares[index] = context.reduced(rest, index)
+            shares[index] = context.sum_to(rest, index)
             break
         hit = context.apply("Equal", context.input(index), context.output())
         if context.wants(index):
-            shares[index] = context.reduced(context.where(hit, rest), index)
+            shares[index] = context.sum_to(context.where(hit, rest), index)
         if index < last:
             rest = context.apply("Where", hit, context.zero_like(rest), rest)
     return shares
@@ -171,10 +169,10 @@ def clip_gradient(context: GradientContext) -> Sequence[Any]:
         inner = gradient if outside is None else context.apply("Where", outside, zero, gradient)
     if context.wants(2):
         assert above is not None
-        high = context.reduced(context.where(above, gradient), 2)
+        high = context.sum_to(context.where(above, gradient), 2)
     if context.wants(1):
         assert below is not None
-        low = context.reduced(context.where(below, gradient), 1)
+        low = context.sum_to(context.where(below, gradient), 1)
     return inner, low, high
 
 
@@ -311,11 +309,11 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
 def _batch_clip(context: BatchingContext) -> Sequence[Any]:
     """If a bound varies over the batch, use Max and Min instead."""
     if not context.varies(1, 2):
-        return context.again(*context.operands)
+        return context.emit(*context.operands)
     rank, value = context.rank(), context.operands[0]
     for index, op in ((1, "Max"), (2, "Min")):
         if context.has(index):
-            value = context.apply(op, value, context.aligned(index, rank))
+            value = context.apply(op, value, context.align(index, rank))
     return (value,)
 
 
@@ -524,7 +522,7 @@ def _shift(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def where_gradient(context: GradientContext) -> Sequence[Any]:
     condition, gradient = context.input(0), context.gradient
-    return context.of_operands(
+    return context.by_operand(
         None,
         lambda: context.where(condition, gradient),
         lambda: context.apply("Where", condition, context.zero_like(gradient), gradient),

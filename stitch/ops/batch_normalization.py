@@ -15,7 +15,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, float_of, int_of
 from stitch.ops.layer_normalization import EPSILON, root_reciprocal
-from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
+from stitch.ops.reduction import SPREAD_FROM, inverse_deviation
 from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, slice_range
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
 from stitch.program import Array, ValueType
@@ -30,9 +30,9 @@ def lrn_gradient(context: GradientContext) -> Sequence[Any]:
     distance = np.arange(channels)[:, None] - np.arange(channels)
     # [read, reader]: a channel reads (size - 1) // 2 channels before itself and size // 2 after.
     reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
-    total = context.weighted(x * x, 1, reads) * factor + context.float_of("bias")
+    total = context.multiply_axis(x * x, 1, reads) * factor + context.float_of("bias")
     own = gradient * context.apply("Pow", total, -beta)
-    others = context.weighted(gradient * y / total, 1, reads.T)
+    others = context.multiply_axis(gradient * y / total, 1, reads.T)
     return (own - x * others * (2.0 * factor * beta),)
 
 
@@ -53,8 +53,8 @@ def batch_normalization_gradient(context: GradientContext) -> Sequence[Any]:
 def _channel_vector(context: GradientContext, vector: Any) -> Any:
     """Return a vector per channel in the operand's type, shaped to broadcast."""
     x = context.type_of(0)
-    vector = context.in_type(vector, x.data_type)
-    return context.shaped(vector, (-1, *(1,) * (len(x.shape) - 2))) if len(x.shape) > 2 else vector
+    vector = context.cast(vector, x.data_type)
+    return context.reshape(vector, (-1, *(1,) * (len(x.shape) - 2))) if len(x.shape) > 2 else vector
 
 
 def _channel_sums(context: GradientContext, value: Any, index: int) -> Any:
@@ -69,7 +69,7 @@ def _training_gradient(context: GradientContext) -> Sequence[Any]:
         third = _channel_sums(context, gradient, 2) if context.wants(2) else None
         return None, None, third, None, None
     kind = context.type_of(0).data_type
-    operands = [gradient, context.input(0), context.in_type(context.input(1), kind)]
+    operands = [gradient, context.input(0), context.cast(context.input(1), kind)]
     is_exact = kind.dtype == kind.compute_dtype and context.type_of(3).data_type is kind
     if is_exact and context.float_of("momentum") == 0:
         # The running statistics are then the batch's own mean and variance.
@@ -85,7 +85,7 @@ def _training_gradient(context: GradientContext) -> Sequence[Any]:
 def _as_vector(context: GradientContext, value: Any, index: int) -> Any:
     """Return a number per channel in the shape and type of operand `index`."""
     kind = context.type_of(index)
-    return context.in_type(context.shaped(value, kind.shape), kind.data_type)
+    return context.cast(context.reshape(value, kind.shape), kind.data_type)
 
 
 def _inference_gradient(context: GradientContext) -> Sequence[Any]:
@@ -118,25 +118,25 @@ def batch_batch_normalization(c: BatchingContext) -> Sequence[Any]:
     statistics are shared."""
     samples = not c.varies(1, 2, 3, 4) and not c.int_of("training_mode")
     if samples:
-        return (c.split(c.with_first(c.folded(0))[0]),)
+        return (c.split(c.with_first(c.fold(0))[0]),)
     if c.rank() > 1:
-        result, *statistics = c.again(c.folded(0, 1), *(c.folded(i) for i in range(1, 5)))
+        result, *statistics = c.emit(c.fold(0, 1), *(c.fold(i) for i in range(1, 5)))
         return c.split(result, 1), *(c.split(s) for s in statistics)
     # A vector holds samples of one channel.
     x = c.apply("Transpose", c.broadcast(0), perm=[1, 0])
-    result, *statistics = c.again(x, *(c.folded(i) for i in range(1, 5)))
-    return c.in_front(result, 1), *(c.split(s) for s in statistics)
+    result, *statistics = c.emit(x, *(c.fold(i) for i in range(1, 5)))
+    return c.move_to_front(result, 1), *(c.split(s) for s in statistics)
 
 
 def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any]:
     """Fold the batch into channels: statistics and sums are per channel and example."""
-    figures = [c.folded(i) for i in range(2, 5) if c.has(i)]
+    figures = [c.fold(i) for i in range(2, 5) if c.has(i)]
     if c.rank(1) > 1:
-        result, *sums = c.again(c.folded(0, 1), c.folded(1, 1), *figures)
+        result, *sums = c.emit(c.fold(0, 1), c.fold(1, 1), *figures)
         return c.split(result, 1), *(c.split(s) for s in sums)
     gradient, x = (c.apply("Transpose", c.broadcast(i), perm=[1, 0]) for i in range(2))
-    result, *sums = c.again(gradient, x, *figures)
-    return c.in_front(result, 1), *(c.split(s) for s in sums)
+    result, *sums = c.emit(gradient, x, *figures)
+    return c.move_to_front(result, 1), *(c.split(s) for s in sums)
 
 
 # Planes (one per sample and channel) --------------------------------------------------------------
@@ -183,15 +183,17 @@ class Planes:
         little is lost when squares are subtracted.
         """
         first, wild = self.x[: self.wide[0]], np.empty(mean.shape, np.bool_)
+        head = ChannelSums(first.shape, len(first), mean)
         steps: list[Thunk] = [
-            *Planes(first).means(first, mean),
+            *head.plain(slice(0, len(first)), slice(0, first.shape[1]), first),
+            *head.means(mean),
             # Do not shift by infinity or NaN.
             partial(np.isfinite, mean, wild),
             partial(np.logical_not, wild, wild),
             partial(np.copyto, mean, scalar(0, mean), where=wild),
         ]
         before, chunks = self.centered(mean)
-        squares, rests = ChannelSums(self, mean), ChannelSums(self, mean)
+        squares, rests = self.sums(mean), self.sums(mean)
         rest, square = np.empty_like(mean), np.empty_like(mean)
         for part, some, here, center in chunks:
             before += [
@@ -205,24 +207,9 @@ class Planes:
             partial(np.maximum, variance, scalar(0, variance), out=variance),
         ]  # fmt: skip
 
-    def means(self, x: Array, mean: Array) -> list[Thunk]:
-        """Return steps that compute the means per channel of an array of the batch's shape."""
-        samples, channels, places = self.x.shape
-        if places >= SHORT_ROW:
-            sums = np.empty((samples, channels), mean.dtype)
-            return [
-                *row_means(x.reshape(-1, places), sums.reshape(-1)),
-                partial(np.add.reduce, sums, 0, None, mean),
-                partial(np.divide, mean, scalar(samples, mean), mean),
-            ]
-        # Small planes: sum over samples first.
-        sums = np.empty((channels, places), mean.dtype)
-        ones, flat = np.ones((1, samples), mean.dtype), x.reshape(samples, -1)
-        return [
-            partial(np.dot, ones, flat, sums.reshape(1, -1)),
-            partial(np.add.reduce, sums, 1, None, mean),
-            partial(np.divide, mean, scalar(samples * places, mean), mean),
-        ]
+    def sums(self, like: Array) -> ChannelSums:
+        """Return sums over the chunks in the type of an array."""
+        return ChannelSums(self.x.shape, self.wide[0], like, self.chunks[0][1].stop)
 
     def centered(self, mean: Array) -> tuple[list[Thunk], list[tuple[slice, slice, Array, Thunk]]]:
         """Return steps to run first; and for each chunk its samples, its channels, a workspace, and
@@ -269,18 +256,24 @@ def by_distance(
 
 
 class ChannelSums:
-    """Sums of products over each channel, accumulated chunk by chunk."""
+    """Sums of products over each channel, accumulated chunk by chunk.
 
-    def __init__(self, planes: Planes, like: Array) -> None:
-        samples, channels, places = planes.x.shape
-        self.at_once, self.count = planes.wide[0], scalar(samples * places, like)
+    Chunks have up to `at_once` samples and `wide` channels; None: only `plain` sums of whole
+    samples are used.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], at_once: int, like: Array, wide: int | None = None
+    ) -> None:
+        samples, channels, places = shape
+        self.at_once, self.count = at_once, scalar(samples * places, like)
         self.is_short = places < SHORT_ROW
         self.ones = np.ones((1, self.at_once if self.is_short else places), like.dtype)
         if self.is_short:
             pieces = -(-samples // self.at_once)
             self.rows = np.empty((pieces, channels, places), like.dtype)
-            wide = planes.chunks[0][1].stop
-            self.product = workspace((self.at_once, wide, places), like.dtype)
+            if wide is not None:
+                self.product = workspace((at_once, wide, places), like.dtype)
         else:
             self.rows = np.empty((samples, channels), like.dtype)
 
@@ -472,7 +465,7 @@ class _GradientPasses:
             *map(planes.over_places, (self.factor, self.along, self.offset)), strict=True
         )
         self.refreshed = [step for steps in refreshed for step in steps]
-        self.products, self.slopes = ChannelSums(planes, mean), ChannelSums(planes, mean)
+        self.products, self.slopes = planes.sums(mean), planes.sums(mean)
         self.before, self.chunks = planes.centered(mean)
 
     def steps(self, out: Array, sums: Sequence[Array], *, is_near: bool) -> list[Thunk]:

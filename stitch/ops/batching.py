@@ -64,7 +64,7 @@ class BatchingContext(EmittingContext):
 
     # Emitting operations -----------------------------------------------------------------------
 
-    def again(self, *operands: Operand, **changed: Any) -> tuple[Any, ...]:
+    def emit(self, *operands: Operand, **changed: Any) -> tuple[Any, ...]:
         """Emit the operation on other operands, with some attributes changed (None: removed)."""
         words = {**self.attributes, **changed}
         return self.builder.apply(self.op, operands, len(self.output_types), words, self.domain)
@@ -72,16 +72,16 @@ class BatchingContext(EmittingContext):
     def with_first(self, first: Operand, **changed: Any) -> tuple[Any, ...]:
         """Emit the operation with another first operand; the others must be shared."""
         assert not any(self.batched[1:])
-        return self.again(first, *self.operands[1:], **changed)
+        return self.emit(first, *self.operands[1:], **changed)
 
     # Batched operands --------------------------------------------------------------------------
 
-    def repeated(self, value: Any, shape: Shape) -> Any:
+    def repeat(self, value: Any, shape: Shape) -> Any:
         """Repeat a shared value of this shape over the batch: [batch_size, *shape]."""
         if not DataType.from_dtype(value.dtype).is_narrow:
             return self.apply("Expand", value, [self.batch_size, *shape])
         # Expand does not support types of 8 bits and fewer; Pad does.
-        row, none = self.shaped(value, (1, *shape)), [0] * (len(shape) + 1)
+        row, none = self.reshape(value, (1, *shape)), [0] * (len(shape) + 1)
         pads = [*none, self.batch_size - 1, *none[1:]]
         return self.apply("Pad", row, pads, mode="edge")
 
@@ -90,45 +90,45 @@ class BatchingContext(EmittingContext):
         it is absent."""
         if not self.has(index) or self.batched[index]:
             return self.operands[index] if index < len(self.operands) else None
-        return self.repeated(self.operands[index], self.shape(index))
+        return self.repeat(self.operands[index], self.shape(index))
 
-    def all_broadcast(self) -> tuple[Any, ...]:
+    def broadcast_all(self) -> tuple[Any, ...]:
         """Return all operands with the batch axis in front."""
         return tuple(self.broadcast(index) for index in range(len(self.operands)))
 
-    def aligned(self, index: int, rank: int) -> Any:
+    def align(self, index: int, rank: int) -> Any:
         """Return operand `index` so that it broadcasts against values of rank `rank` per example:
         [batch_size, 1 .., *shape] if it varies, else unchanged."""
         operand = self.operands[index] if index < len(self.operands) else None
         if operand is None or not self.varies(index):
             return operand
         shape = self.shape(index)
-        return self.shaped(operand, (self.batch_size, *(1,) * (rank - len(shape)), *shape))
+        return self.reshape(operand, (self.batch_size, *(1,) * (rank - len(shape)), *shape))
 
-    def folded(self, index: int, axis: int = 0) -> Any:
+    def fold(self, index: int, axis: int = 0) -> Any:
         """Return operand `index` with the batch folded into its axis `axis` (batch-major); None if
         the operand is absent."""
         value = self.broadcast(index)
-        return None if value is None else self.merged(value, axis)
+        return None if value is None else self.merge(value, axis)
 
-    def merged(self, value: Any, axis: int = 0) -> Any:
+    def merge(self, value: Any, axis: int = 0) -> Any:
         """Fold the batch axis of a value [batch_size, *s] into axis `axis` of s."""
         shape = list(value.shape[1:])
         if axis:
             value = self.apply("Transpose", value, perm=_moved(len(shape) + 1, 0, axis))
         shape[axis] *= self.batch_size
-        return self.shaped(value, shape)
+        return self.reshape(value, shape)
 
     def split(self, value: Any, axis: int = 0) -> Any:
-        """Inverse of `merged`: split the batch off axis `axis` and move it to the front."""
+        """Inverse of `merge`: split the batch off axis `axis` and move it to the front."""
         shape = value.shape
         size = shape[axis] // self.batch_size
-        value = self.shaped(value, (*shape[:axis], self.batch_size, size, *shape[axis + 1 :]))
+        value = self.reshape(value, (*shape[:axis], self.batch_size, size, *shape[axis + 1 :]))
         if not axis:
             return value
         return self.apply("Transpose", value, perm=_moved(len(shape) + 1, axis, 0))
 
-    def in_front(self, value: Any, axis: int) -> Any:
+    def move_to_front(self, value: Any, axis: int) -> Any:
         """Move the batch axis of a value from `axis` to the front."""
         if axis == 0:
             return value
@@ -142,7 +142,7 @@ class BatchingContext(EmittingContext):
     def wide(self, value: Any) -> Any:
         """Cast a value to its compute type, so that several operations round once."""
         computed = DataType.from_dtype(value.dtype).compute_dtype
-        return self.in_type(value, DataType.from_dtype(computed))
+        return self.cast(value, DataType.from_dtype(computed))
 
 
 def _moved(rank: int, source: int, target: int) -> list[int]:
@@ -159,12 +159,12 @@ Batching = Callable[[BatchingContext], "Sequence[Any] | None"]
 def broadcasting(context: BatchingContext) -> Sequence[Any]:
     """Rule of operators whose operands broadcast against each other."""
     rank = max(len(kind.shape) for kind in context.input_types if kind is not None)
-    return context.again(*(context.aligned(i, rank) for i in range(len(context.operands))))
+    return context.emit(*(context.align(i, rank) for i in range(len(context.operands))))
 
 
 def of_equal_shapes(context: BatchingContext) -> Sequence[Any]:
     """Rule of elementwise operators whose operands have one shape."""
-    return context.again(*context.all_broadcast())
+    return context.emit(*context.broadcast_all())
 
 
 def of_last_axes(context: BatchingContext) -> Sequence[Any]:
@@ -179,7 +179,7 @@ def first_along_axis(context: BatchingContext) -> Sequence[Any]:
 
 def along_axis(context: BatchingContext) -> Sequence[Any]:
     """Rule of operators along the attribute `axis`: shift it by one."""
-    return context.again(*context.all_broadcast(), axis=context.axis_behind(context.int_of("axis")))
+    return context.emit(*context.broadcast_all(), axis=context.axis_behind(context.int_of("axis")))
 
 
 def in_first_axis(*shared: int) -> Batching:
@@ -192,9 +192,9 @@ def in_first_axis(*shared: int) -> Batching:
         if context.varies(*shared):
             return None
         operands = (
-            context.operands[i] if i in shared else context.folded(i)
+            context.operands[i] if i in shared else context.fold(i)
             for i in range(len(context.operands))
         )
-        return tuple(context.split(result) for result in context.again(*operands))
+        return tuple(context.split(result) for result in context.emit(*operands))
 
     return batching

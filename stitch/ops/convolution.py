@@ -56,24 +56,24 @@ def _conv_by_example(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
     """
     group = c.int_of("group")
     if not c.varies(0) and group == 1:
-        (result,) = c.again(c.operands[0], c.folded(1, weights_axis), bias)
+        (result,) = c.emit(c.operands[0], c.fold(1, weights_axis), bias)
     else:
-        (result,) = c.again(c.folded(0, 1), c.folded(1), bias, group=group * c.batch_size)
+        (result,) = c.emit(c.fold(0, 1), c.fold(1), bias, group=group * c.batch_size)
     return c.split(result, 1)
 
 
 def _batch_convolution(c: BatchingContext, weights_axis: int) -> Sequence[Any] | None:
     if c.varies(1):
-        return (_conv_by_example(c, c.folded(2), weights_axis),)
+        return (_conv_by_example(c, c.fold(2), weights_axis),)
     if not c.varies(2):
         return _fold_into_samples(c)
     data_type = c.type_of(0).data_type
-    image = c.folded(0) if c.varies(0) else c.operands[0]
-    (result,) = c.again(c.wide(image), c.wide(c.operands[1]))
+    image = c.fold(0) if c.varies(0) else c.operands[0]
+    (result,) = c.emit(c.wide(image), c.wide(c.operands[1]))
     if c.varies(0):
         result = c.split(result)
-    bias = c.shaped(c.operands[2], (c.batch_size, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
-    return (c.in_type(c.apply("Add", result, c.wide(bias)), data_type),)
+    bias = c.reshape(c.operands[2], (c.batch_size, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
+    return (c.cast(c.apply("Add", result, c.wide(bias)), data_type),)
 
 
 def batch_conv(c: BatchingContext) -> Sequence[Any] | None:
@@ -87,7 +87,7 @@ def batch_conv_transpose(c: BatchingContext) -> Sequence[Any] | None:
 def batch_conv_weight_gradient(c: BatchingContext) -> Sequence[Any]:
     """Fold the batch into groups: no sum crosses examples."""
     group = c.int_of("group") * c.batch_size
-    (result,) = c.again(c.folded(0, 1), c.folded(1, 1), group=group)
+    (result,) = c.emit(c.fold(0, 1), c.fold(1, 1), group=group)
     return (c.split(result),)
 
 
@@ -537,9 +537,9 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
         return [*steps, *products]
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth)
-    taken = math.prod(windows.padded) * out.shape[1] + group * depth * places
+    elements = math.prod(windows.padded) * out.shape[1] + group * depth * places
     at_once = _samples_at_once(samples, group * depth * places * x.itemsize)
-    if is_cut(taken * x.dtype.itemsize) or _tap_count(windows, samples, at_once) > MOST_STEPS:
+    if is_cut(elements * x.dtype.itemsize) or _tap_count(windows, samples, at_once) > MOST_STEPS:
         return [*spread_steps(x, windows, weights, out), *bias]
     weights = weights.transpose(0, 2, 1)
     rows = x.reshape(samples, group, -1, places)
@@ -549,10 +549,14 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     spread = out if direct else np.empty((at_once, out.shape[1], *windows.padded), x.dtype)
     steps = []
     for part in slice_range(samples, at_once):
-        taken = columns[: part.stop - part.start]
+        piece = columns[: part.stop - part.start]
         target = spread[part] if direct else spread[: part.stop - part.start]
-        steps += [partial(np.matmul, weights, rows[part], taken), fill_step(target, 0)]
-        steps += _tap_steps(taken, target, windows)
+        steps += [partial(np.matmul, weights, rows[part], piece), fill_step(target, 0)]
+        # Add every column at the positions of its kernel element.
+        taps = piece.reshape(*target.shape[:2], math.prod(windows.kernel), *windows.output)
+        for index, tap in enumerate(windows.taps()):
+            into = target[(slice(None), slice(None), *tap)]
+            steps.append(partial(np.add, into, taps[:, :, index], into))
         if not direct:
             steps += copy_steps(target[(slice(None), slice(None), *inner)], out[part])
     return [*steps, *bias]
@@ -596,14 +600,6 @@ def _reversed_weights(arguments: KernelArguments, group: int) -> tuple[Array, li
         return flat.reshape(group, source.shape[1], -1), []
     weights = np.empty(source.shape, w.dtype)
     return weights.reshape(group, source.shape[1], -1), [partial(np.copyto, weights, source)]
-
-
-def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
-    """Return steps that add every column at the positions of its kernel element."""
-    count = math.prod(windows.kernel)
-    taps = columns.reshape(*target.shape[:2], count, *windows.output)
-    places = (target[(slice(None), slice(None), *tap)] for tap in windows.taps())
-    return [partial(np.add, p, taps[:, :, index], p) for index, p in enumerate(places)]
 
 
 CONVOLUTION = OpDef(

@@ -199,26 +199,18 @@ def resolve_attributes(
     return MappingProxyType(resolved)
 
 
+#: By kind: the accepted Python type, and the conversion to the type of files.
+_SCALARS: Mapping[str, tuple[type, Callable[[Any], Any]]] = {
+    "int": (Integral, int), "float": (Real, float), "string": (str, str),
+}  # fmt: skip
+
+
 def _typed(name: str, declared: Attribute, value: Any, where: str) -> AttributeValue:
-    kind = declared.kind
-    try:
-        if kind.endswith("s"):
-            if isinstance(value, str) or not isinstance(value, Sequence):
-                raise TypeError
-            # mypy cannot express that all elements have one type.
-            return tuple(_scalar(kind[:-1], item) for item in value)  # type: ignore[return-value]
-        return _scalar(kind, value)
-    except TypeError:
-        raise CompileError(
-            f"attribute {name!r} has the wrong type", where=where, expected=kind, got=repr(value)
-        ) from None
-
-
-def _scalar(kind: str, value: Any) -> int | float | str:
-    if kind == "int" and isinstance(value, Integral):
-        return int(value)
-    if kind == "float" and isinstance(value, Real):
-        return float(value)
-    if kind == "string" and isinstance(value, str):
-        return value
-    raise TypeError
+    accepted, convert = _SCALARS[declared.kind.removesuffix("s")]
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    items = value if is_list else (value,)
+    if is_list == declared.kind.endswith("s") and all(isinstance(x, accepted) for x in items):
+        converted = tuple(map(convert, items))
+        return converted if is_list else converted[0]
+    what = f"attribute {name!r} has the wrong type"
+    raise CompileError(what, where=where, expected=declared.kind, got=repr(value))

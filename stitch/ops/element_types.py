@@ -32,30 +32,13 @@ INT64 = frozenset({DataType.INT64})
 PRODUCTS = FLOATS | {DataType.INT32, DataType.INT64, DataType.UINT32, DataType.UINT64}
 
 _ONNX_CODES = {
-    DataType.FLOAT32: 1,
-    DataType.UINT8: 2,
-    DataType.INT8: 3,
-    DataType.UINT16: 4,
-    DataType.INT16: 5,
-    DataType.INT32: 6,
-    DataType.INT64: 7,
-    DataType.BOOL: 9,
-    DataType.FLOAT16: 10,
-    DataType.FLOAT64: 11,
-    DataType.UINT32: 12,
-    DataType.UINT64: 13,
-    DataType.BFLOAT16: 16,
-    DataType.FLOAT8_E4M3FN: 17,
-    DataType.FLOAT8_E4M3FNUZ: 18,
-    DataType.FLOAT8_E5M2: 19,
-    DataType.FLOAT8_E5M2FNUZ: 20,
-    DataType.UINT4: 21,
-    DataType.INT4: 22,
-    DataType.FLOAT4_E2M1: 23,
-    DataType.FLOAT8_E8M0: 24,
-    DataType.UINT2: 25,
-    DataType.INT2: 26,
-}
+    DataType.FLOAT32: 1, DataType.UINT8: 2, DataType.INT8: 3, DataType.UINT16: 4, DataType.INT16: 5,
+    DataType.INT32: 6, DataType.INT64: 7, DataType.BOOL: 9, DataType.FLOAT16: 10,
+    DataType.FLOAT64: 11, DataType.UINT32: 12, DataType.UINT64: 13, DataType.BFLOAT16: 16,
+    DataType.FLOAT8_E4M3FN: 17, DataType.FLOAT8_E4M3FNUZ: 18, DataType.FLOAT8_E5M2: 19,
+    DataType.FLOAT8_E5M2FNUZ: 20, DataType.UINT4: 21, DataType.INT4: 22, DataType.FLOAT4_E2M1: 23,
+    DataType.FLOAT8_E8M0: 24, DataType.UINT2: 25, DataType.INT2: 26,
+}  # fmt: skip
 _BY_CODE = {code: data_type for data_type, code in _ONNX_CODES.items()}
 
 
@@ -79,8 +62,11 @@ def data_type_of_code(code: int, where: str = "") -> DataType:
     """
     data_type = _BY_CODE.get(code)
     if data_type is None:
-        known = ", ".join(f"{number} ({t.value})" for number, t in sorted(_BY_CODE.items()))
+        supported = ", ".join(f"{number} ({t.value})" for number, t in sorted(_BY_CODE.items()))
         raise CompileError(
-            f"ONNX data type {code} is not supported", where=where, expected=known, got=str(code)
+            f"ONNX data type {code} is not supported",
+            where=where,
+            expected=supported,
+            got=str(code),
         )
     return data_type

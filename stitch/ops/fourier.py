@@ -83,7 +83,7 @@ def batch_dft(c: BatchingContext) -> Sequence[Any]:
     axis = c.ints_at(2)
     axes = [] if axis is None else [np.array(c.axis_behind(axis[0]))]
     length = c.operands[1] if c.has(1) else None
-    return c.again(c.operands[0], length, *axes)
+    return c.emit(c.operands[0], length, *axes)
 
 
 def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
@@ -186,13 +186,6 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-def _stft_length(context: InferenceContext, size: int) -> int:
-    window = context.present(2)
-    if context.present(3) is not None:
-        return context.known_scalar(3, "frame_length")
-    return size if window is None else window.shape[0]
-
-
 def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, FLOATS)
     context.require_same_type((0, 2))
@@ -202,7 +195,10 @@ def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
     if context.present(2) is not None:
         context.require_rank(2, 1, 1)
     step = context.known_scalar(1, "frame_step")
-    length = _stft_length(context, x.shape[1])
+    window = context.present(2)
+    length = x.shape[1] if window is None else window.shape[0]
+    if context.present(3) is not None:
+        length = context.known_scalar(3, "frame_length")
     if step < 1 or not 1 <= length <= x.shape[1]:
         raise context.fail(
             f"frame_step or frame_length of STFT is out of range for a signal of {x.shape[1]}",

@@ -80,19 +80,19 @@ class EmittingContext(WithAttributes):
         """Emit a constant."""
         return self.builder.constant(array)
 
-    def filled(self, number: Any, shape: Shape, data_type: DataType) -> Any:
+    def fill(self, number: Any, shape: Shape, data_type: DataType) -> Any:
         """Emit a value of one repeated number, expanded at run time to keep files small."""
         value = self.constant(np.array(number, data_type.dtype))
         return self.apply("Expand", value, list(shape)) if shape else value
 
-    def shaped(self, value: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         """Reshape a value unless it has this shape."""
         if tuple(value.shape) == tuple(shape):
             return value
         # allowzero: a 0 of an empty tensor must not mean "copy this dimension".
         return self.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
 
-    def in_type(self, value: Any, data_type: DataType) -> Any:
+    def cast(self, value: Any, data_type: DataType) -> Any:
         """Cast a value unless it has this type."""
         if DataType.from_dtype(value.dtype) == data_type:
             return value
@@ -143,7 +143,7 @@ class GradientContext(EmittingContext):
         where = operation_text(self.op, self.input_types, self.location)
         return CompileError(f"{self.op} has no gradient here: {what}", where=where, remedy=remedy)
 
-    def reduced(self, gradient: Any, index: int) -> Any:
+    def sum_to(self, gradient: Any, index: int) -> Any:
         """Sum a gradient over the axes along which input `index` was broadcast."""
         shape = self.type_of(index).shape
         if gradient.shape == shape:
@@ -156,12 +156,12 @@ class GradientContext(EmittingContext):
         ]
         if axes:
             gradient = self.apply("ReduceSum", gradient, axes, keepdims=1)
-        return self.shaped(gradient, shape)
+        return self.reshape(gradient, shape)
 
-    def of_operands(self, *rules: Callable[[], Any] | None) -> tuple[Any, ...]:
-        """Return each rule's gradient, summed as by `reduced`; None where it is not needed."""
+    def by_operand(self, *rules: Callable[[], Any] | None) -> tuple[Any, ...]:
+        """Return each rule's gradient, summed as by `sum_to`; None where it is not needed."""
         return tuple(
-            self.reduced(rule(), index) if rule is not None and self.wants(index) else None
+            self.sum_to(rule(), index) if rule is not None and self.wants(index) else None
             for index, rule in enumerate(rules)
         )
 
@@ -173,13 +173,13 @@ class GradientContext(EmittingContext):
         """Return a scalar zero in a value's type."""
         return self.constant(np.zeros((), value.dtype))
 
-    def padded(self, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
+    def pad(self, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
         """Pad a value with zeros."""
         if not any(begins) and not any(ends):
             return value
         return self.apply("Pad", value, [*begins, *ends], 0.0)
 
-    def weighted(self, value: Any, axis: int, table: Any) -> Any:
+    def multiply_axis(self, value: Any, axis: int, table: Any) -> Any:
         """Multiply one axis of a value by a matrix [axis, new axis]."""
         shape = value.shape
         if axis == len(shape) - 1:
@@ -189,9 +189,9 @@ class GradientContext(EmittingContext):
         # From the left: the value as matrices [..., axis, rest].
         rest = math.prod(shape[axis + 1 :])
         transposed = self.constant(np.ascontiguousarray(table.T, value.dtype))
-        flat = self.shaped(value, (*shape[:axis], shape[axis], rest))
+        flat = self.reshape(value, (*shape[:axis], shape[axis], rest))
         product = self.apply("MatMul", transposed, flat)
-        return self.shaped(product, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))
+        return self.reshape(product, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))
 
 
 #: Returns the gradient of every input, None where it is not wanted or nothing flows back.

@@ -31,16 +31,16 @@ def batch_deform_conv(c: BatchingContext) -> Sequence[Any] | None:
         return in_first_axis(1, 3)(c)
     # Filters and offsets of each example form their own groups.
     words = {name: c.int_of(name) * c.batch_size for name in ("group", "offset_group")}
-    operands = (c.folded(0, 1), c.folded(1), c.folded(2, 1), c.folded(3), c.folded(4, 1))
-    (result,) = c.again(*operands[: len(c.operands)], **words)
+    operands = (c.fold(0, 1), c.fold(1), c.fold(2, 1), c.fold(3), c.fold(4, 1))
+    (result,) = c.emit(*operands[: len(c.operands)], **words)
     return (c.split(result, 1),)
 
 
 def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
     if not c.varies(1, 2):
-        return (c.split(c.again(c.folded(0, 1), *c.operands[1:])[0], 1),)
+        return (c.split(c.emit(c.fold(0, 1), *c.operands[1:])[0], 1),)
     if not c.varies(0):
-        return (c.split(c.again(c.operands[0], c.folded(1), c.folded(2))[0]),)
+        return (c.split(c.emit(c.operands[0], c.fold(1), c.fold(2))[0]),)
     # An index out of range for one example must stay out of range in the folded axis.
     count = c.shape()[0]
     index = c.broadcast(2)
@@ -49,7 +49,7 @@ def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
     own = c.apply("Add", whole, c.example_indices(1, count))
     invalid = c.constant(np.array(-1 - count * c.batch_size))
     indices = c.apply("Where", inside, own, invalid)
-    return (c.split(c.again(c.folded(0), c.folded(1), c.merged(indices))[0]),)
+    return (c.split(c.emit(c.fold(0), c.fold(1), c.merge(indices))[0]),)
 
 
 #: About how many bytes of output rows a DeformConv computes together.

@@ -40,15 +40,15 @@ def batch_gather(c: BatchingContext) -> Sequence[Any]:
     data, indices = c.operands
     axis = c.axis_behind(c.int_of("axis")) - 1
     if not c.varies(1):
-        return c.again(data, indices, axis=axis + 1)
+        return c.emit(data, indices, axis=axis + 1)
     if not c.varies(0):
-        return (c.in_front(c.again(data, indices, axis=axis)[0], axis),)
+        return (c.move_to_front(c.emit(data, indices, axis=axis)[0], axis),)
     # Each example indexes its own data: move the gathered axis behind the batch axis.
     rank, picked = c.rank(), c.rank(1)
     if axis:
         order = [0, axis + 1, *(a for a in range(1, rank + 1) if a != axis + 1)]
         data = c.apply("Transpose", data, perm=order)
-    rows = c.shaped(c.in_type(indices, DataType.INT64), (c.batch_size, *c.shape(1), 1))
+    rows = c.reshape(c.cast(indices, DataType.INT64), (c.batch_size, *c.shape(1), 1))
     result = c.apply("GatherND", data, rows, batch_dims=1)
     if not axis:
         return (result,)
@@ -61,21 +61,21 @@ def batch_gather_rows(c: BatchingContext) -> Sequence[Any]:
     """GatherND: add a batch axis, unless the data is shared and has no batch axes."""
     batch = c.int_of("batch_dims")
     if not batch and not c.varies(0):
-        return c.again(*c.operands)
-    return c.again(*c.all_broadcast(), batch_dims=batch + 1)
+        return c.emit(*c.operands)
+    return c.emit(*c.broadcast_all(), batch_dims=batch + 1)
 
 
 def batch_reverse_sequence(c: BatchingContext) -> Sequence[Any]:
     axis = c.int_of("batch_axis")
-    (result,) = c.again(c.folded(0, axis), c.folded(1))
+    (result,) = c.emit(c.fold(0, axis), c.fold(1))
     return (c.split(result, axis),)
 
 
 def batch_cache(c: BatchingContext) -> Sequence[Any]:
     """TensorScatter: fold the batch into its first axis."""
     axis = c.int_of("axis") % c.rank()
-    operands = (c.folded(i) for i in range(len(c.operands)))
-    return (c.split(c.again(*operands, axis=axis)[0]),)
+    operands = (c.fold(i) for i in range(len(c.operands)))
+    return (c.split(c.emit(*operands, axis=axis)[0]),)
 
 
 def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
@@ -84,7 +84,7 @@ def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
     numbers = c.example_indices(len(shape))
     example = c.apply("Expand", numbers, [c.batch_size, *shape[:-1], 1])
     rows = c.apply("Concat", example, c.broadcast(1), axis=-1)
-    return c.again(c.broadcast(0), rows, c.broadcast(2))
+    return c.emit(c.broadcast(0), rows, c.broadcast(2))
 
 
 def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
@@ -93,10 +93,10 @@ def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
     axis = c.int_of("axis") % rank
     behind = axis + 1 if c.varies(0) else axis
     if not c.varies(2):
-        return c.again(*c.operands, axis=behind)
-    hit = c.again(c.operands[0], c.operands[1], np.array([False, True]), axis=behind)[0]
+        return c.emit(*c.operands, axis=behind)
+    hit = c.emit(c.operands[0], c.operands[1], np.array([False, True]), axis=behind)[0]
     off, on = (
-        c.shaped(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.batch_size, *(1,) * rank))
+        c.reshape(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.batch_size, *(1,) * rank))
         for i in range(2)
     )
     return (c.apply("Where", hit, on, off),)
@@ -108,25 +108,25 @@ def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
 def gather_gradient(context: GradientContext) -> Sequence[Any]:
     """Scatter-add rows: gradients [indices, rest] into [size, rest]."""
     data, indices = context.type_of(0), context.type_of(1).shape
-    gradient, known = context.gradient, context.constants[1]
+    gradient, index = context.gradient, context.constants[1]
     axis = context.int_of("axis") % len(data.shape)
     size = data.shape[axis]
-    if known is not None and known.size == 1:
-        return _one_index_gradient(context, axis, int(known.reshape(())) % size), None
+    if index is not None and index.size == 1:
+        return _one_index_gradient(context, axis, int(index.reshape(())) % size), None
     before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
     count = math.prod(indices)
-    rows = context.shaped(gradient, (before, count, after))
+    rows = context.reshape(gradient, (before, count, after))
     if before > 1:
         rows = context.apply("Transpose", rows, perm=[1, 0, 2])
-    rows = context.shaped(rows, (count, before * after))
-    positions = context.shaped(context.input(1), (count, 1))
-    positions = context.in_type(positions, DataType.INT64)
-    table = context.filled(0, (size, before * after), data.data_type)
+    rows = context.reshape(rows, (count, before * after))
+    positions = context.reshape(context.input(1), (count, 1))
+    positions = context.cast(positions, DataType.INT64)
+    table = context.fill(0, (size, before * after), data.data_type)
     sums = context.apply("ScatterND", table, positions, rows, reduction="add")
     if before > 1:
-        sums = context.shaped(sums, (size, before, after))
+        sums = context.reshape(sums, (size, before, after))
         sums = context.apply("Transpose", sums, perm=[1, 0, 2])
-    return context.shaped(sums, data.shape), None
+    return context.reshape(sums, data.shape), None
 
 
 def _one_index_gradient(context: GradientContext, axis: int, index: int) -> Any:
@@ -135,13 +135,13 @@ def _one_index_gradient(context: GradientContext, axis: int, index: int) -> Any:
     kept_shape = (*shape[:axis], 1, *shape[axis + 1 :])
     begins, ends = [0] * len(shape), [0] * len(shape)
     begins[axis], ends[axis] = index, shape[axis] - 1 - index
-    return context.padded(context.shaped(context.gradient, kept_shape), begins, ends)
+    return context.pad(context.reshape(context.gradient, kept_shape), begins, ends)
 
 
 def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
     data = context.type_of(0)
     sums = context.apply(
-        "ScatterElements", context.filled(0, data.shape, data.data_type), context.input(1),
+        "ScatterElements", context.fill(0, data.shape, data.data_type), context.input(1),
         context.gradient, axis=context.int_of("axis"), reduction="add",
     )  # fmt: skip
     return sums, None
@@ -155,7 +155,7 @@ def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
         count = along(np.arange(shape[axis], dtype=np.int64), axis, len(shape))
         leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
         indices = context.apply("Concat", leading, indices, axis=-1)
-    table = context.filled(0, data.shape, data.data_type)
+    table = context.fill(0, data.shape, data.data_type)
     sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
     return sums, None
 
@@ -175,25 +175,15 @@ def top_gradient(context: GradientContext) -> Sequence[Any]:
     if context.gradient is None:
         return None, None
     indices = context.output(1)
-    table = context.filled(0, data.shape, data.data_type)
+    table = context.fill(0, data.shape, data.data_type)
     return context.apply("ScatterElements", table, indices, context.gradient, axis=axis), None
 
 
-def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
-    return _scatter_gradient(
-        context, "ScatterElements", "GatherElements", axis=context.int_of("axis")
-    )
-
-
-def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
-    return _scatter_gradient(context, "ScatterND", "GatherND")
-
-
-def _scatter_gradient(
-    context: GradientContext, write: str, read: str, **along: Any
-) -> Sequence[Any]:
-    """Updates gather the gradient; the data gets it with the written elements zeroed, or all of it
-    if updates are added."""
+def scatter_gradient(read: str, context: GradientContext) -> Sequence[Any]:
+    """Updates gather the gradient by the operator `read`; the data gets it with the written
+    elements zeroed, or all of it if updates are added."""
+    axis = context.attributes.get("axis")
+    along: dict[str, Any] = {} if axis is None else {"axis": axis}
     reduction = context.string_of("reduction")
     if reduction not in ("none", "add"):
         raise context.fail(
@@ -206,8 +196,8 @@ def _scatter_gradient(
         first = context.gradient
         if reduction == "none":
             kind = context.type_of(2)
-            nothing = context.filled(0, kind.shape, kind.data_type)
-            first = context.apply(write, first, indices, nothing, **along)
+            nothing = context.fill(0, kind.shape, kind.data_type)
+            first = context.apply(context.op, first, indices, nothing, **along)
     if context.wants(2):
         second = context.apply(read, context.gradient, indices, **along)
     return first, None, second
@@ -380,8 +370,8 @@ def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
     rows, steps = flat_row_steps("GatherND", data.shape, indices, batch, fixed)
     if out.size == 0:
         return ()
-    taken = batch + indices.shape[-1]
-    table = data.reshape(math.prod(data.shape[:taken]), math.prod(data.shape[taken:]))
+    depth = batch + indices.shape[-1]
+    table = data.reshape(math.prod(data.shape[:depth]), math.prod(data.shape[depth:]))
     target = out.reshape(*rows.shape, table.shape[1])
     return (*steps, partial(np.take, table, rows, 0, target, "clip"))
 
@@ -677,12 +667,13 @@ OPERATORS: tuple[OpDef, ...] = (
     ),
     OpDef(
         "ScatterElements", (3, 3), _infer_scatter_elements, _scatter_elements,
-        attributes=declared(axis=0, reduction="none"), gradient=scatter_elements_gradient,
+        attributes=declared(axis=0, reduction="none"),
+        gradient=partial(scatter_gradient, "GatherElements"),
         batching=along_axis, workspace=WorkspaceRule(element_index_nbytes), checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_scatter_nd, _scatter_nd, attributes=declared(reduction="none"),
-        gradient=scatter_nd_gradient,
+        gradient=partial(scatter_gradient, "GatherND"),
         batching=batch_scatter_rows, workspace=WorkspaceRule(_scatter_nd_workspace), checks=True,
     ),
     OpDef(

@@ -24,24 +24,24 @@ from stitch.program import Array, DataType, ValueType
 
 def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
     axes = [c.axis_behind(axis) for axis in c.ints_of("axes") or ()]
-    return c.again(c.operands[0], axes=axes)
+    return c.emit(c.operands[0], axes=axes)
 
 
 def batch_layer(c: BatchingContext) -> Sequence[Any]:
     """Layer- and RMSNormalization; scale and shift that vary are applied separately."""
     axis = c.axis_behind(c.int_of("axis")) if c.varies(0) else c.int_of("axis")
     if not c.varies(1, 2):
-        return c.again(*c.operands, axis=axis)
+        return c.emit(*c.operands, axis=axis)
     x, data_type = c.wide(c.operands[0]), c.type_of(0).data_type
-    one = c.filled(1, (), DataType.from_dtype(x.dtype))
-    value, *statistics = c.again(x, one, axis=axis)
+    one = c.fill(1, (), DataType.from_dtype(x.dtype))
+    value, *statistics = c.emit(x, one, axis=axis)
     for index, op in ((1, "Mul"), (2, "Add")):
         if c.has(index):
-            value = c.apply(op, value, c.wide(c.aligned(index, c.rank())))
+            value = c.apply(op, value, c.wide(c.align(index, c.rank())))
     if not c.varies(0):
         shapes = (c.result_shape(1 + i) for i in range(len(statistics)))
-        statistics = [c.repeated(s, shape) for s, shape in zip(statistics, shapes, strict=True)]
-    return c.in_type(value, data_type), *statistics
+        statistics = [c.repeat(s, shape) for s, shape in zip(statistics, shapes, strict=True)]
+    return c.cast(value, data_type), *statistics
 
 
 def batch_layer_gradient(c: BatchingContext) -> Sequence[Any]:
@@ -50,15 +50,15 @@ def batch_layer_gradient(c: BatchingContext) -> Sequence[Any]:
     gradient, x, mean, inverse = (c.wide(c.broadcast(i)) for i in range(4))
     scale, scaled = c.wide(c.operands[4]), gradient
     if c.varies(4):
-        scaled = c.apply("Mul", gradient, c.wide(c.aligned(4, c.rank(1))))
-        scale = c.filled(1, c.shape(4), DataType.from_dtype(x.dtype))
+        scaled = c.apply("Mul", gradient, c.wide(c.align(4, c.rank(1))))
+        scale = c.fill(1, c.shape(4), DataType.from_dtype(x.dtype))
     results = [c.apply(c.op, scaled, x, mean, inverse, scale, domain=c.domain, axis=axis)]
     if len(c.output_types) > 1:
         deviation = c.apply("Mul", c.apply("Sub", x, mean), inverse)
         results.append(_over_rows(c, c.apply("Mul", gradient, deviation), axis))
     if len(c.output_types) > 2:
         results.append(_over_rows(c, gradient, axis))
-    return tuple(c.in_type(result, data_type) for result in results)
+    return tuple(c.cast(result, data_type) for result in results)
 
 
 def _over_rows(c: BatchingContext, value: Any, axis: int) -> Any:
@@ -70,10 +70,10 @@ def _over_rows(c: BatchingContext, value: Any, axis: int) -> Any:
 def batch_by_channel(c: BatchingContext) -> Sequence[Any]:
     """Fold the batch into samples, or into channels if scale or shift vary."""
     if not c.varies(1, 2):
-        return (c.split(c.with_first(c.folded(0))[0]),)
+        return (c.split(c.with_first(c.fold(0))[0]),)
     groups = c.attributes.get("num_groups")
     more = {"num_groups": groups * c.batch_size} if isinstance(groups, int) else {}
-    return (c.split(c.again(c.folded(0, 1), c.folded(1), c.folded(2), **more)[0], 1),)
+    return (c.split(c.emit(c.fold(0, 1), c.fold(1), c.fold(2), **more)[0], 1),)
 
 
 # Gradients ----------------------------------------------------------------------------------------
@@ -99,16 +99,16 @@ def layer_gradient(context: GradientContext) -> Sequence[Any]:
     first = second = third = None
     if context.wants(0) or context.wants(1):
         kind, shape = context.type_of(0).data_type, _normalized(context)
-        statistics = (context.in_type(context.output(i), kind) for i in (1, 2))
+        statistics = (context.cast(context.output(i), kind) for i in (1, 2))
         operands = gradient, context.input(0), *statistics, _whole_scale(context)
         first, *sums = context.apply_many(
             "LayerNormalizationGradient", 3, *operands, domain="stitch",
             axis=len(context.type_of(0).shape) - len(shape),
         )  # fmt: skip
-        second = context.reduced(sums[0], 1)
-        third = context.reduced(sums[1], 2) if context.wants(2) else None
+        second = context.sum_to(sums[0], 1)
+        third = context.sum_to(sums[1], 2) if context.wants(2) else None
     elif context.wants(2):
-        third = context.reduced(gradient, 2)
+        third = context.sum_to(gradient, 2)
     return first, second, third
 
 
@@ -120,19 +120,19 @@ def rms_gradient(context: GradientContext) -> Sequence[Any]:
     shape, normalized = context.type_of(0).shape, _normalized(context)
     width = math.prod(normalized)
     rows = math.prod(shape[: len(shape) - len(normalized)])
-    x, gradient = (context.shaped(v, (rows, width)) for v in (context.input(0), context.gradient))
+    x, gradient = (context.reshape(v, (rows, width)) for v in (context.input(0), context.gradient))
     squares = mean_over(context, x * x, [1])
     inverse = root_reciprocal(context, squares, context.float_of("epsilon"))
     product = gradient * x
     first = second = None
     if context.wants(1):
-        along = context.apply("MatMul", context.shaped(inverse, (1, rows)), product)
-        second = context.reduced(context.shaped(along, normalized), 1)
+        along = context.apply("MatMul", context.reshape(inverse, (1, rows)), product)
+        second = context.sum_to(context.reshape(along, normalized), 1)
     if context.wants(0):
-        scale = context.shaped(_whole_scale(context), (width,))
-        mean = context.shaped(scale * (1.0 / max(width, 1)), (width, 1))
+        scale = context.reshape(_whole_scale(context), (width,))
+        mean = context.reshape(scale * (1.0 / max(width, 1)), (width, 1))
         slant = context.apply("Gemm", product, mean) * (inverse * inverse)
-        first = context.shaped((gradient * scale - x * slant) * inverse, shape)
+        first = context.reshape((gradient * scale - x * slant) * inverse, shape)
     return first, second
 
 
@@ -149,7 +149,7 @@ def _whole_scale(context: GradientContext) -> Any:
     if scale.shape == normalized:
         return scale
     if math.prod(scale.shape) == math.prod(normalized):
-        return context.shaped(scale, normalized)
+        return context.reshape(scale, normalized)
     return context.apply("Expand", scale, list(normalized))
 
 
@@ -172,14 +172,14 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     inverse = root_reciprocal(context, variance, context.float_of("epsilon"))
     normal = centred * inverse
     if context.wants(1):
-        product = gradient * context.shaped(normal, shape)
+        product = gradient * context.reshape(normal, shape)
         second = context.apply("ReduceSum", product, others, keepdims=0)
     if context.wants(0):
-        scale = context.shaped(context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
+        scale = context.reshape(context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
         scaled = context.apply("Reshape", gradient * scale, list(rows))
         slant = normal * mean_over(context, scaled * normal, [2])
         first = (scaled - mean_over(context, scaled, [2]) - slant) * inverse
-        first = context.shaped(first, shape)
+        first = context.reshape(first, shape)
     return first, second, third
 
 

@@ -41,25 +41,25 @@ def sides_of(c: BatchingContext, right: int, left_varies: bool, right_varies: bo
     for index, shape, varies in zip((0, right), shapes, (left_varies, right_varies), strict=True):
         ones = (1,) * (rank - len(shape))
         value = c.broadcast(index) if varies else c.operands[index]
-        sides.append(c.shaped(value, (c.batch_size, *ones, *shape) if varies else shape))
+        sides.append(c.reshape(value, (c.batch_size, *ones, *shape) if varies else shape))
     return sides
 
 
 def batch_matmul(c: BatchingContext) -> Sequence[Any]:
     a, b = c.operands
     if not c.varies(1) and c.rank(1) <= 2:
-        return c.again(a, b)
+        return c.emit(a, b)
     if not c.varies(0) and c.rank(1) == 1:
         # One column per example.
-        product = c.again(a, c.apply("Transpose", b, perm=[1, 0]))[0]
-        return (c.in_front(product, c.rank(0) - 1),)
+        product = c.emit(a, c.apply("Transpose", b, perm=[1, 0]))[0]
+        return (c.move_to_front(product, c.rank(0) - 1),)
     if c.varies(0) and c.varies(1) and c.rank(0) > 2 and c.rank(1) == 2:
         # Rows that share one example's matrix form one matrix.
         rows, width = math.prod(c.shape(0)[:-1]), c.shape(0)[-1]
-        product = c.again(c.shaped(a, (c.batch_size, rows, width)), b)[0]
-        return (c.shaped(product, (c.batch_size, *c.result_shape())),)
-    product = c.again(*sides_of(c, 1, c.varies(0), c.varies(1)))[0]
-    return (c.shaped(product, (c.batch_size, *c.result_shape())),)
+        product = c.emit(c.reshape(a, (c.batch_size, rows, width)), b)[0]
+        return (c.reshape(product, (c.batch_size, *c.result_shape())),)
+    product = c.emit(*sides_of(c, 1, c.varies(0), c.varies(1)))[0]
+    return (c.reshape(product, (c.batch_size, *c.result_shape())),)
 
 
 def batch_gemm(c: BatchingContext) -> Sequence[Any]:
@@ -69,8 +69,8 @@ def batch_gemm(c: BatchingContext) -> Sequence[Any]:
         a = c.operands[0]
         if c.int_of("transA"):
             a = c.apply("Transpose", a, perm=[0, 2, 1])
-        (result,) = c.again(c.merged(a), *c.operands[1:], transA=0)
-        return (c.shaped(result, (c.batch_size, *c.result_shape())),)
+        (result,) = c.emit(c.merge(a), *c.operands[1:], transA=0)
+        return (c.reshape(result, (c.batch_size, *c.result_shape())),)
     alpha, beta = c.float_of("alpha"), c.float_of("beta")
     data_type = c.type_of(0).data_type
     sides = []
@@ -83,11 +83,11 @@ def batch_gemm(c: BatchingContext) -> Sequence[Any]:
     result = c.apply("MatMul", *sides)
     result = _scaled(c, result, alpha)
     if c.has(2) and beta != 0.0:
-        result = c.apply("Add", result, _scaled(c, c.wide(c.aligned(2, 2)), beta))
+        result = c.apply("Add", result, _scaled(c, c.wide(c.align(2, 2)), beta))
     if len(result.shape) == 2:
         # Only C varies, and beta is 0.
-        result = c.repeated(result, c.result_shape())
-    return (c.in_type(result, data_type),)
+        result = c.repeat(result, c.result_shape())
+    return (c.cast(result, data_type),)
 
 
 def _scaled(c: BatchingContext, value: Any, factor: float) -> Any:
@@ -97,24 +97,30 @@ def _scaled(c: BatchingContext, value: Any, factor: float) -> Any:
     data_type = DataType.from_dtype(value.dtype)
     if data_type.is_floating:
         return c.apply("Mul", value, factor)
-    return c.in_type(c.apply("Mul", c.in_type(value, DataType.FLOAT64), factor), data_type)
+    return c.cast(c.apply("Mul", c.cast(value, DataType.FLOAT64), factor), data_type)
 
 
 def batch_einsum(c: BatchingContext) -> Sequence[Any] | None:
     """Add a letter for the batch axis; no rule if all 52 letters are used."""
-    equation = c.string_of("equation").replace(" ", "")
-    free = [letter for letter in string.ascii_letters if letter not in equation]
+    terms, right = _split_equation(c.string_of("equation"))
+    free = [x for x in string.ascii_letters if x not in "".join(terms)]
     if not free:
         return None
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
+    batch = free[0]
+    marked = [batch + term if c.varies(index) else term for index, term in enumerate(terms)]
+    equation = ",".join(marked) + f"->{batch}{right}"
+    return c.emit(*c.operands, equation=equation.replace(".", "..."))
+
+
+def _split_equation(equation: str) -> tuple[list[str], str]:
+    """Return the terms of an Einsum's operands and result, with ellipses as one dot; an implicit
+    result has the letters that occur once, sorted."""
+    left, arrow, right = equation.replace(" ", "").replace("...", ".").partition("->")
+    named = left.replace(",", "").replace(".", "")
     if not arrow:
-        named = left.replace(",", "").replace(".", "")
-        right = "".join(sorted(x for x in set(named) if named.count(x) == 1))
-        right = ("..." if "." in left else "") + right
-    batch_letter = free[0]
-    marked = [batch_letter + t if varies else t for t, varies in zip(terms, c.batched, strict=True)]
-    return c.again(*c.operands, equation=f"{','.join(marked)}->{batch_letter}{right}")
+        right = "".join(sorted(x for x in named if named.count(x) == 1))
+        right = ("." if "." in left else "") + right
+    return left.split(","), right
 
 
 #: Up to this size a constant bias is expanded to the result's shape: adding arrays of equal shape
@@ -249,7 +255,7 @@ def matmul_gradient(context: GradientContext) -> Sequence[Any]:
     if len(b) == 2:
         # One matrix on the right: stack all rows on the left.
         return _tall(context, a, b, gradient)
-    return context.of_operands(
+    return context.by_operand(
         lambda: context.apply("MatMul", gradient, _swapped(context, 1)),
         lambda: context.apply("MatMul", _swapped(context, 0), gradient),
     )
@@ -285,13 +291,13 @@ def _vector(
         right = context.input(1)
         right = context.apply("Unsqueeze", right, [0]) if len(b) == 1 else _swapped(context, 1)
         da = context.apply("MatMul", gradient, right)
-        da = context.reduced(da, 0)
+        da = context.sum_to(da, 0)
     if context.wants(1):
         left = context.input(0)
         left = context.apply("Unsqueeze", left, [1]) if len(a) == 1 else _swapped(context, 0)
         db = context.apply("MatMul", left, gradient)
         db = context.apply("Squeeze", db, [-1]) if len(b) == 1 else db
-        db = context.reduced(db, 1)
+        db = context.sum_to(db, 1)
     return da, db
 
 
@@ -320,7 +326,7 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
         else:
             db = context.apply("Gemm", a, gradient, alpha=alpha, transA=1 - across)
     if context.wants(2):
-        dc = context.reduced(gradient, 2)
+        dc = context.sum_to(gradient, 2)
         dc = dc if beta == 1.0 else dc * beta
     return da, db, dc
 
@@ -372,12 +378,12 @@ def _infer_einsum(context: InferenceContext) -> tuple[ValueType, ...]:
                 raise context.fail(
                     f"Einsum takes a diagonal over {letter!r} of two sizes", got=shape
                 )
-            known = sizes.setdefault(letter, size)
-            if known == 1:
+            previous = sizes.setdefault(letter, size)
+            if previous == 1:
                 sizes[letter] = size
-            elif size not in (1, known):
+            elif size not in (1, previous):
                 raise context.fail(
-                    f"axis {letter!r} of Einsum has two sizes", expected=known, got=size
+                    f"axis {letter!r} of Einsum has two sizes", expected=previous, got=size
                 )
     output = _output_term(context, right, arrow, [letters for letters, _ in parsed], sizes)
     at = output.find(".")
@@ -417,23 +423,17 @@ def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _letters_of_axes(context: GradientContext) -> tuple[list[str], str]:
     """Return one letter per axis for each operand and the result; ellipses get unused letters."""
-    equation = context.string_of("equation").replace(" ", "")
-    left, arrow, right = equation.replace("...", ".").partition("->")
-    listed = left.split(",")
+    listed, right = _split_equation(context.string_of("equation"))
     spans = [
         len(context.type_of(i).shape) - len(term.replace(".", "")) for i, term in enumerate(listed)
     ]
-    free = [c for c in string.ascii_letters if c not in equation]
-    spanned = free[: max(spans)]
+    free = [c for c in string.ascii_letters if c not in "".join(listed) + right]
+    spanned = "".join(free[: max(spans)])
     terms = [
-        term.replace(".", "".join(spanned[len(spanned) - span :])) if span else term.strip(".")
+        term.replace(".", spanned[len(spanned) - span :])
         for term, span in zip(listed, spans, strict=True)
     ]
-    terms = [term.replace(".", "") for term in terms]
-    if arrow:
-        return terms, right.replace(".", "".join(spanned))
-    named = "".join(listed).replace(".", "")
-    return terms, "".join(spanned) + "".join(sorted(c for c in named if named.count(c) == 1))
+    return terms, right.replace(".", spanned)
 
 
 def einsum_gradient(context: GradientContext) -> Sequence[Any]:
@@ -466,7 +466,7 @@ def _operand_gradient(
     for other, term in enumerate(full):
         if other != index:
             value = context.input(other)
-            values.append(context.shaped(value, [sizes[c] for c in term]))
+            values.append(context.reshape(value, [sizes[c] for c in term]))
             listed.append(term)
     shape = context.type_of(index).shape
     free = [c for c in string.ascii_letters if c not in "".join(terms) + result]
@@ -486,7 +486,7 @@ def _operand_gradient(
         back.append(size)
     equation = ",".join(listed) + "->" + wanted
     own = context.apply("Einsum", *values, equation=equation)
-    own = context.shaped(own, back)
+    own = context.reshape(own, back)
     return own if tuple(back) == shape else context.apply("Expand", own, list(shape))
 
 

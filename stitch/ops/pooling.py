@@ -43,7 +43,7 @@ by_sample = in_first_axis()
 
 def batch_max_pool(c: BatchingContext) -> Sequence[Any]:
     """Indices count in the flat operand of one example; -1: the window is padding only."""
-    results = [c.split(result) for result in c.again(c.folded(0))]
+    results = [c.split(result) for result in c.emit(c.fold(0))]
     if len(results) == 1:
         return results
     before = c.example_indices(c.rank(), math.prod(c.shape()))
@@ -291,9 +291,9 @@ def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
     for count, kernel in zip(windows.output, windows.kernel, strict=True):
         shape += [count, 1]
         wide += [count, kernel]
-    value = context.shaped(value, (*lead, *shape))
+    value = context.reshape(value, (*lead, *shape))
     value = context.apply("Expand", value, [*lead, *wide])
-    return context.shaped(value, context.type_of(0).shape)
+    return context.reshape(value, context.type_of(0).shape)
 
 
 def _spread(
@@ -304,7 +304,9 @@ def _spread(
         table = np.zeros((line.output, line.size))
         for which, places in taps_of(line):
             table[range(which.start, which.stop), range(*places.indices(line.size))] = 1.0
-        return context.weighted(value, axis, table if counts is None else table / counts[:, None])
+        return context.multiply_axis(
+            value, axis, table if counts is None else table / counts[:, None]
+        )
     if line.kernel > MOST_SHARES:
         raise context.fail(
             f"its kernel has {line.kernel} elements", f"use at most {MOST_SHARES} elements"
@@ -314,14 +316,14 @@ def _spread(
         along = (-1, *(1,) * (len(shape) - 1 - axis))
         value = value * context.constant((1 / counts).reshape(along).astype(dtype))
     rest = math.prod(shape[axis + 1 :])
-    value = context.shaped(value, (math.prod(shape[:axis]), 1, line.output, rest))
+    value = context.reshape(value, (math.prod(shape[:axis]), 1, line.output, rest))
     reach = (line.output - 1) * line.stride + (line.kernel - 1) * line.dilation + 1 - line.begin
     value = context.apply(
         "ConvTranspose", value, context.constant(np.ones((1, 1, line.kernel, 1), dtype)),
         dilations=[line.dilation, 1], output_padding=[max(line.size - reach, 0), 0],
         pads=[line.begin, 0, max(reach - line.size, 0), 0], strides=[line.stride, 1],
     )  # fmt: skip
-    return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
+    return context.reshape(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
 def global_average_pool_gradient(context: GradientContext) -> Sequence[Any]:
@@ -372,16 +374,16 @@ def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
 
 def _average_workspace(context: WorkspaceContext) -> int:
     """`Sliding`, and the element counts of the windows of a plane."""
-    windows, taken = _sliding(context, np.add)
+    windows, nbytes = _sliding(context, np.add)
     counts = 2 * math.prod(windows.output) * context.outputs[0].data_type.compute_dtype.itemsize
-    return taken + counts + 64 * sum(windows.output)
+    return nbytes + counts + 64 * sum(windows.output)
 
 
 def _lp_workspace(context: WorkspaceContext) -> int:
     """`Sliding`, and the powers of a few planes."""
-    windows, taken = _sliding(context, np.add)
+    windows, nbytes = _sliding(context, np.add)
     plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
-    return taken + max(PLANES_NBYTES, plane)
+    return nbytes + max(PLANES_NBYTES, plane)
 
 
 def _max_workspace(context: WorkspaceContext) -> int:
@@ -389,8 +391,8 @@ def _max_workspace(context: WorkspaceContext) -> int:
         x = context.operand(0)
         windows = pool_windows(context.attributes, x.shape[2:])
         planes = math.prod(x.shape[:2])
-        taken = places_nbytes(windows, planes, x.data_type.compute_dtype)
-        return taken + (views_nbytes(windows, planes) if are_viewed(windows) else 0)
+        nbytes = places_nbytes(windows, planes, x.data_type.compute_dtype)
+        return nbytes + (views_nbytes(windows, planes) if are_viewed(windows) else 0)
     return _sliding(context, np.maximum)[1]
 
 

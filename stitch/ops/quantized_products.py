@@ -36,7 +36,7 @@ def _batched_points(c: BatchingContext, index: int, side: Shape, axis: int, vari
     last = (1,) if len(shape) == 1 and axis == -2 else ()
     own = (*shape, *last)
     ones = (1,) * (len(side) - 1 - len(own))
-    value = c.shaped(c.broadcast(index), (c.batch_size, *ones, *own))
+    value = c.reshape(c.broadcast(index), (c.batch_size, *ones, *own))
     wide = list(side)
     wide[-1 if axis == -2 else -2] = 1
     return c.apply("Expand", value, wide)
@@ -48,7 +48,7 @@ def batch_matmul_integer(c: BatchingContext) -> Sequence[Any]:
         _batched_points(c, 2, left.shape, -2, c.varies(0, 2)),
         _batched_points(c, 3, right.shape, -1, c.varies(1, 3)),
     )
-    return (c.shaped(c.again(left, right, *points)[0], (c.batch_size, *c.result_shape())),)
+    return (c.reshape(c.emit(left, right, *points)[0], (c.batch_size, *c.result_shape())),)
 
 
 def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
@@ -60,8 +60,8 @@ def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
     a = [_batched_points(c, i, left.shape, -2, varies[0]) for i in (1, 2)]
     b = [_batched_points(c, i, right.shape, -1, varies[1]) for i in (4, 5)]
     y = [_batched_points(c, i, result, -2, True) for i in (6, 7)]
-    (product,) = c.again(left, *a, right, *b, *y)
-    return (c.shaped(product, (c.batch_size, *c.result_shape())),)
+    (product,) = c.emit(left, *a, right, *b, *y)
+    return (c.reshape(product, (c.batch_size, *c.result_shape())),)
 
 
 def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
@@ -73,7 +73,7 @@ def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
     point = c.operands[2] if c.has(2) else None
     group = c.int_of("group") * c.batch_size
     points = _batched_per_filter(c, 3, 1)
-    return (c.split(c.again(c.folded(0, 1), c.folded(1), point, points, group=group)[0], 1),)
+    return (c.split(c.emit(c.fold(0, 1), c.fold(1), point, points, group=group)[0], 1),)
 
 
 def _batched_per_filter(c: BatchingContext, index: int, weights: int) -> Any:
@@ -83,8 +83,8 @@ def _batched_per_filter(c: BatchingContext, index: int, weights: int) -> Any:
     filters = c.shape(weights)[0]
     if not c.varies(index) and math.prod(c.shape(index)) == 1:
         return c.operands[index]
-    numbers = c.shaped(c.broadcast(index), (c.batch_size, math.prod(c.shape(index))))
-    return c.merged(c.apply("Expand", numbers, [c.batch_size, filters]))
+    numbers = c.reshape(c.broadcast(index), (c.batch_size, math.prod(c.shape(index))))
+    return c.merge(c.apply("Expand", numbers, [c.batch_size, filters]))
 
 
 def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
@@ -94,10 +94,10 @@ def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
         return None
     one, two, six, seven = (c.operands[i] for i in (1, 2, 6, 7))
     scale, point = (_batched_per_filter(c, i, 3) for i in (4, 5))
-    bias = c.folded(8) if c.has(8) else None
+    bias = c.fold(8) if c.has(8) else None
     group = c.int_of("group") * c.batch_size
-    operands = (c.folded(0, 1), one, two, c.folded(3), scale, point, six, seven, bias)
-    return (c.split(c.again(*operands, group=group)[0], 1),)
+    operands = (c.fold(0, 1), one, two, c.fold(3), scale, point, six, seven, bias)
+    return (c.split(c.emit(*operands, group=group)[0], 1),)
 
 
 def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:

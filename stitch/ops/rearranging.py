@@ -30,7 +30,7 @@ from stitch.program import Array, DataType, ValueType
 def batch_transpose(c: BatchingContext) -> Sequence[Any]:
     rank = c.rank()
     order = c.ints_of("perm") or tuple(range(rank))[::-1]
-    return c.again(c.operands[0], perm=[0, *(axis + 1 for axis in order)])
+    return c.emit(c.operands[0], perm=[0, *(axis + 1 for axis in order)])
 
 
 def batch_slice(c: BatchingContext) -> Sequence[Any]:
@@ -39,16 +39,16 @@ def batch_slice(c: BatchingContext) -> Sequence[Any]:
         listed = tuple(range(len(c.ints_at(1) or ())))
     axes = [c.axis_behind(axis) for axis in listed]
     steps = c.operands[4] if c.has(4) else None
-    return c.again(c.operands[0], c.operands[1], c.operands[2], axes, steps)
+    return c.emit(c.operands[0], c.operands[1], c.operands[2], axes, steps)
 
 
 def batch_expand(c: BatchingContext) -> Sequence[Any]:
     shape = c.result_shape()
-    return c.again(c.aligned(0, len(shape)), [c.batch_size, *shape])
+    return c.emit(c.align(0, len(shape)), [c.batch_size, *shape])
 
 
 def batch_tile(c: BatchingContext) -> Sequence[Any]:
-    return c.again(c.operands[0], [1, *(c.ints_at(1) or ())])
+    return c.emit(c.operands[0], [1, *(c.ints_at(1) or ())])
 
 
 def batch_pad(c: BatchingContext) -> Sequence[Any]:
@@ -57,12 +57,12 @@ def batch_pad(c: BatchingContext) -> Sequence[Any]:
     behind = [c.axis_behind(axis) for axis in axes]
     value = c.operands[2] if c.has(2) else None
     if not c.varies(2) or c.string_of("mode") != "constant":
-        return c.again(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
+        return c.emit(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
     # One pad value per example: pad a mask to select the padded elements.
-    inside = c.filled(True, c.shape(), DataType.BOOL)
+    inside = c.fill(True, c.shape(), DataType.BOOL)
     mask = c.apply("Pad", inside, c.operands[1], np.array(False), list(axes))
-    padded = c.again(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
-    number = c.shaped(value, (c.batch_size, *(1,) * c.rank()))
+    padded = c.emit(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
+    number = c.reshape(value, (c.batch_size, *(1,) * c.rank()))
     return (c.apply("Where", mask, padded, number),)
 
 
@@ -100,7 +100,7 @@ def split_gradient(context: GradientContext) -> Sequence[Any]:
     for gradient, kind in zip(context.gradients, context.output_types, strict=True):
         assert kind is not None
         is_zero = gradient is None
-        parts.append(context.filled(0, kind.shape, kind.data_type) if is_zero else gradient)
+        parts.append(context.fill(0, kind.shape, kind.data_type) if is_zero else gradient)
     joined = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=axis)
     return joined, None
 
@@ -116,7 +116,7 @@ def slice_gradient(context: GradientContext) -> Sequence[Any]:
         axis, size = axis % len(shape), shape[axis % len(shape)]
         count = gradient.shape[axis]
         if count == 0:
-            return (context.filled(0, shape, gradient.data_type),) + (None,) * 4
+            return (context.fill(0, shape, gradient.data_type),) + (None,) * 4
         least = 0 if step > 0 else size - 1
         first = start + size if start < 0 else start
         first = max(first, 0) if step > 0 else min(first, least)
@@ -127,7 +127,7 @@ def slice_gradient(context: GradientContext) -> Sequence[Any]:
             gradient = _dilated(context, gradient, axis, step)
         begins[axis] = first
         ends[axis] = size - first - gradient.shape[axis]
-    return (context.padded(gradient, begins, ends), *no_gradient(context)[1:])
+    return (context.pad(gradient, begins, ends), *no_gradient(context)[1:])
 
 
 def _dilated(context: GradientContext, value: Any, axis: int, step: int) -> Any:
@@ -136,24 +136,24 @@ def _dilated(context: GradientContext, value: Any, axis: int, step: int) -> Any:
     split = context.apply("Unsqueeze", value, [axis + 1])
     ends = [0] * len(shape)
     ends.insert(axis + 1, step - 1)
-    wide = context.padded(split, [0] * len(ends), ends)
-    wide = context.shaped(wide, (*shape[:axis], count * step, *shape[axis + 1 :]))
+    wide = context.pad(split, [0] * len(ends), ends)
+    wide = context.reshape(wide, (*shape[:axis], count * step, *shape[axis + 1 :]))
     return context.apply("Slice", wide, [0], [(count - 1) * step + 1], [axis])
 
 
 def expand_gradient(context: GradientContext) -> Sequence[Any]:
-    return context.reduced(context.gradient, 0), None
+    return context.sum_to(context.gradient, 0), None
 
 
 def tile_gradient(context: GradientContext) -> Sequence[Any]:
     shape = context.type_of(0).shape
     if 0 in context.gradient.shape:
-        return context.filled(0, shape, context.gradient.data_type), None
+        return context.fill(0, shape, context.gradient.data_type), None
     repeats = context.ints_at(1) or ()
     if all(count == 1 for count in repeats):
         return context.gradient, None
     pairs = [size for pair in zip(repeats, shape, strict=True) for size in pair]
-    split = context.shaped(context.gradient, pairs)
+    split = context.reshape(context.gradient, pairs)
     axes = [2 * i for i, count in enumerate(repeats)]
     return context.apply("ReduceSum", split, axes, keepdims=0), None
 
@@ -163,9 +163,9 @@ def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
     if context.string_of("mode") == "DCR":
         return (context.apply("SpaceToDepth", gradient, blocksize=block),)
     n, c, h, w = context.type_of(0).shape
-    fine = context.shaped(gradient, (n, c // block**2, h, block, w, block))
+    fine = context.reshape(gradient, (n, c // block**2, h, block, w, block))
     moved = context.apply("Transpose", fine, perm=[0, 1, 3, 5, 2, 4])
-    return (context.shaped(moved, (n, c, h, w)),)
+    return (context.reshape(moved, (n, c, h, w)),)
 
 
 def space_to_depth_gradient(context: GradientContext) -> Sequence[Any]:
@@ -504,13 +504,13 @@ def _pad_constant(
             if border.stop > border.start
         ]
         inner.append(slice(first, last))
-    taken = tuple(
+    cropped = tuple(
         slice(place.start - begin, place.stop - begin)
         for place, begin in zip(inner, begins, strict=True)
     )
-    if not taken:
+    if not cropped:
         return copy_steps(source, out)  # Indexing a 0-d array by () would return a number.
-    return [*steps, *copy_steps(source[taken], out[tuple(inner)])]
+    return [*steps, *copy_steps(source[cropped], out[tuple(inner)])]
 
 
 def _pad_workspace(context: WorkspaceContext) -> int:
@@ -545,10 +545,10 @@ def pad_gradient(context: GradientContext) -> Sequence[Any]:
     if context.wants(2):
         value = context.apply("ReduceSum", gradient, keepdims=0)
         value = value - context.apply("ReduceSum", inner, keepdims=0)
-        value = context.shaped(value, context.type_of(2).shape)
+        value = context.reshape(value, context.type_of(2).shape)
     low = [start - begin for start, begin in zip(first, begins, strict=True)]
     high = [size + begin - end for size, begin, end in zip(shape, begins, last, strict=True)]
-    return context.padded(inner, low, high), None, value, None
+    return context.pad(inner, low, high), None, value, None
 
 
 def _sum_copies(context: GradientContext, begins: Sequence[int]) -> Any:
@@ -561,7 +561,7 @@ def _sum_copies(context: GradientContext, begins: Sequence[int]) -> Any:
             continue
         table = np.zeros((length, size), np.bool_)
         table[np.arange(length), source_positions(mode, size, begin, length)] = True
-        sums = context.weighted(sums, axis, table)
+        sums = context.multiply_axis(sums, axis, table)
     return sums
 
 

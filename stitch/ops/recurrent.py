@@ -38,25 +38,19 @@ def sigmoid(x: Array) -> Array:
     return np.asarray(np.where(x >= 0, 1, small).astype(x.dtype) / (1 + small))
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    call: Callable[[Array, Any, Any], Array]
-    alpha: float | None = None
-    beta: float | None = None
-
-
-_FUNCTIONS = {
-    "relu": _Function(lambda x, a, b: np.maximum(x, 0)),
-    "tanh": _Function(lambda x, a, b: np.tanh(x)),
-    "sigmoid": _Function(lambda x, a, b: sigmoid(x)),
-    "softsign": _Function(lambda x, a, b: x / (1 + np.abs(x))),
-    "softplus": _Function(lambda x, a, b: np.logaddexp(x, x.dtype.type(0))),
-    "affine": _Function(lambda x, a, b: a * x + b, 1.0, 0.0),
-    "leakyrelu": _Function(lambda x, a, b: np.where(x >= 0, x, a * x), 0.01),
-    "thresholdedrelu": _Function(lambda x, a, b: np.where(x > a, x, 0 * x), 1.0),
-    "scaledtanh": _Function(lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
-    "hardsigmoid": _Function(lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
-    "elu": _Function(lambda x, a, b: np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0))), 1.0),
+#: Functions of x, alpha and beta, and the defaults of the parameters that they have.
+_FUNCTIONS: dict[str, tuple[Callable[[Array, Any, Any], Array], *tuple[float, ...]]] = {
+    "relu": (lambda x, a, b: np.maximum(x, 0),),
+    "tanh": (lambda x, a, b: np.tanh(x),),
+    "sigmoid": (lambda x, a, b: sigmoid(x),),
+    "softsign": (lambda x, a, b: x / (1 + np.abs(x)),),
+    "softplus": (lambda x, a, b: np.logaddexp(x, x.dtype.type(0)),),
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "leakyrelu": (lambda x, a, b: np.where(x >= 0, x, a * x), 0.01),
+    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0 * x), 1.0),
+    "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
+    "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
+    "elu": (lambda x, a, b: np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0))), 1.0),
 }
 
 
@@ -71,33 +65,31 @@ def names_of(attributes: Attributes, defaults: tuple[str, ...], directions: int)
 
 def activations_of(attributes: Attributes, names: tuple[str, ...]) -> list[Activation]:
     """Return each function's name, alpha and beta; 0 for a parameter that it does not have."""
-    alphas = _numbers(attributes, "activation_alpha")
-    betas = _numbers(attributes, "activation_beta")
-    found = []
+    listed = [_numbers(attributes, f"activation_{name}") for name in ("alpha", "beta")]
+    activations = []
     for name in names:
-        function = _FUNCTIONS[name]
-        alpha = function.alpha if function.alpha is None or not alphas else alphas.pop(0)
-        beta = function.beta if function.beta is None or not betas else betas.pop(0)
-        found.append((name, alpha or 0.0, beta or 0.0))
-    return found
+        parameters = list(_FUNCTIONS[name][1:])
+        for index, numbers in enumerate(listed[: len(parameters)]):
+            if numbers:
+                parameters[index] = numbers.pop(0)
+        alpha, beta = (*parameters, 0.0, 0.0)[:2]
+        activations.append((name, alpha, beta))
+    return activations
 
 
 def gates_of(attributes: Attributes, names: tuple[str, ...], dtype: np.dtype[Any]) -> list[Gate]:
     """Return the functions with their parameters and the clip of their operand."""
     clip = attributes.get("clip")
     limit = dtype.type(clip) if isinstance(clip, float) and clip > 0 else None
+
+    def gate(name: str, alpha: Any, beta: Any, x: Array) -> Array:
+        clipped = x if limit is None else np.clip(x, -limit, limit)
+        return _FUNCTIONS[name][0](clipped, alpha, beta)
+
     return [
-        _gate(_FUNCTIONS[name], dtype.type(alpha), dtype.type(beta), limit)
+        partial(gate, name, dtype.type(alpha), dtype.type(beta))
         for name, alpha, beta in activations_of(attributes, names)
     ]
-
-
-def _gate(function: _Function, alpha: Any, beta: Any, limit: Any) -> Gate:
-    def call(x: Array) -> Array:
-        inside = x if limit is None else np.clip(x, -limit, limit)
-        return function.call(inside, alpha, beta)
-
-    return call
 
 
 def _numbers(attributes: Attributes, name: str) -> list[float]:
@@ -119,10 +111,10 @@ def batch_recurrent(c: BatchingContext) -> Sequence[Any] | None:
         c.operands[i]
         if i in _WEIGHTS
         # Lengths have the batch axis only; X and states have it first or second.
-        else c.folded(i, 0 if by_batch or i == 4 else 1)
+        else c.fold(i, 0 if by_batch or i == 4 else 1)
         for i in range(len(c.operands))
     ]
-    results = c.again(*operands)
+    results = c.emit(*operands)
     # Y is [steps, directions, batch, hidden], Y_h and Y_c are [directions, batch, hidden].
     axes = (0, 0, 0) if by_batch else (2, 1, 1)
     return tuple(c.split(r, axis) for r, axis in zip(results, axes, strict=False))
@@ -196,7 +188,7 @@ class _Direction:
         """Return the gradient of one hidden state, zeros if nothing flows back."""
         total = plus(arriving, flowing)
         if total is None:
-            total = self.context.filled(0, (self.batch, self.hidden), self.after.data_type)
+            total = self.context.fill(0, (self.batch, self.hidden), self.after.data_type)
         return total
 
     def arriving(self) -> list[Any]:
@@ -210,7 +202,7 @@ class _Direction:
         c, gradients = self.context, [None] * 8
         flow = _BACKWARD[c.op](self)
         if c.wants(0):
-            x = c.shaped(c.apply("Gemm", flow.gates, self.weights), (self.steps, self.batch, -1))
+            x = c.reshape(c.apply("Gemm", flow.gates, self.weights), (self.steps, self.batch, -1))
             gradients[0] = self._reversed(x)
         if c.wants(1):
             gradients[1] = c.apply("Gemm", flow.gates, self.x, transA=1)
@@ -233,28 +225,28 @@ class _Direction:
     def _input(self) -> Any:
         x = self.context.input(0)
         x = self._reversed(self.apply("Transpose", x, perm=[1, 0, 2]) if self.by_batch else x)
-        return self.context.shaped(x, (self.steps * self.batch, x.shape[2]))
+        return self.context.reshape(x, (self.steps * self.batch, x.shape[2]))
 
     def _over_time(self, y: Any) -> Any:
         """Return this direction of Y, [steps, directions, batch, hidden] unless `layout`."""
         y = self.apply("Transpose", y, perm=[1, 2, 0, 3]) if self.by_batch else y
         y = y if y.shape[1] == 1 else self.apply("Slice", y, [self.d], [self.d + 1], [1])
-        return self.context.shaped(self._reversed(y), (self.steps * self.batch, self.hidden))
+        return self.context.reshape(self._reversed(y), (self.steps * self.batch, self.hidden))
 
     def _state(self, state: Any) -> Any:
         c, shape = self.context, (self.batch, self.hidden)
         if state is None:
-            return c.filled(0, shape, c.type_of(0).data_type)
+            return c.fill(0, shape, c.type_of(0).data_type)
         axis = 1 if self.by_batch else 0
         if state.shape[axis] > 1:
             state = c.apply("Slice", state, [self.d], [self.d + 1], [axis])
-        return c.shaped(state, shape)
+        return c.reshape(state, shape)
 
     def _weights(self, index: int) -> Any:
         weights = self.context.input(index)
         if weights.shape[0] > 1:
             weights = self.apply("Slice", weights, [self.d], [self.d + 1], [0])
-        return self.context.shaped(weights, weights.shape[1:])
+        return self.context.reshape(weights, weights.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,8 +502,8 @@ def recurrent_activations(
     """Return the activations of each direction of a layer."""
     layer = _LAYERS[op]
     names = names_of(attributes, layer.activations, directions)
-    found, each = activations_of(attributes, names), len(layer.activations)
-    return [found[d * each : (d + 1) * each] for d in range(directions)]
+    activations, each = activations_of(attributes, names), len(layer.activations)
+    return [activations[d * each : (d + 1) * each] for d in range(directions)]
 
 
 def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:

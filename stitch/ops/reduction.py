@@ -30,22 +30,22 @@ def batch_reduction(c: BatchingContext) -> Sequence[Any]:
     """Without axes, reduce all axes except the batch axis."""
     listed = c.ints_at(1) or ()
     if listed or c.int_of("noop_with_empty_axes"):
-        return c.again(c.operands[0], [c.axis_behind(axis) for axis in listed])
+        return c.emit(c.operands[0], [c.axis_behind(axis) for axis in listed])
     if c.rank():
-        return c.again(c.operands[0], list(range(1, c.rank() + 1)))
+        return c.emit(c.operands[0], list(range(1, c.rank() + 1)))
     # An empty list of axes would mean all axes, including the batch axis.
-    return c.again(c.shaped(c.operands[0], (c.batch_size, 1)), [1], keepdims=0)
+    return c.emit(c.reshape(c.operands[0], (c.batch_size, 1)), [1], keepdims=0)
 
 
 def batch_running(c: BatchingContext) -> Sequence[Any]:
     (axis,) = c.ints_at(1) or (0,)
-    return c.again(c.operands[0], np.array(c.axis_behind(axis)))
+    return c.emit(c.operands[0], np.array(c.axis_behind(axis)))
 
 
 def batch_counts(c: BatchingContext) -> Sequence[Any]:
     """Fold the batch into rows."""
-    rows = c.operands[0] if c.rank() == 1 else c.folded(0)
-    return (c.shaped(c.again(rows)[0], (c.batch_size, *c.result_shape())),)
+    rows = c.operands[0] if c.rank() == 1 else c.fold(0)
+    return (c.reshape(c.emit(rows)[0], (c.batch_size, *c.result_shape())),)
 
 
 # CumSum and CumProd -------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def _tf_idf(arguments: KernelArguments) -> Sequence[Thunk]:
             counts = _count(tuple(row), numbers, attributes)
             if mode == "IDF":
                 # If several n-grams share a column, the first that occurs decides.
-                found = np.flatnonzero(counts)[::-1]
-                result[columns[found]] = factors[found]
+                present = np.flatnonzero(counts)[::-1]
+                result[columns[present]] = factors[present]
             else:
                 np.add.at(result, columns, counts * factors)
 
@@ -359,10 +359,6 @@ def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keep: bool) ->
     return tuple(size for i, size in enumerate(shape) if i not in axes)
 
 
-def _chosen(axes: tuple[int, ...], rank: int, noop: bool) -> tuple[int, ...]:
-    return axes if axes or noop else tuple(range(rank))
-
-
 def _infer_reduction(
     allowed: frozenset[DataType], context: InferenceContext
 ) -> tuple[ValueType, ...]:
@@ -371,10 +367,10 @@ def _infer_reduction(
     if context.present(1) is not None:
         context.require_type(1, INT64)
         axes = context.axes_of(context.known_ints(1, "axes"), len(data.shape))
-    noop = bool(context.int_of("noop_with_empty_axes"))
-    chosen = _chosen(axes, len(data.shape), noop)
+    if not axes and not context.int_of("noop_with_empty_axes"):
+        axes = tuple(range(len(data.shape)))
     keep = bool(context.int_of("keepdims"))
-    return (ValueType(_reduced_shape(data.shape, chosen, keep), data.data_type),)
+    return (ValueType(_reduced_shape(data.shape, axes, keep), data.data_type),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,10 +428,10 @@ def _reduction_kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, listed = arguments.operand(0), arguments.optional(1)
         axes = () if listed is None else tuple(int(a) % source.ndim for a in listed.ravel())
-        noop = bool(arguments.int_of("noop_with_empty_axes"))
-        chosen = _chosen(axes, source.ndim, noop)
-        result = arguments.outputs[0].reshape(_reduced_shape(source.shape, chosen, True))
-        return body(_Reduction(source, result, chosen))
+        if not axes and not arguments.int_of("noop_with_empty_axes"):
+            axes = tuple(range(source.ndim))
+        result = arguments.outputs[0].reshape(_reduced_shape(source.shape, axes, True))
+        return body(_Reduction(source, result, axes))
 
     return kernel
 

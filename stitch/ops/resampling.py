@@ -40,7 +40,7 @@ def batch_resize(c: BatchingContext) -> Sequence[Any]:
     """List the axes. A region that varies over the batch is unused, else it would be known."""
     axes = [c.axis_behind(axis) for axis in c.ints_of("axes") or range(c.rank())]
     region = None if c.varies(1) or not c.has(1) else c.operands[1]
-    return c.again(c.broadcast(0), region, *c.operands[2:], axes=axes)
+    return c.emit(c.broadcast(0), region, *c.operands[2:], axes=axes)
 
 
 #: Limit of the elements of an axis' gradient matrix.
@@ -98,14 +98,14 @@ def _plan(
 
 
 def _changes(
-    attributes: Attributes, shape: Shape, known: Sequence[Array | None]
+    attributes: Attributes, shape: Shape, operands: Sequence[Array | None]
 ) -> list[AxisResize]:
     """Return the axes that change, for the operands roi, scales and sizes.
 
     Axes that shrink come first, so that no intermediate is larger than operand and result.
     """
     axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
-    roi, scales, sizes = (None if a is None else a.reshape(-1) for a in known)
+    roi, scales, sizes = (None if a is None else a.reshape(-1) for a in operands)
     crops = _crops(attributes)
     plan = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
     is_plain = string_of(attributes, "mode") != "cubic" and not int_of(attributes, "antialias")
@@ -322,10 +322,10 @@ def _workspace(context: WorkspaceContext) -> int:
     x, result = context.operand(0), context.outputs[0]
     if 0 in result.shape:
         return 0
-    known = (*context.constants, None, None, None)[1:4]
+    operands = (*context.constants, None, None, None)[1:4]
     nearest = context.string_of("mode") == "nearest"
     itemsize, shape, kept, passing = result.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
-    changes = _changes(context.attributes, x.shape, known)
+    changes = _changes(context.attributes, x.shape, operands)
     for number, one in enumerate(changes, 1):
         taps = 1 if nearest else 2 - 2 * _first_tap(context.attributes, one.scale)[0]
         shape[one.axis] = one.after
@@ -356,10 +356,10 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
         times = one.after // one.before
         if np.array_equal(matrix, np.repeat(np.eye(one.before), times, 0)):
             lead, rest = gradient.shape[: one.axis], gradient.shape[one.axis + 1 :]
-            split = context.shaped(gradient, (*lead, one.before, times, *rest))
+            split = context.reshape(gradient, (*lead, one.before, times, *rest))
             gradient = context.apply("ReduceSum", split, [one.axis + 1], keepdims=0)
         else:
-            gradient = context.weighted(gradient, one.axis, matrix)
+            gradient = context.multiply_axis(gradient, one.axis, matrix)
     return gradient, None, None, None
 
 

@@ -36,13 +36,13 @@ from stitch.program import Array, DataType, Operation, ValueType
 
 def batch_same_order(c: BatchingContext) -> Sequence[Any]:
     """Reshape, Flatten, Squeeze, Unsqueeze: reshape to the batch size and the result's shape."""
-    return (c.shaped(c.operands[0], (c.batch_size, *c.result_shape())),)
+    return (c.reshape(c.operands[0], (c.batch_size, *c.result_shape())),)
 
 
 def batch_dropout(c: BatchingContext) -> Sequence[Any]:
     """Dropout in inference mode: the ratio has no effect, so one that varies is left out."""
     ratio = None if c.varies(1) else c.operands[1] if c.has(1) else None
-    return c.again(c.broadcast(0), ratio, c.operands[2] if c.has(2) else None)
+    return c.emit(c.broadcast(0), ratio, c.operands[2] if c.has(2) else None)
 
 
 def batch_shape(c: BatchingContext) -> Sequence[Any]:
@@ -50,16 +50,16 @@ def batch_shape(c: BatchingContext) -> Sequence[Any]:
     end = c.attributes.get("end")
     assert end is None or isinstance(end, int)
     listed = np.array(shape[c.int_of("start") : end], np.int64)
-    return (c.repeated(c.constant(listed), listed.shape),)
+    return (c.repeat(c.constant(listed), listed.shape),)
 
 
 def batch_size(c: BatchingContext) -> Sequence[Any]:
-    return (c.repeated(c.constant(np.array(math.prod(c.shape()), np.int64)), ()),)
+    return (c.repeat(c.constant(np.array(math.prod(c.shape()), np.int64)), ()),)
 
 
 def batch_expect(c: BatchingContext) -> Sequence[Any]:
     checked = c.varies(1, 2)
-    return c.again(c.broadcast(0), *(c.broadcast(i) if checked else c.operands[i] for i in (1, 2)))
+    return c.emit(c.broadcast(0), *(c.broadcast(i) if checked else c.operands[i] for i in (1, 2)))
 
 
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -244,7 +244,7 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
 
 
 def reshape_gradient(context: GradientContext) -> Sequence[Any]:
-    gradient = context.shaped(context.gradient, context.type_of(0).shape)
+    gradient = context.reshape(context.gradient, context.type_of(0).shape)
     return (gradient, *no_gradient(context)[1:])
 
 
@@ -261,8 +261,8 @@ RESHAPING = frozenset(definition.name for definition in _RESHAPING)
 
 def batch_eye_like(c: BatchingContext) -> Sequence[Any]:
     """The result depends on the operand's shape and type only."""
-    like = c.filled(0, c.shape(), c.type_of(0).data_type)
-    return (c.repeated(c.again(like)[0], c.result_shape()),)
+    like = c.fill(0, c.shape(), c.type_of(0).data_type)
+    return (c.repeat(c.emit(like)[0], c.result_shape()),)
 
 
 def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:

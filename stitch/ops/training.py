@@ -105,7 +105,7 @@ def _batching(context: BatchingContext) -> Sequence[Any] | None:
     """Update the parameters of all examples at once if they share rate and step number."""
     if context.varies(0, 1):
         return None
-    return context.again(*context.operands[:2], *context.all_broadcast()[2:])
+    return context.emit(*context.operands[:2], *context.broadcast_all()[2:])
 
 
 def _operator(name: str, states: int, step: Step, **attributes: Attribute) -> OpDef:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def batch_cast_like(c: BatchingContext) -> Sequence[Any]:
-    return c.again(c.broadcast(0), c.operands[1])
+    return c.emit(c.broadcast(0), c.operands[1])
 
 
 def batch_quantized(c: BatchingContext) -> Sequence[Any]:
@@ -49,17 +49,17 @@ def batch_quantized(c: BatchingContext) -> Sequence[Any]:
     zero = c.operands[2] if has_zero else None
     if not c.varies(1, 2):
         if c.int_of("block_size") and not is_one:
-            return c.again(*c.all_broadcast(), axis=behind)
-        return c.again(c.operands[0], c.operands[1], zero, axis=behind)
+            return c.emit(*c.broadcast_all(), axis=behind)
+        return c.emit(c.operands[0], c.operands[1], zero, axis=behind)
     if is_one:
         # One number per example: one per index of the first axis.
-        numbers = [c.shaped(c.broadcast(i), (c.batch_size,)) for i in (1, 2) if c.has(i)]
-        return c.again(c.broadcast(0), *numbers, axis=0, block_size=0)
+        numbers = [c.reshape(c.broadcast(i), (c.batch_size,)) for i in (1, 2) if c.has(i)]
+        return c.emit(c.broadcast(0), *numbers, axis=0, block_size=0)
     if c.int_of("block_size"):
-        return c.again(*c.all_broadcast(), axis=behind)
+        return c.emit(*c.broadcast_all(), axis=behind)
     axis = behind - 1
-    numbers = [c.folded(i) for i in (1, 2) if c.has(i)]
-    return (c.split(c.again(c.folded(0, axis), *numbers, axis=axis)[0], axis),)
+    numbers = [c.fold(i) for i in (1, 2) if c.has(i)]
+    return (c.split(c.emit(c.fold(0, axis), *numbers, axis=axis)[0], axis),)
 
 
 # Rounding to types of 8 bits and fewer ------------------------------------------------------------
@@ -514,7 +514,7 @@ _ROUNDING = declared(round_mode="up", saturate=1)
 
 
 def _cast_slope(context: GradientContext) -> Any:
-    return context.in_type(context.gradient, context.type_of(0).data_type)
+    return context.cast(context.gradient, context.type_of(0).data_type)
 
 
 OPERATORS: tuple[OpDef, ...] = (

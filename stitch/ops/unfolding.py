@@ -20,7 +20,7 @@ from stitch.program import Array, ValueType
 
 
 def batch_col2im(c: BatchingContext) -> Sequence[Any]:
-    return (c.split(c.with_first(c.folded(0))[0]),)
+    return (c.split(c.with_first(c.fold(0))[0]),)
 
 
 def batch_max_unpool(c: BatchingContext) -> Sequence[Any]:
@@ -33,7 +33,7 @@ def batch_max_unpool(c: BatchingContext) -> Sequence[Any]:
     indices = c.apply("Where", inside, own, invalid)
     shape = c.ints_at(2)
     wanted = [] if shape is None else [[shape[0] * c.batch_size, *shape[1:]]]
-    return (c.split(c.again(c.folded(0), c.merged(indices), *wanted)[0]),)
+    return (c.split(c.emit(c.fold(0), c.merge(indices), *wanted)[0]),)
 
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
@@ -146,7 +146,7 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
     image, block = gradient.shape[2:], context.ints_at(2) or ()
     windows = windows_of(context.attributes, image, block)
     ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
-    whole = context.padded(gradient, [0, 0, *windows.begin], [0, 0, *ends])
+    whole = context.pad(gradient, [0, 0, *windows.begin], [0, 0, *ends])
     axes = list(range(2, 2 + len(image)))
     places = math.prod(windows.output)
     parts = []
@@ -157,16 +157,16 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
             for start, count, stride in zip(starts, windows.output, windows.strides, strict=True)
         ]
         part = context.apply("Slice", whole, starts, stops, axes, list(windows.strides))
-        parts.append(context.shaped(part, (*gradient.shape[:2], 1, places)))
+        parts.append(context.reshape(part, (*gradient.shape[:2], 1, places)))
     joined = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=2)
-    return context.shaped(joined, columns), None, None
+    return context.reshape(joined, columns), None, None
 
 
 def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
     """Gather the gradient by the indices."""
     if context.has(2):
         raise context.fail("output_shape is not supported", "remove output_shape")
-    flat = context.shaped(context.gradient, (-1,))
+    flat = context.reshape(context.gradient, (-1,))
     return context.apply("Gather", flat, context.input(1), axis=0), None
 
 

@@ -118,7 +118,7 @@ def gradient(c: GradientContext) -> Sequence[Any]:
     """Scatter-add rows; sum first over axes of stride 0."""
     data, lengths, flowing = c.type_of(0), c.ints_of("lengths"), c.gradient
     assert lengths is not None
-    table = c.filled(0, data.shape, data.data_type)
+    table = c.fill(0, data.shape, data.data_type)
     if 0 in lengths:
         return table, None, None
     base, strides = c.constants[1], c.constants[2]
@@ -130,7 +130,7 @@ def gradient(c: GradientContext) -> Sequence[Any]:
             lengths = tuple(1 if axis in still else n for axis, n in enumerate(lengths))
         rows = c.constant(row_numbers(int(base), strides.tolist(), lengths)[..., None])
     else:
-        rows = c.shaped(_computed_rows(c, c.input(1), c.input(2), lengths), (*lengths, 1))
+        rows = c.reshape(_computed_rows(c, c.input(1), c.input(2), lengths), (*lengths, 1))
     return c.apply("ScatterND", table, rows, flowing, reduction="add"), None, None
 
 
@@ -139,10 +139,10 @@ def _computed_rows(
 ) -> Any:
     """Return row numbers of windows whose first row and strides are values, batched or not."""
     rank, leading = len(lengths), strides.shape[:-1]
-    rows = c.shaped(base, (*base.shape, *(1,) * rank))
+    rows = c.reshape(base, (*base.shape, *(1,) * rank))
     for axis, length in enumerate(lengths):
         step = c.apply("Slice", strides, [axis], [axis + 1], [-1])
-        step = c.shaped(step, (*leading, *(1,) * rank))
+        step = c.reshape(step, (*leading, *(1,) * rank))
         places = along(np.arange(length, dtype=np.int64), axis, rank)
         rows = c.apply("Add", rows, c.apply("Mul", step, places))
     return rows
@@ -162,13 +162,13 @@ def batching(c: BatchingContext) -> Sequence[Any]:
         and are_in_range(int(first), steps.tolist(), lengths, count)
     ):
         # The batch is one more axis of the window, over the rows of all examples.
-        rows = c.shaped(data, (c.batch_size * count, *leaf))
+        rows = c.reshape(data, (c.batch_size * count, *leaf))
         joined = np.array([count, *steps.tolist()], np.int64)
-        return c.again(rows, base, joined, lengths=(c.batch_size, *lengths))
+        return c.emit(rows, base, joined, lengths=(c.batch_size, *lengths))
     # Move the batch axis into each row: rows of one example are not consecutive otherwise.
     order = [1, 0, *range(2, len(leaf) + 2)]
-    (found,) = c.again(c.apply("Transpose", data, perm=order), base, strides)
-    return (c.in_front(found, len(lengths)),)
+    (found,) = c.emit(c.apply("Transpose", data, perm=order), base, strides)
+    return (c.move_to_front(found, len(lengths)),)
 
 
 def _own_windows(c: BatchingContext, lengths: Sequence[int]) -> Any:
@@ -186,7 +186,7 @@ def _own_windows(c: BatchingContext, lengths: Sequence[int]) -> Any:
     rows = c.apply("Where", is_before, np.array(count), rows)
     if not c.varies(0):
         return c.apply("Gather", data, rows, axis=0)
-    return c.apply("GatherND", data, c.shaped(rows, (*whole, 1)), batch_dims=1)
+    return c.apply("GatherND", data, c.reshape(rows, (*whole, 1)), batch_dims=1)
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:

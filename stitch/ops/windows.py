@@ -260,7 +260,7 @@ class WindowLine:
     @property
     def is_same_length(self) -> bool:
         """Whether there is a window for each element, with padding at both ends, few windows reach
-        the padding, and none lies in it wholly."""
+        the padding, and none is in it wholly."""
         few = self.dilation == 1 or 2 * (self.left + self.output - self.right) <= self.output
         whole = self.stride == 1 and self.output == self.size and 0 < self.begin < self.size
         return whole and few and self.kernel > 1

@@ -8,7 +8,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stitch.ops import indexing, rearranging, reshaping, types, window_of_rows
+from stitch.ops import (
+    indexing,
+    rearranging,
+    reshaping,
+    types,
+    window_of_rows,
+)
 from stitch.ops.inference import Attributes
 from stitch.program import (
     ABSENT,

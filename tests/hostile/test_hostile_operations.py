@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stitch.errors import CompileError, StitchError, TaskError
+from stitch.ops import operators
 from stitch.ops.applying import evaluate, infer_types, kernel_workspace
-from stitch.ops.registry import operators
 from stitch.program import SCAN, DataType, ValueType
 from tests.support.operators.hostile_operations import Drawn, cases_by_operator, damaged
 from tests.support.run_seed import SEED

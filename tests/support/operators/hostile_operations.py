@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops import operators
 from stitch.ops.definition import OpDef
-from stitch.ops.registry import operators
 from stitch.program import Array, DataType
 from tests.support.operators.drawn_operands import operands_of
 

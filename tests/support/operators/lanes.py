@@ -192,7 +192,7 @@ def one_after_the_other(operation: Operation, context: BatchingContext) -> list[
                 part = context.apply("Slice", operand, [lane], [lane + 1], [0])
                 operand = context.apply("Squeeze", part, [0])
             own.append(operand)
-        joined.append([context.apply("Unsqueeze", r, [0]) for r in context.again(*own)])
+        joined.append([context.apply("Unsqueeze", r, [0]) for r in context.emit(*own)])
     return [
         None if value == ABSENT else context.apply("Concat", *column, axis=0)
         for value, column in zip(operation.outputs, zip(*joined, strict=True), strict=True)
