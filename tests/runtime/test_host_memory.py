@@ -272,7 +272,7 @@ def test_without_addresses_a_device_says_what_to_do() -> None:
         except stitch.OutOfMemoryError as error:
             print(error)
         """)
-    for wanted in ("no addresses for", "RLIMIT_AS", "max_memory"):
+    for wanted in ("of address space for", "RLIMIT_AS", "max_memory"):
         assert wanted in text
 
 
