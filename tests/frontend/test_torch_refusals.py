@@ -124,7 +124,7 @@ def test_weights_without_data_are_refused() -> None:
         def forward(self, x: Any) -> Any:
             return self.weight.to("meta") * 2
 
-    with pytest.raises(CompileError, match="no dense data"):
+    with pytest.raises(CompileError, match="no dense elements"):
         stitch.compile(Lazy(), (X,))
 
 
