@@ -18,7 +18,7 @@ class HasProgram(Protocol):
 
     @property
     def program(self) -> Program:
-        """The program that it runs."""
+        """Return the program."""
 
 
 #: Of a binary, its only program.
@@ -27,22 +27,22 @@ ProgramSource: TypeAlias = Program | HasProgram | Binary
 
 @dataclass(frozen=True, slots=True)
 class ProgramAgent:
-    """A program; `source` is what the user gave: perhaps it is loaded already."""
+    """A program; `source` is the caller's object, perhaps a loaded program."""
 
     source: ProgramSource = field(compare=False)
     program: Program
     transformation: Transformation = field(compare=False, repr=False)
-    #: What its values are described by, wherever they lie.
+    #: The descriptors of its values, without addresses.
     descs: tuple[TensorDesc, ...] = field(compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        """The program's name, for messages."""
+        """Return the program's name."""
         return self.program.name
 
     @property
     def takes(self) -> int:
-        """How many inputs it has."""
+        """Return the number of inputs."""
         return len(self.program.inputs)
 
     @property
@@ -52,7 +52,7 @@ class ProgramAgent:
 
     @property
     def consumes(self) -> frozenset[int]:
-        """The inputs that it is given for good."""
+        """Return the donated inputs."""
         return self.transformation.donated
 
     @property
@@ -61,11 +61,11 @@ class ProgramAgent:
         return self.transformation.aliases
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
-        """What it gives, whatever its inputs were stored as."""
+        """Return the descriptors of the outputs, for any layouts of the inputs."""
         return self.descs
 
     def input_name(self, index: int) -> str:
-        """The name of an input slot, for messages."""
+        """Return the name of an input slot."""
         return self.transformation.input_name(index)
 
 
@@ -77,12 +77,12 @@ class CopyAgent:
 
     @property
     def name(self) -> str:
-        """What copies are called in messages."""
+        """Return the name of copies in errors."""
         return "to_layout"
 
     @property
     def takes(self) -> int:
-        """One input."""
+        """Return 1."""
         return 1
 
     @property
@@ -92,20 +92,20 @@ class CopyAgent:
 
     @property
     def consumes(self) -> frozenset[int]:
-        """Nothing: what is copied stays."""
+        """Return nothing: the source stays valid."""
         return frozenset()
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """Nothing shares bytes."""
+        """Return nothing: a copy shares no bytes."""
         return ()
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
-        """The copy."""
+        """Return the descriptor of the copy."""
         return (self.desc,)
 
     def input_name(self, index: int) -> str:
-        """For messages."""
+        """Return the name of the input in errors."""
         return "tensor"
 
 
@@ -118,16 +118,16 @@ class TaskRow(NamedTuple):
 
     @property
     def gone(self) -> frozenset[int]:
-        """The positions of the inputs that are gone afterwards."""
+        """Return the positions of the consumed inputs."""
         return self.agent.consumes
 
 
 @dataclass(frozen=True, slots=True)
 class MergedAgent:
-    """A composition of transformations: tasks that have become one.
+    """A composition of transformations: several tasks merged into one.
 
-    The members' values are numbered as in a table: the inputs of the whole, then what the members
-    make, in order. `kept`: those that are its outputs. No member is merged itself.
+    Values are numbered as in a table: the inputs of the merged task, then the outputs of the
+    members, in order. `kept` are its outputs. No member is merged itself.
     """
 
     takes: int
@@ -136,7 +136,7 @@ class MergedAgent:
 
     @property
     def name(self) -> str:
-        """The names of its members, for messages: at most `NAMES_SHOWN` of them."""
+        """Return the names of its members, at most `NAMES_SHOWN`."""
         names = [member.agent.name for member in self.members[:NAMES_SHOWN]]
         more = len(self.members) - len(names)
         return "+".join(names) + (f"+{more} more" if more else "")
@@ -148,13 +148,13 @@ class MergedAgent:
 
     @property
     def consumes(self) -> frozenset[int]:
-        """The inputs that a member takes over."""
+        """Return the inputs that a member consumes."""
         taken = {member.inputs[i] for member in self.members for i in member.agent.consumes}
         return frozenset(number for number in taken if number < self.takes)
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """(Output, input) pairs that share their bytes, through the members between them."""
+        """Return (output, input) pairs that share bytes, also through several members."""
         source = {
             member.outputs[o]: member.inputs[i]
             for member in self.members
@@ -169,14 +169,14 @@ class MergedAgent:
         return tuple(found)
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
-        """What the members make of the inputs, one after the other."""
+        """Return the descriptors of the outputs, member by member."""
         descs = list(inputs)
         for agent, read, _ in self.members:
             descs.extend(agent.outputs([descs[number] for number in read]))
         return tuple([descs[number] for number in self.kept])
 
     def input_name(self, index: int) -> str:
-        """The slot of the first member that reads it, for messages."""
+        """Return the slot of the first member that reads an input."""
         for member in self.members:
             if index in member.inputs:
                 slot = member.agent.input_name(member.inputs.index(index))
@@ -190,7 +190,7 @@ NAMES_SHOWN = 3
 
 
 def program_agent(source: ProgramSource) -> ProgramAgent:
-    """The agent of a program, or of what holds one; raises `UsageError` for anything else."""
+    """Return the agent of a program, binary or model; raise `UsageError` for other objects."""
     program: object = source
     if isinstance(source, Binary):
         program = _only_program(source)

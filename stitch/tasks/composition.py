@@ -31,7 +31,7 @@ MAX_ROUNDS = 16
 
 
 class _Sets:
-    """Disjoint sets of tasks; the least task stands for its set."""
+    """Disjoint sets of tasks; the smallest task represents its set."""
 
     def __init__(self, count: int) -> None:
         self.parent = list(range(count))
@@ -48,7 +48,7 @@ class _Sets:
 
 
 def groups_of(before: Edges) -> list[int]:
-    """For each task the least task of its set; `before[t]` has only tasks that are less than t."""
+    """Return for each task the smallest task of its set; `before[t]` has only smaller tasks."""
     sets = _Sets(len(before))
     levels = [0] * len(before)
     for task, edges in enumerate(before):
@@ -72,7 +72,7 @@ def _join_neighbours(before: Edges, sets: _Sets, *, forward: bool = True) -> boo
     of chains of such sets all join, and a chain of them in a set is a path that stays inside.
     """
     find = sets.find
-    #: The one neighbour of a set; -1 where there are several.
+    #: The only neighbour of a set; -1 for several.
     only: dict[int, int] = {}
     stays: set[tuple[int, int]] = set()
     for task, edges in enumerate(before):
@@ -95,7 +95,7 @@ def _join_neighbours(before: Edges, sets: _Sets, *, forward: bool = True) -> boo
 
 
 def members_of(groups: Sequence[int]) -> dict[int, list[int]]:
-    """The tasks of each set, in order; the sets in the order of their first tasks."""
+    """Return the tasks of each set, in order; the sets by their first tasks."""
     members: dict[int, list[int]] = {}
     for task, group in enumerate(groups):
         members.setdefault(group, []).append(task)
@@ -103,7 +103,7 @@ def members_of(groups: Sequence[int]) -> dict[int, list[int]]:
 
 
 def order_of_groups(before: Edges, groups: Sequence[int]) -> list[int]:
-    """The sets in an order in which they may run: of those that may, the first."""
+    """Return the sets in topological order, by their first tasks."""
     waiting = TopologicalSorter[int]()
     for task, edges in enumerate(before):
         group = groups[task]
@@ -127,10 +127,10 @@ _KINDS = ArgumentKind('"any" or "same"', lambda value: value in ("any", "same"))
 
 @takes(first=_TASK, second=_TASK)
 def compose(first: Task, second: Task) -> Task:
-    """The task that does what `first` does and then what `second` does; neither changes.
+    """Return the task that runs `first` and then `second`.
 
-    Raises `TaskError` for tasks of two graphs, for a task that comes in both, where `first` needs
-    what `second` makes, and where a task between them would have to run inside.
+    Raises `TaskError` for tasks of two graphs, for a common task, if `first` depends on `second`,
+    and if another task depends on `first` and precedes `second`.
     """
     graph = first.graph
     if second.graph is not graph or not isinstance(graph, TaskGraph):
@@ -169,7 +169,7 @@ def aggregate(graph: TaskGraph, branches: str = "stop", *, kinds: str = "any") -
 
 
 def merge_rows(rows: Sequence[TaskRow], kept: Container[int]) -> TaskRow:
-    """Tasks in an order in which they may run, as one; `kept`: the values that stay outputs."""
+    """Merge tasks in run order; `kept` are the values that stay outputs."""
     if len(rows) == 1:
         return rows[0]
     made = {number for row in rows for number in row.outputs}
@@ -252,7 +252,7 @@ def _kind(task: TaskRow) -> type:
 
 
 def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int]) -> TaskTable:
-    """The table with each set of tasks as one task, in an order in which they may run."""
+    """Return the table with each set of tasks as one task, in topological order."""
     members, kept = members_of(groups), _kept(table, before, groups)
     numbers = {value.value: i for i, value in enumerate(table.inputs)}
     rows: list[TaskRow] = []

@@ -1,4 +1,4 @@
-"""Futures and tasks: what stands for a value of a task graph, and what makes values of others."""
+"""Futures and tasks: the values of a task graph and the work that computes them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from stitch.program import TensorDesc
 from stitch.tasks.agents import Agent, TaskRow
 from stitch.tasks.host_calls import InputPlace, OutputPlace
 
-#: The task that makes a graph's inputs.
+#: The producer of a graph's inputs.
 OUTSIDE = -1
 
 
 class Graph(Protocol):
-    """A task graph, as its futures know it."""
+    """The interface of a task graph for its futures."""
 
     def desc_of(self, number: int) -> TensorDesc:
-        """The descriptor of a value."""
+        """Return the descriptor of a value."""
 
     def origin_of(self, number: int) -> tuple[int, int]:
-        """The task that makes a value, and which of its outputs it is, in constant time."""
+        """Return the task and the output index of a value, in constant time."""
 
     def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """Add a call of a program, or of a host function."""
@@ -29,7 +29,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Future:
-    """A value of a task graph, which need not exist yet: an output of a task, or an input."""
+    """A value of a task graph, perhaps pending: an output of a task, or an input."""
 
     graph: Graph
     #: The values of a graph are numbered in the order in which they were added.
@@ -37,22 +37,22 @@ class Future:
 
     @property
     def desc(self) -> TensorDesc:
-        """Its shape and layout."""
+        """Return its shape and layout."""
         return self.graph.desc_of(self.number)
 
     @property
     def task(self) -> int:
-        """The index of the task that makes it, `OUTSIDE` for an input of the graph."""
+        """Return the index of its task, `OUTSIDE` for an input of the graph."""
         return self.graph.origin_of(self.number)[0]
 
     @property
     def output(self) -> int:
-        """Which output of its task it is; for an input of the graph, which input."""
+        """Return the index of the output of its task, or of the graph's input."""
         return self.graph.origin_of(self.number)[1]
 
     @property
     def function_queue(self) -> Graph:
-        """Who queues a host function that is called with it."""
+        """Return the graph, which queues host functions that are called with it."""
         return self.graph
 
     def __eq__(self, other: object) -> bool:
@@ -71,10 +71,10 @@ class Future:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Inputs, what is done to them, and outputs."""
+    """Inputs, a transformation, and outputs."""
 
     graph: Graph
-    #: The tasks of the graph that it stands for: itself, or those that were composed.
+    #: The indices of its tasks in the graph: one, or those of a composition.
     indices: tuple[int, ...]
     agent: Agent
     inputs: tuple[Future, ...]
@@ -82,12 +82,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Return its name."""
         return self.agent.name
 
     @property
     def places(self) -> dict[Future, InputPlace | OutputPlace]:
-        """Its lookup table: where it finds what its futures stand for, and where it leaves it."""
+        """Return the position of each future among its inputs and outputs."""
         found: dict[Future, InputPlace | OutputPlace] = {}
         for i, future in enumerate(self.inputs):
             found.setdefault(future, InputPlace(i))
@@ -95,7 +95,7 @@ class Task:
 
 
 class TaskList(Sequence[Task]):
-    """The tasks of a graph, as objects that are made when they are asked for."""
+    """The tasks of a graph, created on access."""
 
     __slots__ = ("_graph", "_rows")
 

@@ -1,4 +1,4 @@
-"""One call of a host function: which arguments are plain, and which are arrays of which values."""
+"""A call of a host function: its plain arguments, and the arrays of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stitch.tasks.host_functions import HostFunction, Permission
 
 @dataclass(frozen=True, slots=True)
 class InputPlace:
-    """Where a call passes the array of an input of its task."""
+    """An argument that is the array of an input of the task."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlace:
-    """Where a call passes the array of an output of its task, which the function fills."""
+    """An argument that is the array of an output of the task, which the function fills."""
 
     index: int
 
@@ -31,22 +31,22 @@ def _as_it_is(value: Any) -> Any:
 
 
 class HostCall(NamedTuple):
-    """What a host task does: the function, and what it is passed, by position and by name.
+    """The agent of a host task: a function with its arguments by position and by name.
 
-    An argument is a plain Python value, or the place of an input's or an output's array.
-    `updated`: the inputs whose bytes change in place, in the order of their outputs, the last.
+    An argument is a plain Python value, or the position of an input's or output's array. `updated`
+    are the inputs that the function modifies in place, in the order of the last outputs.
     """
 
     function: HostFunction
     arguments: tuple[object, ...]
     named: tuple[tuple[str, object], ...]
-    #: How many inputs it has.
+    #: The number of inputs.
     takes: int
     updated: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """The function's name, for messages."""
+        """Return the function's name."""
         return self.function.name
 
     @property
@@ -56,7 +56,7 @@ class HostCall(NamedTuple):
 
     @property
     def consumes(self) -> frozenset[int]:
-        """The inputs whose values are gone afterwards."""
+        """Return the consumed inputs."""
         return frozenset(self.updated)
 
     @property
@@ -66,13 +66,13 @@ class HostCall(NamedTuple):
         return tuple([(first + i, which) for i, which in enumerate(self.updated)])
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
-        """What it gives for these inputs: written, returned, updated."""
+        """Return the descriptors of the outputs: written, returned, updated."""
         if not self.updated:
             return self.function.returns
         return (*self.function.returns, *[inputs[which] for which in self.updated])
 
     def input_name(self, index: int) -> str:
-        """The parameter that an input is passed as, for messages."""
+        """Return the parameter of an input."""
         names = list(self.function.signature.parameters)
         for at, value in enumerate(self.arguments):
             if type(value) is InputPlace and value.index == index:
@@ -88,9 +88,9 @@ class HostCall(NamedTuple):
         written: Sequence[Array] = (),
         settled: Callable[[Any], Any] = _as_it_is,
     ) -> Any:
-        """Call the function with the arrays of its inputs, and of the outputs that it fills.
+        """Call the function with the arrays of its inputs and of the outputs that it fills.
 
-        `settled` gives what an argument stands for that was not there yet when it was called.
+        `settled` returns the value of an argument that was pending at the call.
         """
 
         def passed(value: object) -> object:
@@ -114,10 +114,10 @@ def host_call(
     named: Mapping[str, Any],
     is_value: Callable[[object], bool],
 ) -> tuple[HostCall, tuple[Any, ...]]:
-    """One call, and those of the arguments that are values, in order.
+    """Return a call, and the arguments that are values, in order.
 
-    `is_value` tells futures and tensors from plain Python arguments. Raises `UsageError` for
-    arguments that the function does not take.
+    `is_value` recognizes futures and tensors. Raises `UsageError` for arguments that do not match
+    the signature.
     """
     placed = _Placed(function, is_value)
     if not named and not function.writes and function.least <= len(arguments) <= function.most:
@@ -130,10 +130,10 @@ def host_call(
 def placed_call(
     function: HostFunction, arguments: Sequence[object], named: Mapping[str, object], takes: int
 ) -> HostCall:
-    """A call whose arguments have places already, for as many inputs.
+    """Return a call whose arguments have positions already.
 
-    Raises `UsageError` for arguments that the function does not take, for places that are missing
-    or stand twice, and for those where the function may do nothing with an array.
+    Raises `UsageError` for arguments that do not match the signature, for missing or duplicate
+    positions, and for parameters that take no arrays.
     """
     try:
         bound = function.signature.bind(*arguments, **named).arguments
@@ -174,7 +174,7 @@ def placed_call(
 
 
 class _Placed:
-    """Arguments of one call, with a place for each value."""
+    """The arguments of a call, with a position for each value."""
 
     def __init__(self, function: HostFunction, is_value: Callable[[object], bool]) -> None:
         self.function, self.is_value = function, is_value
@@ -183,7 +183,7 @@ class _Placed:
         self.inputs: dict[str, int] = {}
 
     def all(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """What is passed as each parameter."""
+        """Return the argument of each parameter."""
         function = self.function
         parameters = function.signature.parameters
         taken = [p for name, p in parameters.items() if name not in function.writes]
@@ -213,7 +213,7 @@ class _Placed:
         return placed
 
     def by_position(self, arguments: Sequence[Any]) -> tuple[HostCall, tuple[Any, ...]]:
-        """A call whose arguments are the first parameters, and what is variadic."""
+        """Return a call of positional arguments, the last parameter perhaps variadic."""
         parameters, last = self.function.parameters, len(self.function.parameters) - 1
         return self.call(tuple([
             self.one(value, parameters[at if at < last else last].name)
@@ -237,7 +237,7 @@ class _Placed:
         return HostCall(function, arguments, named, len(values), updated), values
 
     def one(self, value: Any, parameter: str) -> Any:
-        """What is passed for one argument."""
+        """Return an argument, or the position of a value."""
         if self.is_value(value):
             check_permission(self.function, parameter)
             self.inputs[parameter] = len(self.values)
@@ -257,7 +257,7 @@ class _Placed:
 
 
 def check_permission(function: HostFunction, parameter: str) -> None:
-    """Raise `UsageError` where a function may do nothing with an array as this parameter."""
+    """Raise `UsageError` if a parameter takes no arrays."""
     if function.permission(parameter) is Permission.NONE:
         usable = [p.name for p in function.parameters if p.permission is not Permission.NONE]
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Task graphs: what is to be done with which values, written down before anything runs.
+"""Task graphs: tasks and their values, built before anything runs.
 
-A call that cannot be a task (arguments that are missing, futures of another graph) raises at once
-and leaves the graph as it was; what is wrong with values, `validate` finds, all of it at once.
+An invalid call (missing arguments, futures of another graph) raises immediately and does not change
+the graph; `validate` finds all defects of values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stitch.tasks.validation import MAX_PROBLEMS, check_table, problems_of, run_
 
 
 class GrowingTable:
-    """Tasks in the order in which they were added; values are numbered in that order, too.
+    """Tasks and values, numbered in the order in which they were added.
 
     >>> GrowingTable().frozen("empty").tasks
     ()
@@ -56,7 +56,7 @@ class GrowingTable:
 
     @staticmethod
     def of(table: TaskTable) -> GrowingTable:
-        """What freezes to a table, with the same numbers."""
+        """Return a growing copy of a table, with the same numbers."""
         grown = GrowingTable()
         grown.descs, grown.tasks = list(table.descs), list(table.tasks)
         grown.producers = [OUTSIDE] * len(table.descs)
@@ -68,7 +68,7 @@ class GrowingTable:
         return grown
 
     def add_input(self, desc: TensorDesc, name: str | None) -> int:
-        """The number of a value from outside; raises `UsageError` for a name that is taken."""
+        """Add an input; return its number. Raises `UsageError` for a name that exists."""
         number = len(self.descs)
         self.inputs[_fresh(name, "input", self.inputs)] = number
         self.sources.append(number)
@@ -77,11 +77,11 @@ class GrowingTable:
         return number
 
     def add_output(self, number: int, name: str | None) -> None:
-        """Keep a value; raises `UsageError` for a name that is taken."""
+        """Add an output; raise `UsageError` for a name that exists."""
         self.outputs[_fresh(name, "output", self.outputs)] = number
 
     def add(self, agent: Agent, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """The numbers of what a task makes."""
+        """Add a task; return the numbers of its outputs."""
         descs = self.descs
         made = agent.outputs([descs[number] for number in inputs])
         task, first = len(self.tasks), len(descs)
@@ -96,14 +96,14 @@ class GrowingTable:
         return outputs
 
     def origin_of(self, number: int) -> tuple[int, int]:
-        """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
+        """Return the task of a value (`OUTSIDE` for an input), and its output index."""
         task = self.producers[number]
         if task == OUTSIDE:
             return OUTSIDE, bisect_left(self.sources, number)
         return task, number - self.tasks[task].outputs[0]
 
     def frozen(self, name: str) -> TaskTable:
-        """The table as it is now: in it, inputs come first."""
+        """Return a frozen copy, with the inputs first."""
         inputs = len(self.sources)
         if not inputs or self.sources[-1] == inputs - 1:
             numbers: Sequence[int] = range(len(self.descs))
@@ -160,7 +160,7 @@ def _is_future(value: object) -> bool:
 
 
 class TaskGraph:
-    """Tasks in the order in which they were added; a future points at what is earlier.
+    """Tasks in the order in which they were added; a future refers to an earlier task.
 
     >>> from stitch.program import DataType, host_layout
     >>> desc = TensorDesc((2,), host_layout(DataType.FLOAT32))
@@ -187,7 +187,7 @@ class TaskGraph:
 
     @staticmethod
     def of(table: TaskTable) -> TaskGraph:
-        """The graph that freezes to a table; the table's numbers are those of its values."""
+        """Return the graph of a table, with the same numbers of values."""
         graph = TaskGraph(table.name)
         graph._grown = GrowingTable.of(table)
         return graph
@@ -196,9 +196,9 @@ class TaskGraph:
 
     @takes(desc=_DESC, name=optional(TEXT))
     def input(self, desc: TensorDesc, name: str | None = None) -> Future:
-        """A value from outside, given at each run by its name (default: `input0`, `input1`, ...).
+        """Add an input, an argument of each run (default names: `input0`, `input1`, ...).
 
-        Raises `UsageError` for a name that another input has.
+        Raises `UsageError` for a name that exists.
         """
         return Future(self, self._grown.add_input(desc, name))
 
@@ -261,7 +261,7 @@ class TaskGraph:
 
     @takes(layout=either(_LAYOUT, _DESC))
     def copy(self, future: Future, layout: Layout | TensorDesc) -> Future:
-        """The same elements in another layout; raises `UsageError` for another shape."""
+        """Add a copy into another layout; raise `UsageError` for another shape."""
         number = self._number(future, "what is copied")
         shape = self._grown.descs[number].shape
         desc = TensorDesc(shape, layout) if isinstance(layout, Layout) else layout
@@ -272,7 +272,7 @@ class TaskGraph:
 
     @takes(name=optional(TEXT))
     def output(self, future: Future, name: str | None = None) -> None:
-        """Keep a value: each run gives it, by this name (default: `output0`, `output1`, ...)."""
+        """Add an output of each run (default names: `output0`, `output1`, ...)."""
         number = self._number(future, "an output")
         self._grown.add_output(number, name)
 
@@ -280,39 +280,36 @@ class TaskGraph:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The tasks in the order in which they were added, made when they are asked for."""
+        """Return the tasks in the order in which they were added, created on access."""
         return TaskList(self, self._grown.tasks)
 
     @property
     def rows(self) -> Sequence[TaskRow]:
-        """The tasks over the numbers of the graph's values."""
+        """Return the tasks as rows of value numbers."""
         return tuple(self._grown.tasks)
 
     @property
     def inputs(self) -> dict[str, Future]:
-        """What each run is given, by name."""
+        """Return the inputs by name."""
         return {name: Future(self, number) for name, number in self._grown.inputs.items()}
 
     @property
     def outputs(self) -> dict[str, Future]:
-        """What each run gives, by name."""
+        """Return the outputs by name."""
         return {name: Future(self, number) for name, number in self._grown.outputs.items()}
 
     def producer(self, future: Future) -> Task | None:
-        """The task that makes a value, in constant time; None for an input of the graph."""
+        """Return the task of a value in constant time; None for an input of the graph."""
         task, _ = self._grown.origin_of(self._number(future, "what a task makes"))
         return None if task == OUTSIDE else self.tasks[task]
 
     def validate(self) -> tuple[Problem, ...]:
-        """Everything that keeps the graph from running, whatever the device."""
+        """Return all defects of the graph that no device accepts."""
         table = self._table()
         return problems_of(table) or tuple(islice(run_problems(table), MAX_PROBLEMS))
 
     def table(self) -> TaskTable:
-        """The graph as it is now, frozen, for execution.
-
-        Raises one `TaskError` with everything that keeps it from running.
-        """
+        """Return the frozen graph for execution; raise `TaskError` that lists all defects."""
         return check_table(self._table())
 
     # -- as text, written by `task_graph_json`
@@ -366,7 +363,7 @@ class TaskGraph:
         return TaskGraph.of(table_from_json(text, programs or {}, functions or {}))
 
     def text(self) -> str:
-        """The graph as readable text: one line for each input, task and output."""
+        """Return the graph as text: one line for each input, task and output."""
         with late_import():
             from stitch.tasks.task_graph_json import table_text
 
@@ -441,7 +438,7 @@ class TaskGraph:
         return self._grown.descs[number]
 
     def origin_of(self, number: int) -> tuple[int, int]:
-        """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
+        """Return the task of a value (`OUTSIDE` for an input), and its output index."""
         return self._grown.origin_of(number)
 
     def __eq__(self, other: object) -> bool:
