@@ -299,12 +299,6 @@ def test_what_is_no_optimizer_is_refused() -> None:
         run(torch.ones(3))
 
 
-@pytest.mark.parametrize(("word", "passes"), [("optimize", True), ("as_written", False)])
-def test_the_words_of_before_say_what_they_are_now(word: str, passes: bool) -> None:
-    with pytest.raises(UsageError, match=f"passes={passes}"):
-        stitch.device_of({"algorithm": word})
-
-
 def test_parameters_are_restored_though_torch_traces_something_else() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -52,6 +52,9 @@ VIEWS: dict[str, Case] = {
     "as_strided repeating": (lambda x: x.as_strided((2, 3, 4), (0, 1, 3), 0), (X,)),
     "as_strided of what is turned": (lambda x: x.t().contiguous().t().as_strided((5,), (2,)), (X,)),
     "as_strided of nothing": (lambda x: x.as_strided((0, 3), (3, 1)), (X,)),
+    "as_strided_scatter": (
+        lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (5, 1), 1), (X, torch.randn(2, 3)),
+    ),
     "as_strided of one": (lambda x: x.as_strided((), (), 7), (X,)),
     "channels last": (
         lambda x: F.adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1),

@@ -188,6 +188,25 @@ def _as_strided(
     return b.broadcast(b.reshape(result, lengths), call.shape)
 
 
+def _as_strided_scatter(
+    call: Call, x: SymbolicTensor, src: SymbolicTensor, size: Sizes, stride: Sizes,
+    storage_offset: int | None = None,
+) -> SymbolicTensor:  # fmt: skip
+    """x with the elements of such a view replaced by those of src."""
+    b, traced = call.builder, call.traced[0]
+    offset = traced.storage_offset() if storage_offset is None else storage_offset
+    wanted = _offsets(offset - traced.storage_offset(), size, stride)
+    if not wanted.size:
+        return x
+    numbers = _element_numbers(x.shape, traced.stride())
+    _check_inside(len(numbers), wanted)
+    index = numbers[wanted].reshape(-1)
+    _check_inside(x.size, index)
+    flat = b.reshape(x, (-1,))
+    written = b.op("ScatterElements", flat, index, b.reshape(call.cast(src), (-1,)), axis=0)
+    return b.reshape(written, x.shape)
+
+
 def _memory(call: Call, x: SymbolicTensor, traced: Any) -> tuple[SymbolicTensor, Array | None]:
     """The elements of x in the order of memory, and None; if the strides have gaps, the elements in
     their own order, and for each offset in memory the number of its element, or -1."""
@@ -197,12 +216,17 @@ def _memory(call: Call, x: SymbolicTensor, traced: Any) -> tuple[SymbolicTensor,
     for axis in order:
         dense //= x.shape[axis]
         if strides[axis] != dense:
-            offsets = _offsets(0, x.shape, strides)
-            numbers = np.full(int(offsets.max(initial=-1)) + 1, -1, np.int64)
-            numbers[offsets.reshape(-1)] = np.arange(offsets.size)
-            return call.builder.reshape(x, (-1,)), numbers
+            return call.builder.reshape(x, (-1,)), _element_numbers(x.shape, strides)
     rest = [a for a in range(len(x.shape)) if a not in order]
     return call.builder.reshape(permuted(call, x, [*order, *rest]), (-1,)), None
+
+
+def _element_numbers(shape: Sizes, strides: Sizes) -> Array:
+    """For each offset in memory the number of the element there, or -1."""
+    offsets = _offsets(0, shape, strides)
+    numbers = np.full(int(offsets.max(initial=-1)) + 1, -1, np.int64)
+    numbers[offsets.reshape(-1)] = np.arange(offsets.size)
+    return numbers
 
 
 def _offsets(start: int, shape: Sizes, strides: Sizes) -> Array:
@@ -273,5 +297,5 @@ LOWERINGS: dict[Any, Row] = {
     aten.constant_pad_nd.default: _pad,
     aten.tril.default: partial(_triangle, 0), aten.triu.default: partial(_triangle, 1),
     aten.diagonal.default: _diagonal, aten.unfold.default: _unfold,
-    aten.as_strided.default: _as_strided,
+    aten.as_strided.default: _as_strided, aten.as_strided_scatter.default: _as_strided_scatter,
 }  # fmt: skip
