@@ -78,7 +78,7 @@ def cheaper_inside(
     Raises TimeoutError at the work limit.
 
     >>> from stitch.machine import load_machine
-    >>> curves = Curves(load_machine("tiny"))
+    >>> curves = TransferCosts(load_machine("tiny"))
     >>> swap = [(0, 64, 64), (64, 0, 64)]
     >>> cheaper_inside(swap, [(128, 256)], 16, curves, 1.0).transfers
     ((0, 128, 64), (64, 0, 64), (128, 64, 64))
