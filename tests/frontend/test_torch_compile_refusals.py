@@ -89,7 +89,7 @@ def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
         ("executor", "cuda", "cuda"),
         ("window", 0, "0"),
         ("algorithm", "magic", "magic"),
-        ("fallback", "maybe", "torch, error"),
+        ("fallback", "maybe", "torch or error"),
         ("min_operations", -1, "-1"),
         ("min_operations", "few", "few"),
         ("min_operations", True, "True"),

@@ -409,7 +409,7 @@ def test_a_parameter_that_is_replaced_is_refused() -> None:
         twins.model(torch.randn(12, 6))
     twins.net.first.weight = kept
     kept.data = torch.zeros(6, 8)
-    with pytest.raises(UsageError, match=r"first\.weight was given other data"):
+    with pytest.raises(UsageError, match=r"first\.weight was given data of another type or shape"):
         twins.model(torch.randn(12, 6))
 
 
