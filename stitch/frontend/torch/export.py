@@ -198,7 +198,7 @@ def _captured(module: Any, examples: Examples) -> Capture:
             with torch.no_grad():
                 program = torch.export.export(module.module(), *call)
         spec = program.call_spec.out_spec
-        outputs = next(reversed(program.graph.nodes)).args[0]
+        outputs = program.graph.output_node().args[0]
         traced = outputs[len(outputs) - spec.num_leaves :]
         leaves = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in traced]
         return Capture(program, call, spec.unflatten(leaves))

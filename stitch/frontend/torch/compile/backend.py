@@ -456,7 +456,7 @@ def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
         return frozenset(), 0
     metadata = _metadata()
     static = () if metadata is None else metadata.static_input_indices or ()
-    outputs = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    outputs = module.graph.output_node().args[0]
     if role == "inference" or metadata is None:
         return frozenset(static), len(outputs)
     return frozenset(static), metadata.num_forward_returns

@@ -394,7 +394,7 @@ def stitched(
     if not reasons:
         return by_shapes(module, settings)
     # Strides are not known yet, so all outputs are exact.
-    outputs = len(next(reversed(module.graph.nodes)).args[0])
+    outputs = len(module.graph.output_node().args[0])
     return _cut_and_stitched(
         module, replace(settings, exact_outputs=outputs), reasons, lower, listener
     )
@@ -519,7 +519,7 @@ def _counted(nodes: Iterable[Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _report_of_one(graph: Any, settings: GraphSettings, *, has_program: bool) -> GraphReport:
-    end = next(reversed(graph.nodes))
+    end = graph.output_node()
     read = [node for node in graph.nodes if node.op == "placeholder" and node.users]
     results = [node for node in end.all_input_nodes if node.op == "call_function"]
     return GraphReport(
@@ -537,7 +537,7 @@ def _report(
     theirs = [step for step in steps if not isinstance(step, GraphPart) and step in reasons]
     results = {node for part in parts for node in part.outputs}
     to_programs = [node for part in parts for node in part.inputs if node not in results]
-    end = next(reversed(graph.nodes))
+    end = graph.output_node()
     to_torch = [
         node for node in results
         if any(user is end or unit_of(user) in by_torch for user in node.users)

@@ -156,7 +156,7 @@ def classify_outputs(
     Returns:
         The results, and a description of each output.
     """
-    end = next(node for node in graph.nodes if node.op == "output")
+    end = graph.output_node()
     arguments = {
         storage_of(node): node for node in graph.nodes
         if node.op == "placeholder" and is_tensor(node)
@@ -430,7 +430,7 @@ def cut_graph(
     _make_views(graph, by_torch, visible if share else 0)
     graph.eliminate_dead_code()
     by_torch.intersection_update(graph.nodes)
-    seen = next(reversed(graph.nodes)).args[0][:visible]
+    seen = graph.output_node().args[0][:visible]
     return tuple(_Cut(graph, by_torch, static, frozenset(seen)).steps())
 
 
@@ -452,7 +452,7 @@ def _make_views(graph: Any, by_torch: set[Any], shared: int) -> None:
         return node.op == "call_function" and unit_of(node) not in by_torch
 
     if shared:
-        end = next(reversed(graph.nodes))
+        end = graph.output_node()
         seen = dict.fromkeys(n for n in end.args[0][:shared] if isinstance(n, torch.fx.Node))
         count = Counter(map(storage_of, seen))
         for node in seen:
