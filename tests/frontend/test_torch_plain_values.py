@@ -220,7 +220,9 @@ def test_a_change_that_nobody_would_see_is_refused() -> None:
 
     for change in (write, write_in_place):
         bag = Bag(X + 5)
-        with pytest.raises(CompileError, match=r"changes an argument of class Bag without returning") as caught:
+        with pytest.raises(
+            CompileError, match=r"changes an argument of class Bag without returning"
+        ) as caught:
             stitch.compile(Applied(change), (bag, X))
         assert "return it from forward" in str(caught.value)
         assert torch.equal(bag.held, X + 5)
