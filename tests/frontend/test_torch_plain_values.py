@@ -455,3 +455,12 @@ def test_a_class_made_of_a_container_holds_the_tensors_in_it(kind: Any) -> None:
         total, made = model(held(x), X)
         assert_close([total.numpy(), made[key].numpy()], [x * 2 + X, x + 1])
         assert type(made) is kind and list(made)[-1] == "word"
+
+
+def test_a_size_is_taken_as_it_was_given() -> None:
+    module = Applied(lambda x, size: x.reshape(size) * 2)
+    model = stitch.compile(module, (X, torch.Size([3, 2])))
+    for size in (torch.Size([3, 2]), (3, 2), (X * 2).reshape(3, 2).shape):
+        assert_close([model(X, size).numpy()], [X.reshape(3, 2) * 2])
+    with pytest.raises(UsageError, match="another value"):
+        model(X, torch.Size([2, 3]))

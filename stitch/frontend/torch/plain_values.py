@@ -105,10 +105,12 @@ class CallStructure:
             named = {name: named[name] for name in self.names}
         leaves, structure = flattened((arguments, dict(named)))
         if structure != self.arguments:
-            # The keys of a dictionary may have another order.
+            # The keys of a dictionary may have another order. The examples are copies: a copy of a
+            # torch.Size is a tuple.
             tree = self.arguments.tree
+            given = pytree.tree_map(lambda leaf: leaf, (arguments, dict(named)))
             try:
-                ordered = tree.unflatten(tree.flatten_up_to((arguments, dict(named))))
+                ordered = tree.unflatten(tree.flatten_up_to(given))
             except (ValueError, TypeError):
                 return None
             leaves, structure = flattened(ordered)
