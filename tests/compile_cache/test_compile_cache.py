@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -21,14 +19,13 @@ import pytest
 
 import stitch
 from stitch import compile_cache
-from stitch.compile_cache import CachedCompilation, CompileCache, entry_key, read_entry, write_entry
-from stitch.compiler import CompileOptions, CompileWarning, LoopNote
+from stitch.compile_cache import CompileCache, entry_key
+from stitch.compiler import CompileOptions
 from stitch.errors import UsageError
 from stitch.files import folder_lock
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph import scan as graph_scan
 from stitch.machine import load_machine
-from stitch.model import compile_for_inference
 from stitch.program import Role
 from stitch.ttb import load
 
@@ -494,51 +491,8 @@ def test_trainings_are_refused_in_one_message(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(stitch.StitchError):
-        stitch.compile(layer(), placement=["input.x.address=3"], cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_wrong_arguments_are_answered_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="as cache"):
         stitch.compile(layer(), cache=3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not an amount of memory"):
         CompileCache(tmp_path, max_nbytes="lots")
-
-
-def test_a_model_without_a_cache_reads_no_module_of_stitch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("a key was made")
-
-    monkeypatch.setattr(compile_cache, "versions", refuse)
-    machine = load_machine("tiny")
-    assert not compile_for_inference(layer(), machine, "tiny", CompileOptions()).is_from_cache
-
-
-def test_notes_say_for_people_what_an_entry_is(tmp_path: Path) -> None:
-    stitch.compile(layer(), cache=tmp_path)
-    (path,) = entries(tmp_path, ".json")
-    notes = json.loads(path.read_text())
-    assert notes["programs"] == ["layer"] and notes["machine"] == "wormhole_n150"
-    assert list(notes["made_of"]) == ["graph", "machine", "options", "versions", "memory"]
-    assert re.fullmatch("[0-9a-f]{64}", notes["key"]) and path.stem == notes["key"]
-
-
-def test_every_field_of_a_note_comes_back(tmp_path: Path) -> None:
-    """Also those that a note has got since: what is kept is read by the fields that there are."""
-    note = LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3), ("loop", math.inf)), ("Sort",), 16)
-    given = {field.name: getattr(note, field.name) for field in dataclasses.fields(note)}
-    texts: dict[str, Any] = {
-        name: "kept" for name, value in given.items() if isinstance(value, str)
-    }
-    note = dataclasses.replace(note, **texts)
-    warning = CompileWarning("padding", "input 'x'", "much", "less")
-    key, binary = (
-        entry_key(layer(), load_machine("tiny"), CompileOptions()),
-        load(stitch.compile(layer()).encode()),
-    )
-    write_entry(tmp_path, key, CachedCompilation(binary, (warning,), (note,)))
-    assert read_entry(tmp_path, key) == CachedCompilation(binary, (warning,), (note,))

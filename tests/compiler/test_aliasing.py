@@ -66,24 +66,6 @@ def test_a_proof_that_holds_is_used_without_a_option() -> None:
     assert free.output_desc(0).layout.space is Space.L1
 
 
-def test_an_output_with_placement_of_its_own_is_not_aliased_unasked() -> None:
-    program = compiled(graph(UPDATE, {"new": 3}, 4), "output.new.space=l1")
-    assert program.outputs[0].aliases_input is None
-
-
-def test_both_operands_may_be_the_input() -> None:
-    program = compiled(graph([Operation("Mul", (0, 0), (2,))], {"new": 2}, 3), "output.0.alias=0")
-    assert program.outputs[0].aliases_input == 0
-
-
-def test_an_alias_in_the_graphs_slot_counts_as_asked() -> None:
-    body = graph(UPDATE, {"new": 3}, 4)
-    asked = ComputationGraph(
-        body.name, body.inputs, (OutputSlot("new", 3, 0),), body.values, body.operations
-    )
-    assert compiled(asked, alias_donated=False).outputs[0].aliases_input == 0
-
-
 def test_a_later_reader_forbids_the_alias_and_is_named() -> None:
     body = graph(
         [*UPDATE, Operation("Exp", (0,), (4,), location="late.py:7")], {"new": 3, "e": 4}, 5
@@ -150,17 +132,4 @@ def test_layout_placement_that_contradict_each_other_are_refused() -> None:
 def test_an_input_passed_through_may_give_its_buffer() -> None:
     program = compiled(graph([], {"same": 0}, 2), "output.same.alias=s")
     assert [o.op for o in program.operations] == ["Identity"]
-    assert program.outputs[0].aliases_input == 0
-
-
-def test_an_aliased_pair_is_counted_once_against_the_device() -> None:
-    wide = ValueType((512, 512), DataType.FLOAT32)  # 1 MiB of tiny's 2 MiB of DRAM
-    body = ComputationGraph(
-        "g",
-        (InputSlot("s", 0, InputKind.STATE, Ownership.DONATE),),
-        (OutputSlot("new", 1),),
-        (Value("s", wide), Value("n", wide)),
-        (Operation("Neg", (0,), (1,)),),
-    )
-    program = compile_graph(body, load_machine("tiny")).program
     assert program.outputs[0].aliases_input == 0

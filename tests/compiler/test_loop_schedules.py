@@ -3,7 +3,6 @@ be."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 
 import stitch
 from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
-from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
-from stitch.program import Body, DataType, Operation, Value, ValueType
 from stitch.ttb import Binary
 from tests.support.grids import in_turn
 
@@ -28,12 +25,6 @@ def run(graph: ComputationGraph, schedule: str | None, *given: Any) -> Any:
     with stitch.open_device("host") as device:
         found = device.load(Binary((compiled.program,), HOST.shape, "test"))(*given)
         return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
-
-
-def costs(graph: ComputationGraph) -> dict[str, float]:
-    """What the schedules of the only loop of a graph cost, in seconds."""
-    (note, *_) = compile_graph(graph, HOST).loops
-    return dict(note.costs)
 
 
 def loops_in_a_loop(rounds: int, width: int = 2, *, product: bool = False) -> ComputationGraph:
@@ -66,15 +57,6 @@ def test_loops_in_a_loop_of_few_rounds_or_none(rounds: int, schedule: str | None
     assert np.array_equal(sums, expected.reshape(rounds, 3, 2))
 
 
-def test_rows_cost_what_stands_beside_the_loops_too() -> None:
-    plain, with_product = (loops_in_a_loop(4, 512, product=p) for p in (False, True))
-    before, after = costs(plain), costs(with_product)
-    flops = 4 * 2 * 512 * 512
-    for schedule in ("rows", "rounds"):
-        more = after[schedule] - before[schedule]
-        assert more > flops / rates_of(HOST)[0].packed_flops_per_second, schedule
-
-
 @pytest.mark.parametrize("schedule", [None, "hoisted", "rounds"])
 def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> None:
     """A product could leave, but what it is made of is read with the state as well: a float8."""
@@ -95,25 +77,6 @@ def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> 
     for _ in range(5):
         expected = 0.5 + 0.5 * expected
     assert np.array_equal(last, np.full((4, 8), expected, np.float32))
-
-
-def test_what_a_body_costs_is_never_told_of_another() -> None:
-    """Bodies come and go while schedules are weighed, and one may lie where another lay."""
-    estimate = LoopCosts(rates_of(HOST)[0], ())
-
-    def body(many: int) -> Body:
-        values = [Value(f"v{i}", ValueType((64,), DataType.FLOAT32)) for i in range(many + 1)]
-        relus = [Operation("Relu", (i,), (i + 1,)) for i in range(many)]
-        return Body((0,), (many,), tuple(values), tuple(relus))
-
-    costs = []
-    for many in range(1, 40):
-        one = body(many)
-        costs.append(estimate.round(one))
-        assert costs[-1] == LoopCosts(rates_of(HOST)[0], ()).round(one)
-        del one
-        gc.collect()
-    assert costs == sorted(set(costs))
 
 
 @pytest.mark.parametrize("schedule", [None, "rows"])

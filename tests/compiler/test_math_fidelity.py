@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 import stitch
 from stitch import CompiledModel, ComputationGraphBuilder, DataType
-from stitch.cli import inspect
 from stitch.errors import FormatError, IncompatibleError, UsageError
 from stitch.graph import ComputationGraph, SymbolicTensor, scan
 from stitch.program import MathFidelity, Program
@@ -66,11 +63,6 @@ def test_files_keep_it(tmp_path: Path) -> None:
     assert told(program) == [MathFidelity.LOFI, BY_TYPE]
 
 
-def test_only_files_with_it_require_readers_that_know_it() -> None:
-    assert stitch.compile(layer(), math_fidelity="lofi").binary.requires == ("math_fidelity",)
-    assert stitch.compile(layer()).binary.requires == ()
-
-
 def test_a_reader_that_does_not_know_it_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     data = stitch.compile(layer(), math_fidelity="lofi").encode()
     monkeypatch.setattr("stitch.ttb.file.FEATURES", frozenset({"bodies"}))
@@ -84,23 +76,6 @@ def test_a_fidelity_that_is_none_is_damage(code: int) -> None:
     surgery.put(surgery.place(("programs", 0, "operations", 0, "math_fidelity")), "B", code)
     with pytest.raises(FormatError, match=r"operations\[0\].*math_fidelity"):
         load(surgery.file())
-
-
-def test_without_a_option_files_have_the_bytes_that_they_had() -> None:
-    plain, asked = (stitch.compile(layer(), math_fidelity=f).encode() for f in (BY_TYPE, HIFI4))
-    assert stitch.compile(layer()).encode() == plain
-    assert plain != asked
-    assert b"hifi4" not in asked
-
-
-def test_text_and_inspection_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = stitch.compile(layer(), math_fidelity="hifi2")
-    assert "= MatMul(%x, %w) fidelity=hifi2 : " in model.program.text()
-    model.save(tmp_path / "layer.ttb")
-    assert inspect.main([str(tmp_path / "layer.ttb"), "--section=operations"]) == 0
-    shown = capsys.readouterr().out
-    assert "= MatMul(x, w) at hifi2" in shown and "Relu(" in shown
-    assert shown.count(" at hifi2") == 1
 
 
 def seconds(model: CompiledModel, machine: str) -> float:
@@ -138,13 +113,6 @@ def test_linked_programs_keep_that_of_each_part() -> None:
     assert by_op == [MathFidelity.LOFI, HIFI4]
 
 
-def test_a_dumped_model_is_loaded_with_it() -> None:
-    text = stitch.compile(layer(), math_fidelity="hifi3").as_json()
-    again = CompiledModel.load(io.StringIO(text))
-    assert told(again.program) == [MathFidelity.HIFI3, BY_TYPE]
-    assert "math_fidelity" not in json.loads(stitch.compile(layer()).as_json())
-
-
 def test_a_cache_tells_fidelities_apart(tmp_path: Path) -> None:
     for fidelity in ("lofi", "hifi4"):
         model = stitch.compile(layer(), math_fidelity=fidelity, cache=tmp_path)
@@ -155,8 +123,3 @@ def test_a_cache_tells_fidelities_apart(tmp_path: Path) -> None:
 def test_an_unknown_fidelity_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="lofi, hifi2, hifi3, hifi4"):
         stitch.compile(layer(), math_fidelity="hifi5")
-
-
-def test_trainings_take_none() -> None:
-    with pytest.raises(UsageError, match="math_fidelity= only without optimizer="):
-        stitch.compile(layer(), math_fidelity="hifi4", optimizer="sgd", loss="mse")

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.compiler import optimize
-from stitch.compiler.body_graphs import add_output_identities, make_names_unique
+from stitch.compiler.body_graphs import add_output_identities
 from stitch.compiler.passes.simplification import (
     fold_constants,
     is_repeatable,
     merge_common_subexpressions,
     remove_identities,
 )
-from stitch.graph import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.linker import remove_dead_code
 from stitch.program import (
@@ -31,7 +30,6 @@ from stitch.program import (
     Value,
     ValueType,
 )
-from tests.support.scanned_graphs import Build, cell, nested
 
 F32 = DataType.FLOAT32
 
@@ -118,16 +116,6 @@ def test_an_operation_on_constants_becomes_its_result() -> None:
     assert run(folded, array)[0].tobytes() == run(graph, array)[0].tobytes()
 
 
-def test_the_shape_of_a_value_is_a_constant() -> None:
-    sketch = Sketch()
-    x, y = sketch.input("x", 2, 6), sketch.input("y", 3, 4)
-    graph = sketch.graph(sketch.op("Shape", y))
-    folded = fold_constants(graph, 0)
-    assert names(folded) == []
-    assert folded.constant_data()[folded.outputs[0].value].tolist() == [3, 4]
-    assert x in {slot.value for slot in folded.inputs}
-
-
 def test_a_result_beyond_the_budget_is_left_to_the_run() -> None:
     sketch = Sketch()
     x = sketch.input("x", 100, 100)
@@ -135,28 +123,6 @@ def test_a_result_beyond_the_budget_is_left_to_the_run() -> None:
     graph = sketch.graph(sketch.op("Add", x, ones))
     assert names(fold_constants(graph, 39_000)) == ["Expand", "Add"]
     assert names(fold_constants(graph, 40_000)) == ["Add"]
-
-
-def test_the_budget_is_for_all_operations_together() -> None:
-    sketch = Sketch()
-    x = sketch.input("x", 100)
-    shape = sketch.constant([100])
-    total = x
-    for i in range(4):
-        filled = sketch.op("Expand", sketch.constant(f32([i])), shape)
-        total = sketch.op("Add", total, filled)
-    folded = fold_constants(sketch.graph(total), 800)
-    assert names(folded).count("Expand") == 2
-
-
-def test_a_weight_that_is_only_rearranged_costs_no_budget() -> None:
-    sketch = Sketch()
-    x = sketch.input("x", 2, 100)
-    weight = sketch.constant(np.ones((50, 100), np.float32))
-    graph = sketch.graph(sketch.op("MatMul", x, sketch.op("Transpose", weight, perm=(1, 0))))
-    folded = remove_dead_code(fold_constants(graph, 0))
-    assert names(folded) == ["MatMul"]
-    assert [c.data.shape for c in folded.constants] == [(100, 50)]
 
 
 def test_what_fails_now_is_left_to_fail_where_it_runs() -> None:
@@ -226,20 +192,6 @@ def test_what_is_computed_twice_is_computed_once() -> None:
     assert len(merged.constants) == 1
 
 
-def test_equal_constants_become_one_whatever_their_type_and_size() -> None:
-    sketch = Sketch()
-    x = sketch.input("x", 40)
-    total = x
-    for middle in (0.0, 0.0, 1.0):  # the ends are equal, the middle decides
-        data = np.zeros(40, np.float32)
-        data[20] = middle
-        total = sketch.op("Add", total, sketch.constant(data))
-    half = [sketch.constant(np.zeros((), DataType.BFLOAT16.dtype)) for _ in range(2)]
-    total = sketch.op("Add", total, sketch.op("Cast", sketch.op("Add", *half), to=1))
-    merged = merge_common_subexpressions(sketch.graph(total))
-    assert [c.data.size for c in merged.constants] == [40, 40, 1]
-
-
 def test_what_differs_only_in_an_attribute_or_the_sign_of_zero_stays_apart() -> None:
     sketch = Sketch()
     x = sketch.input("x", 3, 3)
@@ -264,17 +216,6 @@ def test_dead_code_goes_and_the_signature_stays() -> None:
     assert graph.constants == ()
 
 
-@pytest.mark.parametrize("build", [cell, nested])
-def test_where_all_is_needed_the_graph_is_the_very_same(build: Build) -> None:
-    """Passes make graphs anew many times, each with a check of all that is in it."""
-    builder = ComputationGraphBuilder("g")
-    for index, result in enumerate(build(builder, 4)):
-        builder.output(f"y{index}", result)
-    graph = remove_dead_code(builder.build())
-    assert graph.bodies
-    assert remove_dead_code(graph) is graph
-
-
 def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_value() -> None:
     sketch = Sketch()
     x = sketch.input("x")
@@ -285,23 +226,6 @@ def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_
     array = f32([[1, -2, 3], [-4, 5, -6]])
     relu = np.maximum(array, 0).tolist()
     assert [a.tolist() for a in run(graph, array)] == [array.tolist(), relu, relu, [[1.0]]]
-
-
-def test_a_rounded_output_never_feeds_another_operation_or_output() -> None:
-    sketch = Sketch()
-    made = sketch.op("Relu", sketch.input("x"))
-    graph = sketch.graph(made, sketch.op("Neg", made), made)
-    split = add_output_identities(graph, rounded={0})
-    assert names(split) == ["Relu", "Neg", "Identity"]
-    read = {v for operation in split.operations for v in operation.inputs}
-    assert split.outputs[0].value not in read
-    assert split.outputs[2].value == made
-
-
-def test_names_become_unique_without_taking_anothers() -> None:
-    kind = ValueType((), F32)
-    values = [Value(name, kind) for name in ("a", "a", "", "a.2", "")]
-    assert [v.name for v in make_names_unique(values)] == ["a", "a.3", "v2", "a.2", "v4"]
 
 
 _UNARY = ["Relu", "Neg", "Identity", "Exp", "Transpose", "Tanh"]

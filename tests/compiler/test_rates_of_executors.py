@@ -12,12 +12,11 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import RATED_EXECUTORS, CompileOptions, compile_graph
-from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.loop_costs import rates_of
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import LoopRates, Machine, load_machine
-from stitch.program import Body, Constant, DataType, Operation, ScanForm, Value, ValueType
 
 HOST = load_machine("host")
 NUMPY, ONNX = rates_of(HOST, "numpy")[0], rates_of(HOST, "onnxruntime")[0]
@@ -122,59 +121,3 @@ def test_a_model_computes_by_the_executor_that_it_was_compiled_for() -> None:
     (loaded,) = model.session.programs
     assert loaded.device.executor == "onnxruntime"
     assert [note.executor for note in model.loops] == ["onnxruntime"]
-
-
-def float32(*shape: int) -> Value:
-    return Value("value", ValueType(shape, DataType.FLOAT32))
-
-
-def picked(rows: int) -> Body:
-    """Two rows of a table of so many."""
-    values = (float32(rows, 64), Value("at", ValueType((2,), DataType.INT64)), float32(2, 64))
-    at = Constant(1, np.zeros(2, np.int64))
-    return Body((0,), (2,), values, (Operation("Gather", (0, 1), (2,), {"axis": 0}),), (at,))
-
-
-@pytest.mark.parametrize("rates", [NUMPY, ONNX])
-def test_what_is_picked_costs_no_more_from_a_longer_table(rates: LoopRates) -> None:
-    estimate = LoopCosts(rates, ())
-    assert estimate.round(picked(4)) == estimate.round(picked(1 << 20))
-
-
-def joined(same: int) -> Body:
-    """An element beside so many rows that all lanes have in common."""
-    values = (float32(1, 64), float32(same, 64), float32(1 + same, 64))
-    return Body((0, 1), (2,), values, (Operation("Concat", (0, 1), (2,), {"axis": 0}),))
-
-
-def test_what_lanes_have_in_common_is_written_for_each_where_nothing_is_a_view() -> None:
-    def costs(rates: LoopRates) -> float:
-        return LoopCosts(rates, ()).round(joined(1 << 12), 64, [0])
-
-    assert costs(replace(NUMPY, has_views=False)) > 1.5 * costs(replace(NUMPY, has_views=True))
-
-
-def passed_on() -> tuple[Body, ScanForm]:
-    """A scan that gives the double of each of its elements."""
-    values = (float32(64), float32(64))
-    body = Body((0,), (1,), values, (Operation("Add", (0, 0), (1,), {}),))
-    return body, ScanForm(32, 0, 1, 1, (False,), (False,))
-
-
-def test_elements_are_copied_only_by_executors_that_do_so() -> None:
-    body, form = passed_on()
-    there, here = (
-        LoopCosts(replace(NUMPY, copies_elements=copies), ()).scan(body, form)
-        for copies in (False, True)
-    )
-    copied = 2 * 2 * form.count * 64 * 4
-    assert here - there == pytest.approx(copied / NUMPY.near_bytes_per_second)
-
-
-def test_a_loop_takes_what_it_is_to_begin_it_once() -> None:
-    body, form = passed_on()
-    soon, late = (
-        LoopCosts(replace(NUMPY, loop_seconds=seconds), ()).scan(body, form)
-        for seconds in (0.0, 1.0)
-    )
-    assert late - soon == pytest.approx(1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,10 +25,6 @@ def only_scan(graph: ComputationGraph) -> Operation:
     return found
 
 
-def body_operators(graph: ComputationGraph) -> list[str]:
-    return sorted(o.op for o in graph.bodies[only_scan(graph).body].operations)
-
-
 def shape_of(operation: Operation) -> tuple[Any, ...]:
     """States, sequences, operands and results of a scan."""
     given = [operation.attributes.get(name) for name in ("num_states", "num_scan_inputs")]
@@ -42,29 +37,6 @@ def results(graph: ComputationGraph, arrays: Sequence[Array], **how: Any) -> lis
         model = stitch.compile(graph, target="host", schedule="rounds", **how)
         made = device.load(model)(*arrays)
         return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]
-
-
-def test_constants_are_folded_and_what_is_there_twice_is_computed_once() -> None:
-    b = ComputationGraphBuilder("g")
-    xs = b.input("xs", (5, 4), "float32")
-
-    def f(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
-        # The factor, the second tanh and the identity are not needed, nor is what nobody reads.
-        two = b.op("Add", b.op("Shape", e[0]), np.array([-2]))
-        rows = b.op("Expand", s[0], two)
-        once, again = np.tanh(e[0]), np.tanh(e[0])
-        np.exp(e[0])
-        return [rows + b.op("Slice", once, [0], [2])], [b.identity(once) * again]
-
-    (last,), (given,) = scan(b, f, [np.ones(2, np.float32)], [xs])
-    b.output("last", last)
-    b.output("given", given)
-    graph = b.build()
-    assert body_operators(optimize(graph)) == ["Add", "Mul", "Slice", "Tanh"]
-    x = np.random.default_rng(0).standard_normal((5, 4), np.float32)
-    found = results(graph, [x])
-    np.testing.assert_allclose(found[0], 1 + np.tanh(x)[:, :2].sum(0), 1e-6)
-    np.testing.assert_allclose(found[1], np.tanh(x) ** 2, 1e-6)
 
 
 def three_states(wanted: Sequence[str]) -> ComputationGraph:
@@ -113,30 +85,6 @@ def test_only_what_is_read_goes_round(wanted: list[str], shape: tuple[int, ...])
         np.testing.assert_array_equal(found, every[name])
 
 
-def test_a_state_that_stays_as_it_is_is_shared() -> None:
-    b = ComputationGraphBuilder("g")
-    w, s, xs = (
-        b.input(n, shape, "float32") for n, shape in (("w", (2,)), ("s", (2,)), ("xs", (4, 2)))
-    )
-
-    def f(t: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
-        return [b.identity(t[0]), t[1] * t[0] + e[0]], []
-
-    (kept, last), _ = scan(b, f, [w, s], [xs])
-    b.output("kept", kept + 1.0)
-    b.output("last", last)
-    graph = b.build()
-    assert shape_of(only_scan(optimize(graph))) == (1, 1, 3, 1)
-    rng = np.random.default_rng(2)
-    arrays = [rng.standard_normal(shape, np.float32) for shape in ((2,), (2,), (4, 2))]
-    state = arrays[1]
-    for x in arrays[2]:
-        state = state * arrays[0] + x
-    found = results(graph, arrays)
-    np.testing.assert_array_equal(found[0], arrays[0] + 1)
-    np.testing.assert_allclose(found[1], state, 1e-6)
-
-
 def test_a_scan_of_nothing_but_such_states_is_gone() -> None:
     b = ComputationGraphBuilder("g")
     (last,), _ = scan(b, lambda s, _: ([s[0]], []), [b.input("x", (2,), "float32")], [], count=9)
@@ -147,26 +95,6 @@ def test_a_scan_of_nothing_but_such_states_is_gone() -> None:
     assert optimize(graph).bodies == ()
     x = np.array([1, 2], np.float32)
     np.testing.assert_array_equal(results(graph, [x])[0], x)
-
-
-def test_passes_go_into_scans_within_scans() -> None:
-    b = ComputationGraphBuilder("g")
-    xs = b.input("xs", (3, 4, 2), "float32")
-
-    def inner(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
-        return [s[0] + b.identity(e[0])], [b.exp(e[0])]
-
-    def outer(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
-        (last,), _ = scan(b, inner, [s[0]], [e[0]])
-        return [last], []
-
-    (last,), _ = scan(b, outer, [np.zeros(2, np.float32)], [xs])
-    b.output("y", last)
-    graph = optimize(b.build())
-    used = Counter(o.op for body in graph.bodies for o in body.operations)
-    assert used == {"Add": 1, "Scan": 1}
-    x = np.random.default_rng(4).standard_normal((3, 4, 2), np.float32)
-    np.testing.assert_allclose(results(b.build(), [x])[0], x.sum((0, 1)), 1e-5)
 
 
 @pytest.mark.parametrize("case", every(2, CASES), ids=lambda case: case.name)

@@ -36,11 +36,6 @@ def scans_of(graph: ComputationGraph) -> list[Operation]:
     return [operation for operation in graph.operations if is_scan(operation)]
 
 
-def size(graph: ComputationGraph) -> int:
-    """All operations, those of bodies too."""
-    return len(graph.operations) + sum(len(body.operations) for body in graph.bodies)
-
-
 def lstm(b: ComputationGraphBuilder, given: Inputs) -> Results:
     """One layer: inputs, first states, two matrices and a vector for four gates."""
 
@@ -112,33 +107,6 @@ def test_stretches_of_a_scan_of_scans(every: int) -> None:
     check_against_torch(
         rows_of_rows, rows_of_rows_in_torch, rows_of_rows_feeds(), 1e-12, recompute=f"every {every}"
     )
-
-
-def test_stretches_add_up_what_weights_get() -> None:
-    """The products of a stretch are no larger than it: nothing of all rounds is collected."""
-    sizes = []
-    for count in (8, 16):
-        feeds = lstm_feeds(count)
-        both = differentiate(loop_graph(lstm, feeds), list(feeds), recompute="every 4")
-        (scanned,) = scans_of(both.backward)
-        results = [both.backward.values[v].type.shape for v in scanned.outputs]
-        assert results[:2] == [(2, 4)] * 2
-        assert sorted(results[2:5]) == [(3, 16), (4, 16), (16,)]
-        # The gradient of the sequence alone has a row for each round.
-        assert results[5:] == [(count // 4, 4, 2, 3)]
-        sizes.append((size(both.forward), size(both.backward)))
-    assert sizes[0] == sizes[1]
-
-
-@pytest.mark.parametrize("recompute", ["all", "every 4"])
-def test_what_backward_computes_again_forward_does_not_keep(recompute: str) -> None:
-    feeds = lstm_feeds(8)
-    plain = differentiate(loop_graph(lstm, feeds), list(feeds)).forward
-    forward = differentiate(loop_graph(lstm, feeds), list(feeds), recompute=recompute).forward
-    assert len(scans_of(plain)[0].outputs) > 5
-    (scanned,) = scans_of(forward)
-    assert len(scanned.outputs) == (3 if recompute == "all" else 5)
-    assert all(len(body.outputs) <= 5 for body in forward.bodies)
 
 
 @pytest.mark.parametrize(
@@ -243,53 +211,6 @@ def test_no_states(count: int) -> None:
         return {"rows": torch.exp(given["x"] @ given["w"]) * given["scale"]}
 
     check_against_torch(loop, in_torch, drawn(x=(count, 2, 3), w=(3, 4), scale=()), 1e-12)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-@pytest.mark.parametrize("backward", [False, True])
-def test_rounds_find_in_either_direction_what_is_there(count: int, backward: bool) -> None:
-    """States before rounds are cut from the rows that a scan gives; inputs are not collected."""
-
-    def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
-        def one(states: Any, elements: Any) -> Any:
-            h = b.tanh(b.matmul(elements[0], given["w"]) + b.matmul(states[0], given["r"]))
-            return [h], [h]
-
-        (last,), (rows,) = scan(
-            b, one, [given["s"]], [given["x"]],
-            taken_backward=[backward], given_backward=[backward],
-        )  # fmt: skip
-        return {"last": last, "rows": rows}
-
-    def in_torch(given: dict[str, Any]) -> Mapping[str, Any]:
-        state, rows = given["s"], []
-        for x in given["x"].flip(0) if backward else given["x"]:
-            state = torch.tanh(x @ given["w"] + state @ given["r"])
-            rows.append(state)
-        return {"last": state, "rows": torch.stack(rows[::-1] if backward else rows)}
-
-    feeds = drawn(x=(count, 2, 4), s=(2, 3), w=(4, 3), r=(3, 3))
-    both = check_against_torch(loop, in_torch, feeds, 1e-12)
-    assert both.saved == ("rows",)
-    (scanned,) = scans_of(both.backward)
-    # The gradients of the state and of what goes into the tanh.
-    shapes = [both.backward.values[v].type.shape for v in scanned.outputs]
-    assert shapes == [(2, 3), (count, 2, 3)]
-
-
-def test_rounds_of_which_nothing_is_left_need_no_scan() -> None:
-    def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
-        def one(_: Any, elements: Any) -> Any:
-            return [], [b.matmul(elements[0], given["w"])]
-
-        _, (rows,) = scan(b, one, [], [given["x"]])
-        return {"rows": rows}
-
-    def in_torch(given: dict[str, Any]) -> Mapping[str, Any]:
-        return {"rows": given["x"] @ given["w"]}
-
-    both = check_against_torch(loop, in_torch, drawn(x=(5, 2, 3), w=(3, 4)), 1e-12)
-    assert scans_of(both.backward) == []
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -520,69 +441,6 @@ def test_half_precision_adds_up_in_float32() -> None:
     assert found["scale"].dtype == half
     expected = 1200 * float(seeds["last"])
     np.testing.assert_allclose(float(found["scale"]), expected, rtol=2**-8)
-
-
-@pytest.mark.parametrize("recompute", ["none", "cheap", "all"])
-def test_graphs_do_not_grow_with_rounds(recompute: Any) -> None:
-    sizes = set()
-    for count in (4, 64):
-        feeds = lstm_feeds(count)
-        both = differentiate(loop_graph(lstm, feeds), list(feeds), recompute=recompute)
-        sizes.add((size(both.forward), size(both.backward), len(both.saved)))
-    assert len(sizes) == 1
-    nested = set()
-    for count in (4, 64):
-        feeds = rows_of_rows_feeds(count, count)
-        both = differentiate(loop_graph(rows_of_rows, feeds), list(feeds), recompute=recompute)
-        nested.add((size(both.forward), size(both.backward), len(both.saved)))
-    assert len(nested) == 1
-
-
-def test_a_forward_program_that_is_not_differentiated_keeps_nothing() -> None:
-    graph = loop_graph(lstm, lstm_feeds(6))
-    program = stitch.compile(graph, target="host").program
-    (plain,) = (operation for operation in program.operations if is_scan(operation))
-    assert len(plain.outputs) == 3
-    both = differentiate(graph, ["w"])
-    (saving,) = scans_of(both.forward)
-    assert saving.outputs[:3] == scans_of(graph)[0].outputs
-    assert len(saving.outputs) > 3
-
-
-def test_weights_of_a_cell_get_one_product_after_the_scan() -> None:
-    feeds = lstm_feeds(6)
-    both = differentiate(loop_graph(lstm, feeds), list(feeds))
-    backward = both.backward
-    (scanned,) = scans_of(backward)
-    # The states are those of the cell: nothing is added up from round to round.
-    assert ScanForm.of(scanned).states == 2
-    weights = {slot.name: slot.value for slot in backward.outputs}
-    made = {o.outputs[0]: o for o in backward.operations if o.op == "Gemm"}
-    # Those of two weights and of the inputs; a round has that of the state alone.
-    assert len(made) == 3
-    inside = [o.op for o in backward.bodies[scanned.body].operations]
-    assert [op for op in inside if op in ("Gemm", "MatMul")] == ["Gemm"]
-    for name, rows in (("w", 3), ("r", 4)):
-        operation = made[weights[f"{name}.grad"]]
-        assert [backward.values[v].type.shape for v in operation.inputs] == [(12, rows), (12, 16)]
-        assert operation.attributes["transA"] == 1
-    # The inputs of cells are there already: they are not collected again.
-    (forward,) = scans_of(both.forward)
-    collected = [both.forward.values[v].type.shape for v in forward.outputs[2:]]
-    assert collected
-    assert (6, 2, 3) not in collected
-
-
-def test_gates_that_are_computed_together_are_kept_once() -> None:
-    feeds = lstm_feeds(6)
-    both = differentiate(loop_graph(lstm, feeds), list(feeds))
-    kept = [
-        both.backward.input_type(i).shape
-        for i, slot in enumerate(both.backward.inputs)
-        if slot.name in both.saved
-    ]
-    # Four gates, the tanh of the new state, both states after the round.
-    assert sum(shape[-1] for shape in kept if len(shape) == 3) == 7 * 4
 
 
 def test_a_body_without_a_gradient_is_refused_with_its_place() -> None:

@@ -9,23 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from onnx import helper
 
 import stitch
-from stitch.cli.chain import RunInput
-from stitch.cli.module_files import ModuleFile
-from stitch.cli.run_inputs import SlotNames, assign
-from stitch.cli.wiring import wires_of
 from stitch.compiler import compile_graph
-from stitch.documents import YamlPipeline, read_pipeline
+from stitch.documents import read_pipeline
 from stitch.errors import FormatError
 from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
 from stitch.machine import load_machine
-from stitch.machine.description import parse_machine
-from stitch.program import DataType, ValueType
 from stitch.ttb import Binary, encode, load
 from tests.support.lines_run import lines_run
 
@@ -88,48 +81,38 @@ def graph(form: str, count: int) -> ComputationGraph:
     return module_from_text(MODULES[form](count), Path())
 
 
-@pytest.mark.parametrize("form", MODULES)
-def test_reading_a_module_in_yaml_is_linear(form: str) -> None:
-    assert_linear(lambda count: lambda: graph(form, count))
+def reading_yaml(form: str, count: int) -> Work:
+    return lambda: graph(form, count)
 
 
-def test_naming_the_defects_of_a_module_is_linear() -> None:
-    def work_on(count: int) -> Work:
-        text = chain(count).replace("= Add(t", "= Add(q")
-
-        def work() -> None:
-            with pytest.raises(FormatError):
-                module_from_text(text, Path())
-
-        return work
-
-    assert_linear(work_on)
+def compiling(form: str, count: int) -> Work:
+    made = graph(form, count)
+    return lambda: compile_graph(made, MACHINE)
 
 
-@pytest.mark.parametrize("form", MODULES)
-def test_compiling_is_linear(form: str) -> None:
-    def work_on(count: int) -> Work:
-        made = graph(form, count)
-        return lambda: compile_graph(made, MACHINE)
+def reading_json(form: str, count: int) -> Work:
+    text = as_json(graph(form, count))
+    return lambda: from_json(text)
 
-    assert_linear(work_on)
+
+def decoding(form: str, count: int) -> Work:
+    made = compile_graph(graph(form, count), MACHINE).program
+    file = encode(Binary((made,), MACHINE.shape, "test"))
+    return lambda: load(file, verify="full")
 
 
 @pytest.mark.parametrize("form", MODULES)
-def test_reading_a_graph_in_json_is_linear(form: str) -> None:
+@pytest.mark.parametrize("work_on", [reading_yaml, compiling, reading_json, decoding])
+def test_work_on_a_module_is_linear(work_on: Callable[[str, int], Work], form: str) -> None:
+    assert_linear(lambda count: work_on(form, count))
+
+
+def test_linking_is_linear_in_programs_also_of_one_name() -> None:
+    program = compile_graph(graph("side by side", 1), MACHINE).program
+
     def work_on(count: int) -> Work:
-        text = as_json(graph(form, count))
-        return lambda: from_json(text)
-
-    assert_linear(work_on)
-
-
-@pytest.mark.parametrize("form", MODULES)
-def test_verifying_and_decoding_a_binary_is_linear(form: str) -> None:
-    def work_on(count: int) -> Work:
-        made = compile_graph(graph(form, count), MACHINE).program
-        file = encode(Binary((made,), MACHINE.shape, "test"))
-        return lambda: load(file, verify="full")
+        words = [f"{i}.0={i + 1}.0" for i in range(count - 1)]
+        return lambda: stitch.link([program] * count, words, target=MACHINE)
 
     assert_linear(work_on)
 
@@ -201,101 +184,5 @@ def test_reading_a_pipeline_is_linear(form: str, pipelines: Callable[[str, int],
                 read_pipeline(path)
 
         return work
-
-    assert_linear(work_on)
-
-
-@pytest.mark.parametrize("form", ["chain", "side by side", "repeats"])
-def test_preparing_and_running_a_pipeline_is_linear(
-    form: str, pipelines: Callable[[str, int], Path]
-) -> None:
-    def work_on(count: int) -> Work:
-        checked = read_pipeline(pipelines(form, count))
-
-        def work() -> None:
-            # Several windows in either case: what one holds is planned as a whole.
-            with stitch.open_device("wormhole_n150", window=8) as device:
-                pipeline = YamlPipeline(checked, device)
-                pipeline.run([np.zeros(4, np.float32)] * len(pipeline.inputs))
-
-        return work
-
-    assert_linear(work_on)
-
-
-def test_nested_repeats_are_walked_once_more_for_each_level_only(
-    pipelines: Callable[[str, int], Path],
-) -> None:
-    def nested(levels: int) -> Work:
-        step = "{run: b, inputs: {x: x0}, outputs: {y: y}}"
-        after = "y"
-        for level in range(levels):
-            index = f"i{level}"
-            step = f"{{repeat: 2, index: {index}, carry: {{x0: {after}}}, steps: [{step}]}}"
-            after = "x0"
-        path = pipelines("chain", 1)
-        path.write_text(
-            "modules: {b: b.ttb}\ninputs:\n  x0: {shape: [4], type: float32}\n"
-            f"steps: [{step}]\noutputs: [x0]\n"
-        )
-        return lambda: read_pipeline(path)
-
-    nested(1)()
-    shallow, deep = lines_run(nested(2)), lines_run(nested(6))
-    assert deep <= 4 * shallow
-
-
-def test_naming_the_defects_of_a_machine_is_linear() -> None:
-    def work_on(count: int) -> Work:
-        text = "name: m\n" + listed("core_gird_#: 1", count)
-
-        def work() -> None:
-            with pytest.raises(FormatError):
-                parse_machine(text.encode(), "m.yaml")
-
-        return work
-
-    assert_linear(work_on)
-
-
-def loaded_modules(slots: int, count: int) -> list[ModuleFile]:
-    program = compile_graph(graph("side by side", slots), MACHINE).program
-    binary = Binary((program,), MACHINE.shape, "test")
-    return [ModuleFile(f"{i}.ttb", f"m{i}", binary, program) for i in range(count)]
-
-
-def test_wires_between_many_slots_are_linear() -> None:
-    def work_on(count: int) -> Work:
-        modules = loaded_modules(count, 2)
-        words = [f"m0.y{i}=m1.x{i}" for i in range(count)]
-        return lambda: wires_of(modules, words)
-
-    assert_linear(work_on)
-
-
-def test_wires_between_many_modules_are_linear() -> None:
-    def work_on(count: int) -> Work:
-        modules = loaded_modules(1, count)
-        words = [f"m{i}.y0=m{i + 1}.x0" for i in range(count - 1)]
-        return lambda: wires_of(modules, words)
-
-    assert_linear(work_on)
-
-
-def test_linking_is_linear_in_programs_also_of_one_name() -> None:
-    def work_on(count: int) -> Work:
-        program = loaded_modules(1, 1)[0].program
-        words = [f"{i}.0={i + 1}.0" for i in range(count - 1)]
-        return lambda: stitch.link([program] * count, words, target=MACHINE)
-
-    assert_linear(work_on)
-
-
-def test_assigning_option_values_to_slots_is_linear() -> None:
-    def work_on(count: int) -> Work:
-        names = [f"x{i}" for i in range(count)]
-        words = [(name if i % 2 else None, "@x.npy") for i, name in enumerate(names)]
-        slots = [RunInput(name, ValueType((2,), DataType.FLOAT32)) for name in names]
-        return lambda: assign(words, SlotNames(slots, "input"), "input")
 
     assert_linear(work_on)

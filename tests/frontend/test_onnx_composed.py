@@ -221,14 +221,6 @@ def test_what_a_lowering_does_not_know_is_refused(op: str, case: Drawn, words: s
         from_onnx(model_of(op, case)[0])
 
 
-def test_numbers_are_made_binary() -> None:
-    nodes = [helper.make_node("Binarizer", ["x"], ["y"], domain=ML, threshold=0.5)]
-    proto = model(nodes, [info("x", [4])], ["y"], domains={ML: 3})
-    found = ours(proto, [np.array([0.5, 0.6, -1, np.nan], np.float32)])[0]
-    assert found.dtype == np.float32
-    assert found.tolist() == [0, 1, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("threshold", "wanted"),
     [(0.5, [0, 0, 1, 1]), (-0.5, [0, 1, 1, 1]), (-9e30, [1, 1, 1, 1]), (9e30, [0, 0, 0, 0])],

@@ -16,13 +16,11 @@ from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
     QuantType,
-    quantize_dynamic,
     quantize_static,
 )
 
 import stitch
-from stitch import fractal, report
-from stitch.cli.inspect import main as inspect_main
+from stitch import report
 from stitch.compiler import differentiate
 from stitch.errors import CompileError, FormatError, OutOfMemoryError
 from stitch.frontend.onnx import from_onnx
@@ -100,11 +98,6 @@ def test_a_file_names_the_feature_and_holds_the_version() -> None:
     assert again.programs == binary.programs
 
 
-def test_a_program_without_a_foreign_operator_does_not_name_the_feature() -> None:
-    proto = model([node("Relu", ["x"], ["y"], "")], [info("x", [3])], ["y"])
-    assert stitch.compile(proto, (drawn(3),)).binary.requires == ()
-
-
 def test_a_graph_with_a_foreign_operator_has_a_json_form() -> None:
     graph = from_onnx(*distances())
     again = from_json(as_json(graph))
@@ -124,24 +117,6 @@ def test_a_file_that_calls_an_operator_of_stitch_foreign_is_refused() -> None:
         pytest.raises(FormatError, match=words),
     ):
         device.load(lying)
-
-
-def test_programs_with_foreign_operators_are_stitched_with_copies_between_spaces() -> None:
-    proto, arrays = distances()
-    first = stitch.compile(proto, tuple(arrays), placement=("output.0.space=l1",))
-    angles = model(
-        [node("Inverse", ["x"], ["a"]), node("Trilu", ["a"], ["y"], upper=0)],
-        [info("x", [3, 3])], ["y"], opset=17, domains=DOMAINS,
-    )  # fmt: skip
-    second = stitch.compile(angles, (drawn(3, 3),), placement=("input.0.space=dram",))
-    square = [arrays[0], arrays[0][:, ::-1].copy()]
-    with stitch.open_device("wormhole_n150", executor="auto") as device:
-        a = device.load(stitch.compile(proto_of_square(), tuple(square)))
-        b = device.load(second)
-        made = single(b(a(*square)))
-        assert device.load(first).program.foreign_operations()
-    (between,) = runtime(proto_of_square(), square)
-    np.testing.assert_allclose(made, runtime(angles, [between])[0], rtol=1e-4, atol=1e-5)
 
 
 def proto_of_square() -> onnx.ModelProto:
@@ -220,47 +195,6 @@ def test_the_host_bytes_of_a_foreign_operator_are_bounded() -> None:
     compiled = stitch.compile(proto, tuple(arrays))
     with stitch.open_device("wormhole_n150", executor="auto") as device:
         assert device.load(compiled).host_bytes.peak > heads * length * length * 4
-
-
-def test_pipelines_of_encoders_of_numbers_compile(tmp_path: Path) -> None:
-    nodes = [
-        node("LabelEncoder", ["x"], ["a"], "ai.onnx.ml", keys_int64s=[3, 5], values_int64s=[0, 1],
-             default_int64=2),
-        node("OneHotEncoder", ["a"], ["b"], "ai.onnx.ml", cats_int64s=[0, 1, 2]),
-        node("Flatten", ["b"], ["c"], ""),
-        node("FeatureVectorizer", ["c", "y"], ["d"], "ai.onnx.ml", inputdimensions=[6, 2]),
-        node("Scaler", ["d"], ["z"], "ai.onnx.ml", offset=[0.5] * 8, scale=[2.0] * 8),
-    ]  # fmt: skip
-    inputs = [info("x", [2, 2], TensorProto.INT64), info("y", [2, 2])]
-    proto = model(nodes, inputs, ["z"], opset=17, domains=DOMAINS)
-    assert_same(proto, [np.array([[3, 5], [7, 3]]), drawn(2, 2)], tmp_path)
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 3)])
-def test_labels_are_picked_by_computed_places_as_boosting_and_neighbours_do(
-    shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    nodes = [
-        node("ArgMax", ["x"], ["a"], "", axis=1, keepdims=0),
-        node("ArrayFeatureExtractor", ["classes", "a"], ["picked"], "ai.onnx.ml"),
-        node("Reshape", ["picked", "flat"], ["z"], ""),
-    ]
-    weights = {
-        "classes": np.arange(10, 10 + np.prod(shape)).reshape(shape),
-        "flat": np.array([-1], np.int64),
-    }
-    proto = model(nodes, [info("x", [7, 3])], ["z"], weights, opset=17, domains=DOMAINS)
-    assert_same(proto, [drawn(7, 3)], tmp_path)
-
-
-@pytest.mark.parametrize("places", [np.array(1), np.array([1]), np.array([[2, 0]])])
-def test_one_column_is_picked_as_bins_of_scikit_learn_do(places: Array, tmp_path: Path) -> None:
-    nodes = [
-        node("ArrayFeatureExtractor", ["x", "places"], ["a"], "ai.onnx.ml"),
-        node("Relu", ["a"], ["z"], ""),
-    ]
-    proto = model(nodes, [info("x", [7, 3])], ["z"], {"places": places}, opset=17, domains=DOMAINS)
-    assert_same(proto, [drawn(7, 3)], tmp_path)
 
 
 def test_a_pipeline_as_scikit_learn_exports_it_gives_labels_and_a_tensor_of_chances() -> None:
@@ -462,18 +396,6 @@ def test_foreign_operators_of_a_models_own_function_are_theirs(tmp_path: Path) -
     assert_same(proto, [drawn(3, 3)], tmp_path)
 
 
-def test_a_program_with_a_foreign_operator_is_mapped_over_rows() -> None:
-    inverse = model([node("Inverse", ["x"], ["y"])], [info("x", [3, 3])], ["y"], opset=17,
-                    domains=DOMAINS)  # fmt: skip
-    rows = [drawn(3, 3, seed=seed) + 3 * np.eye(3, dtype=np.float32) for seed in range(4)]
-    with stitch.open_device("wormhole_n150", executor="auto") as device:
-        program = device.load(stitch.compile(inverse, (rows[0],)))
-        with fractal.mode("parallel", device=device):
-            made: Any = fractal.map(program, fractal.FractalTensor(rows)).tolist()
-    for mine, row in zip(made, rows, strict=True):
-        np.testing.assert_allclose(mine, np.linalg.inv(row), rtol=1e-4, atol=1e-5)
-
-
 class Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types here
     """A few random inputs."""
 
@@ -538,21 +460,6 @@ def test_quantizers_of_onnx_runtime_below_opset_21_compile(kind: Any, tmp_path: 
     assert_same(proto, [drawn(2, 3)], tmp_path, ("numpy", "onnxruntime", "auto"))
 
 
-def test_what_the_dynamic_quantizer_makes_of_an_lstm_compiles(tmp_path: Path) -> None:
-    weights = {"w": drawn(1, 16, 6), "r": drawn(1, 16, 4), "out": drawn(4, 3)}
-    nodes = [
-        node("LSTM", ["x", "w", "r"], ["s"], "", hidden_size=4),
-        node("Squeeze", ["s", "axis"], ["t"], ""),
-        node("MatMul", ["t", "out"], ["y"], ""),
-    ]
-    proto = model(nodes, [info("x", [5, 1, 6])], ["y"], weights | {"axis": np.array([1])}, opset=17)
-    onnx.save(proto, tmp_path / "plain.onnx")
-    quantize_dynamic(tmp_path / "plain.onnx", tmp_path / "m.onnx")
-    quantized = onnx.load(tmp_path / "m.onnx")
-    assert "DynamicQuantizeLSTM" in {one.op_type for one in quantized.graph.node}
-    assert_same(quantized, [drawn(5, 1, 6)], tmp_path)
-
-
 @pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
 def test_what_is_around_a_foreign_operator_is_compared_with_its_reference(executor: str) -> None:
     proto, arrays = distances()
@@ -562,13 +469,3 @@ def test_what_is_around_a_foreign_operator_is_compared_with_its_reference(execut
             single(device.load(compiled)(*arrays))
         assert [line.op for line in comparison.lines] == ["Mul", "Relu"]
         assert all(line.verdict.passed for line in comparison.lines)
-
-
-def test_inspect_tells_a_foreign_operator_and_its_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    proto, arrays = distances()
-    stitch.compile(proto, tuple(arrays)).save(tmp_path / "m.ttb")
-    assert inspect_main([str(tmp_path / "m.ttb"), "--section=operations"]) == 0
-    assert "com.microsoft.CDist(" in (told := capsys.readouterr().out)
-    assert "of opset 1, foreign" in told

@@ -79,16 +79,6 @@ def lstm(length: int) -> onnx.ModelProto:
     return model([scan], inputs, ["hn", "cn", "ys"], weights)
 
 
-def test_a_long_scan_takes_no_more_operations_than_a_short_one() -> None:
-    short, long = (stitch.compile(lstm(n), target="host") for n in (64, 1024))
-    assert scans(short.graph) == [64]
-    assert scans(long.graph) == [1024]
-    assert len(short.graph.operations) == len(long.graph.operations) == 1
-    bodies = [[len(body.operations) for body in m.graph.bodies] for m in (short, long)]
-    assert bodies[0] == bodies[1]
-    assert abs(len(short.encode()) - len(long.encode())) < 64
-
-
 def test_an_lstm_cell_in_a_scan_is_right() -> None:
     arrays = [drawn(2, HIDDEN), drawn(2, HIDDEN, seed=4), drawn(9, 2, WIDTH)]
     assert_right(lstm(9), arrays, [9])
@@ -206,17 +196,6 @@ def test_loops_whose_rounds_differ_are_written_out(nodes: list[Any], shape: list
     assert_right(proto, [drawn(2), drawn(6, 2)], [])
 
 
-def test_a_loop_over_constants_is_written_out_for_it_may_come_to_a_shape() -> None:
-    body = helper.make_graph(
-        [node("Add", ["n", "one"], ["n_out"]), node("Identity", ["c"], ["go_on"])], "rounds",
-        [info("i", [], INT64), info("c", [], BOOL), info("n", [1], INT64)],
-        [info("go_on", [], BOOL), info("n_out", [1], INT64)],
-    )  # fmt: skip
-    nodes = [node("Loop", ["m", "go", "one"], ["n"], body=body), node("Expand", ["x", "n"], ["y"])]
-    weights = {"m": np.array(6, np.int64), "go": np.array(True), "one": np.array([1])}
-    assert_right(model(nodes, [info("x", [1])], ["y"], weights), [drawn(1)], [])
-
-
 def test_a_loop_is_written_out_where_what_follows_must_know_what_it_comes_to() -> None:
     # One state is data, the other becomes a shape.
     body = helper.make_graph(
@@ -252,13 +231,6 @@ def test_the_command_and_the_function_take_unroll(tmp_path: Path) -> None:
         assert [o.attributes["count"] for o in program.operations if o.op == "Scan"] == kept
     with pytest.raises(UsageError, match="unrolled in ONNX models"):
         stitch.compile(lambda x: x + x, (np.ones(2, np.float32),), unroll=3)
-
-
-def test_operations_of_a_body_know_their_nodes() -> None:
-    graph = from_onnx(lstm(6))
-    places = {o.location for body in graph.bodies for o in body.operations}
-    assert any(place.startswith("case:") for place in places)
-    assert not any("py:" in place for place in places)
 
 
 def test_loops_within_loops_ask_for_no_more_bodies_than_there_may_be(

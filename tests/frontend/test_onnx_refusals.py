@@ -44,15 +44,6 @@ def test_all_unsupported_operators_are_reported_at_once_with_their_nodes() -> No
     assert "downstream" not in text
 
 
-def test_unsupported_operators_and_unfit_operands_come_in_one_report() -> None:
-    nodes = [
-        node("MatMul", ["x", "x"], ["m"], name="unfit"),
-        node("ImageDecoder", ["x"], ["d"], name="unknown"),
-    ]
-    with pytest.raises(CompileError, match=r"case:unknown(.|\n)*case:unfit"):
-        from_onnx(model(nodes, [info("x", [2, 3])], ["m", "d"]))
-
-
 def _branch(name: str, op: str = "Neg") -> Any:
     return helper.make_graph([node(op, ["x"], [name])], name, [], [info(name, None)])
 

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 import stitch
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
-from tests.support.onnx.models import FLOAT, INT64, drawn, info, model, theirs
+from tests.support.onnx.models import FLOAT, INT64, drawn, info, model
 
 node = helper.make_node
 
@@ -37,59 +36,6 @@ def run(proto: Any, *given: Any) -> list[Array]:
 
 def sequence(name: str, shape: list[int | str] | None = None) -> Any:
     return helper.make_tensor_sequence_value_info(name, FLOAT, shape)
-
-
-@pytest.mark.parametrize("position", [None, 0, 1, 2, 3, -1, -3])
-def test_a_tensor_is_inserted_where_a_list_inserts_it(position: int | None) -> None:
-    weights = {"w": drawn(2)} | ({} if position is None else {"p": scalar(position)})
-    place = [] if position is None else ["p"]
-    nodes = [
-        node("SequenceConstruct", ["x", "y", "z"], ["s"]),
-        node("SequenceInsert", ["s", "w", *place], ["t"]),
-        node("ConcatFromSequence", ["t"], ["out"], axis=0, new_axis=1),
-    ]
-    arrays = [drawn(2, seed=seed) for seed in (4, 5, 6)]
-    proto = model(nodes, [info(n, [2]) for n in "xyz"], ["out"], weights)
-    listed = list(arrays)
-    listed.insert(3 if position is None else position, weights["w"])
-    np.testing.assert_array_equal(run(proto, *arrays)[0], np.stack(listed))
-
-
-@pytest.mark.parametrize("position", [None, 0, 2, -1, -3])
-def test_a_tensor_is_erased_and_another_read(position: int | None) -> None:
-    place = [] if position is None else ["p"]
-    weights = {"i": scalar(-1)} | ({} if position is None else {"p": scalar(position)})
-    nodes = [
-        node("SequenceConstruct", ["x", "y", "z"], ["s"]),
-        node("SequenceErase", ["s", *place], ["t"]),
-        node("SequenceAt", ["t", "i"], ["out"]),
-        node("SequenceLength", ["t"], ["n"]),
-    ]
-    arrays = [drawn(2, seed=seed) for seed in (4, 5, 6)]
-    proto = model(nodes, [info(n, [2]) for n in "xyz"], ["out", "n"], weights)
-    for mine, other in zip(run(proto, *arrays), theirs(proto, arrays), strict=True):
-        np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize(
-    ("split", "keepdims"),
-    [(None, 1), (None, 0), (scalar(2), 1), (scalar(5), 1), (ints(1, 4), 1), (ints(5), 0)],
-)
-def test_a_tensor_is_split_as_the_reference_splits_it(split: Array | None, keepdims: int) -> None:
-    weights = {} if split is None else {"n": split}
-    nodes = [node("SplitToSequence", ["x", *weights], ["s"], axis=-1, keepdims=keepdims)]
-    x = drawn(3, 5)
-    proto = model(nodes, [info("x", [3, 5])], ["s"], weights)
-    wanted = theirs_listed(proto, [x])
-    found = run(proto, x)
-    assert [f.shape for f in found] == [w.shape for w in wanted]
-    assert all(np.array_equal(f, w) for f, w in zip(found, wanted, strict=True))
-
-
-def theirs_listed(proto: Any, arrays: list[Array]) -> list[Array]:
-    """The one output of the reference, a list."""
-    feeds = dict(zip((i.name for i in proto.graph.input), arrays, strict=True))
-    return [np.asarray(a) for a in ReferenceEvaluator(proto).run(None, feeds)[0]]
 
 
 def test_a_sequence_comes_in_and_goes_out_as_its_tensors() -> None:
@@ -136,20 +82,6 @@ def test_an_optional_value_takes_the_form_of_its_example(there: bool) -> None:
     y, has = run(proto, o if there else None, x)
     assert bool(has) is there
     np.testing.assert_array_equal(y, o if there else -x)
-
-
-def test_a_body_is_mapped_over_sequences_and_tensors() -> None:
-    body = helper.make_graph(
-        [node("Add", ["a", "b"], ["c"]), node("Shape", ["a"], ["n"])], "body",
-        [info("a", ["k"]), info("b", [1])], [info("c", ["k"]), info("n", [1], INT64)],
-    )  # fmt: skip
-    nodes = [node("SequenceMap", ["s", "x"], ["t", "n"], body=body)]
-    proto = model(nodes, [sequence("s", ["k"]), info("x", [1])], ["t", "n"])
-    s, x = [drawn(2), drawn(3, seed=8)], drawn(1)
-    found = run(proto, s, x)
-    np.testing.assert_array_equal(found[0], s[0] + x)
-    np.testing.assert_array_equal(found[1], s[1] + x)
-    assert [f.tolist() for f in found[2:]] == [[2], [3]]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ import torch
 
 import stitch
 from stitch.compiler import split_graph
-from stitch.frontend.torch import export
-from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.graph import ComputationGraph
 from tests.support.grids import every
 from tests.support.torch.agreement import assert_close, run_graph, tensors_of
@@ -83,19 +81,6 @@ def compile_in_two(name: str, folder: Path) -> None:
 def test_an_architecture_agrees_with_eager(name: str) -> None:
     one = captured(name)
     assert_close(run_graph(one.graph, one.examples), one.wanted)
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, of its deprecated parts
-@pytest.mark.parametrize("name", every(8, ARCHITECTURES))
-def test_operators_are_taken_apart_as_torch_does(name: str) -> None:
-    """We register no more with torch than what stays whole; `run_decompositions` all there is."""
-    program = export._captured(*made(name)).program
-    table = torch.export.default_decompositions()
-    for kept in KEPT_WHOLE:
-        table.pop(kept, None)
-    wanted, found = program.run_decompositions(table), export._decomposed(program)
-    assert str(found.graph) == str(wanted.graph)
-    assert found.graph_signature == wanted.graph_signature
 
 
 def test_weights_that_are_tied_are_one_constant() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,7 @@ from stitch.frontend.torch.compile.shared_storage import (
     COPIED_BELOW,
     ArgumentSlot,
 )
-from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import RuntimeDevice, Tensor
-from stitch.runtime.plan_cache import PlanCache
 from tests.support import garbage
 from tests.support.grids import every
 from tests.support.stitched_models import one
@@ -156,61 +153,6 @@ def test_four_results_of_an_output_are_views_and_further_ones_copies_while_these
         assert (result == number + 1).all()
 
 
-def test_a_result_is_a_view_of_the_devices_bytes() -> None:
-    run, device = compiled(lambda x: x + 1), storage_of().device
-    made = run(torch.zeros(COPIED_BELOW // 4))
-    start = device.memory("host").ctypes.data
-    assert start <= made.data_ptr() < start + device.memory("host").nbytes
-    made.fill_(7.0)
-    lies = device.memory("host")[made.data_ptr() - start :][:COPIED_BELOW]
-    assert (lies.view("float32") == 7).all()
-
-
-def test_of_small_results_torch_gets_copies_and_no_account_is_kept() -> None:
-    run, account = compiled(lambda x: x + 1), storage_of()
-    x = torch.zeros(COPIED_BELOW // 4 - 1)
-    for _ in range(3):
-        run(x)
-    entries = len(account)
-    kept = [run(x) for _ in range(5)]
-    assert len(account) == entries
-    kept[0].fill_(7.0)
-    assert_same([*kept[1:], run(x)], [x + 1] * 5)
-
-
-def test_in_the_steady_state_nothing_is_looked_up_nor_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, second, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.randn(4, 8)
-
-    def function(x: Any) -> Any:
-        return second(torch.special.i0(first(x)))
-
-    # Two programs, which run in turn.
-    run, account = compiled(function, fallback="torch", min_operations=1), storage_of()
-    device = account.device
-    asked: list[str] = []
-    find, read = PlanCache.find, device.deaths.read
-
-    def found(known: PlanCache[Any], *arguments: Any) -> Any:
-        asked.append("find")
-        return find(known, *arguments)
-
-    def was_read(now: int, *, resting: bool) -> None:
-        asked.append("read")
-        read(now, resting=resting)
-
-    with torch.no_grad(), garbage.only_of_here():
-        account.clean_up()
-        for _ in range(10):
-            run(x)
-        monkeypatch.setattr(PlanCache, "find", found)
-        monkeypatch.setattr(device.deaths, "read", was_read)
-        for _ in range(10):
-            assert_same(run(x), function(x))
-    assert asked == []
-
-
 def test_arguments_that_come_again_are_read_in_place() -> None:
     run, account = compiled(lambda x: x * 2), storage_of()
     x = torch.randn(100, 100)
@@ -224,19 +166,6 @@ def test_arguments_that_come_again_are_read_in_place() -> None:
     x.numpy()[0] = -5
     assert_same(run(x), x * 2)
     assert _written(account.device) == written
-
-
-def test_results_that_are_kept_stay_as_they_were() -> None:
-    module = nn.Linear(32, 32)
-    run, device = compiled(module), storage_of().device
-    batches = [torch.randn(4, 32) for _ in range(30)]
-    with torch.no_grad():
-        kept = [run(batch) for batch in batches[:10]]
-        made = device.statistics().plans_made
-        kept += [run(batch) for batch in batches[10:]]
-        assert device.statistics().plans_made <= made + 1
-        for result, batch in zip(kept, batches, strict=True):
-            assert_same(result, module(batch))
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
@@ -265,36 +194,6 @@ def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
     for _ in range(900):
         step()
     assert state() == before
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    run, device = compiled(module, target=target), storage_of(target=target).device
-    steps, x = torch.optim.SGD(module.parameters(), 1e-2), torch.randn(4, 8)
-
-    def infer() -> None:
-        with torch.no_grad():
-            assert_same(run(x), module(x))
-
-    def train() -> None:
-        steps.zero_grad()
-        run(x).sum().backward()
-        steps.step()
-
-    for step in (infer, train):
-        for _ in range(10):
-            step()
-        before = device.statistics()
-        for _ in range(50):
-            step()
-        after = device.statistics()
-        runs = after.windows - before.windows
-        assert after == replace(before, windows=after.windows, replays=after.replays)
-        assert after.replays >= before.replays + 50
-        # Through the queue go only programs that copy anew what the optimizer wrote: of a step the
-        # forward program, and the backward program where it reads a weight that was copied for it.
-        assert runs in ((50, 100) if step is train and target != "host" else (0,))
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
@@ -337,34 +236,6 @@ def test_several_threads_may_call_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_plans_that_read_lent_bytes_pass_the_independent_checker() -> None:
-    module = nn.Linear(16, 16)
-    run, device = compiled(module), storage_of().device
-    with torch.no_grad():
-        run(torch.randn(2, 16))
-    made, _ = device.history.plans[-1]
-    assert check_plan(made) == ()
-
-
-def test_rows_that_are_taken_one_after_the_other_are_not_planned_one_by_one() -> None:
-    first, second = nn.Linear(16, 16), nn.Linear(16, 4)
-    table, run, whole = (
-        torch.randn(40, 16),
-        compiled(second),
-        torch.compile(first, backend="stitch"),
-    )
-    device = storage_of().device
-    with torch.no_grad():
-        made = whole(table)
-        for rows in (table, made):
-            run(rows[:1])
-            run(rows[1:2])
-            before = device.statistics().plans_made
-            for start in range(2, 40):
-                assert_same(run(rows[start : start + 1]), second(rows[start : start + 1]))
-            assert device.statistics().plans_made <= before + 1
 
 
 def test_many_parameters_in_one_storage_are_told_apart() -> None:

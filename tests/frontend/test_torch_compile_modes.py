@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 import os
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-import stitch
 from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -56,13 +53,6 @@ def test_an_unknown_mode_is_answered_with_the_nearest() -> None:
 # Options ----------------------------------------------------------------------------------------
 
 
-def test_every_option_of_a_device_is_one_of_torch_compile() -> None:
-    parameters = list(inspect.signature(stitch.open_device).parameters)[1:]
-    said = refusal(compiled(lambda x: x + 1, frobnicate=1))
-    known = said.partition("expected: ")[2].partition("\n")[0].split(", ")
-    assert {*parameters, "target"} <= {*known}
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("inter_op_threads", 2), ("strict_types", True), ("aggregate", "never")],
@@ -74,11 +64,6 @@ def test_an_option_of_a_device_reaches_it(name: str, value: Any) -> None:
     assert getattr(storage_of(**{name: value}).device, name) == value
 
 
-def test_the_same_options_in_another_order_are_one_device() -> None:
-    one = storage_of(inter_op_threads=2, spill=False)
-    assert storage_of(spill=False, inter_op_threads=2) is one
-
-
 def test_threads_are_refused_where_an_executor_takes_none() -> None:
     said = refusal(compiled(lambda x: x + 1, executor="numpy", threads=2))
     assert "takes no number of threads" in said
@@ -88,10 +73,6 @@ def test_a_misspelt_option_of_a_device_is_answered_with_the_nearest() -> None:
     assert "did you mean 'inter_op_threads'?" in refusal(
         compiled(lambda x: x + 1, inter_op_thread=2)
     )
-
-
-def test_an_option_that_a_device_refuses_is_named() -> None:
-    assert "as inter_op_threads" in refusal(compiled(lambda x: x + 1, inter_op_threads="two"))
 
 
 # Stances ----------------------------------------------------------------------------------------
@@ -108,17 +89,6 @@ def test_force_eager_runs_nothing_here() -> None:
     assert counts.graphs == before + 1
 
 
-def test_eager_on_recompile_keeps_what_is_compiled() -> None:
-    run = compiled(lambda x: x * 3, dynamic=False)
-    run(X)
-    counts = storage_of().counts
-    before = counts.graphs
-    with torch.compiler.set_stance("eager_on_recompile"):
-        assert_same(run(X), X * 3)
-        assert_same(run(X[:2]), X[:2] * 3)
-    assert counts.graphs == before
-
-
 def test_fail_on_recompile_fails_on_new_shapes_alone() -> None:
     run = compiled(lambda x: x * 3, dynamic=False)
     run(X)
@@ -126,17 +96,6 @@ def test_fail_on_recompile_fails_on_new_shapes_alone() -> None:
         assert_same(run(X), X * 3)
         with pytest.raises(RuntimeError, match="recompile"):
             run(X[:2])
-
-
-def test_eager_then_compile_compiles_at_the_second_call() -> None:
-    counts = storage_of().counts
-    with torch.compiler.set_stance("eager_then_compile"):
-        run = compiled(lambda x: x * 3)
-        before = counts.graphs
-        assert_same(run(X), X * 3)
-        assert counts.graphs == before
-        assert_same(run(X), X * 3)
-        assert counts.graphs == before + 1
 
 
 # Logs -------------------------------------------------------------------------------------------
@@ -174,20 +133,3 @@ def test_torch_logs_without_a_plus_tells_of_graphs_alone() -> None:
     said = logged("stitch")
     assert "graph inference_0:" in said
     assert "program @" not in said
-
-
-def test_a_second_set_of_shapes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    run = compiled(lambda x: x * 2, dynamic=True)
-    with caplog.at_level(logging.INFO, logger="stitch"):
-        for rows in (2, 3, 3):
-            run(X[:rows])
-    said = [record.message for record in caplog.records if record.name.startswith("stitch")]
-    assert sum("of shapes" in message for message in said) == 2
-
-
-def test_nothing_is_logged_in_the_steady_state(caplog: pytest.LogCaptureFixture) -> None:
-    run = compiled(lambda x: x * 2)
-    run(X)
-    with caplog.at_level(logging.DEBUG, logger="stitch"):
-        run(X)
-    assert not [record for record in caplog.records if record.name.startswith("stitch")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -51,16 +49,6 @@ def test_sizes_out_of_data_are_named_with_their_lines() -> None:
     assert f"aten.nonzero.default: test_torch_compile_refusals.py:{line}" in error.what
 
 
-def test_by_default_nothing_is_refused() -> None:
-    torch._dynamo.reset()
-
-    def function(x: Any) -> Any:
-        return torch.special.i0(x) + torch.linalg.inv(x)
-
-    x = torch.eye(3)
-    assert_same(torch.compile(function, backend="stitch")(x), function(x))
-
-
 def test_the_remedy_for_an_unsupported_operator_works() -> None:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types here
     def bessel(x: Any) -> Any:
@@ -104,14 +92,3 @@ def test_types_that_stitch_lacks_are_refused_with_the_argument() -> None:
         error = _refusal(compiled(lambda x: x.float() + 1), torch.ones(2).to(dtype))
         assert str(dtype).removeprefix("torch.") in str(error)
         assert "where: argument" in str(error)
-
-
-def test_without_torch_the_extra_to_install_is_named() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from stitch.errors import CompileError\n"
-        "try:\n    import stitch.frontend.torch.compile\n"
-        "except CompileError as error:\n    print(error.remedy)\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "pip install 'stitch-runtime[torch]'"

@@ -8,7 +8,6 @@ compared, so that the copies stay equal bit by bit however long the walk is.
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import TOLERANCE
-from tests.support.torch.compiled import assert_same, compiled, storage_of, train
+from tests.support.torch.compiled import assert_same
 from tests.support.torch.writers import IN_PLACE, WRITERS
 
 TARGETS = ("host", "wormhole_n150")
@@ -208,49 +207,3 @@ def _read_anew(way: str, target: str) -> None:
             for parameter in module.parameters():
                 WRITERS[way](parameter, torch.randn(parameter.shape))
             assert_same(run(x), module(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    in_turn([{"fused": True}, {"foreach": True}], [torch.optim.AdamW, torch.optim.SGD]),
-)
-def test_thirty_steps_on_a_device_learn_what_eager_learns(
-    kind: Any, options: dict[str, bool]
-) -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 5))
-    eager, labels = copy.deepcopy(module), torch.arange(20) % 5
-    batches = [torch.randn(20, 16)] * 30
-
-    def loss(scores: Any) -> Any:
-        return F.cross_entropy(scores, labels)
-
-    def optimizer(parameters: Any) -> Any:
-        return kind(parameters, 1e-2, **options)
-
-    run = compiled(module, target="wormhole_n150")
-    found = train(module, run, batches, loss, optimizer)
-    wanted = train(eager, eager, batches, loss, optimizer)
-    _agree(torch.tensor(found), torch.tensor(wanted))
-    assert wanted[-1] < wanted[0] - 0.05
-
-
-def test_what_was_not_written_is_not_copied_again() -> None:
-    module, target = nn.Linear(64, 64), "wormhole_n150"
-    run, device = compiled(module, target=target), storage_of(target=target).device
-    x = torch.randn(2, 64)
-
-    def written() -> int:
-        before = device.backend.write_counts()[1]
-        with torch.no_grad():
-            run(x)
-        return int(device.backend.write_counts()[1] - before)
-
-    written()
-    assert written() == x.nbytes
-    # Torch counts this as a write, but the bytes are the same.
-    with torch.no_grad():
-        module.weight.mul_(1)
-    assert written() == x.nbytes
-    module.bias.data[-1] += 1
-    assert written() == x.nbytes + module.bias.nbytes

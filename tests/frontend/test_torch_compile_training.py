@@ -19,7 +19,6 @@ from tests.support.torch.compiled import (
     assert_trains_alike,
     compiled,
     storage_of,
-    train,
     without_dropout,
 )
 
@@ -111,22 +110,6 @@ def test_twenty_steps_on_a_device_are_those_of_eager_torch() -> None:
     assert_trains_alike(Decoder(), batches, _words, _sgd, target="wormhole_n150")
 
 
-def test_from_the_third_step_on_nothing_is_planned_and_no_parameter_is_copied() -> None:
-    torch.manual_seed(0)
-    module, batches = _mlp(), [torch.randn(7, 6) for _ in range(8)]
-    run, account = compiled(module), storage_of()
-    device = account.device
-    train(module, run, batches[:3], _classes, _sgd)
-    before, lent, copied = device.statistics().plans_made, account.lent, account.copied
-    written = account.device.backend.write_counts()[1]
-    train(module, run, batches[3:], _classes, _sgd)
-    assert (device.statistics().plans_made, account.lent) == (before, lent)
-    # The batch for either pass, and the gradient that torch makes of the loss.
-    assert account.copied - copied == 3 * 5
-    nbytes = account.device.backend.write_counts()[1] - written
-    assert nbytes == 5 * (2 * batches[0].nbytes + 7 * 5 * 4)
-
-
 def test_parameters_enter_a_device_again_when_the_optimizer_has_written_them() -> None:
     module = nn.Linear(64, 64, bias=False)
     run, device = (
@@ -188,30 +171,6 @@ def test_torchs_seed_decides_what_is_random() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(other, run(x), strict=True))
-
-
-def test_random_numbers_are_spread_as_they_should_be() -> None:
-    torch.manual_seed(0)
-    run = compiled(lambda: (torch.rand(300, 300), torch.randn(300, 300), torch.rand(300, 300)))
-    for executor in ("torch", "numpy"):
-        uniform, normal, second = run() if executor == "torch" else compiled(
-            lambda: (torch.rand(300, 300), torch.randn(300, 300), torch.rand(300, 300)),
-            executor=executor,
-        )()  # fmt: skip
-        assert 0 <= uniform.min() < 1e-4 and 1 - 1e-4 < uniform.max() < 1
-        assert abs(uniform.mean() - 0.5) < 0.005 and abs(uniform.var() - 1 / 12) < 0.002
-        assert abs(normal.mean()) < 0.02 and abs(normal.std() - 1) < 0.02
-        assert (normal.abs() > 1.96).float().mean().sub(0.05).abs() < 0.005
-        both = torch.stack([uniform.flatten(), second.flatten(), normal.flatten()])
-        assert (torch.corrcoef(both) - torch.eye(3)).abs().max() < 0.02
-
-
-def test_a_network_with_dropout_learns() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 5))
-    batch = torch.randn(10, 8)
-    losses = train(module, compiled(module), [batch] * 60, _classes, _sgd)
-    assert losses[-1] < 0.2 * losses[0]
 
 
 # torch warns of its own deprecated parts; nobody can do anything about them here.

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +19,6 @@ from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import Call
 from stitch.frontend.torch.compile import without_onednn
 from stitch.frontend.torch.lowering import LOWERINGS
-from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 from tests.support.grids import every, in_turn
@@ -189,24 +187,6 @@ def test_an_architecture_trains_as_in_eager_torch(name: str, precision: str) -> 
         _assert_trains_as_eager(*made(name), precision, WIDE_INSIDE.get(name, 0.0))
 
 
-def test_narrow_elements_and_wide_statistics_train_as_in_eager_torch() -> None:
-    torch.manual_seed(0)
-    norm = nn.LayerNorm(6)
-
-    def step(run: Any) -> list[Any]:
-        x = torch.linspace(-2, 3, 72).view(4, 3, 6).bfloat16().requires_grad_()
-        norm.zero_grad()
-        made = run(x)
-        (made.float() * torch.linspace(0.5, 1.5, 72).view(4, 3, 6)).sum().backward()
-        return [made.detach(), x.grad, norm.weight.grad.clone(), norm.bias.grad.clone()]
-
-    wanted = step(lambda x: F.layer_norm(x, (6,), norm.weight, norm.bias))
-    found = step(compiled(lambda x: F.layer_norm(x, (6,), norm.weight, norm.bias)))
-    assert [t.dtype for t in found] == [torch.bfloat16] * 2 + [torch.float32] * 2
-    for got, want in zip(found, wanted, strict=True):
-        _assert_near([got], [want], 2.0**-7)
-
-
 def test_a_lowering_that_breaks_torchs_promise_is_an_internal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,15 +202,6 @@ def test_a_lowering_that_breaks_torchs_promise_is_an_internal_error(
     assert (found.expected, found.got) == ("2x3xf32", "2x3xbf16")
 
 
-def test_bits_of_one_type_are_never_read_as_another() -> None:
-    with pytest.raises(InternalError, match="another type than its tensor in torch"):
-        tensor_on(np.ones(4, np.float32), torch.bfloat16)
-    with pytest.raises(InternalError, match="another type than its tensor in torch"):
-        tensor_on(np.ones(4, np.float32), torch.int32)
-    half = np.ones(4, DataType.BFLOAT16.dtype)
-    assert torch.equal(tensor_on(half, torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_logarithm_near_one_keeps_its_digits(dtype: Any) -> None:
     x = torch.tensor([1e-12, -1e-7, 1e-3, 0.5, 3e20, 0.0, -1.0, torch.inf, -2.0], dtype=dtype)
@@ -242,29 +213,6 @@ def test_the_wide_statistics_of_batches_train_under_autocast_as_in_eager_torch()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.GroupNorm(2, 6), nn.SiLU())
     _assert_trains_as_eager(net, (torch.randn(3, 2, 7, 7),), "autocast bfloat16")
-
-
-def test_scaled_losses_in_float16_train_as_in_eager_torch() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    twin, x = copy.deepcopy(module), torch.randn(3, 4)
-
-    def losses(network: nn.Module, run: Any) -> list[float]:
-        scaler, found = torch.amp.GradScaler("cpu", init_scale=1024.0), []
-        optimizer = torch.optim.SGD(network.parameters(), 0.1)
-        for _ in range(4):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
-                loss = run(x).float().square().mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            found.append(float(loss.detach()))
-        return found
-
-    wanted = losses(twin, twin)
-    assert wanted[-1] < 0.5 * wanted[0]
-    assert losses(module, compiled(module)) == pytest.approx(wanted, rel=2.0**-8)
 
 
 @pytest.mark.parametrize("narrow", every(2, [False, True]))

@@ -45,11 +45,6 @@ def test_every_core_overload_is_lowered_taken_apart_or_given_a_key() -> None:
     print(f"core overloads run by own programs: {len(core & known)} of {len(core)}")
 
 
-def test_most_core_overloads_have_a_lowering_of_their_own_or_a_decomposition() -> None:
-    core = set(core_overloads())
-    assert len(core & {*LOWERINGS, *decompositions(), *KEYED}) >= 0.85 * len(core)
-
-
 @pytest.mark.campaign("torch_compile")
 def test_an_operator_that_comes_with_inductor_has_its_lowering_whoever_is_loaded_first() -> None:
     program = """

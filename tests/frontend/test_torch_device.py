@@ -9,9 +9,7 @@ import torch
 
 import stitch
 from stitch.errors import UsageError
-from stitch.report import ChromeTrace
 from stitch.runtime.executors import automatic, price_names
-from tests.support.trace_format import checked
 
 NET, X = torch.nn.Linear(4, 2), torch.ones(3, 4)
 
@@ -24,34 +22,6 @@ def test_the_device_of_torch_compile_explains_itself() -> None:
     assert isinstance(device, stitch.Device)
     assert "program run" in device.explain()
     assert "dram" in device.memory_report() and device.memory_views()
-
-
-def test_the_device_of_torch_compile_is_traced_and_a_trace_changes_no_result() -> None:
-    options = {"target": "wormhole_n150"}
-    torch.manual_seed(0)
-    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-            for _ in range(2)]  # fmt: skip
-    nets[1].load_state_dict(nets[0].state_dict())
-    losses: list[list[float]] = [[], []]
-    for net, seen in zip(nets, losses, strict=True):
-        compiled = torch.compile(net, backend="stitch", options=options)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        trace = ChromeTrace(stitch.device_of(options)) if net is nets[1] else None
-        for _ in range(4):
-            loss = (compiled(X) ** 2).sum()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append(loss.item())
-    assert losses[0] == losses[1]
-    assert trace is not None
-    trace.close()
-    found = checked(trace.as_json())
-    programs = [each.name for each in found.of("program")]
-    assert sum(name.startswith("forward") for name in programs) == 4
-    assert sum(name.startswith("backward") for name in programs) == 4
-    assert any(way[0].startswith("forward") and way[-1].startswith("backward")
-               for way in found.ways())  # fmt: skip
 
 
 def test_torch_compile_chooses_by_the_prices_that_it_is_given() -> None:

@@ -118,14 +118,6 @@ def test_something_compiled_already_is_explained_as_what_it_was_made_of() -> Non
         assert len(explain(run)(torch.rand(3, 3)).graphs) >= 1
 
 
-def test_explaining_many_times_tells_the_same() -> None:
-    explained = explain(_two_fallbacks, options=ALL_PARTS)
-    first = explained(torch.rand(3, 3))
-    for _ in range(12):
-        again = explained(torch.rand(3, 3))
-    assert again.by_torch == first.by_torch
-
-
 def test_an_error_under_fallback_error_comes_through() -> None:
     with pytest.raises(BackendCompilerFailed) as caught:
         explain(_two_fallbacks, options={"fallback": "error"})(torch.rand(3, 3))

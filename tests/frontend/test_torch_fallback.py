@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,10 +30,6 @@ noted: list[int] = []
 
 def _compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
     return compiled(function, dynamic, **{**ALL_PARTS, **options})
-
-
-def _by_torch(function: Any, *arguments: Any) -> dict[str, int]:
-    return explain(function, options=ALL_PARTS)(*arguments).by_torch
 
 
 @pytest.fixture(scope="module")
@@ -148,13 +143,6 @@ def test_tensors_without_elements_pass_between_both() -> None:
 
     x = torch.zeros(0, 3)
     assert_same(_compiled(function)(x), function(x), strides=False)
-
-
-def test_operators_that_have_a_lowering_stay_with_stitch() -> None:
-    found = explain(_no_lowering, options=ALL_PARTS)(torch.rand(4, 4))
-    assert found.by_torch == {"aten.i0.default": 1}
-    assert found.programs == 2
-    assert found.by_stitch["aten.mm.default"] == 1
 
 
 def test_what_a_lowering_refuses_torch_runs() -> None:
@@ -292,17 +280,6 @@ def test_outputs_that_share_memory_in_eager_torch_share_it() -> None:
         assert_same(found, wanted)
 
 
-def test_writing_to_a_view_of_a_result_changes_no_later_call() -> None:
-    def function(x: Any) -> Any:
-        return bessel(x * 2 + 1).t()[1:].sin() * 2
-
-    run, x = _compiled(function), torch.rand(3, 4)
-    for _ in range(3):
-        made = run(x)
-        assert_same(made, function(x))
-        made[0].fill_(7.0)
-
-
 def test_sizes_that_depend_on_data_stay_inside_what_torch_runs() -> None:
     def picking(x: Any) -> Any:
         made = (x * 2).sin()
@@ -321,18 +298,6 @@ def test_sizes_that_depend_on_data_stay_inside_what_torch_runs() -> None:
                 x = torch.randn(5)
                 x[:zeros] = 0
                 assert_same(run(x), function(x))
-
-
-def test_gradients_go_through_sizes_that_depend_on_data() -> None:
-    def picking(x: Any) -> Any:
-        chosen = torch.masked_select((x * 2).sin(), x > 0)
-        return (chosen * chosen).sum() * x.mean() + bessel(x).sum()
-
-    with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
-        run = _compiled(picking)
-        for _ in range(3):
-            x = torch.randn(7)
-            assert_same(gradients(run, [x]), gradients(picking, [x]))
 
 
 def test_rows_of_different_lengths_are_torchs() -> None:
@@ -354,27 +319,6 @@ def test_results_that_are_equal_are_not_one() -> None:
             for number in (0, 2, 5):
                 outputs[number].add_(number + 1)
         assert_same(found, wanted)
-
-
-def test_several_threads_may_call_at_once() -> None:
-    def function(x: Any) -> Any:
-        return bessel(x * 2).sin() + x
-
-    run, wrong = _compiled(function), []
-    run(torch.rand(5))
-
-    def work() -> None:
-        for _ in range(60):
-            x = torch.rand(5)
-            if not torch.allclose(run(x), function(x), atol=1e-5):
-                wrong.append(x)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_a_graph_with_symbolic_sizes_is_cut_for_each_shape() -> None:
@@ -437,27 +381,6 @@ def test_autocast_reaches_what_torch_runs() -> None:
     run = _compiled(function)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(run(x), function(x), rtol=0.02, atol=0.02)
-
-
-def test_inference_mode_works() -> None:
-    layer, x = nn.Linear(4, 4), torch.rand(2, 4)
-
-    def function(x: Any) -> Any:
-        return bessel(layer(x)).sin()
-
-    with torch.inference_mode():
-        run = _compiled(function)
-        for _ in range(2):
-            assert_same(run(x), function(x))
-
-
-def test_results_of_what_torch_runs_are_saved_and_not_computed_again() -> None:
-    def function(x: Any, w: Any) -> Any:
-        made = bessel(x @ w)
-        return (made.sin() * made.cos()).sum()
-
-    operands = [torch.rand(4, 4, requires_grad=True) for _ in range(2)]
-    assert _by_torch(function, *operands)["aten.i0.default"] == 1
 
 
 #: What executor `onnxruntime` refuses, between what it computes.

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import stitch
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.plain_values import flattened
-from tests.support.torch.agreement import Applied, assert_agrees, assert_close
+from tests.support.torch.agreement import Applied, assert_close
 from tests.support.torch.architectures import IDS, SMALL, WORDS
 
 # transformers warns of what it will rename.
@@ -121,13 +121,6 @@ def llama() -> Any:
     return tr.LlamaForCausalLM(config).eval()
 
 
-def test_a_dataclass_is_an_output_for_each_of_its_tensors() -> None:
-    module = Applied(lambda x: Pair(x + 1, Pair(x * 2, [x - 1]), note=object()))
-    model = stitch.compile(module, (X,))
-    assert outputs_of(model) == ["first", "second_first", "second_second_0"]
-    assert_close(run(model, X.numpy()), [X + 1, X * 2, X - 1])
-
-
 def test_an_object_of_any_class_goes_in_and_out() -> None:
     module = Applied(lambda bag, x: Bag({"sum": bag.held["a"][0] + x, "all": [bag.held["b"]]}))
     bag = Bag({"a": [X + 5], "b": X + 7})
@@ -186,29 +179,6 @@ def test_a_cache_that_is_written_in_place_comes_out_as_it_is_then() -> None:
     assert_close([found["logits"], *keys], [wanted.logits, *tensors_of_cache(cache)])
 
 
-def test_caches_within_caches_go_in_and_out() -> None:
-    torch.manual_seed(0)
-    config = tr.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
-    model = tr.T5ForConditionalGeneration(config).eval()
-    words = {"input_ids": IDS, "decoder_input_ids": IDS[:, :1]}
-    with torch.no_grad():
-        before = model(**words)
-    step = {
-        "encoder_outputs": (before.encoder_last_hidden_state,), "decoder_input_ids": IDS[:, :1],
-        "past_key_values": before.past_key_values,
-    }  # fmt: skip
-    found = stitch.compile(model, copy.deepcopy(step))
-    cross = [name for name in inputs_of(found) if "cross_attention_cache" in name]
-    assert len(cross) == 2
-
-
-def test_no_class_is_registered_with_torch() -> None:
-    before = set(pytree.SUPPORTED_NODES)
-    stitch.compile(llama(), (IDS,))
-    stitch.compile(Applied(lambda x: Pair(x + 1, x)), (X,))
-    assert set(pytree.SUPPORTED_NODES) == before
-
-
 def test_a_change_that_nobody_would_see_is_refused() -> None:
     def write(bag: Any, x: Any) -> Any:
         bag.held = bag.held + x
@@ -226,29 +196,6 @@ def test_a_change_that_nobody_would_see_is_refused() -> None:
             stitch.compile(Applied(change), (bag, X))
         assert "return it from forward" in str(caught.value)
         assert torch.equal(bag.held, X + 5)
-
-
-def test_hooks_of_a_module_see_its_own_arguments_and_results() -> None:
-    module, seen = Applied(lambda pair: Pair(pair.first * 2, pair.second)), []
-    module.register_forward_pre_hook(lambda _, arguments: seen.append(type(arguments[0])))
-    module.register_forward_hook(lambda _, __, result: seen.append(type(result)))
-    hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
-    stitch.compile(module, (Pair(X, X + 1),))
-    assert set(seen) == {Pair}
-    assert (len(module._forward_hooks), len(module._forward_pre_hooks)) == hooks
-
-
-def test_weights_keep_their_names_beside_objects() -> None:
-    class Wrapped(nn.Module):  # type: ignore[misc]  # torch has no types here
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 4)
-
-        def forward(self, x: Any) -> Any:
-            return Pair(self.layer(x), x)
-
-    graph = stitch.compile(Wrapped(), (X,)).graph
-    assert {graph.values[c.value].name for c in graph.constants} >= {"layer.weight", "layer.bias"}
 
 
 def test_a_model_with_a_dataclass_can_be_trained() -> None:
@@ -298,10 +245,6 @@ def test_the_remedy_for_a_file_of_torchscript_works(tmp_path: Path) -> None:
         loaded = torch.jit.load(tmp_path / "m.pt")
     program = TS2EPConverter(loaded, (X,)).convert()
     assert_close(run(stitch.compile(program, (X,)), X.numpy()), [layer(X).detach()])
-
-
-def test_a_module_of_plain_values_is_as_before() -> None:
-    assert_agrees(Applied(lambda one, two: {"a": one["x"] + two[0]}), ({"x": X}, [X + 1]))
 
 
 # What a module takes and gives, a model takes and gives ------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stitch.errors import CompileError
 from stitch.frontend.torch.compile.backend import stitch_backend
 from tests.support.grids import every
 from tests.support.torch.compiled import compiled
@@ -87,21 +86,10 @@ def test_choices_without_replacement_differ_and_have_weight() -> None:
     assert (chosen[:, 0] == 4).float().mean().item() == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_single_number_is_drawn_without_an_axis() -> None:
-    assert compiled(lambda x: x + torch.rand(()))(torch.zeros(())).shape == ()
-
-
 def test_who_has_torch_compile_is_not_told_of_eval() -> None:
     with pytest.raises(Exception, match="poisson") as caught:
         compiled(torch.poisson)(torch.rand(3))
     assert "its result is random" in str(caught.value) and ".eval()" not in str(caught.value)
-
-
-def test_who_compiles_a_module_is_told_of_eval() -> None:
-    import stitch
-
-    with pytest.raises(CompileError, match="eval"):
-        stitch.compile(torch.nn.Dropout(0.5).train(), (torch.rand(3),))
 
 
 def test_two_dropouts_of_one_tensor_are_two() -> None:

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from stitch import forms, ops
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
-from stitch.frontend.yaml import StatementError, ValueName, parse_statement
+from stitch.frontend.yaml import StatementError, parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership
 
@@ -305,13 +305,6 @@ def test_a_bad_module_is_a_format_error_that_says_what_is_allowed(text: str) -> 
     assert "m.yaml" in str(caught.value)
 
 
-def test_an_unknown_key_is_named_with_its_own_line() -> None:
-    with pytest.raises(FormatError) as caught:
-        module("name: x\nopertaions:\n\n  - y = Relu(x)\noutputs: [y]\n")
-    unknown = [p for p in caught.value.problems if p.kind == "unknown_key"]
-    assert [p.where for p in unknown] == ["m.yaml:2"]
-
-
 def test_all_defects_come_in_one_error_in_the_order_of_the_file() -> None:
     with pytest.raises(FormatError) as caught:
         module(
@@ -442,29 +435,6 @@ def test_a_module_that_cannot_be_read_is_a_format_error(tmp_path: Path) -> None:
     for name in ("nowhere.yaml", "latin.yaml", "."):
         with pytest.raises(FormatError):
             load_module(tmp_path / name)
-
-
-def test_a_statement_knows_names_numbers_strings_and_lists() -> None:
-    made = parse_statement(
-        "a.b, _ = my.domain.Op(x/1, _, -2.5e3, [[1], [0x10]], k='a b', n=[1, -1])"
-    )
-    assert made.outputs == ("a.b", "_")
-    assert (made.domain, made.op) == ("my.domain", "Op")
-    assert made.operands == (ValueName("x/1"), None, -2500.0, [[1], [16]])
-    assert made.attributes == (("k", "a b"), ("n", [1, -1]))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "y", "y =", "y = Relu", "y = Relu(", "y = Relu(x", "y = Relu(x,)", "y = Relu(x) z",
-        "= Relu(x)", "1 = Relu(x)", "y = Relu(x y)", "y = Relu(a=1, x)", "y = Relu(a=1, a=2)",
-        "y = Relu('x')", "y = Relu(x, [1)", "y = Relu(x; y)", "y = Relu(x)(x)", "y = Relu(a=)",
-    ],
-)  # fmt: skip
-def test_what_is_no_statement_is_refused(text: str) -> None:
-    with pytest.raises(StatementError, match="expected"):
-        parse_statement(text)
 
 
 @settings(max_examples=60, deadline=None)

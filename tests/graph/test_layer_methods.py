@@ -188,24 +188,6 @@ def test_linear_gives_flexflows_reference_values(run: Run) -> None:
     assert found.tolist() == [[21, 6.5], [14.5, -1], [5, 9.5], [7.5, 8]]
 
 
-def test_attention_equals_its_formula_in_numpy(run: Run) -> None:
-    def heads(x: Array, w: Array, bias: Array) -> Array:
-        return (x @ w.T + bias).reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)
-
-    q, k, v = (heads(X3, HEADS[i], BIASES[i]) for i in range(3))
-    scores = np.exp(q @ k.transpose(0, 1, 3, 2) / 2)
-    mixed = (scores / scores.sum(-1, keepdims=True)) @ v
-    expected = mixed.transpose(0, 2, 1, 3).reshape(2, 5, 8) @ HEADS[3].T + BIASES[3]
-    graph = trace(lambda x: x.builder.multi_head_attention(x, x, x, HEADS, BIASES, heads=2), X3)
-    np.testing.assert_allclose(run(graph, X3)["output"], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_adaptive_pooling_equals_means_of_blocks(run: Run) -> None:
-    graph = trace(lambda x: x.builder.adaptive_pool2d(x, (4, 3)), IMAGE)
-    expected = IMAGE.reshape(2, 4, 4, 2, 3, 4).mean((3, 5))
-    np.testing.assert_allclose(run(graph, IMAGE)["output"], expected, rtol=1e-5, atol=1e-6)
-
-
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "adaptive size": (lambda b, x: b.adaptive_pool2d(x, 5), "must divide"),
     "pool kind": (lambda b, x: b.pool2d(x, 2, kind="median"), "unknown pooling"),
@@ -227,35 +209,6 @@ def test_a_wrong_use_of_a_method_is_a_compile_error(name: str) -> None:
     f, message = WRONG[name]
     with pytest.raises(CompileError, match=message):
         trace(lambda x: f(x.builder, x), IMAGE)
-
-
-def test_a_shape_that_is_computed_from_constants_is_known(run: Run) -> None:
-    b = ComputationGraphBuilder("computed")
-    x = b.input("x", (2, 3, 4), "float32")
-    shape = b.op("Shape", x, start=0, end=2)
-    head = b.op("Gather", shape, [0])
-    joined = b.op("Concat", head, b.op("Mul", b.op("Gather", shape, [1]), [4]), axis=0)
-    y = b.op("Reshape", x, joined)
-    b.output("y", y)
-    assert y.shape == (2, 12)
-    known = b.known_data(joined)
-    assert known is not None
-    assert known.tolist() == [2, 12]
-    array = numbers(2, 3, 4)
-    np.testing.assert_array_equal(run(b.build(), array)["y"], array.reshape(2, 12))
-
-
-def test_named_outputs_of_an_operation_name_its_values() -> None:
-    b = ComputationGraphBuilder("named")
-    x = b.input("x", (2, 5), "float32")
-    made = b.op("TopK", x, [2], outputs=("best", "where"), axis=1)
-    assert isinstance(made, tuple)
-    assert [t.name for t in made] == ["best", "where"]
-
-
-def test_float_attributes_are_floats_however_they_are_written() -> None:
-    graph = trace(lambda x: x.builder.op("Elu", x, alpha=2), X2)
-    assert repr(graph.operations[0].attributes["alpha"]) == "2.0"
 
 
 def test_flatten_keeps_the_batch_axis_as_a_layer_does() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from stitch.errors import CompileError, LayoutError, UsageError
 from stitch.graph import (
-    PLACEMENT_FIELDS,
     PlacementOption,
     parse_placement,
     placement_of,
@@ -162,8 +161,3 @@ def test_a_option_about_no_slot_is_a_compile_error_with_the_closest_name() -> No
         graph.with_placement(parse_placement("output.0.alias=y"))
     with pytest.raises(CompileError, match="take the buffer of that input: there is no input 9"):
         graph.with_placement(parse_placement("output.0.alias=9"))
-
-
-def test_every_field_of_a_side_has_a_spelling_in_these_tests() -> None:
-    spelled = {(w.side, w.field) for w in SPELLED.values()}
-    assert {field for _, field in spelled} == {f for fs in PLACEMENT_FIELDS.values() for f in fs}

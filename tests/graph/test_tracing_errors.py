@@ -14,15 +14,9 @@ import pytest
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_placement, trace
 from stitch.program import (
-    TILE_SHAPE,
     Array,
     DataType,
     InputKind,
-    Layout,
-    MemoryLayout,
-    ShardSpec,
-    Space,
-    TensorDesc,
     ValueType,
 )
 
@@ -35,11 +29,6 @@ class WithoutData:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         raise RuntimeError("there is none yet")
-
-
-def test_inputs_are_called_like_the_functions_parameters() -> None:
-    graph = trace(lambda left, *rest: left + rest[0] + rest[1], X, X, X)
-    assert [slot.name for slot in graph.inputs] == ["left", "rest_0", "rest_1"]
 
 
 def test_parameters_with_defaults_may_be_left_out(run: Run) -> None:
@@ -85,23 +74,6 @@ def test_a_closed_over_array_is_one_constant_that_later_writes_do_not_reach(run:
 def test_equal_small_constants_are_shared_and_unequal_bits_are_not() -> None:
     graph = trace(lambda x: (x + 1.0) * 1.0 + (x * 0.0) / -0.0, X)
     assert sorted(str(c.data) for c in graph.constants) == ["-0.0", "0.0", "1.0"]
-
-
-def test_a_desc_that_is_not_a_plain_host_layout_becomes_placement() -> None:
-    spec = ShardSpec((2, 1), (32, 64))
-    sharded = Layout(
-        DataType.BFP8, Space.L1, TILE_SHAPE, MemoryLayout.HEIGHT_SHARDED, spec, 0x20000
-    )
-    graph = trace(lambda x: x + 1, TensorDesc((64, 64), sharded))
-    assert graph.input_type(0).data_type is DataType.FLOAT32
-    assert [option.text() for option in graph.placement] == [
-        "input.x.space=l1",
-        "input.x.data_type=bfp8",
-        "input.x.layout=tile",
-        "input.x.memory_layout=height_sharded",
-        "input.x.shard_spec=2x1,32x64",
-        "input.x.address=0x20000",
-    ]
 
 
 def test_kinds_of_inputs_are_given_by_name() -> None:

@@ -11,8 +11,7 @@ import pytest
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, VmapResult, trace, vmap
 from stitch.ops import BatchingContext
-from stitch.program import ABSENT, Array, Body, DataType, Operation, Value, ValueType
-from tests.support.bodied_graphs import bodied_graph
+from stitch.program import Array, DataType, Operation, ValueType
 from tests.support.operators.lanes import one_after_the_other
 
 LANES = 4
@@ -90,34 +89,6 @@ def test_a_graph_for_many_lanes_is_the_graph_lane_by_lane(name: str, which: str,
             np.testing.assert_allclose(made, theirs[slot.name], rtol=2e-5, atol=2e-6)
 
 
-def test_what_is_the_same_for_all_lanes_is_computed_once(run: Run) -> None:
-    graph = trace(statistics, real(5, 8), real(8))
-    whole, done = vmapped(graph, [True, False])
-    assert [result.is_batched for result in done.results] == [True, False]
-    product = next(o for o in whole.operations if o.op == "Mul")
-    assert whole.values[product.outputs[0]].type.shape == (8,)
-
-
-def test_a_shape_is_known_and_the_same_in_all_lanes() -> None:
-    b = ComputationGraphBuilder("shapes")
-    x, y = b.input("x", (2, 6), "float32"), b.input("y", (3, 4), "float32")
-    b.output("z", b.op("Reshape", x, b.op("Shape", y)))
-    b.output("n", b.op("Size", y))
-    whole, done = vmapped(b.build(), [True, True])
-    assert [result.is_batched for result in done.results] == [True, False]
-    assert done.results[0].tensor.shape == (LANES, 3, 4)
-    # An output is never a constant itself.
-    assert {operation.op for operation in whole.operations} == {"Reshape", "Identity"}
-
-
-def test_operations_keep_the_lines_that_asked_for_them() -> None:
-    graph = trace(layer, real(3, 8), real(8, 6), real(6))
-    asked = {operation.location for operation in graph.operations}
-    assert all("test_vmap.py" in location for location in asked)
-    whole, _ = vmapped(graph, [False, True, True])
-    assert {operation.location for operation in whole.operations} == asked
-
-
 def recurrent() -> ComputationGraph:
     b = ComputationGraphBuilder("recurrent")
     x, w, r = (b.input(n, s, "float32") for n, s in (("x", (5, 2, 3)), ("w", (1, 4, 3)),
@@ -150,43 +121,6 @@ def test_an_operation_without_a_rule_is_the_callers(run: Run) -> None:
         theirs = run(graph, arrays[0], stack[lane], arrays[2])
         for name, array in theirs.items():
             np.testing.assert_array_equal(ours[name][lane], array)
-
-
-def test_operations_with_bodies_are_the_callers() -> None:
-    graph = bodied_graph()
-    seen: list[tuple[int, tuple[bool, ...]]] = []
-
-    def inner(operation: Operation, context: BatchingContext) -> Sequence[Any]:
-        seen.append((operation.body, context.batched))
-        # What stands here for a body: something of the results' shapes.
-        first = context.broadcast(0) if any(context.batched) else context.operands[0]
-        made = context.apply("Abs", first)
-        return [None if v == ABSENT else made for v in operation.outputs]
-
-    _, done = vmapped(graph, [False, True], inner)
-    assert seen == [(1, (False, True)), (1, (True, False)), (0, (False, False))]
-    assert len(done.without_rule) == 2
-    assert [result.is_batched for result in done.results] == [True, False]
-
-
-def test_a_body_may_lack_operands_and_results(run: Run) -> None:
-    kind, rows = ValueType((2, 6), DataType.FLOAT32), ValueType((2, 3), DataType.FLOAT32)
-    values = (Value("x", kind), Value("first", rows), Value("least", ValueType((), kind.data_type)),
-              Value("clipped", kind))  # fmt: skip
-    body = Body((0, ABSENT, 2), (1, 3), values, (
-        Operation("Split", (0,), (1, ABSENT), {"axis": -1, "num_outputs": 2}),
-        Operation("Clip", (0, 2), (3,)),
-    ))  # fmt: skip
-    builder = ComputationGraphBuilder("vmapped")
-    x, least = builder.input("x", (2, 6), "float32"), builder.input("least", (LANES,), "float32")
-    done = vmap(body, [x, None, least], [False, False, True], LANES, builder, refused)
-    assert [result.is_batched for result in done.results] == [False, True]
-    for index, result in enumerate(done.results):
-        builder.output(f"y{index}", result.tensor)
-    data, bounds = real(2, 6), np.linspace(-1, 1, LANES, dtype=np.float32)
-    ours = run(builder.build(), data, bounds)
-    np.testing.assert_array_equal(ours["y0"], data[:, :3])
-    np.testing.assert_array_equal(ours["y1"], np.maximum(data, bounds[:, None, None]))
 
 
 def test_an_operand_of_another_type_is_refused() -> None:

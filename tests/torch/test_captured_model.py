@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,7 @@ import torch
 import stitch
 import stitch.torch
 import stitch.torch.nn as nn
-from stitch.errors import FormatError, UsageError
-from stitch.graph import ComputationGraph
+from stitch.errors import UsageError
 from stitch.training import LossTensor, TensorFuture
 
 
@@ -62,20 +58,6 @@ def step(model: Any, optimizer: Any, count: int = 3) -> float:
     return float(loss.item())
 
 
-def test_nn_is_torchs_but_for_the_module() -> None:
-    assert nn.Linear is torch.nn.Linear
-    assert nn.functional is torch.nn.functional
-    assert issubclass(nn.Module, torch.nn.Module)
-    assert nn.Module is not torch.nn.Module
-    assert "Conv2d" in dir(nn)
-
-
-def test_importing_the_face_loads_no_torch() -> None:
-    code = "import stitch, stitch.torch, sys; print('torch' in sys.modules, stitch.torch.__all__)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("False ")
-
-
 def test_the_first_loss_says_how_the_model_is_trained() -> None:
     _, optimizer, model = made()
     (x, y), *_ = batches(1)
@@ -90,11 +72,6 @@ def test_the_first_loss_says_how_the_model_is_trained() -> None:
     assert type(model(x)) is TensorFuture
     with pytest.raises(UsageError, match="another loss"):
         nn.MSELoss()(model(x), torch.zeros(12, 5))
-
-
-def test_a_loss_that_is_given_is_taken_at_the_first_call() -> None:
-    _, _, model = made(loss=LOSS)
-    assert type(model(batches(1)[0][0])) is TensorFuture
 
 
 def test_steps_are_those_of_stitch_compile_with_everything_known() -> None:
@@ -215,39 +192,6 @@ def test_another_optimizer_than_that_of_the_json_is_refused() -> None:
             stitch.torch.load(io.StringIO(net.as_json()), other, beside)
 
 
-def test_the_json_of_a_module_that_torch_runs_comes_back(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = Net().eval()
-    net.dump(tmp_path / "module.json")
-    other = Net().eval()
-    assert stitch.torch.load(tmp_path / "module.json", other) is other
-    x = batches(1)[0][0]
-    assert torch.equal(other(x), net(x))
-    with pytest.raises(UsageError, match=r"another module: (.|\n)*last\.bias is unknown"):
-        stitch.torch.load(tmp_path / "module.json", torch.nn.Linear(2, 2))
-    text = (tmp_path / "module.json").read_text()
-    with pytest.raises(FormatError, match="version 7"):
-        stitch.torch.load(io.StringIO(text.replace('"version": 1', '"version": 7')), other)
-    with pytest.raises(FormatError, match="not the JSON of a compiled model"):
-        stitch.torch.load(io.StringIO(text[:100]), other)
-
-
-def test_training_stops_when_the_model_leaves_its_scope() -> None:
-    net, optimizer, model = made()
-    step(model, optimizer)
-    del model
-    gc.collect()
-    assert "step" not in vars(optimizer)
-    assert net.get_tensor("first.bias").tolist() == net.first.bias.tolist()
-
-
-def test_a_graph_module_becomes_a_computation_graph() -> None:
-    traced = torch.fx.symbolic_trace(Net().eval())
-    graph = stitch.torch.from_fx(traced, (torch.ones(2, 6),))
-    assert isinstance(graph, ComputationGraph)
-    assert [o.op for o in graph.operations][:1] == ["Gemm"]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -291,37 +235,6 @@ def plain() -> tuple[Plain, Any, Any]:
     net = Plain()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     return net, optimizer, net.compile(optimizer=optimizer, target="host")
-
-
-def test_weights_that_are_loaded_into_the_module_are_trained_on() -> None:
-    def steps(net: Any, optimizer: Any, model: Any) -> None:
-        step(model, optimizer)
-        net.load_state_dict({"only.bias": torch.ones(5)}, strict=False)
-        step(model, optimizer)
-
-    net, optimizer, model = plain()
-    steps(net, optimizer, model)
-    same_as_eager(model, steps)
-
-
-def test_other_weights_for_a_frozen_layer_are_refused() -> None:
-    torch.manual_seed(0)
-    net = Plain()
-    net.only.bias.requires_grad_(False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = net.compile(optimizer=optimizer, target="host")
-    step(model, optimizer)
-    weight = model.get_tensor("only.weight")
-    with pytest.raises(UsageError, match=r"only\.bias is frozen"):
-        net.load_state_dict({"only.weight": torch.ones(5, 6), "only.bias": torch.ones(5)})
-    np.testing.assert_array_equal(model.get_tensor("only.weight"), weight)
-
-
-def test_copies_of_the_module_have_what_the_device_has() -> None:
-    net, optimizer, model = plain()
-    step(model, optimizer)
-    held = copy.deepcopy(net).only.weight.detach().numpy()
-    np.testing.assert_array_equal(held, model.get_tensor("only.weight"))
 
 
 def test_a_step_whose_closure_makes_the_first_call_is_a_step() -> None:

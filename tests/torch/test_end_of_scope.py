@@ -127,23 +127,6 @@ def test_a_training_ends_wherever_it_was(last: Callable[[Any, Any], Any]) -> Non
     epoch(net, optimizer)
 
 
-def test_a_cell_that_is_run_again_finds_no_other_training() -> None:
-    cell = """
-net, optimizer = training() if net is None else (net, torch.optim.SGD(net.parameters(), lr=0.1))
-model = net.compile(optimizer=optimizer)
-for seed in range(2):
-    pred = model(batch(seed))
-    loss = LOSS(pred, LABELS)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-    names = {**globals(), "net": None}
-    for _ in range(3):
-        exec(cell, names)
-    assert np.isfinite(names["loss"].item())
-
-
 def test_what_a_training_gave_is_read_after_it_and_not_gone_back_from() -> None:
     net, optimizer = training()
     model = net.compile(optimizer=optimizer)

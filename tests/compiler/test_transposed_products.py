@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -64,22 +63,3 @@ def run(graph: ComputationGraph) -> Any:
 def test_turned_products_give_the_same_numbers(build: Build) -> None:
     graph = graph_of(build)
     np.testing.assert_allclose(run(transpose_products(graph)), run(graph), rtol=1e-5, atol=1e-5)
-
-
-def operators(graph: ComputationGraph) -> Counter[str]:
-    return Counter(operation.op for operation in graph.operations)
-
-
-def test_the_transpose_inside_takes_the_place_of_the_one_that_is_undone() -> None:
-    made = transpose_products(graph_of(of_a_transpose))
-    (product,) = (o for o in made.operations if o.op == "MatMul")
-    # The first operand is the second one's transpose, the second the input itself.
-    assert product.inputs[1] == made.inputs[0].value
-    assert made.values[product.outputs[0]].type.shape == (2, 3, 6, 5)
-    assert operators(made) == {"Transpose": 2, "MatMul": 1}
-
-
-@pytest.mark.parametrize("build", [shared, moved_rows], ids=lambda f: f.__name__)
-def test_products_read_otherwise_stay(build: Build) -> None:
-    graph = graph_of(build)
-    assert transpose_products(graph).operations == graph.operations

@@ -4,7 +4,6 @@ backward pass is one operator each, over what lies there, with the numbers of ea
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import stitch
-from stitch.runtime import HookContext
 from tests.support.grids import in_turn, rows
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.compiled import compiled, gradients
@@ -41,20 +38,6 @@ def compare(net: Any, *operands: Any, rtol: float = 1e-4, atol: float = 1e-5, **
         found, wanted = steps(twin, call, *operands), steps(net, net, *operands)
         for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
-
-
-def operators(net: Any, *operands: Any) -> Counter[str]:
-    """Which operators a step of a module runs, and how often."""
-    call, seen = compiled(net), Counter[str]()
-
-    def note(context: HookContext) -> None:
-        assert context.operation is not None
-        seen[context.operation.op] += 1
-
-    device = stitch.device_of({"fallback": "error"})
-    with device.hooks.registered({"after_operation": note}):
-        steps(net, call, *operands)
-    return seen
 
 
 class Normalized(nn.Module):  # type: ignore[misc]
@@ -143,19 +126,6 @@ def test_batches_within_a_checkpoint_are_normalized_again_without_what_ran(
         torch.testing.assert_close(found[0][0], wanted[0][0] * 2, rtol=1e-4, atol=1e-5)
         for ours, theirs in zip(found[1], wanted[1], strict=True):
             torch.testing.assert_close(ours, theirs * 2, rtol=1e-4, atol=1e-5)
-
-
-def test_a_step_of_a_convolutional_net_is_of_whole_operators() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3),
-    )  # fmt: skip
-    seen = operators(net, torch.randn(3, 2, 8, 8))
-    whole = {"BatchNormalization", "BatchNormalizationGradient", "MaxPool", "MaxPoolGradient"}
-    assert {name: seen[name] for name in whole} == dict.fromkeys(whole, 1)
-    # No matrix is turned for a product, no place of a maximum is saved or looked up.
-    assert not {"Transpose", "ReduceMean", "ScatterElements", "Mod"} & seen.keys()
-    compare(net, torch.randn(3, 2, 8, 8), rtol=1e-3, atol=1e-4)
 
 
 class Pooled(nn.Module):  # type: ignore[misc]

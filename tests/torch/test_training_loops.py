@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -141,11 +140,6 @@ def test_torch_evaluates_a_batch_of_another_size(parts: Any) -> None:
     step(model, optimizer)
 
 
-def test_a_name_of_torch_that_the_interface_lacks_says_where_it_is() -> None:
-    with pytest.raises(AttributeError, match=r"'optim': .* are those of `import torch`"):
-        stitch.torch.optim  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_class_numbers_that_are_floats_are_told_what_they_are(parts: Any) -> None:
     _, _, model = parts
     with pytest.raises(UsageError, match=r"(?s)probabilities.*label\.long\(\)"):
@@ -168,17 +162,3 @@ def test_a_misspelt_word_is_told_at_the_call(word: str) -> None:
     options, message = WORDS[word]
     with pytest.raises(UsageError, match=message):
         Net().compile(**{"optimizer": "sgd", **options})
-
-
-REPRS: list[Callable[[Any], Any]] = [repr, str]
-
-
-@pytest.mark.parametrize("shown", REPRS)
-def test_a_model_and_its_training_say_what_they_are(shown: Any, parts: Any) -> None:
-    _, optimizer, model = parts
-    assert shown(model) == "<CapturedModel of Net: not compiled yet>"
-    assert "loss is not known" in shown(model(X))
-    step(model, optimizer)
-    assert shown(model).startswith("<CapturedModel of Net: <CompiledModel")
-    assert shown(model.instance).startswith("<TrainingInstance of")
-    assert "step 1" in shown(model.instance)
