@@ -129,8 +129,7 @@ def test_what_differs_in_meaning_is_compiled(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("optimize", False), ("alias_donated", False), ("fold_growth_nbytes", 5)],
+    ("field", "value"), [("optimize", False), ("alias_donated", False), ("fold_growth_nbytes", 5)]
 )
 def test_every_option_of_the_compiler_is_part_of_the_key(field: str, value: Any) -> None:
     machine = load_machine("tiny")
@@ -237,8 +236,7 @@ def test_a_binary_that_is_not_what_was_kept_is_compiled_anew_and_replaced(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"[]", b"7", b'"text"', b"null", b"\xff\xfe", b"{}", b"[" * 100_000],
+    "text", [b"", b"{", b"[]", b"7", b'"text"', b"null", b"\xff\xfe", b"{}", b"[" * 100_000]
 )
 def test_notes_that_are_none_are_compiled_anew_and_replaced(text: bytes, tmp_path: Path) -> None:
     stitch.compile(layer(), cache=tmp_path)

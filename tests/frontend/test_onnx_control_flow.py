@@ -205,10 +205,7 @@ def test_trip_counts_that_are_inputs_are_fixed_by_their_examples() -> None:
 @pytest.mark.parametrize("backward", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_a_scan_goes_along_its_axes(axis: int, backward: int) -> None:
-    nodes = [
-        node("Add", ["s", "row"], ["t"]),
-        node("Mul", ["t", "w"], ["seen"]),
-    ]
+    nodes = [node("Add", ["s", "row"], ["t"]), node("Mul", ["t", "w"], ["seen"])]
     inputs = [info("s", None), info("row", None)]
     body = helper.make_graph(nodes, "step", inputs, [info("t", None), info("seen", None)])
     scan = node(

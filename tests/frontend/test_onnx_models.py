@@ -148,10 +148,7 @@ TENSOR_TYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("raw", "name"),
-    in_turn([True, False], TENSOR_TYPES),
-)
+@pytest.mark.parametrize(("raw", "name"), in_turn([True, False], TENSOR_TYPES))
 def test_initializers_of_every_type_and_form(name: str, raw: bool) -> None:
     data_type = stitch.DataType.parse(name)
     array = np.array([[1, 0, 1]]).astype(data_type.dtype)

@@ -24,22 +24,8 @@ from stitch.frontend.onnx import from_onnx
 from stitch.frontend.onnx.calls import is_upgraded
 from stitch.program import Array
 from tests.support.grids import in_turn
-from tests.support.onnx.models import (
-    BOOL,
-    INT64,
-    info,
-    model,
-    ours,
-    runtime,
-)
-from tests.support.onnx.operator_nodes import (
-    RUNS,
-    Case,
-    Fixed,
-    built,
-    drawn,
-    schemas,
-)
+from tests.support.onnx.models import BOOL, INT64, info, model, ours, runtime
+from tests.support.onnx.operator_nodes import RUNS, Case, Fixed, built, drawn, schemas
 
 node = helper.make_node
 #: Schemas without a row, and why.

@@ -49,10 +49,7 @@ def test_a_sequence_comes_in_and_goes_out_as_its_tensors() -> None:
 
 
 def test_a_position_that_is_an_input_is_fixed_by_its_example() -> None:
-    nodes = [
-        node("SequenceConstruct", ["x", "y"], ["s"]),
-        node("SequenceAt", ["s", "p"], ["out"]),
-    ]
+    nodes = [node("SequenceConstruct", ["x", "y"], ["s"]), node("SequenceAt", ["s", "p"], ["out"])]
     proto = model(nodes, [info("x", [2]), info("y", [3]), info("p", [], INT64)], ["out"])
     x, y = drawn(2), drawn(3)
     np.testing.assert_array_equal(run(proto, x, y, scalar(1))[0], y)

@@ -14,12 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stitch.torch import explain
 from tests.support.grids import every, in_turn
-from tests.support.torch.compiled import (
-    assert_same,
-    assert_trains_alike,
-    compiled,
-    gradients,
-)
+from tests.support.torch.compiled import assert_same, assert_trains_alike, compiled, gradients
 
 #: Each part is a program, however small.
 ALL_PARTS = {"fallback": "torch", "min_operations": 1}

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stitch.errors import (
-    MAX_NEAR_CHARACTERS,
-    MAX_NEAR_NAMES,
-    closest,
-    nearest,
-)
+from stitch.errors import MAX_NEAR_CHARACTERS, MAX_NEAR_NAMES, closest, nearest
 
 
 def test_of_very_many_names_the_first_are_looked_at() -> None:

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError, LayoutError, UsageError
-from stitch.graph import (
-    PlacementOption,
-    parse_placement,
-    placement_of,
-    requested_layout,
-    trace,
-)
+from stitch.graph import PlacementOption, parse_placement, placement_of, requested_layout, trace
 from stitch.program import (
     TILE_SHAPE,
     DataType,

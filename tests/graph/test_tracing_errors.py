@@ -13,12 +13,7 @@ import pytest
 
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_placement, trace
-from stitch.program import (
-    Array,
-    DataType,
-    InputKind,
-    ValueType,
-)
+from stitch.program import Array, DataType, InputKind, ValueType
 
 Run = Callable[..., dict[str, Array]]
 X = ValueType((2, 3), DataType.FLOAT32)
