@@ -126,6 +126,7 @@ LONG_PAGES = (
     "name",
     [
         "devices.md",
+        "observing.md",
         "foreign_operators.md",
         *(pytest.param(name, marks=LONG) for name in LONG_PAGES),
     ],
@@ -171,7 +172,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 
 
 def test_no_page_has_a_block_that_no_test_runs() -> None:
-    run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
+    run = {"README.md", "docs/devices.md", "docs/observing.md", "docs/tasks.md", "docs/training.md"}
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/foreign_operators.md")
     run |= {"docs/torch_compile.md", "docs/tracing.md"}
@@ -182,7 +183,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/**/*.md")]):
         name = page.relative_to(ROOT).as_posix()
         for language, text in blocks_of(page) if not name.startswith(".") else ():
-            of_a_checkout = all(w.startswith("tools/") for w in text.splitlines())
+            of_a_checkout = all(re.match("(python )?tools/", w) for w in text.splitlines())
             # tests/test_errands.py applies them.
             of_a_checkout |= (name, language) == ("docs/errands.md", "diff")
             if not (name in run and language in ("python", "sh", "yaml", "text")):

@@ -62,7 +62,7 @@ SAME = 1 + 1e-6
 LEARNING, COUNTED = 3, 12
 TRACES = """
 --traces FILE: records as `stitch-run PIPELINE --record FILE` writes them (JSON,
-see docs/devices.md); each plan in it in which something has to leave L1 is a row FILE:NUMBER,
+see docs/observing.md); each plan in it in which something has to leave L1 is a row FILE:NUMBER,
 planned anew from its request: machine, tasks, what lies where, what is kept, and predicted uses.
 Another format is one error that names the place in the file; exit code 3.
 
