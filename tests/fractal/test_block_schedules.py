@@ -17,7 +17,6 @@ from stitch.fractal import CompiledNest, FractalTensor
 from stitch.fractal.tracing import GraphTracing
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import Machine, load_machine
-from stitch.program import SCAN
 from stitch.ttb import Binary
 from tests.support import plain_nests as plain
 from tests.support.gradients.scans import loop_gradients
@@ -28,7 +27,6 @@ HOST = load_machine("host")
 WIDTH = 4
 NUMBERS = np.random.default_rng(11)
 KEYS, VALUES = NUMBERS.normal(size=(2, 5, 1, WIDTH)).astype(np.float32)
-W = NUMBERS.normal(size=(WIDTH, WIDTH)).astype(np.float32)
 PLACES = [
     ("host", "numpy"), ("host", "onnxruntime"), ("host", "torch"), ("host", "auto"),
     ("wormhole_n150", "numpy"), ("tiny", "numpy"),
@@ -73,10 +71,6 @@ def compiled(count: int, target: str | Machine = "host") -> CompiledNest:
     )
 
 
-def of_the_map(nest: CompiledNest, count: int) -> Any:
-    return next(note for note in nest.loops if note.count == count)
-
-
 @pytest.mark.parametrize("count", every(3, [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 36, 97]))
 def test_attention_of_any_number_of_queries(count: int, devices: list[stitch.Device]) -> None:
     device = devices[count % len(devices)]
@@ -100,13 +94,6 @@ def test_none_at_a_time_of_no_rounds() -> None:
     none = FractalTensor(queries(1))[:0]
     with ops.mode("parallel", schedule="blocks"):
         assert lists_of(ops.map(lambda x: np.tanh(x), none)) == []
-
-
-def test_the_report_says_how_many_rounds_are_computed_at_a_time() -> None:
-    nest = compiled(96)
-    note = of_the_map(nest, 96)
-    assert 1 < note.batch_size < 96
-    assert f": blocks of {note.batch_size} (" in nest.explain()
 
 
 @pytest.mark.parametrize("count", [3, 6, 7, 13])
@@ -162,36 +149,6 @@ def test_the_smaller_the_cache_the_fewer_rounds_are_computed_at_a_time() -> None
     sizes = [size_for(graph, with_cache(1 << power), count) for power in (16, 18, 20, 28)]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == count
-
-
-def test_what_is_the_same_for_all_lanes_is_counted_once() -> None:
-    """Keys that all queries share cost less than keys of each query."""
-    b = ComputationGraphBuilder("both")
-    xs, ks = b.input("xs", (64, 8), "float32"), b.input("ks", (64, 100, 8), "float32")
-
-    def folded(sequences: Any, own: bool) -> Any:
-        def cell(_: Any, elements: Any) -> Any:
-            keys = elements[1] if own else b.index(ks, 0)
-            return [], scan(b, lambda s, k: ([np.tanh(s[0] + k[0])], []), [elements[0]], [keys])[0]
-
-        return scan(b, cell, [], sequences)[1][0]
-
-    b.output("own", folded([xs, ks], own=True))
-    own = dict(compile_graph(b.build(), HOST).loops[0].costs)
-    b = ComputationGraphBuilder("shared")
-    xs, ks = b.input("xs", (64, 8), "float32"), b.input("ks", (64, 100, 8), "float32")
-    b.output("shared", folded([xs], own=False))
-    shared = dict(compile_graph(b.build(), HOST).loops[0].costs)
-    assert shared["batch"] < own["batch"]
-    assert shared["blocks"] < own["blocks"]
-
-
-def test_a_map_in_a_map_is_scheduled_as_well() -> None:
-    xs = FractalTensor([list(row) for row in NUMBERS.normal(size=(6, 5, 3)).astype(np.float32)])
-    nest = ops.compile(lambda xs: ops.map(lambda r: ops.map(lambda x: np.tanh(x), r), xs), xs)
-    assert [(note.count, note.schedule) for note in nest.loops] == [(6, "batch"), (5, "batch")]
-    scheduled = compile_graph(nest.graph, HOST, CompileOptions())
-    assert all((o.domain, o.op) != SCAN for o in scheduled.program.operations)
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,6 @@ def test_the_signatures_of_the_page() -> None:
     assert int(ops.foldr(f=of_two, itr=xs, initializer=10)) == 0
 
 
-def test_fold_is_the_tail_of_scan() -> None:
-    xs = FractalTensor(RANDOM.standard_normal((5, 3), np.float32))
-
-    def f(state: Any, x: Any) -> Any:
-        return np.tanh(state + x)
-
-    assert np.array_equal(np.asarray(ops.fold(f, xs)), ops.tail(ops.scan(f, xs)))
-    assert np.array_equal(np.asarray(ops.foldr(f, xs)), ops.head(ops.scanr(f, xs)))
-
-
 def test_a_user_function_that_is_not_unary() -> None:
     xs, ys, zs = (FractalTensor(RANDOM.standard_normal((4, 3), np.float32)) for _ in range(3))
 

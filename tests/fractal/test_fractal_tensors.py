@@ -16,7 +16,6 @@ import stitch
 from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
-from stitch.fractal.rows import Affine, RowList, RowRuns
 from stitch.program import Array
 
 XSS = [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
@@ -126,21 +125,6 @@ def test_nests_come_back_as_they_were_given(seed: int, depth: int, shape: tuple[
         again = FractalTensor([xs[k] for k in range(len(xs))])
         assert again.tolist() == xs.tolist() and again.data is xs.data
     assert all(len(x) == len(e) for x, e in zip(xs, given, strict=True) if depth > 1)
-
-
-def test_forms_of_maps_are_the_narrowest() -> None:
-    grid, ragged = FractalTensor(np.arange(24).reshape(4, 6).tolist()), FractalTensor(XSS)
-    assert isinstance(grid.index.map, Affine) and isinstance(ragged.index.map, RowRuns)
-    for affine in (
-        grid[::-2], grid[1], ops.slide(grid, 2, dilation=2), ops.repeat(grid, 3),
-        ops.dilate(grid, 2), *ops.product(grid, grid), FractalTensor([grid[0], grid[2]]),
-        ops.join(grid, grid[:0]), ops.slide(grid[2], 3),
-    ):  # fmt: skip
-        assert isinstance(affine.index.map, Affine), affine
-    for rows in (ragged[1:], ragged[::-1], ops.slide(ragged, 2), grid[[0, 3, 0]], ragged[1]):
-        assert isinstance(rows.index.map, RowRuns), rows
-    for chosen in (grid[0][[0, 2, 1]], ragged[0][::2], ops.shifted_slide(grid[0], 3)):
-        assert isinstance(chosen.index.map, RowList), chosen
 
 
 def test_the_values_of_the_document() -> None:
@@ -394,12 +378,3 @@ def test_huge_sizes_cost_nothing_or_are_one_clear_error() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match="a whole number"):
             call()
-
-
-def test_lists_of_a_ragged_nest_are_counted_once() -> None:
-    """Each element took time for all rows."""
-    nest = FractalTensor([[k] * (k % 3) for k in range(300)])
-    assert [row.tolist() for row in nest] == [[k] * (k % 3) for k in range(300)]
-    tree = nest.index.tree
-    assert tree.offsets(1) is tree.offsets(1) and tree.counts is tree.counts
-    assert np.asarray(nest[1:2], dtype=np.float32).dtype == np.dtype(np.float32)

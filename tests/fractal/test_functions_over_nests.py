@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import time
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,12 +100,6 @@ def test_the_values_of_the_document(device: stitch.Device, name: str) -> None:
         ops.map(even, [1, 2])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"the function comes first: map\(function, nest\)"):
         ops.map(ops.FractalTensor([1, 2]), even)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("within")
-def test_a_scan_whose_state_is_two_things_gives_both() -> None:
-    scanned = ops.scan(lambda s, x: (x, x), FractalTensor(XS), (0, 0))
-    assert lists(scanned) == (XS, XS)
 
 
 @pytest.mark.parametrize("seed", every(3, range(30)))
@@ -311,22 +303,6 @@ def test_a_named_tuple_beside_elements_keeps_its_names(within: str) -> None:
     assert mapped.tolist() == [[3.0, 4.0], [5.0, 7.0]]
     found = ops.fold(lambda s, x: (s[0] * x, s[1] + x), xs, line)
     assert lists(found) == ([4.0, 6.0], 4.0)
-
-
-def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Slow(RuntimeDevice):
-        def __init__(self, machine: str) -> None:
-            made.append(machine)
-            time.sleep(0.05)
-            super().__init__(machine)
-
-    monkeypatch.setattr("stitch.fractal.modes.RuntimeDevice", Slow)
-    monkeypatch.setattr("stitch.fractal.modes._devices", [])
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: ops.fold(add, FractalTensor(XS)).item(), range(8)))
-    assert found == [10] * 8 and made == ["host"]
 
 
 def test_a_fold_keeps_no_state_but_the_last() -> None:

@@ -75,34 +75,3 @@ def test_products_after_a_loop_in_the_loop_stay_with_it() -> None:
     for schedule in ("hoisted", "rounds"):
         compiled = ops.compile(lambda xs: network(ops, xs), xs, schedule=schedule)
         assert_same(lists_of(compiled(xs)), expected, 1e-5, schedule)
-
-
-def test_products_beside_a_loop_in_the_loop_leave() -> None:
-    def network(o: Any, xs: Any, ys: Any) -> Any:
-        def step(h: Any, p: Any) -> Any:
-            row, y = p
-            return o.foldl(lambda s, x: s * 0.5 + x, row, h) + y @ W
-
-        return o.scanl(step, o.zip(xs, ys), START)
-
-    nests = FractalTensor([FractalTensor(row) for row in ROWS]), FractalTensor(XS)
-    compiled = ops.compile(lambda *given: network(ops, *given), *nests, schedule="hoisted")
-    assert compiled.loops[0].schedule == "hoisted"
-    expected = network(plain, [list(row) for row in ROWS], list(XS))
-    assert_same(lists_of(compiled(*nests)), expected, 1e-5)
-
-
-def test_loops_of_all_rows_at_once_are_scheduled_too() -> None:
-    """A map of scans is one loop for all rows, and products leave it as they leave others."""
-
-    def network(o: Any, rows: Any) -> Any:
-        return o.map(lambda row: o.scanr(STEPS["product of the element"], row, START), rows)
-
-    rows = FractalTensor([FractalTensor(row) for row in ROWS])
-    expected = network(plain, [list(row) for row in ROWS])
-    taken = {"hoisted": ["batch", "hoisted"], "rounds": ["rounds", "rounds"]}
-    for schedule, names in taken.items():
-        compiled = ops.compile(lambda rows: network(ops, rows), rows, schedule=schedule)
-        assert [note.schedule for note in compiled.loops] == names
-        assert [note.count for note in compiled.loops] == [5, 3]
-        assert_same(lists_of(compiled(rows)), expected, 1e-5, schedule)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +15,7 @@ import torch
 
 import stitch
 from stitch import fractal as ops
-from stitch.compiler import compile_graph
-from stitch.fractal import FractalTensor, modes, program_cache
-from stitch.fractal.tracing import GraphKey
+from stitch.fractal import FractalTensor
 from tests.support.garbage import only_of_here
 
 FACTOR = 2.0
@@ -210,14 +206,6 @@ def test_what_a_function_closes_over_is_as_it_was_when_it_was_traced(
         assert ops.map(of_cell, XS).tolist() == [3.0, 6.0]
 
 
-def test_random_numbers_are_drawn_when_a_function_is_traced(within: stitch.Device) -> None:
-    def drawn(x: Any) -> Any:
-        return x * np.random.random()
-
-    assert len({ops.map(drawn, XS).tolist()[0] for _ in range(5)}) == 1
-    assert len({ops.map(lambda x: drawn(x), XS).tolist()[0] for _ in range(5)}) == 5
-
-
 def test_a_function_that_failed_is_traced_again(within: stitch.Device) -> None:
     is_wrong = True
 
@@ -232,32 +220,7 @@ def test_a_function_that_failed_is_traced_again(within: stitch.Device) -> None:
     assert ops.map(function, XS).tolist() == [2.0, 3.0]
 
 
-def test_new_closures_compile_nothing_where_they_compute_the_same(
-    within: stitch.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[object] = []
-
-    def noted(*given: Any) -> Any:
-        made.append(given)
-        return compile_graph(*given)
-
-    monkeypatch.setattr(modes, "compile_graph", noted)
-    for _ in range(3):
-        assert ops.map(lambda x: x * 2, XS).tolist() == [2.0, 4.0]
-    assert len(made) == 1
-
-
 # What is kept -------------------------------------------------------------------------------------
-
-
-def test_calls_that_are_kept_are_few(
-    within: stitch.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modes, "MAX_CALL_NBYTES", 4096)
-    for k in range(50):
-        assert ops.map(lambda x, k=k: x + k, XS).tolist() == [1.0 + k, 2.0 + k]
-    (way,) = [way for way in within.kept.values() if isinstance(way, modes.Parallel)]
-    assert 0 < len(way._calls) < 50 and way._calls.nbytes <= 4096
 
 
 def test_functions_and_what_they_close_over_are_let_go(within: stitch.Device) -> None:
@@ -278,46 +241,3 @@ def test_functions_at_the_address_of_one_that_went_are_others(within: stitch.Dev
         made = eval(f"lambda x: x * {number}")
         assert ops.map(made, XS).tolist() == [number, 2.0 * number]
         del made
-
-
-def test_a_call_keeps_no_constants_of_a_program_that_was_dropped(
-    within: stitch.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(program_cache, "MAX_CONSTANT_NBYTES", 1_000_000)
-
-    def graphs() -> int:
-        gc.collect()
-        return sum(type(each) is GraphKey for each in gc.get_objects())
-
-    before = graphs()
-    for number in range(8):
-        weights = np.full(100_000, number, np.float32)
-        found = ops.map(lambda x, w=weights: np.max(x * w), XS)
-        assert found.tolist() == [number, 2.0 * number]
-    assert graphs() - before <= 3
-
-
-def test_threads_call_one_function_of_many_lengths(within: stitch.Device) -> None:
-    wrong: list[object] = []
-
-    def step(state: Any, x: Any) -> Any:
-        return state + x
-
-    def work(own: int) -> None:
-        with ops.mode("parallel", device=within):
-            for count in range(1, 12):
-                found = float(ops.fold(step, FractalTensor([float(own)] * count), 0.0))
-                if found != own * count:
-                    wrong.append((own, count, found))
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert not wrong

@@ -84,23 +84,6 @@ def test_results_stay_when_others_come() -> None:
     assert first.tolist() == early.tolist() == [[1.0, 3.0], [3.0, 7.0]]
 
 
-def test_a_mode_entered_again_compiles_nothing(device: stitch.Device, compiled: list[Any]) -> None:
-    xs = FractalTensor([1.0, 2.0])
-    for _ in range(3):
-        for schedule in (None, "rounds"):
-            with ops.mode("parallel", device=device, schedule=schedule):
-                assert ops.scan(lambda s, x: s * 2 + x, xs).tolist() == [1.0, 4.0]
-    assert len(compiled) == 2
-
-
-@pytest.mark.usefixtures("within")
-def test_other_whole_numbers_compile_nothing(compiled: list[Any]) -> None:
-    for words in ([[1, 2], [3]], [[4, 0], [9]], [[9, 9], [9]]):
-        found = ops.map(lambda row: ops.scan(lambda s, i: s * 3 + i, row), FractalTensor(words))
-        assert found.tolist() == [[row[0], *(row[0] * 3 + x for x in row[1:])] for row in words]
-    assert len(compiled) == 1
-
-
 @pytest.mark.usefixtures("within")
 def test_functions_that_ask_for_whole_numbers_get_them() -> None:
     for numbers in ([1, 2, 3], [4, 5, 6]):
@@ -248,22 +231,6 @@ def test_empty_nests_everywhere() -> None:
     assert ops.forall(lambda x: x + 1, FractalTensor([[], []], dtype="int64")).tolist() == [[], []]
     with pytest.raises(UsageError, match="empty list needs an initializer"):
         ops.map(lambda r: ops.scan(lambda s, x: s + x, r), xs)
-
-
-@pytest.mark.usefixtures("within")
-def test_a_function_that_asks_for_numbers_is_tried_without_them_once() -> None:
-    """Not in each of the rounds, over all elements that are left."""
-    tried = 0
-
-    def step(s: Any, x: Any) -> Any:
-        nonlocal tried
-        tried += 1
-        return s + x if x % 2 else s
-
-    count = 100
-    found = ops.scan(step, FractalTensor(list(range(count))), 0)
-    assert found.tolist() == [((k + 1) // 2) ** 2 for k in range(count)]
-    assert tried == count + 2  # With numbers as data, and as part of the graph.
 
 
 def test_a_function_may_close_over_what_a_call_before_gave(within: stitch.Device) -> None:

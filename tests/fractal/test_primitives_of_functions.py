@@ -11,7 +11,6 @@ import stitch
 from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
-from stitch.fractal.eager import EagerBuilder, EagerTensor
 
 X = np.array([[-1.0, 0.5], [2.0, -0.25]], np.float32)
 POWERS = np.exp(X)
@@ -74,29 +73,6 @@ def test_tensors_of_a_device_are_taken() -> None:
         xs = FractalTensor(device.tensor(X))
         assert np.array_equal(ops.stack(xs).numpy(), X)
         assert np.array_equal(ops.flatten(xs).numpy(), X.ravel())
-
-
-def test_elements_of_rows_are_no_constants_of_programs() -> None:
-    """So one program serves all rows."""
-    rows = [FractalTensor(np.full((2, 3), n, np.float32)) for n in range(20)]
-    with stitch.open_device("host") as device, ops.mode("sequential", device=device):
-        results: list[Any] = [ops.cat(row[0], ops.tanh(row[1])) for row in rows]
-        builder = results[0].builder
-        assert isinstance(results[0], EagerTensor) and isinstance(builder, EagerBuilder)
-        assert len(builder._programs) == 2
-
-
-def test_primitives_are_traced() -> None:
-    def function(x: Any, y: Any) -> Any:
-        return (
-            ops.softmax(ops.cat(ops.tanh(x), y, X, axis=1))
-            + ops.sigmoid(ops.stack([x, y]))[0, 0, 0]
-        )
-
-    with stitch.open_device("host") as device:
-        model = device.load(stitch.compile(function, [X, X + 1], target="host"))
-        found = np.asarray(model(X, X + 1))
-    np.testing.assert_allclose(found, np.asarray(function(X, X + 1)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

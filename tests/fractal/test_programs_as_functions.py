@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ import stitch
 from examples.fractal import stacked_lstm
 from stitch import fractal as ops
 from stitch.errors import CompileError, LinkError, UsageError
-from stitch.fractal import FractalTensor, programs
+from stitch.fractal import FractalTensor
 from stitch.fractal.modes import MODES
-from stitch.frontend import read_graph
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import LoadedProgram
@@ -147,16 +145,6 @@ def test_a_program_is_the_cell_of_a_scan(device: stitch.Device, within: str) -> 
     np.testing.assert_allclose(back.numpy(), states(one, xs[::-1], first)[::-1], 1e-5, 1e-6)
     last = ops.fold(one, FractalTensor(xs), first)
     np.testing.assert_allclose(last.numpy(), wanted[-1], rtol=1e-5, atol=1e-6)
-
-
-def test_its_operations_are_written_into_the_round(device: stitch.Device) -> None:
-    one, xs, first = program(device, cell), FractalTensor(real(5, 2, 64)), real(2, 64, seed=1)
-    graph = written_loops(lambda xs: ops.scan(one, xs, first), xs)
-    (body,) = graph.bodies
-    assert {"MatMul", "Tanh"} <= {operation.op for operation in body.operations}
-    # The weights lie once, around the loop.
-    large = [c for c in graph.constants if c.data.nbytes == 64 * 64 * 4]
-    assert len(large) == 1 and not body.constants
 
 
 def test_a_program_is_the_function_of_ragged_and_zipped_nests(
@@ -358,75 +346,6 @@ def test_a_module_is_the_cell_of_a_scan(within: str) -> None:
     np.testing.assert_allclose(last[1].numpy(), looped(module, xs, first)[1][-1], 1e-5, 1e-5)
 
 
-class Acting(torch.nn.Module):  # type: ignore[misc]
-    """Parts and attributes that others can take the place of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part, self.dims, self.then = torch.nn.ReLU(), (0,), torch.exp
-
-    def forward(self, x: Any) -> Any:
-        return self.then(self.part(x)).sum(self.dims)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("part", torch.nn.SiLU()),
-        ("dims", (1,)),
-        ("then", torch.tanh),
-        ("forward", lambda x: x * 2),
-    ],
-)
-def test_a_module_whose_parts_or_attributes_are_others_is_captured_anew(
-    name: str, value: Any, within: str
-) -> None:
-    module, xs = Acting(), real(3, 2, 4)
-    ops.map(module, FractalTensor(xs))
-    setattr(module, name, value)
-    found = ops.map(module, FractalTensor(xs)).numpy()
-    wanted = torch.stack([module(torch.from_numpy(x)) for x in xs])
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
-
-
-def test_what_is_kept_of_a_module_does_not_keep_it_alive() -> None:
-    module = Acting()
-    module.itself = [module, module.forward]
-    ops.map(module, FractalTensor(real(3, 2, 4)))
-    alive = weakref.ref(module)
-    del module
-    gc.collect()
-    assert alive() is None
-
-
-def test_a_module_is_captured_once_for_each_type(
-    within: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[Any] = []
-
-    def counting(module: Any, kinds: Any) -> Any:
-        captured.append(kinds)
-        return read_graph(module, kinds)
-
-    monkeypatch.setattr(programs, "read_graph", counting)
-    module = torch.nn.Linear(4, 3)
-    xs = real(7, 4)
-    rows = FractalTensor([list(real(n, 2, 4, seed=n)) for n in (3, 1, 4)])
-    for _ in range(2):
-        found = ops.map(module, FractalTensor(xs))
-        np.testing.assert_allclose(found.numpy(), module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
-        nested = ops.map(lambda row: ops.map(module, row), rows)
-        for ours, row in zip(nested, rows, strict=True):
-            given = torch.from_numpy(np.array(row.numpy()))
-            np.testing.assert_allclose(ours.numpy(), module(given).detach(), 1e-5, 1e-5)
-    assert len(captured) == 2
-    with torch.no_grad():
-        module.weight += 1
-    found = ops.map(module, FractalTensor(xs))
-    np.testing.assert_allclose(found.numpy(), module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
-    assert len(captured) == 3
-
-
 class Scaling(torch.nn.Module):  # type: ignore[misc]
     """What is no parameter, in every way in which a module can hold it."""
 
@@ -465,26 +384,6 @@ def test_a_module_that_was_changed_is_captured_anew(change: str) -> None:
         CHANGES[change](module)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: torch.nn.BatchNorm1d(4), lambda: torch.nn.LSTM(4, 4),
-    lambda: torch.nn.TransformerEncoderLayer(4, 2, 8).eval(),
-])  # fmt: skip
-def test_a_module_that_is_as_it_was_is_captured_once(
-    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured, read = [], read_graph
-
-    def counting(module: Any, kinds: Any) -> Any:
-        captured.append(kinds)
-        return read(module, kinds)
-
-    monkeypatch.setattr(programs, "read_graph", counting)
-    module = make().eval()
-    for _ in range(3):
-        ops.map(module, FractalTensor(real(2, 3, 4)))
-    assert len(captured) == 1
-
-
 def test_captures_go_with_their_module() -> None:
     module = torch.nn.Sequential(Scaling(), Scaling())
     ops.map(module, FractalTensor(real(2, 4)))
@@ -504,16 +403,6 @@ def test_a_module_gives_several_results_and_takes_parts_and_more() -> None:
         np.testing.assert_allclose(whole.numpy(), xs + ys, rtol=1e-6)
         np.testing.assert_allclose(times.numpy(), xs * factor, rtol=1e-6)
         np.testing.assert_allclose(less.numpy(), ys - xs, rtol=1e-6)
-
-
-def test_a_module_is_part_of_a_compiled_nest(device: stitch.Device) -> None:
-    torch.manual_seed(1)
-    module, xs = Cell(), real(5, 2, 6)
-    nest = ops.compile(lambda xs: ops.scan(module, xs, zeros()), FractalTensor(xs))
-    nest.on(device)
-    wanted = looped(module, xs, tuple(map(torch.from_numpy, zeros())))
-    for ours, theirs in zip(nest(FractalTensor(xs)), wanted, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_module_or_a_program_is_compiled_as_it_is(device: stitch.Device) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-import stitch
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
 
@@ -39,18 +36,3 @@ def test_calls_of_one_report_are_not_in_another() -> None:
     with ops.mode("sequential") as report:
         ops.fold(add, xs)
     assert report.explain() == "no calls in parallel"
-
-
-def test_models_and_compiled_nests_say_how_their_loops_run() -> None:
-    def sums(x: Any) -> Any:
-        return ops.stack(ops.scan(add, FractalTensor(x)))
-
-    given = np.ones((5, 4), np.float32)
-    model = stitch.compile(sums, [given], target="host")
-    (loop,) = model.loops
-    assert (loop.count, loop.schedule) == (4, "rounds") and loop.where.startswith("test_reports")
-    assert (
-        ops.compile(lambda xs: ops.map(add, xs, 1.0), FractalTensor(given))
-        .explain()
-        .startswith("loop of 5 rounds")
-    )

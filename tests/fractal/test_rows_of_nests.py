@@ -99,15 +99,3 @@ def test_two_parts_of_one_nest_keep_apart(programs: Callable[[], int]) -> None:
         found = ops.map(lambda x, y: x - 2 * y, ops.zip(xs[a : a + 4], xs[b : b + 4]))
         np.testing.assert_array_equal(found.numpy(), DATA[a : a + 4] - 2 * DATA[b : b + 4])
     assert programs() == 2  # where both begin at one row there is but one part
-
-
-def test_a_part_that_is_long_is_seen_and_not_copied(
-    programs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stitch.fractal.tracing.MAX_PART_NBYTES", 4 * 8)
-    xs = FractalTensor(DATA)
-    for begin in range(3):
-        for length in (4, 5):
-            found = ops.map(lambda x: x + x, xs[begin : begin + length])
-            np.testing.assert_array_equal(found.numpy(), 2 * DATA[begin : begin + length])
-    assert programs() == 1 + 3

@@ -11,8 +11,8 @@ import pytest
 
 import stitch
 from stitch import fractal as ops
-from stitch.compiler import SCHEDULES, compile_graph
-from stitch.fractal import FractalTensor, modes
+from stitch.compiler import SCHEDULES
+from stitch.fractal import FractalTensor
 from tests.support import plain_nests as plain
 from tests.support.grids import every, in_turn
 from tests.support.plain_nests import assert_same, lists_of
@@ -55,16 +55,6 @@ def test_modes_and_schedules_give_what_lists_give(seed: int, devices: list[stitc
         assert_same(lists_of(compiled(xs)), expected, case.tolerance, f"compiled {words}")
 
 
-@pytest.mark.parametrize("seed", every(3, range(0, 200, 20)))
-def test_a_small_machine_gives_the_same(seed: int) -> None:
-    case = random_case(seed)
-    expected = case.program(plain, case.closed, case.nest)
-    xs, closed = nests_of(case)
-    with stitch.open_device("tiny") as device, ops.mode("parallel", device=device):
-        found = lists_of(case.program(ops, closed, xs))
-    assert_same(found, expected, case.tolerance, str(case))
-
-
 @pytest.mark.parametrize("number", range(len(PLACES)))
 def test_nests_over_tensors_of_the_device_are_closed_over(
     number: int, devices: list[stitch.Device]
@@ -81,22 +71,6 @@ def test_nests_over_tensors_of_the_device_are_closed_over(
         return s * 12 + p[0] * p[1] + 1 + 2
 
     assert found.tolist() == plain.scanl(step, ([2.0, 4.0, 6.0], [3.0, 4.0, 5.0]), 2.0)
-
-
-def test_a_schedule_finds_its_programs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[Any] = []
-
-    def counted(graph: Any, machine: Any, options: Any) -> Any:
-        compiled.append(options.schedule)
-        return compile_graph(graph, machine, options)
-
-    monkeypatch.setattr(modes, "compile_graph", counted)
-    for _ in range(3):
-        for schedule in ("rounds", "hoisted"):
-            with ops.mode("parallel", schedule=schedule):
-                sums = ops.scan(lambda s, x: s + x * 0.75, FractalTensor([1.0, 2.0, 4.0]))
-            assert sums.tolist() == [1.0, 2.5, 5.5]
-    assert sorted(compiled) in (["hoisted", "rounds"], [])
 
 
 LOOPS: dict[str, Any] = {

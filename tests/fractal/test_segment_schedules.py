@@ -12,7 +12,6 @@ import torch
 
 import stitch
 from stitch import fractal as ops
-from stitch.cli import run
 from stitch.compiler import differentiate
 from stitch.fractal import FractalTensor
 from stitch.graph import trace
@@ -233,20 +232,6 @@ def test_rows_whose_cell_runs_rows(schedule: str | None) -> None:
     assert_same(lists_of(compiled(*nests)), nested(plain, rows, own, inner), 1e-5)
 
 
-def test_whole_numbers_are_the_same_to_the_last_bit() -> None:
-    lengths = np.random.default_rng(2).integers(1, 40, 30).tolist()
-    rows = [list(NUMBERS.integers(0, 99, (n, 2))) for n in lengths]
-    nest = FractalTensor(rows)
-
-    def sums_of(o: Any, rows: Any) -> Any:
-        start = np.zeros(2, np.int64)
-        return o.map(lambda row: o.scanr(lambda h, x: (h * 3 + x) % 1009, row, start), rows)
-
-    compiled = ops.compile(lambda rows: sums_of(ops, rows), nest)
-    assert "segments" in schedules_of(compiled)
-    assert_same(lists_of(compiled(nest)), sums_of(plain, rows), 0)
-
-
 def test_scans_of_lists_that_no_map_is_around_run_together() -> None:
     rows, _ = rows_of([4, 7, 7, 2])
 
@@ -307,25 +292,6 @@ def test_rows_without_elements_and_of_one() -> None:
         assert_same(lists_of(compiled(*nests)), network(plain, row, rows, own), 1e-5)
 
 
-def test_a_saved_nest_runs_from_the_shell(tmp_path: Any) -> None:
-    rows, own = rows_of([3, 8, 5, 8])
-    nests = FractalTensor(rows), FractalTensor(own)
-    compiled = ops.compile(
-        lambda *given: network(ops, two_states, *given), *nests, schedule="segments"
-    )
-    expected = network(plain, two_states, rows, own)
-    compiled.save(tmp_path / "nest.ttb")
-    flat = [[leaf for row in each for leaf in row] for each in (rows, expected)]
-    for name, data in (("xs", flat[0]), ("own", own), ("y", flat[1])):
-        np.save(tmp_path / f"{name}.npy", np.stack(data))
-    code = run.main([
-        f"--module={tmp_path}/nest.ttb", f"--input=input_0=@{tmp_path}/xs.npy",
-        f"--input=input_1=@{tmp_path}/own.npy", f"--expected_output=@{tmp_path}/y.npy",
-        "--rtol=1e-5", "--atol=1e-5",
-    ])  # fmt: skip
-    assert code == 0
-
-
 def test_gradients_through_segments_are_those_of_pytorch() -> None:
     lengths = [5, 9, 2, 14, 9, 3]
     index = FractalTensor(rows_of(lengths)[0]).index
@@ -358,18 +324,6 @@ def test_gradients_through_segments_are_those_of_pytorch() -> None:
     (whole * torch.from_numpy(seed)).sum().backward()
     for ours, tensor in zip(found.values(), tensors, strict=True):
         np.testing.assert_allclose(ours, tensor.grad.numpy(), 1e-4, 1e-5)
-
-
-def test_many_lengths_are_few_loops() -> None:
-    """A program does not grow with how many lengths there are."""
-    sizes = []
-    for many in (40, 120):
-        rows = [np.zeros((n, 1, WIDTH), np.float32) for n in range(2, many + 2)]
-        nest = FractalTensor([FractalTensor(row) for row in rows])
-        compiled = ops.compile(states_of, nest, schedule="segments")
-        sizes.append(len(compiled.binary.programs[0].bodies))
-    assert sizes[0] <= 33
-    assert sizes[1] <= 33
 
 
 def test_explain_names_rows_lengths_and_loops() -> None:

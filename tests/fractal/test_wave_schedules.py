@@ -13,13 +13,9 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
-from stitch.compiler.loops import loop_schedules
-from stitch.compiler.loops.loop_costs import rates_of
 from stitch.fractal import FractalTensor
-from stitch.machine import load_machine
-from stitch.program import ScanForm, is_scan
 from tests.support import plain_nests as plain
-from tests.support.grids import every, in_pairs, in_turn
+from tests.support.grids import in_pairs, in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -217,25 +213,6 @@ def test_layers_that_look_past_the_end_of_the_sequence_are_no_wave() -> None:
         assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
 
 
-@pytest.mark.parametrize(
-    "layer", every(2, [own_starts, two_states, whole_numbers, from_both_sides])
-)
-def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
-    drawn = [of_layers(3, length, layer)[0] for length in (4, 2, 4, 4)]
-    _, own = of_layers(3, 4, layer)
-    nests = [FractalTensor(each) for each in own]
-
-    def networks(o: Any, sequences: Any, *own: Any) -> Any:
-        return o.map(lambda xs: network(o, layer, "scanl", xs, *own), sequences)
-
-    sequences = FractalTensor([FractalTensor(xs) for xs in drawn])
-    expected = networks(plain, [list(xs) for xs in drawn], *map(list, own))
-    for schedule in (None, *SCHEDULES):
-        compiled = ops.compile(lambda xs: networks(ops, xs, *nests), sequences, schedule=schedule)
-        found = lists_of(compiled(sequences))
-        assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
-
-
 def of_all_rows(layer: Layer, outer: str, xs: Any, *own: Any) -> Any:
     return ops.map(lambda row, each: network(ops, layer, outer, row, *each), xs, own)
 
@@ -256,36 +233,3 @@ def test_layers_in_a_map_are_a_wave_of_all_elements(layer: Layer, outer: str) ->
                 assert "wave" in [note.schedule for note in compiled.loops]
             found = lists_of(compiled(*nests))
             assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
-
-
-def test_a_loop_without_states_beside_a_layer_leaves_it_a_wave() -> None:
-    """So many numbers for each layer's weights that they are made some at a time."""
-    depth, length, many = 3, 4, 7
-    rows = np.random.default_rng(3).normal(size=(depth, many, 2)).astype(np.float32)
-    xs = np.random.default_rng(4).normal(size=(length, 2)).astype(np.float32)
-
-    def layers(o: Any, xs: Any, rows: Any) -> Any:
-        def layer(xs: Any, own: Any) -> Any:
-            w = o.reduce(lambda a, b: a + b, own_map(o, own))
-            return o.scanl(lambda s, x: np.tanh(s * w + x), xs, xs_zero)
-
-        return o.foldl(layer, rows, xs)
-
-    def own_map(o: Any, own: Any) -> Any:
-        return o.map(lambda r: np.tanh(r * 2) * np.float32(0.1), own)
-
-    xs_zero = np.zeros(2, np.float32)
-    nests = FractalTensor(xs), FractalTensor([list(each) for each in rows])
-    graph = ops.compile(partial(layers, ops), *nests).graph
-    rates = rates_of(load_machine("host"))
-    blocks = loop_schedules._innermost_first(graph, rates, "blocks", set()).graph
-    (outer,) = [o for o in blocks.operations if is_scan(o)]
-    inside = [ScanForm.of(o) for o in blocks.bodies[outer.body].operations if is_scan(o)]
-    assert {bool(form.states) for form in inside} == {True, False}
-    scheduled = loop_schedules._outermost_first(blocks, rates, "wave")
-    assert [note.schedule for note in scheduled.notes][:1] == ["wave"]
-    expected = layers(plain, list(xs), [list(each) for each in rows])
-    model = stitch.compile(scheduled.graph, target="host", schedule="rounds")
-    with stitch.open_device("host", executor="numpy") as device:
-        found: Any = device.load(model)(xs, rows.reshape(-1, 2))
-        np.testing.assert_allclose(found.numpy(), np.stack(expected), 1e-5, 1e-6)

@@ -40,11 +40,6 @@ def test_the_expansion_has_the_operations_that_results_need_in_order() -> None:
     assert len(whole.constants) == len(program().constants) + 1
 
 
-def test_a_program_without_bodies_is_its_own_expansion() -> None:
-    plain = compile_graph(plain_graph(), MACHINE).program
-    assert expanded(plain) is plain
-
-
 def test_operations_to_keep_keep_their_bodies_and_no_others_stay() -> None:
     kept = expanded(program(), lambda operation: operation.op == "Scale")
     assert [o.op for o in kept.operations if o.body != ABSENT] == ["Scale"] * 3
@@ -90,13 +85,6 @@ def test_seams_move_with_the_operations_that_they_stand_before() -> None:
     whole = expanded(linked)
     assert [seam.first for seam in whole.seams] == [0, 10]
     assert [len(part) for part in whole.parts()] == [10, 10]
-
-
-def test_bodies_that_nobody_carries_are_dropped() -> None:
-    graph = bodied_graph()
-    only_z = replace(graph, outputs=graph.outputs[1:])
-    made = compile_graph(only_z, MACHINE).program
-    assert len(made.bodies) == 1 and [o.op for o in made.operations] == ["Scale"]
 
 
 def test_files_name_the_feature_only_where_they_have_bodies() -> None:

@@ -57,15 +57,6 @@ def test_linked_graphs_compute_the_same_bits() -> None:
     assert merged > 25
 
 
-def test_equal_merged_tasks_become_one_program() -> None:
-    graph = TaskGraph()
-    a, b = program("a", "Abs", 1), program("b", "Abs", 1)
-    for i in range(3):
-        graph.output(graph.call(b, graph.call(a, graph.input(HOST, f"x{i}"))))
-    agents = {id(task.agent) for task in linked(graph).tasks}
-    assert len(agents) == 1 and len(linked(graph)) == 3
-
-
 @pytest.mark.parametrize("why", ["block", "host", "taken"])
 def test_what_cannot_be_linked_stays_merged(why: str) -> None:
     graph = TaskGraph()

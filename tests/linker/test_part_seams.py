@@ -53,17 +53,6 @@ def test_each_program_is_a_part_and_so_is_each_cast_between() -> None:
     assert held(whole) == [[], [], [], []]
 
 
-def test_linking_what_was_linked_keeps_all_parts() -> None:
-    a, b, c = chain("a", "Tanh", "Abs"), chain("b", "Exp"), chain("c", "Neg", "Relu")
-    at_once, in_turn = linked(a, b, c), linked(linked(a, b), c, name="whole")
-    assert parts(at_once) == parts(in_turn) == [["Tanh", "Abs"], ["Exp"], ["Neg", "Relu"]]
-    assert at_once.seams == in_turn.seams
-
-
-def test_a_program_alone_has_no_seams() -> None:
-    assert link_programs([chain("a", "Tanh")], [], machine=TINY, name="a").seams == ()
-
-
 def test_a_part_holds_what_it_gave_and_what_dropped_operations_read() -> None:
     programs = [forked("a"), chain("b", "Sqrt")]
     whole = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="w", keep=[(1, 0)])
@@ -74,25 +63,12 @@ def test_a_part_holds_what_it_gave_and_what_dropped_operations_read() -> None:
     assert held(further) == [["Exp", "Tanh"], [], []]
 
 
-def test_one_part_that_lost_outputs_holds_them() -> None:
-    whole = link_programs([forked("a")], [], machine=TINY, name="w", keep=[(0, 0)])
-    assert parts(whole) == [["Exp", "Tanh", "Relu"]]
-    assert held(whole) == [["Exp", "Tanh"]]
-
-
 def test_a_part_of_which_nothing_is_left_is_gone() -> None:
     programs = [chain("a", "Tanh"), chain("b", "Exp"), chain("c", "Neg")]
     wires = [Wire(0, 0, 1, 0), Wire(0, 0, 2, 0)]
     whole = link_programs(programs, wires, machine=TINY, name="w", keep=[(2, 0)])
     assert parts(whole) == [["Tanh"], ["Neg"]]
     assert held(whole) == [[], []]
-
-
-def test_an_output_that_is_read_and_kept_and_rounded_is_a_part_of_its_own() -> None:
-    programs = [chain("a", "Tanh", stored=DataType.FLOAT16), chain("b", "Exp")]
-    wires = chain_wires(programs)
-    whole = link_programs(programs, wires, machine=TINY, name="w", keep=[(0, 0), (1, 0)])
-    assert parts(whole) == [["Tanh"], ["Identity"], ["Cast"], ["Cast"], ["Exp"]]
 
 
 def test_seams_go_through_a_file_which_names_the_feature() -> None:

@@ -25,19 +25,6 @@ def _chain(op: str, length: int) -> tuple[list[Value], list[Operation]]:
     return values, [Operation(op, (i,), (i + 1,)) for i in range(length)]
 
 
-def test_an_elementwise_chain_runs_in_one_place() -> None:
-    values, operations = _chain("Relu", 6)
-    plan = pack_scratch(values, operations, placed={0, 6})
-    assert set(plan.offsets.values()) == {0}
-    assert plan.nbytes == 448  # 400 bytes, aligned to 64
-
-
-def test_a_chain_of_operations_that_are_not_elementwise_takes_turns() -> None:
-    values, operations = _chain("Softmax", 6)
-    plan = pack_scratch(values, operations, placed={0, 6})
-    assert sorted(set(plan.offsets.values())) == [0, 448]
-
-
 def test_an_input_that_is_read_later_keeps_its_place() -> None:
     values = [_value(f"v{i}", 16) for i in range(4)]
     operations = [
@@ -113,12 +100,6 @@ def test_a_small_scratch_goes_to_l1_and_a_large_one_to_dram() -> None:
     assert choose_scratch(4096, tiny, l1_slots_per_bank=0) == Scratch(Space.L1, 1024)
     assert choose_scratch(4 * 7681, tiny, l1_slots_per_bank=0).space is Space.DRAM
     assert choose_scratch(4096, tiny, l1_slots_per_bank=15_000) == Scratch(Space.DRAM, 2048)
-
-
-def test_a_scratch_stays_below_the_lowest_fixed_address() -> None:
-    tiny = load_machine("tiny").shape
-    assert choose_scratch(4096, tiny, l1_slots_per_bank=0, l1_below=2048).space is Space.L1
-    assert choose_scratch(4096, tiny, l1_slots_per_bank=0, l1_below=2032).space is Space.DRAM
 
 
 def test_a_machine_without_device_memory_keeps_its_scratch_on_the_host() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.linker import Demand, Wire, chain_wires, check_capacity, link_programs
+from stitch.linker import Wire, link_programs
 from stitch.machine import load_machine
 from stitch.program import (
     ABSENT,
@@ -205,40 +205,6 @@ def test_an_output_that_others_keep_is_bit_equal_too(
     assert same_bits(made[1], expected[1, 0])
 
 
-def test_an_output_read_inside_its_own_program_is_read_as_it_is_stored() -> None:
-    sketch = Sketch("a")
-    hidden = sketch.op("Tanh", sketch.input("x"))
-    sketch.output("hidden", hidden, BF16)
-    sketch.output("late", sketch.op("Mul", hidden, hidden))
-    programs = [sketch.program(), _scale("b", 1.3), _scale("c", 0.4)]
-    wires = [Wire(0, 0, 1, 0), Wire(0, 1, 2, 0)]
-    x = _array(5)
-    expected = run_in_turn(programs, wires, {(0, 0): x})
-    for keep in (None, {(0, 0), (1, 0), (2, 0)}):
-        linked = link_programs(programs, wires, machine=TINY, name="abc", keep=keep)
-        assert same_bits(run(linked, [x])[-1], expected[2, 0])
-
-
-def test_a_wire_without_a_change_of_type_adds_no_operation() -> None:
-    programs = [_scale("a", 2.0), _scale("b", 3.0)]
-    linked = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="ab")
-    assert [o.op for o in linked.operations] == ["Mul", "Tanh", "Mul", "Tanh"]
-    assert len(linked.inputs) == len(linked.outputs) == 1
-
-
-def test_a_chain_is_wired_by_position() -> None:
-    programs = [_scale("a", 2.0), _scale("b", 3.0), _scale("c", 4.0)]
-    assert chain_wires(programs) == (Wire(0, 0, 1, 0), Wire(1, 0, 2, 0))
-    with pytest.raises(LinkError, match="program 'b' does not fit program 'n'"):
-        chain_wires([*programs[:2], _two("n")])
-
-
-def _two(name: str) -> Program:
-    sketch = Sketch(name)
-    sketch.output("y", sketch.op("Add", sketch.input("p"), sketch.input("q")))
-    return sketch.program()
-
-
 def test_names_stay_unique_and_say_where_they_come_from() -> None:
     programs = [_scale("a", 2.0), _scale("b", 3.0), _scale("b", 4.0)]
     linked = link_programs(programs, [], machine=TINY, name="all")
@@ -256,23 +222,6 @@ def test_an_output_that_nobody_keeps_takes_its_operations_and_constants_with_it(
     assert len(linked.inputs) == 2  # the signature stays
     x = _array(1)
     assert same_bits(run(linked, [x, x])[0], run(programs[1], [x])[0])
-
-
-def test_scratch_is_packed_anew_for_the_whole() -> None:
-    programs = [_scale(f"p{i}", 2.0) for i in range(4)]
-    wires = [Wire(i, 0, i + 1, 0) for i in range(3)]
-    linked = link_programs(programs, wires, machine=TINY, name="chain")
-    assert linked.scratch == Scratch(Space.L1, 16)  # one 4x4 float32 in place, over 4 banks
-    on_host = link_programs([_on_host(p) for p in programs], wires, machine=HOST, name="chain")
-    assert on_host.scratch == Scratch(Space.HOST, 64)
-
-
-def _on_host(program: Program) -> Program:
-    values = [
-        replace(v, layout=Layout(v.desc.layout.data_type, address=v.desc.layout.address))
-        for v in program.values
-    ]
-    return replace(program, values=tuple(values))
 
 
 def test_block_formats_on_a_wire_are_refused_with_both_sides() -> None:
@@ -298,18 +247,6 @@ def test_all_unsound_wires_are_listed_at_once() -> None:
     assert "refers to a slot that does not exist" in text
 
 
-def test_strict_types_holds_on_wires() -> None:
-    programs = [_scale("a", 2.0), _scale("b", 3.0, BF16)]
-    wires = [Wire(0, 0, 1, 0)]
-    with pytest.raises(LinkError, match="strict_types"):
-        link_programs(programs, wires, machine=TINY, name="ab", strict_types=True)
-
-
-def test_keeping_an_output_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(LinkError, match=r"outputs \[\(0, 7\)\] to keep do not exist"):
-        link_programs([_scale("a", 2.0)], [], machine=TINY, name="a", keep={(0, 7)})
-
-
 def test_fixed_addresses_that_collide_in_the_whole_are_an_error() -> None:
     programs = []
     for name in ("a", "b"):
@@ -324,14 +261,6 @@ def test_fixed_addresses_that_collide_in_the_whole_are_an_error() -> None:
     )
     linked = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="ab")
     assert linked.input_desc(0).layout.address == 8192
-
-
-def test_a_fixed_address_at_the_bottom_sends_the_scratch_to_dram() -> None:
-    sketch = Sketch("a")
-    x = sketch.input("x", space=Space.L1, address=1024)
-    sketch.output("y", sketch.op("Tanh", sketch.op("Neg", x)))
-    linked = link_programs([sketch.program()], [], machine=TINY, name="a")
-    assert linked.scratch.space is Space.DRAM
 
 
 def test_a_whole_that_does_not_fit_is_out_of_memory_and_says_by_how_much() -> None:
@@ -349,16 +278,6 @@ def test_a_whole_that_does_not_fit_is_out_of_memory_and_says_by_how_much() -> No
     assert "output 'y' (262144 B per bank)" in text or "input" in text
 
 
-def test_what_cannot_lie_elsewhere_is_told_by_its_kind_and_not_by_its_label() -> None:
-    size = TINY.space(Space.L1).capacity + 1
-    slot = Demand("slot", "input 'x'", Space.L1, size)
-    for wanted, remedy in ((slot, "place the biggest slots in DRAM"),
-                           (replace(slot, kind="constant"), "split the module")):  # fmt: skip
-        with pytest.raises(OutOfMemoryError) as caught:
-            check_capacity([wanted], TINY, "program 'a'")
-        assert str(caught.value.remedy).startswith(remedy)
-
-
 def _update(name: str) -> Program:
     sketch = Sketch(name)
     state, step = sketch.donated("state"), sketch.input("step")
@@ -374,15 +293,6 @@ def test_an_alias_that_still_holds_is_kept_and_one_to_an_inner_tensor_goes() -> 
     inner = link_programs([first, second], [Wire(0, 0, 1, 0)], machine=TINY, name="ab")
     assert [s.aliases_input for s in inner.outputs] == [None]
     assert linked.role is Role.UPDATE
-
-
-def test_linking_twice_gives_the_same_program() -> None:
-    programs = [_scale("a", 2.0, BF16), _scale("b", 3.0, F32), _scale("c", 4.0, F16)]
-    wires = [Wire(0, 0, 1, 0), Wire(1, 0, 2, 0)]
-    first = link_programs(programs, wires, machine=TINY, name="abc")
-    second = link_programs(programs, wires, machine=TINY, name="abc")
-    assert first == second
-    assert first.text() == second.text()
 
 
 def _table(name: str, data: Array, **layout: Any) -> Program:
@@ -406,10 +316,3 @@ def test_constants_of_equal_bytes_and_form_become_one() -> None:
     assert names == ["of_a", "of_c", "of_l1", "of_tile"]
     expected = run_in_turn(programs, wires, {(0, 0): _array(3)})
     assert same_bits(run(linked, [_array(3)])[0], expected[len(programs) - 1, 0])
-
-
-def test_constants_of_equal_bytes_and_other_types_stay_apart() -> None:
-    zero = np.zeros((), np.float32)
-    programs = [_scale("f", 0.0), _scale("h", 0.0, F16)]
-    linked = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="two")
-    assert [c.data.dtype for c in linked.constants] == [zero.dtype, np.dtype(np.float16)]

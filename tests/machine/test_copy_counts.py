@@ -205,22 +205,6 @@ def test_loads_in_closed_form_are_those_of_pages_that_are_counted(machine: Machi
             assert counts.in_turn_nbytes == in_turn, where
 
 
-@pytest.mark.parametrize("kind", ["BLOCK", "HEIGHT", "WIDTH"])
-def test_pages_of_dram_load_links_nearly_as_if_they_lay_evenly(kind: str) -> None:
-    tiles, layout = (32, 32), sharded((4, 8), kind, (32, 32), DataType.BFLOAT16)
-    target = TensorDesc((1024, 1024), layout)
-    source = TensorDesc((1024, 1024), Layout(DataType.BFLOAT16, Space.DRAM, TILE_SHAPE))
-    assert N150.noc is not None and N150.noc.routers is not None
-    routers, loads = N150.noc.routers, Counter[object]()
-    for row in range(tiles[0]):
-        for column in range(tiles[1]):
-            bank = routers.dram[(row * tiles[1] + column) % 12]
-            for link in links(bank, core_of(target, row, column, routers), routers.grid, False):
-                loads[link] += 2048
-    found = copy_counts(source, target, N150).busiest_link_nbytes
-    assert found == pytest.approx(max(loads.values()), rel=0.15)
-
-
 # -- what stays, what is written -------------------------------------------------------------------
 
 BFLOAT16 = DataType.BFLOAT16
@@ -241,50 +225,6 @@ def test_what_keeps_its_layout_stays_in_its_cores(kind: MemoryLayout) -> None:
     # Its own core's latency, and 32 bytes a cycle at most.
     cycles = N150.copy_seconds(counts) * 1e9
     assert cycles == pytest.approx(70 + counts.busiest_reader_nbytes / 30)
-
-
-def test_a_conversion_in_the_same_shards_stays_in_its_cores() -> None:
-    ends = [
-        TensorDesc((512, 512), shard_layout((512, 512), MemoryLayout.BLOCK_SHARDED, N150.shape,
-                                            data_type=kind, tile_shape=TILE_SHAPE))
-        for kind in (DataType.FLOAT32, DataType.BFP8)
-    ]  # fmt: skip
-    counts = copy_counts(ends[0], ends[1], N150)
-    assert counts.route is Route.CORE and counts.busiest_link_nbytes == 0
-    assert counts.nbytes == 512 * 512 * 4  # What is read of the wider end.
-
-
-def test_shards_that_are_written_load_links_as_those_that_are_read_do() -> None:
-    layout = shard_layout((2048, 512), MemoryLayout.HEIGHT_SHARDED, N150.shape,
-                          data_type=BFLOAT16, tile_shape=TILE_SHAPE)  # fmt: skip
-    near = TensorDesc((2048, 512), layout)
-    far = TensorDesc((2048, 512), Layout(BFLOAT16, Space.DRAM, TILE_SHAPE))
-    read, written = copy_counts(far, near, N150), copy_counts(near, far, N150)
-    assert read.busiest_link_nbytes == written.busiest_link_nbytes > 0
-    assert (read.reading_cores, read.source_nodes) == (64, 12)
-    assert (written.reading_cores, written.source_nodes) == (64, 12)
-    assert (read.route, written.route) == (Route.BOTH, None)
-
-
-def test_cores_of_one_column_are_slower_than_those_of_one_row() -> None:
-    far = TensorDesc((2048, 512), Layout(BFLOAT16, Space.DRAM, TILE_SHAPE))
-
-    def seconds(grid: tuple[int, int]) -> float:
-        near = TensorDesc((2048, 512), sharded(grid, "BLOCK", (64, 16), BFLOAT16))
-        return N150.copy_seconds(copy_counts(far, near, N150))
-
-    # All that they read goes down the links of their column.
-    assert 4 * seconds((1, 8)) < seconds((8, 1))
-
-
-def test_addresses_change_no_counts() -> None:
-    ends = [
-        TensorDesc((64, 64), dataclasses.replace(TILED, space=s)) for s in (Space.DRAM, Space.L1)
-    ]
-    placed = [
-        TensorDesc(end.shape, dataclasses.replace(end.layout, address=1 << 17)) for end in ends
-    ]
-    assert copy_counts(*ends, N150) == copy_counts(*placed, N150)
 
 
 def legal_layouts(shape: tuple[int, ...], machine: Machine) -> Iterator[Layout]:
@@ -308,16 +248,6 @@ def test_every_legal_copy_has_counts_and_a_price(name: str, shape: tuple[int, ..
         counts = copy_counts(source, target, machine)
         assert 0 <= machine.copy_seconds(counts) < 1e-3, (source.text(), target.text())
         assert counts.busiest_reader_nbytes <= max(1, counts.nbytes)
-
-
-def test_shards_count_what_the_tensor_has_of_them() -> None:
-    # 33 rows in shards of 32: one more row than the first shard, not a whole shard more.
-    spec = ShardSpec((2, 1), (32, 64))
-    shards = Layout(BFLOAT16, Space.L1, None, MemoryLayout.HEIGHT_SHARDED, spec)
-    far = TensorDesc((33, 64), Layout(BFLOAT16, Space.DRAM))
-    counts = copy_counts(far, TensorDesc((33, 64), shards), N150)
-    assert (counts.transfers, counts.nbytes) == (33, 33 * 128)
-    assert (counts.busiest_reader_transfers, counts.busiest_reader_nbytes) == (32, 32 * 128)
 
 
 def test_blocks_in_columns_lie_on_cores_that_the_machine_has() -> None:
@@ -366,21 +296,3 @@ def test_a_machine_with_more_cores_than_routers_prices_by_cores_alone() -> None:
     near = TensorDesc((64, 288), sharded((1, 9), "BLOCK", (2, 9), BFLOAT16))
     counts = copy_counts(far, near, machine)
     assert (counts.reading_cores, counts.busiest_link_nbytes) == (9, 0)
-
-
-def test_readers_that_take_their_sources_in_turn_wait_in_part() -> None:
-    counts = CopyCounts(Space.L1, Space.L1, 128, 1 << 19, 4096, 8, 1 << 16, 16, 8, 1 << 16,
-                        2, 1 << 15, 0, 1 << 17, Route.BOTH)  # fmt: skip
-    beside, after = (1 << 15) / 28.1, (1 << 17) / 28.1
-    cycles = N150.copy_seconds(counts) * 1e9
-    assert cycles == pytest.approx(270 + beside + 0.4 * (after - beside))
-
-
-def test_a_machine_without_routers_prices_by_cores_alone() -> None:
-    noc = dataclasses.replace(N150.noc, routers=None)  # type: ignore[type-var]
-    machine = dataclasses.replace(N150, noc=noc)
-    near = TensorDesc((2048, 512), sharded((8, 1), "BLOCK", (64, 16), BFLOAT16))
-    far = TensorDesc((2048, 512), Layout(BFLOAT16, Space.DRAM, TILE_SHAPE))
-    counts = copy_counts(far, near, machine)
-    assert counts.busiest_link_nbytes == 0
-    assert machine.copy_seconds(counts) < N150.copy_seconds(copy_counts(far, near, N150))

@@ -15,7 +15,6 @@ from stitch.machine.shape import (
     footprint,
     page_shape,
     round_up,
-    shard_counts,
     shard_layout,
 )
 from stitch.program import (
@@ -65,10 +64,6 @@ def test_a_row_is_a_page_and_is_rounded_to_the_alignment() -> None:
     assert place.size_per_bank == 3 * 32
 
 
-def test_host_rows_lie_without_page_padding() -> None:
-    assert footprint(desc((25, 7), F32), MACHINE).nbytes == round_up(25 * 28, 64)
-
-
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5)])
 @pytest.mark.parametrize("tile", [None, TILE_SHAPE])
 def test_an_empty_tensor_takes_one_granule(
@@ -78,42 +73,12 @@ def test_an_empty_tensor_takes_one_granule(
     assert (place.pages, place.size_per_bank) == (0, 32)
 
 
-def test_a_scalar_is_one_page() -> None:
-    assert footprint(desc((), F32, Space.L1), MACHINE).pages == 1
-    assert footprint(desc((), F32, Space.L1, TILE_SHAPE), MACHINE).size_per_bank == 4096
-
-
-def test_the_size_trap_of_trailing_ones() -> None:
-    place = footprint(desc((1000, 512, 1, 1), F32, Space.DRAM, TILE_SHAPE), MACHINE)
-    assert place.pages == 512_000
-    assert place.pages * place.page_nbytes == 2_097_152_000
-
-
 def test_height_shards_hold_full_width_rows() -> None:
     tensor = sharded((10, 6), HEIGHT, (2, 2), (3, 6))
     place = footprint(tensor, MACHINE)
     assert page_shape(tensor) == (1, 6)
     assert (place.page_nbytes, place.aligned_page_nbytes) == (24, 32)
     assert (place.pages, place.size_per_bank) == (12, 96)
-
-
-def test_width_shards_hold_full_height_columns() -> None:
-    place = footprint(sharded((10, 6), WIDTH, (1, 3), (10, 2)), MACHINE)
-    assert (place.page_nbytes, place.pages, place.size_per_bank) == (8, 30, 160)
-
-
-def test_block_shards_of_tiles() -> None:
-    tensor = sharded((128, 64), BLOCK, (2, 2), (64, 32), tile=TILE_SHAPE)
-    place = footprint(tensor, MACHINE)
-    assert tensor.layout.shard_spec is not None
-    assert shard_counts(tensor, tensor.layout.shard_spec) == (2, 2)
-    assert (place.pages, place.size_per_bank) == (8, 2 * 4096)
-
-
-def test_a_shard_takes_the_same_bytes_in_every_bank() -> None:
-    """Lock-step: four shards still reserve all 64 banks."""
-    place = footprint(sharded((4, 16), HEIGHT, (2, 2), (1, 16)), MACHINE)
-    assert (place.banks, place.nbytes) == (64, 64 * 64)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +97,6 @@ def test_shards_that_do_not_fit_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(LayoutError, match=reason):
         footprint(tensor, MACHINE)
-
-
-def test_a_machine_without_the_space_says_which_it_has() -> None:
-    bare = MachineShape("bare", (1, 1), MACHINE.host)
-    with pytest.raises(LayoutError, match="has no l1"):
-        footprint(desc((1,), F32, Space.L1), bare)
 
 
 @pytest.mark.parametrize("kind", [HEIGHT, WIDTH, BLOCK])

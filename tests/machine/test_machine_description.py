@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import subprocess
-import sys
 from pathlib import Path as FilePath
 
 import pytest
@@ -13,10 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.errors import FormatError, LayoutError, UsageError
-from stitch.machine import Policy, load_machine, machine_names, parse_machine
+from stitch.errors import FormatError, UsageError
+from stitch.machine import Policy, load_machine, parse_machine
 from stitch.program import Space
-from tests.support.machines import without_path
 
 SHIPPED = ("blackhole_p150", "host", "tiny", "wormhole_n150")
 
@@ -51,15 +47,6 @@ def changed(old: str, new: str, name: str = "tiny") -> str:
     return text.replace(old, new, 1)
 
 
-def test_the_shipped_machines_are_the_four_of_the_design() -> None:
-    assert machine_names() == SHIPPED
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_machine_loads_under_its_own_name(name: str) -> None:
-    assert load_machine(name).name == name
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_figure_of_a_shipped_machine_names_its_source(name: str) -> None:
     def unsourced(node: object, place: str) -> list[str]:
@@ -89,13 +76,6 @@ def test_a_description_of_ones_own_may_leave_out_every_source() -> None:
     assert dataclasses.replace(found, sources=shipped.sources) == shipped
 
 
-def test_sources_are_data_of_the_machine() -> None:
-    sources = dict(load_machine("wormhole_n150").sources)
-    assert "72 worker cores" in sources["core_grid"]
-    assert "L1_SMALL" in sources["l1.reserved_top_nbytes"]
-    assert "3.9 GB/s" in sources["paths[1](host->dram)"]
-
-
 def test_n150_keeps_l1_small_and_the_unreserved_base_out_of_reach() -> None:
     l1 = load_machine("wormhole_n150").shape.l1
     assert l1 is not None
@@ -117,10 +97,6 @@ def test_p150_has_the_published_sizes_and_alignments() -> None:
     assert (shape.dram.base, shape.dram.limit) == (5_848_704, 4_276_523_520)
 
 
-def test_the_host_machine_has_no_device_spaces() -> None:
-    assert load_machine("host").shape.spaces == (Space.HOST,)
-
-
 def test_a_users_file_is_read_as_ours_is(tmp_path: FilePath) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(text_of("tiny"), encoding="utf-8")
@@ -128,28 +104,9 @@ def test_a_users_file_is_read_as_ours_is(tmp_path: FilePath) -> None:
     assert load_machine(str(mine)) == load_machine("tiny")
 
 
-def test_a_machine_is_given_back_as_it_is() -> None:
-    machine = load_machine("tiny")
-    assert load_machine(machine) is machine
-
-
-def test_a_machine_without_an_l1_path_is_expressed_by_leaving_it_out() -> None:
-    lines = text_of("tiny").splitlines()
-    text = "\n".join(line for line in lines if "from: l1, to: l1" not in line)
-    machine = parse_machine(text.encode(), "cut.yaml")
-    assert machine.path(Space.L1, Space.L1) is None
-    assert machine.route(Space.L1, Space.L1) == (Space.L1, Space.DRAM, Space.L1)
-    assert machine.paths == without_path(load_machine("tiny"), Space.L1, Space.L1).paths
-
-
 def test_an_unknown_name_suggests_the_closest_machine() -> None:
     with pytest.raises(UsageError, match="did you mean 'wormhole_n150'"):
         load_machine("wormhole_n15")
-
-
-def test_a_missing_file_names_itself(tmp_path: FilePath) -> None:
-    with pytest.raises(UsageError, match="nowhere"):
-        load_machine(tmp_path / "nowhere.yaml")
 
 
 def test_an_unknown_key_suggests_the_closest() -> None:
@@ -210,13 +167,6 @@ def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str
     assert int(line) == line_of(text_of("tiny"), at)
 
 
-def test_rates_of_a_path_may_fall_and_those_of_the_network_not() -> None:
-    text = text_of("wormhole_n150").replace("33554432: 6.7e+9", "33554432: 1.0e+6")
-    path = parse_machine(text.encode(), "mine.yaml").path(Space.HOST, Space.DRAM)
-    assert path is not None and path.rate(1 << 26) == 1e6 < path.rate(1 << 20)
-    assert "not_rising" in problems_of(changed("256: 16", "256: 6"))
-
-
 @pytest.mark.parametrize(
     ("key", "kind", "where"),
     [
@@ -259,36 +209,6 @@ def test_routers_that_do_not_fit_are_named(old: str, new: str, kind: str, where:
         parse_machine(text.encode(), "mine.yaml")
     found = {(p.kind, p.detail.partition(": ")[0]) for p in caught.value.problems}
     assert (kind, where) in found, found
-
-
-def test_defects_stand_in_the_order_of_their_lines() -> None:
-    text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("tiny", "''")
-    with pytest.raises(FormatError) as caught:
-        parse_machine((text + "colour: red\nname: twice\n").encode(), "mine.yaml")
-    lines = [int(p.where.partition(":")[2]) for p in caught.value.problems]
-    assert lines == sorted(lines) and len(lines) == 5
-    assert lines[-2:] == [text.count("\n") + 1, text.count("\n") + 2]
-
-
-def test_a_curve_over_many_lines_names_the_line_of_the_point() -> None:
-    curve = "bytes_per_cycle:\n    64: 4\n    128: 8\n    256: 6\n"
-    text = re.sub(r"bytes_per_cycle: \S.*\n", curve, text_of("tiny"))
-    where = problems_of(text)["not_rising"]
-    assert where == f"{line_of(text, '256: 6')} noc.bytes_per_cycle.256"
-
-
-def test_the_form_is_shown_by_what_the_error_says() -> None:
-    with pytest.raises(FormatError) as caught:
-        parse_machine(b"name: x", "mine.yaml")
-    assert caught.value.remedy is not None
-    command = caught.value.remedy.partition("python ")[2].split()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-    assert "core_grid: [rows, columns]" in done.stdout
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("name: tiny", "")
-    assert {"out_of_range", "not_rising", "missing_key"} == problems_of(text).keys()
 
 
 def test_a_space_that_nothing_reaches_is_a_problem() -> None:
@@ -339,34 +259,10 @@ def test_a_damaged_description_is_read_or_refused(data: st.DataObject) -> None:
     assert machine.seconds(Space.HOST, Space.L1, 1024, 64) > 0
 
 
-def test_numbers_in_plain_scientific_notation_are_numbers() -> None:
-    text = changed("bytes_per_second: 4.0e+9", "bytes_per_second: 4e9")
-    assert parse_machine(text.encode(), "mine.yaml").paths == load_machine("tiny").paths
-
-
-def test_a_variant_is_made_with_replace() -> None:
-    tiny = load_machine("tiny")
-    assert tiny.shape.l1 is not None
-    shape = dataclasses.replace(tiny.shape, l1=dataclasses.replace(tiny.shape.l1, limit=8_192))
-    assert dataclasses.replace(tiny, shape=shape).shape.space(Space.L1).capacity == 7_168
-
-
-def test_a_machine_without_dram_says_so() -> None:
-    with pytest.raises(LayoutError, match="no dram"):
-        load_machine("host").shape.space(Space.DRAM)
-
-
 @pytest.mark.parametrize("name", ["x" * 1000, "a\0b", "\ud800"])
 def test_a_name_that_no_file_can_have_is_no_machine(name: str) -> None:
     with pytest.raises(UsageError, match="there is no machine"):
         load_machine(name)
-
-
-def test_the_shipped_machines_have_the_granule_of_their_free_lists() -> None:
-    granules = {name: load_machine(name).shape.l1 for name in ("wormhole_n150", "blackhole_p150")}
-    assert {name: l1 and (l1.alignment, l1.granule) for name, l1 in granules.items()} == {
-        "wormhole_n150": (16, 32), "blackhole_p150": (16, 64),
-    }  # fmt: skip
 
 
 def test_a_machine_reserves_regions_at_both_ends_of_a_space() -> None:

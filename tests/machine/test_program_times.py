@@ -11,9 +11,7 @@ from stitch.machine import load_machine, operation_seconds, program_seconds
 from stitch.ops import work_of
 from stitch.program import (
     Body,
-    BodyPool,
     Layout,
-    MathFidelity,
     Operation,
     OperationList,
     Program,
@@ -86,29 +84,3 @@ def test_what_is_between_rounds_lies_where_the_results_of_each_scan_do() -> None
     assert TINY.compute is not None
     alone = program_seconds(plain, TINY) - TINY.compute.launch_seconds
     assert far == pytest.approx(3 * alone)
-
-
-def test_values_without_a_layout_lie_where_it_is_said() -> None:
-    builder = ComputationGraphBuilder("m")
-    x = builder.input("x", (64, 64), F32)
-    builder.output("y", builder.op("Relu", x))
-    graph = builder.build()
-    times = [program_seconds(graph, TINY, space) for space in (stitch.Space.L1, stitch.Space.HOST)]
-    assert times[0] < times[1]
-
-
-def test_a_machine_without_rates_takes_no_time() -> None:
-    builder = ComputationGraphBuilder("m")
-    x = builder.input("x", (64, 64), F32)
-    builder.output("y", builder.op("Relu", x))
-    assert program_seconds(compiled(builder), load_machine("host")) == 0.0
-
-
-def test_bodies_that_differ_in_fidelity_alone_are_two() -> None:
-    kind = ValueType((4, 4), F32)
-    values = tuple(Value(name, kind) for name in "abc")
-    pool = BodyPool()
-    for fidelity in (MathFidelity.LOFI, MathFidelity.HIFI4, MathFidelity.LOFI):
-        product = Operation("MatMul", (0, 1), (2,), math_fidelity=fidelity)
-        pool.add(Body((0, 1), (2,), values, (product,)))
-    assert len(pool.bodies) == 2

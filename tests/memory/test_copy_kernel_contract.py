@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import tracemalloc
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from stitch.errors import LayoutError
-from stitch.machine.shape import MachineShape, SpaceShape, footprint, shard_layout
+from stitch.machine.shape import MachineShape, SpaceShape, footprint
 from stitch.memory import CopyKernel, prepare_copy
 from stitch.program import (
     TILE_SHAPE,
     DataType,
     Layout,
-    MemoryLayout,
     Space,
     TensorDesc,
     host_layout,
 )
-from tests.support.dense_arrays import read_array, write_array
+from tests.support.dense_arrays import read_array
 
 MACHINE = MachineShape(
     "m", (4, 4), SpaceShape(1, 0, 1 << 30, 64), SpaceShape(16, 0, 1 << 20, 16),
@@ -49,36 +47,6 @@ def test_to_layout_makes_the_round_trip(
     there.bind(data.reshape(-1).view(np.uint8), region)()
     back.bind(region, result.reshape(-1).view(np.uint8))()
     np.testing.assert_array_equal(result.astype(np.float32), data.astype(np.float32))
-
-
-def test_the_path_names_what_is_needed_and_nothing_else() -> None:
-    shape = (64, 64)
-    dense, tiled = Layout(F32, Space.DRAM), Layout(F32, Space.DRAM, TILE_SHAPE)
-    sharded = shard_layout(
-        shape, MemoryLayout.HEIGHT_SHARDED, MACHINE, data_type=BF16, tile_shape=TILE_SHAPE
-    )
-    assert kernel(shape, dense, dense).path == ("move",)
-    assert kernel(shape, dense, tiled).path == ("tilize",)
-    assert kernel(shape, tiled, dense).path == ("untilize",)
-    assert kernel(shape, host_layout(F32), tiled).path == ("tilize", "move")
-    assert kernel(shape, dense, Layout(BF16, Space.DRAM)).path == ("cast",)
-    assert kernel(shape, dense, sharded).path == ("cast", "tilize", "reshard", "move")
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (96, 32), (3, 32, 64)])
-def test_copies_that_change_no_number_need_no_staging_when_interleaved(
-    shape: tuple[int, ...],
-) -> None:
-    dense, tiled = host_layout(F32), Layout(F32, Space.DRAM, TILE_SHAPE)
-    for source, target in ((dense, tiled), (tiled, dense), (tiled, tiled), (dense, dense)):
-        assert kernel(shape, source, target).staging_nbytes == 0
-
-
-@pytest.mark.parametrize("shape", [(50, 70), (3, 40, 24), (500, 300)])
-def test_rows_that_are_padded_are_staged_in_one_strip_at_most(shape: tuple[int, ...]) -> None:
-    dense, tiled = host_layout(F32), Layout(F32, Space.DRAM, TILE_SHAPE)
-    for source, target in ((dense, tiled), (tiled, dense)):
-        assert kernel(shape, source, target).staging_nbytes <= 256 << 10
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(1024, DataType.BFP8), (1000, F32)])
@@ -123,15 +91,6 @@ def test_a_bound_copy_can_run_again_and_sees_new_bytes() -> None:
         data[:] = value
         copy()
         assert (read_array(prepared.target, region, MACHINE) == value).all()
-
-
-def test_a_read_only_source_is_welcome() -> None:
-    data = np.ones((40, 40), ml_dtypes.bfloat16)
-    data.flags.writeable = False
-    desc = TensorDesc((40, 40), Layout(BF16, Space.L1, TILE_SHAPE))
-    region = np.zeros(footprint(desc, MACHINE).nbytes, np.uint8)
-    write_array(data, desc, region, MACHINE)
-    np.testing.assert_array_equal(read_array(desc, region, MACHINE), data)
 
 
 def test_shapes_have_to_agree() -> None:

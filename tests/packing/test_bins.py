@@ -126,23 +126,6 @@ def test_a_search_that_is_not_done_has_taken_the_placements_that_it_was_given(bu
     assert not packing.ended and packing.placements == budget
 
 
-def test_gaps_too_large_for_sums_count_as_wholly_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bins, "_MOST_SUMS", 0)
-    packing = pack([5, 5, 5, 4], [9, 10])
-    assert packing.chosen is not None
-    packing = pack([6, 6, 6], [11, 11])
-    assert packing.refutation is not None and not packing.refutation.by_sums
-    assert replays([6, 6, 6], [11, 11], packing.refutation)
-
-
-def test_thousands_of_pieces_pack() -> None:
-    dice = Random(3)
-    pieces = [32 * dice.randrange(1, 2000) for _ in range(3000)]
-    gaps = [sum(pieces[:1000]), sum(pieces[1000:1500]), sum(pieces[1500:])]
-    packing = pack(pieces, gaps)
-    assert packing.chosen is not None and fits(pieces, gaps, packing.chosen)
-
-
 @given(st.sets(st.integers(3, 37)))
 def test_gaps_are_what_obstacles_leave(taken: set[int]) -> None:
     gaps = gaps_between([(at, 1) for at in taken], 3, 38)

@@ -11,7 +11,6 @@ import pytest
 from stitch.machine import Machine, load_machine
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.program import DataType, Layout, Space, TensorDesc
-from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import Scene, program
 
 MACHINES = [load_machine(name) for name in ("tiny", "wormhole_n150", "blackhole_p150")]
@@ -100,27 +99,3 @@ def test_leaving_a_space_that_is_not_full_is_refused_nowhere_and_is_cheaper() ->
 @pytest.mark.parametrize("start", range(1_000, 7_000, 1_000))
 def test_six_thousand_relayouts_are_not_refused(start: int) -> None:
     assert sum(check_seed(seed) > 0 for seed in range(start, start + 1_000)) > 700
-
-
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize("granules", [1, 2, 3])
-def test_cycles_beside_each_other_may_set_aside_more_than_a_granule(
-    machine: Machine, granules: int
-) -> None:
-    assert machine.shape.l1 is not None
-    made = relaid(machine, machine.shape.l1.base, [granules] * 6, [1, 0, 3, 2, 5, 4])
-    assert check_plan(made) == ()
-    # Memories of the others are too large to be carried out byte by byte.
-    assert machine is not MACHINES[0] or ByteMachine(made, 1).run() == []
-
-
-def test_where_moves_start_at_once_no_way_is_dearer_than_one_granule() -> None:
-    for seed in range(100):
-        random = Random(seed)
-        paths = tuple((a, b, replace(path, latency_seconds=0.0, curve=((1, rate),)))
-                      for a, b, path in MACHINES[0].paths
-                      for rate in [random.choice((1e9, 3e9, 1e10))])  # fmt: skip
-        machine = replace(MACHINES[0], paths=paths)
-        sizes = [random.randrange(1, 9) for _ in range(random.randrange(2, 5))]
-        order = [*range(1, len(sizes)), 0]
-        assert check_plan(relaid(machine, 1024, sizes, order)) == (), f"seed {seed}"

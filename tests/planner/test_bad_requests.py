@@ -14,19 +14,15 @@ import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine
-from stitch.packing import Interval, pack, pack_intervals
 from stitch.planner import (
     Certificate,
     Copy,
     Execute,
     Instance,
     PlanRequest,
-    Relocate,
     check_plan,
     plan,
 )
-from stitch.planner.mover import SpaceProblem, arrange
-from stitch.planner.residency import chain_of, choose
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.grids import every
 from tests.support.machines import without_path
@@ -46,24 +42,6 @@ from tests.support.planner.small_requests import (
 # -- machines -------------------------------------------------------------------------------------
 
 
-def test_in_an_l1_of_one_granule_tensors_take_turns() -> None:
-    scene = Scene(machine_with(l1_nbytes=16))
-    a = scene.tensor(desc_of(16), 1024, keep=True)
-    (b,) = scene.run(program("p", [], [desc_of(16)]))
-    scene.run(program("q", [desc_of(16)], [desc_of(16, DRAM)]), b)
-    scene.run(program("r", [desc_of(16)], [desc_of(16, DRAM)]), a, keep=True)
-    made = sound(plan(scene.request()))
-    assert sum(isinstance(s, Copy) and s.kind == "evict" for s in made.steps) == 1
-
-
-@pytest.mark.parametrize("asked", [[desc_of(32)], [desc_of(16), desc_of(16)]], ids=["one", "two"])
-def test_an_l1_of_one_granule_refuses_two_with_the_numbers(asked: list[TensorDesc]) -> None:
-    scene = Scene(machine_with(l1_nbytes=16))
-    scene.run(program("p", [], asked), keep=True)
-    with pytest.raises(OutOfMemoryError, match="32 B per bank needed, 16 B free"):
-        plan(scene.request())
-
-
 def without_dram(machine: Machine) -> Machine:
     return replace(machine, shape=replace(machine.shape, dram=None),
                    paths=tuple(p for p in machine.paths if DRAM not in p[:2]))  # fmt: skip
@@ -78,15 +56,6 @@ def test_without_dram_tensors_of_l1_wait_on_the_host() -> None:
     ways = [(s.source.desc.layout.space, s.target.desc.layout.space)
             for s in made.copies if isinstance(s, Copy)]  # fmt: skip
     assert ways[0] == (L1, HOST) and (HOST, L1) in ways
-
-
-def test_without_dram_a_cycle_in_a_full_l1_passes_the_host() -> None:
-    scene = Scene(without_dram(SMALL))
-    a, b = (scene.tensor(desc_of(2048), at, keep=True) for at in (1024, 3072))
-    wanted = [desc_of(2048, address=3072), desc_of(2048, address=1024)]
-    scene.run(program("p", wanted, [desc_of(16, HOST)]), a, b, keep=True)
-    (step,) = (s for s in sound(plan(scene.request())).copies if isinstance(s, Relocate))
-    assert step.stage_space is HOST
 
 
 MISSING = [(L1, L1), (L1, DRAM), (DRAM, L1), (DRAM, DRAM), (L1, HOST), (HOST, L1)]
@@ -193,14 +162,6 @@ def test_a_fixed_address_inside_the_programs_own_scratch_is_refused(which: str, 
 # -- budgets --------------------------------------------------------------------------------------
 
 
-def test_every_search_ends_with_a_budget_of_nothing() -> None:
-    assert pack([3, 3, 3], [5, 4, 4], placements=0).placements == 0
-    assert pack_intervals([Interval(0, 1, 3), Interval(1, 2, 3)], placements=0).peak_nbytes == 6
-    for seed in range(20):
-        choice = choose(chain_of(random_request(Random(seed), SMALL)), rounds=0, width=1)
-        assert choice is None or choice.least_seconds <= choice.seconds
-
-
 def calls_of(run: Callable[[], object]) -> int:
     """How many functions are called: the same on any machine."""
     count = 0
@@ -269,28 +230,3 @@ def test_the_work_of_the_worst_request_grows_no_faster_than_the_square_of_its_bl
 
     few, many = work(50), work(200)
     assert many <= 16 * few and many <= 305_000
-
-
-def test_the_work_of_arranging_is_bounded_whatever_the_problem() -> None:
-    random, most = Random(1), 0
-    for _ in range(4):
-        count, at, movable, stuck = random.randrange(50, 200), 0, [], []
-        for number in range(count):
-            at += 16 * random.randrange(3)
-            size = 16 * random.choice((1, 3, 7, 30, 31))
-            if random.randrange(4):
-                movable.append((number, at, size))
-            else:
-                stuck.append((at, size))
-            at += size
-        limit = at + 16
-        free = limit - sum(n for *_, n in (*movable, *stuck))
-        piece = max(16, free // random.choice((1, 2, 4)) // 16 * 16)
-        problem = SpaceProblem(0, limit, 16, tuple(movable), (), tuple(stuck), (piece,))
-
-        def run(problem: SpaceProblem = problem) -> None:
-            with contextlib.suppress(TimeoutError):
-                arrange(problem)
-
-        most = max(most, calls_of(run))
-    assert most <= 6_000_000

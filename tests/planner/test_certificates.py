@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stitch.machine import load_machine
-from stitch.packing import pack
 from stitch.planner import (
     WARNINGS,
     Branches,
@@ -72,18 +71,6 @@ def crowd(*sizes: int, output: int) -> Scene:
 # -- evictions ------------------------------------------------------------------------------------
 
 
-def test_no_member_of_a_set_of_evictions_could_have_stayed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
-    # The farthest use is that of the small ones: they go first, and then the large one must go too.
-    made = plan(crowd(3072, 512, 512, output=2048).request())
-    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
-    first = [s for s in evictions(made) if "room for 'p'" in s.reason]
-    assert [s.nbytes // 4 for s in first] == [3072]
-    assert first[0].certificate == Certificate("capacity", (3072, 512, 512, 2048), (4096,))
-
-
 def test_a_set_of_two_is_justified_at_once() -> None:
     made = plan(crowd(1024, 1024, 1024, 1024, output=2048).request())
     first = [s for s in evictions(made) if "room for 'p'" in s.reason]
@@ -112,12 +99,6 @@ def test_a_set_with_a_member_that_could_have_stayed_is_refused(
     found = check_plan(made)
     assert {p.kind for p in found} == {"certificate"} and len(found) == 2
     assert all("can be packed" in p.detail for p in found)
-
-
-def test_a_certificate_of_old_for_a_set_is_undecided() -> None:
-    made = plan(crowd(1024, 1024, 1024, 1024, output=2048).request())
-    old = Certificate("capacity", (1024,) * 4 + (2048,), (4096,))
-    assert kinds(changed(made, old)) == ["undecided"] and "undecided" in WARNINGS
 
 
 def split() -> PlanRequest:
@@ -170,20 +151,6 @@ def test_a_refutation_of_every_kind_of_step_replays_in_the_checker_and_no_other_
             assert proof.replays(pieces, gaps, Branches(closed)) is False
 
 
-@pytest.mark.parametrize("by_sums", [True, False])
-def test_refutations_of_small_problems_replay(by_sums: bool) -> None:
-    proved = 0
-    for a in range(1, 6):
-        for gaps in ((5, 5), (7, 3), (4, 4, 2)):
-            pieces = (a, 3, 3, 1)
-            found = pack(pieces, gaps)
-            steps = b"\1" if found.refutation is None else found.refutation.steps
-            says = proof.replays(pieces, gaps, branches_of(steps, by_sums=by_sums))
-            assert not (says and found.chosen is not None)
-            proved += bool(says)
-    assert proved > 3
-
-
 @pytest.mark.parametrize(
     "certificate",
     [
@@ -220,16 +187,6 @@ def test_a_bounce_names_the_pieces_that_are_set_aside() -> None:
         assert kinds(wrong) == ["certificate"]
 
 
-def test_a_bounce_that_does_not_say_how_much_is_undecided_and_no_bound_is_no_gap() -> None:
-    made = plan(cases.swapped())
-    step = bounced(made)
-    assert step.certificate is not None
-    silent = replace(step, certificate=replace(step.certificate, pieces=()))
-    unsaid = replace(made, steps=tuple(silent if s is step else s for s in made.steps))
-    assert kinds(unsaid) == ["undecided"]
-    assert made.seconds > made.least_seconds == 0 and made.gap is None
-
-
 # -- figures --------------------------------------------------------------------------------------
 
 
@@ -260,13 +217,6 @@ def the_moves(made: Plan) -> Relocate:
     (step,) = made.copies
     assert isinstance(step, Relocate)
     return step
-
-
-def test_two_tensors_of_640_kib_with_51808_bytes_free_change_places_inside_in_71_us() -> None:
-    made = swap_in_wormhole([640 << 10] * 2, 51_808)
-    step = the_moves(made)
-    assert check_plan(made) == () and step.bounced_nbytes == 0 and step.certificate is None
-    assert len(step.transfers) == 39 and step.seconds == pytest.approx(71e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize("free", [16_384, 32_768, 51_808, 131_072])

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.machine import footprint
 from stitch.planner import Copy, PlanRequest, check_plan, plan
 from tests.planner.test_room_is_found import CROWDED, views_of_blocks
 from tests.support.planner.byte_machine import ByteMachine
@@ -68,16 +67,3 @@ def test_a_block_that_comes_back_and_the_outputs_beside_it_are_given_room_at_onc
     said, looked = looked_at(request, seed)
     assert said == [] and looked["evict"] > 1
     assert "return" in {step.kind for step in plan(request).copies if isinstance(step, Copy)}
-
-
-@pytest.mark.parametrize("seed", (209_060, 226_386, 239_001))
-def test_a_small_tensor_leaves_where_copying_a_view_out_of_its_block_would_take_longer(
-    seed: int,
-) -> None:
-    request = views_of_blocks(Random(seed)).request()
-    out = [s for s in plan(request).copies if isinstance(s, Copy) and s.kind == "evict"][-1]
-    views = zip(request.tasks[-1].inputs, request.tasks[-1].transformation.inputs, strict=True)
-    whole = {r.value for r in request.residents if r.instances[0].offset_nbytes == 0}
-    (view,) = (desc for value, desc in views if value not in whole)
-    assert out.nbytes < footprint(view, request.machine.shape).own_nbytes
-    assert looked_at(request, seed)[0] == []

@@ -108,11 +108,6 @@ def test_bytes_moved_of_drawn_chains(
     assert ours <= share * blindly
 
 
-def test_the_same_request_has_the_same_plan() -> None:
-    request = drawn(3, scratch=True)
-    assert plan(request) == plan(request)
-
-
 def test_moments_end_where_something_goes() -> None:
     tensors = [(0, 64, -1, 2), (1, 64, 0, 1), (2, 64, 1, 3), (3, 64, 3, 4)]
     made = plan(request_of(tensors, 5))
@@ -147,8 +142,3 @@ def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
     tensors = [(0, 128, -1, 0), (1, 64, -1, 3), (2, 128, -1, 0), (3, 256, 1, 3)]
     made = plan(request_of(tensors, 4))
     assert moved(made) > 0 and find_static_layout(made) is None
-
-
-def test_a_search_without_work_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = lifetimes_in(without_a_look(drawn(2), monkeypatch), Space.L1)
-    assert search(lives, effort=0) is None and search(lives) is not None

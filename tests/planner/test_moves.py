@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from stitch.machine import Machine, load_machine
 from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
-from stitch.planner.mover import cycles
 from stitch.planner.mover.cycles import Pieces, break_cycles, cheapest_cut
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
@@ -120,11 +118,6 @@ def test_in_a_full_space_one_piece_leaves_once_for_all_cycles(random: Random) ->
     assert all(move.source < STAGED for move in ordered) or outside_bytes(ordered)
 
 
-def test_a_cycle_of_three_equal_buffers_stages_no_more_than_one_of_them() -> None:
-    ordered = carried_out([Move(0, 10, 10), Move(10, 20, 10), Move(20, 0, 10)], 30, outside=30)
-    assert len(ordered) == 4 and outside_bytes(ordered) == 10
-
-
 def test_of_a_tensor_only_the_bytes_that_another_waits_for_give_way() -> None:
     moves, prices = [Move(0, 2000, 1000), Move(2500, 980, 1000)], prices_of("tiny")
     done = cheapest_cut(moves, [], [(5000, 5100)], 1000, prices, away=True)
@@ -132,20 +125,6 @@ def test_of_a_tensor_only_the_bytes_that_another_waits_for_give_way() -> None:
     assert sorted(done, key=lambda move: move.source)[:2] == [
         Move(0, 2000, 980), Move(980, STAGED + 980, 20)
     ]  # fmt: skip
-
-
-def test_buffers_outside_the_cycle_move_whole() -> None:
-    moves = [Move(0, 50, 50), Move(50, 0, 50), Move(107, 160, 40), Move(200, 100, 47)]
-    ordered = carried_out(moves, 260)
-    assert moves[2] in ordered and moves[3] in ordered
-
-
-def test_a_buffer_that_overlaps_itself_is_one_move() -> None:
-    assert order_moves([Move(10, 4, 20)]) == ([Move(10, 4, 20)], [], [])
-
-
-def test_a_buffer_that_stays_is_no_move() -> None:
-    assert order_moves([Move(4, 4, 20)]) == ([], [], [])
 
 
 # -- figures of the machine's curves --------------------------------------------------------------
@@ -174,23 +153,6 @@ def test_two_tensors_of_a_full_wormhole_l1_change_places_in_at_most_100_us(a: in
     microseconds, done = best_swap(a, L1_NBYTES - a, outside=1 << 20)
     assert microseconds < 100 and len(done) < 250
     assert outside_bytes(done) * 64 < 2.2e6
-
-
-def test_sizes_without_a_common_divisor_change_places_in_71_us_with_1_4_mb_outside() -> None:
-    microseconds, done = best_swap(499_968, L1_NBYTES - 499_968, outside=1 << 20)
-    assert microseconds < 71 and outside_bytes(done) * 64 < 1.4e6
-
-
-@pytest.mark.parametrize("a", [499_968, 648_528, 32 * 1001])
-def test_64_kib_of_free_l1_are_the_spare_of_a_swap(a: int) -> None:
-    microseconds, done = best_swap(a, L1_NBYTES - 65_536 - a, gap=65_536)
-    assert microseconds < 72 and outside_bytes(done) == 0 and len(done) < 60
-
-
-def test_a_small_tensor_is_set_aside_whole_and_the_large_one_slides_once() -> None:
-    free = [(501_024, 502_048)]
-    done = break_cycles(swap(1024, 500_000), free, 0, prices_of("wormhole_n150"), 16)
-    assert [move.size for move in done] == [1024, 500_000, 1024]
 
 
 def test_a_swap_in_a_half_empty_l1_takes_four_transfers_for_each_tensor_and_piece() -> None:
@@ -233,19 +195,6 @@ def test_what_lies_below_a_hole_is_set_aside_too_where_too_little_lies_above() -
     # Above the widest hole lie 496 bytes in the way: what lies below it is set aside as well.
     moves = [Move(1168, 9664, 6576), Move(7776, 1040, 7824), Move(15_744, 8864, 640)]
     assert seconds_on_tiny(moves, [(1024, 1040)]) < 1.75e-6
-
-
-def test_what_no_free_region_holds_whole_is_priced_in_parts() -> None:
-    # The first tensor fits only in two regions, the other two whole: five transfers, not six.
-    moves = [Move(3920, 10_560, 4112), Move(10_592, 3280, 1248), Move(12_080, 5616, 2320)]
-    free = [(1024, 3280), (8032, 10_560), (14_672, 16_384)]
-    assert seconds_on_tiny(moves, free) < 0.61e-6
-
-
-def test_holes_are_widened_as_soon_as_there_is_room_for_what_lies_beside_them() -> None:
-    # Room comes free where the first tensor lay, once holes have grown narrow.
-    moves = [Move(1616, 10_752, 5392), Move(8848, 4208, 6128)]
-    assert seconds_on_tiny(moves, [(1024, 1616), (16_144, 16_384)]) < 0.84e-6
 
 
 def test_ways_that_take_more_than_their_estimates_are_followed_where_they_are_the_quickest() -> (
@@ -294,21 +243,6 @@ def test_of_nine_tensors_of_a_full_space_the_one_that_closes_all_cycles_leaves()
     assert done is not None and len(done) == 10 and outside_bytes(done) == 4608
 
 
-def test_the_number_of_tries_does_not_depend_on_how_small_the_pieces_could_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried: list[int] = []
-    stay = cycles._through_holes
-
-    def counted(*arguments: Any) -> list[Move] | None:
-        tried.append(1)
-        return stay(*arguments)
-
-    monkeypatch.setattr(cycles, "_through_holes", counted)
-    best_swap(499_968, L1_NBYTES - 32_768 - 499_968, gap=32_768)
-    assert len(tried) <= cycles.TRIED + 2
-
-
 # -- whole plans ----------------------------------------------------------------------------------
 
 
@@ -345,14 +279,6 @@ def test_the_plan_of_a_full_wormhole_swap_takes_87_us_and_1_4_mb_of_dram_and_is_
     assert isinstance(step, Relocate) and step.certificate is not None
     assert step.certificate.kind == "cycle"
     assert step.seconds < 87e-6 and step.bounced_nbytes < 1.4e6 and len(step.transfers) < 200
-
-
-def test_the_plan_of_a_swap_with_64_kib_free_stays_inside_l1() -> None:
-    capacity = WORMHOLE.shape.space(Space.L1).capacity
-    made = swapped_in_wormhole(499_968, capacity - 499_968 - 65_536, 65_536)
-    assert check_plan(made) == ()
-    (step,) = made.copies
-    assert isinstance(step, Relocate) and step.stage is None and step.seconds < 60e-6
 
 
 def test_a_swap_with_one_free_granule_leaves_l1_because_that_is_cheaper() -> None:

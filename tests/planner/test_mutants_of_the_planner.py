@@ -37,44 +37,6 @@ def test_the_tests_that_are_named_are_there_with_their_parameters() -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_list_is_about_the_whole_planner() -> None:
-    names = [mutant["name"] for mutant in MUTANTS]
-    assert len(names) == len(set(names)) >= 100
-    parts = [part for mutant in MUTANTS for part in Path(mutant["file"]).with_suffix("").parts]
-    for part in ("planner", "residency", "mover", "packing"):
-        assert parts.count(part) >= 12
-
-
-def listed(folder: Path, old: str, new: str) -> str:
-    """A list of one mutant."""
-    file = folder / "list.toml"
-    file.write_text(
-        f"[[mutant]]\nname = 'one'\nfile = 'stitch/packing/interval_packing.py'\nold = '{old}'\n"
-        f"new = '{new}'\ntest = 'tests/packing/test_interval_packing.py::"
-        "test_nothing_takes_nothing'\n"
-    )
-    return f"--list={file}"
-
-
-@pytest.mark.campaign("mutants")
-def test_a_mutant_that_its_test_does_not_notice_survives(tmp_path: Path) -> None:
-    done = mutants(listed(tmp_path, "load = most = 0", "load = most = 1 - 1"))
-    assert done.returncode == 1 and "survives one" in done.stdout, done.stdout + done.stderr
-    done = mutants(listed(tmp_path, "load = most = 0", "load = most = 1"))
-    assert done.returncode == 0 and "1 of 1 killed" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_text_that_no_longer_applies_is_named(tmp_path: Path) -> None:
-    done = mutants(listed(tmp_path, "no such line", "pass"))
-    assert done.returncode == 1 and "'no such line' stands 0 times" in done.stdout
-
-
-@pytest.mark.campaign("mutants")
-def test_a_mutant_that_does_not_run_at_all_is_not_killed(tmp_path: Path) -> None:
-    done = mutants(listed(tmp_path, "load = most = 0", "load = ="))
-    assert done.returncode == 1 and "did not run" in done.stdout
-
-
 @pytest.mark.campaign("mutants")
 def test_every_mutant_is_killed_by_its_test() -> None:
     done = mutants("--sample=40", f"--seed={SEED}")

@@ -10,7 +10,6 @@ from stitch.errors import StitchError
 from stitch.machine import Machine, load_machine
 from stitch.planner import (
     Allocate,
-    Copy,
     Execute,
     Free,
     Plan,
@@ -69,15 +68,6 @@ def test_copies_for_inputs_and_conversions_are_born_as_well() -> None:
     assert moves(made) == [] and len(made.copies) == 2
 
 
-def test_what_is_overwritten_in_place_is_born_where_its_result_is_wanted() -> None:
-    scene = Scene(SMALL)
-    (y,) = scene.run(program("makes", [], [desc_of(512)]))
-    for name in ("first", "second"):
-        (y,) = scene.run(program(name, [desc_of(512)], [desc_of(512)], aliases=((0, 0),)), y)
-    scene.run(program("reads", [desc_of(512, address=2048)], []), y)
-    assert moves(plan(scene.request())) == []
-
-
 @pytest.mark.parametrize("other", ["scratch", "output", "input"])
 def test_nothing_is_born_in_bytes_that_a_task_wants_before(other: str) -> None:
     scene = Scene(SMALL)
@@ -115,14 +105,6 @@ def test_nothing_makes_way_for_a_birth_that_is_gone_when_its_bytes_are_wanted() 
     assert move.nbytes == 4 * 512
 
 
-def test_what_a_later_task_reads_at_two_addresses_is_moved_once() -> None:
-    scene = Scene(SMALL)
-    (y,) = scene.run(program("makes", [], [desc_of(512)]))
-    for address in (2048, 4096):
-        scene.run(program(f"at {address}", [desc_of(512, address=address)], []), y)
-    assert len(moves(plan(scene.request()))) == 1
-
-
 def test_what_lies_anywhere_is_made_beside_the_scratch_and_the_addresses_of_later_tasks() -> None:
     scene = Scene(SMALL)
     # The best fit is the hole at the bottom, where a later task's scratch lies.
@@ -130,17 +112,6 @@ def test_what_lies_anywhere_is_made_beside_the_scratch_and_the_addresses_of_late
     scene.run(program("makes", [], [desc_of(512)]), keep=True)
     scene.run(program("computes", [], [], scratch=512))
     assert moves(plan(scene.request())) == []
-
-
-def test_nothing_leaves_the_space_for_a_birth() -> None:
-    scene = Scene(SMALL)
-    x = scene.tensor(desc_of(2048), 1024)
-    scene.tensor(desc_of(1024), 3072, pinned=True, keep=True)
-    (y,) = scene.run(program("makes", [], [desc_of(1024)]))
-    scene.run(program("reads", [desc_of(2048)], []), x)
-    scene.run(program("wants", [desc_of(1024, address=1536)], []), y)
-    made = plan(scene.request())
-    assert len(moves(made)) == 1 and not any(isinstance(s, Copy) for s in made.steps)
 
 
 # -- drawn chains --------------------------------------------------------------------------------

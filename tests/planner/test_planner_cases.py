@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.errors import LayoutError
 from stitch.planner import (
     Allocate,
     Copy,
-    CostCertificate,
     Execute,
     Free,
     Instance,
@@ -70,16 +69,6 @@ def test_the_phi_2_layer_is_placed_without_a_byte_in_dram() -> None:
     assert move.nbytes == 262_144 * shape.banks
 
 
-def test_a_hole_that_is_large_enough_costs_nothing() -> None:
-    assert plan(cases.roomy()).copies == ()
-
-
-def test_two_holes_are_joined_by_one_move_inside_l1() -> None:
-    (step,) = plan(cases.fragmented()).copies
-    assert isinstance(step, Relocate)
-    assert step.nbytes == 1024 * 4 and step.bounced_nbytes == 0
-
-
 def test_a_pinned_buffer_in_the_middle_forces_a_bounce_with_a_packing_certificate() -> None:
     made = plan(cases.split_by_a_pin())
     (out,) = evictions(made)
@@ -89,21 +78,6 @@ def test_a_pinned_buffer_in_the_middle_forces_a_bounce_with_a_packing_certificat
     assert [s.target.desc for s in back] == [out.source.desc]
     pinned = next(b for b in made.final_buffers if b.pinned)
     assert pinned == made.request.buffers[pinned.number]
-
-
-def test_swapping_two_inputs_in_a_full_l1_passes_one_piece_through_dram_once() -> None:
-    (step,) = plan(cases.swapped()).copies
-    assert isinstance(step, Relocate)
-    assert step.certificate is not None and step.certificate.kind == "cycle"
-    piece = 1024 * 4
-    assert step.stage is not None and step.stage[1] * 2 == piece
-    assert step.bounced_nbytes == piece
-
-
-def test_swapping_two_inputs_with_a_spare_granule_leaves_l1_where_that_is_cheaper() -> None:
-    (step,) = plan(cases.swapped_with_a_spare_granule()).copies
-    assert isinstance(step, Relocate) and isinstance(step.certificate, CostCertificate)
-    assert step.certificate.free_size == 32 and step.certificate.cyclic_size == 2 * 2032
 
 
 def test_swapping_two_inputs_with_spare_room_stays_inside_l1() -> None:
@@ -124,14 +98,6 @@ def test_free_bytes_inside_a_target_are_enough_to_keep_a_cycle_inside_l1() -> No
     made = plan(scene.request())
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
     assert all(step.stage is None for step in moves(made))
-
-
-@pytest.mark.parametrize("name", ["fragmented_without_path", "swapped_without_path"])
-def test_a_machine_without_a_path_inside_l1_bounces_and_says_so(name: str) -> None:
-    (step,) = plan(cases.CASES[name]()).copies
-    assert isinstance(step, Relocate)
-    assert step.certificate is not None and step.certificate.kind == "no_path"
-    assert all(t.source_space is not t.target_space for t in step.transfers)
 
 
 def test_a_cycle_in_a_full_dram_is_staged_on_the_host() -> None:
@@ -187,19 +153,6 @@ def test_a_small_tensor_leaves_rather_than_a_large_one_that_is_read_a_little_lat
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
 
 
-def test_a_tensor_with_a_copy_in_dram_leaves_l1_without_a_byte() -> None:
-    made = plan(cases.spare_copy())
-    assert made.copies == ()
-    assert made.steps[0] == Free(0)
-
-
-def test_an_output_takes_a_dead_inputs_place_but_not_a_kept_ones() -> None:
-    made = plan(cases.aliases())
-    ran = [s for s in made.steps if isinstance(s, Execute)]
-    assert ran[0].outputs[0].buffer == 0
-    assert ran[1].inputs[0].buffer == ran[1].outputs[0].buffer != 1
-
-
 def test_an_input_that_is_overwritten_is_not_shared_with_its_twin() -> None:
     scene = Scene(cases.SMALL)
     a = scene.tensor(desc_of(512), 1024)
@@ -249,11 +202,6 @@ def test_room_for_an_eviction_never_costs_an_input_that_the_task_reads_in_dram()
     assert made.copies == () and made.steps[0] == Free(1)
 
 
-def test_a_full_dram_is_named_where_nothing_can_leave_l1() -> None:
-    with pytest.raises(OutOfMemoryError, match="dram cannot hold"):
-        plan(crowded(has_spare_copy=False), spills=False)
-
-
 def test_a_pinned_tensor_stays_when_its_last_reader_has_run() -> None:
     scene = Scene(cases.SMALL)
     a = scene.tensor(desc_of(512), 2048, pinned=True)
@@ -272,13 +220,6 @@ def test_scratch_in_dram_takes_no_more_than_its_bytes() -> None:
     )
     assert scratch.size_per_bank == 1024
     assert check_plan(made) == ()
-
-
-def test_a_task_that_needs_more_than_l1_is_refused_with_the_numbers() -> None:
-    scene = Scene(cases.SMALL)
-    scene.run(program("p", [], [desc_of(2064), desc_of(2064)]))
-    with pytest.raises(OutOfMemoryError, match="4128 B per bank needed, 4096 B free"):
-        plan(scene.request())
 
 
 def test_fixed_addresses_that_clash_are_refused_with_both_names() -> None:

@@ -26,7 +26,6 @@ from stitch.planner import (
     rebind_plan,
 )
 from stitch.program import Space
-from tests.support.lines_run import lines_run
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
     L1,
@@ -178,22 +177,6 @@ def test_what_lies_where_a_program_writes_is_moved_to_any_hole() -> None:
     assert (L1, second, 1024) in again.free_regions
 
 
-def test_what_need_not_move_any_more_asks_for_a_new_plan() -> None:
-    known = plan(held_at(3072))
-    assert rebind_plan(known, held_at(5120)) is None
-    assert not plan(held_at(5120)).copies
-
-
-def test_a_move_that_only_makes_a_hole_asks_for_a_new_plan() -> None:
-    scene = Scene(machine_with(l1_nbytes=4096))
-    for at in (2048, 3584):
-        scene.tensor(desc_of(512), at, keep=True)
-    scene.run(program("p", [], [desc_of(2048)]), keep=True)
-    known = plan(scene.request())
-    assert any(isinstance(step, Relocate) for step in known.steps)
-    assert rebind_plan(known, known.request) is None
-
-
 def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> None:
     scene = Scene(machine_with(l1_nbytes=4096))
     desc = desc_of(1024)
@@ -229,21 +212,6 @@ def test_what_came_to_lie_in_a_buffer_that_is_overwritten_is_not_lost() -> None:
     assert not any(isinstance(step, Allocate) for step in known.steps), "it lies where it lay"
     scene.kept.add(scene.value(known.request.residents[0].instances[0]))
     assert rebind_plan(known, scene.request()) is None
-
-
-def test_placing_takes_as_long_a_task_however_many_name_an_address() -> None:
-    def lines(tasks: int) -> int:
-        scene = Scene(machine_with(l1_nbytes=1 << 20))
-        named = program("p", [desc_of(64)], [desc_of(64, address=1 << 15)])
-        for number in range(tasks):
-            value = scene.tensor(desc_of(64), (1 << 16) + 128 * number, keep=True)
-            scene.run(named, value, keep=False)
-        request = scene.request()
-        known = plan(request)
-        assert rebind_plan(known, request) is not None
-        return lines_run(lambda: rebind_plan(known, request))
-
-    assert lines(200) <= 2.2 * lines(100)
 
 
 def test_what_another_tensor_kept_alive_is_freed_where_that_is_gone() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 import stitch
 from stitch.planner import Copy
-from stitch.runtime import HookContext
 from tests.support import plans_that_ran
 from tests.support.stitched_models import integers, one, scaled
 
@@ -38,16 +37,3 @@ def test_a_plan_that_lacks_a_step_is_not_taken_for_sound() -> None:
     assert left != plan.steps
     (defect,) = plans_that_ran.defects([replace(plan, steps=left)])
     assert "content" in defect
-
-
-def test_a_plan_that_stops_half_way_is_taken() -> None:
-    def stop(context: HookContext) -> None:
-        raise ValueError(context.program.name)
-
-    with stitch.open_device("tiny") as device:
-        double = device.load(scaled("double", 2.0))
-        device.hooks.register(before_program=stop)
-        with pytest.raises(ValueError, match="double"):
-            one(double(integers())).numpy()
-        (plan,) = plans_that_ran.taken()
-        assert plans_that_ran.defects([plan]) == []

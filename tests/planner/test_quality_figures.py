@@ -14,13 +14,12 @@ import pytest
 from stitch.errors import OutOfMemoryError
 from stitch.machine import load_machine
 from stitch.packing import Interval, gaps_between, pack_intervals
-from stitch.planner import PlanRequest, Relocate, check_plan, plan
+from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.planner.residency import CoverProblem, choose, greedy_cover, prices_of
 from stitch.program import Space
-from tests.packing.test_bins import perfect
 from tests.support.planner.residency_chains import random_chain
 from tests.support.planner.small_requests import DRAM, Scene, desc_of, machine_with, program
 
@@ -224,34 +223,6 @@ def pressed(seed: int) -> PlanRequest:
         if random.random() < 0.5:
             known.append((made, size))
     return scene.request()
-
-
-def between_pins(seed: int) -> PlanRequest:
-    """Results that all stay, and fill what pinned tensors leave of L1 to the last byte."""
-    dice = Random(seed)
-    gaps = dice.randrange(2, 7)
-    sizes, room = perfect(dice, dice.randrange(8, 25), gaps, dice.choice((100, 240)))
-    scene = Scene(machine_with(l1_nbytes=16 * (sum(sizes) + gaps - 1)))
-    at = 1024
-    for size in room[:-1]:
-        at += 16 * size
-        scene.tensor(desc_of(16), at, pinned=True, keep=True)
-        at += 16
-    for index, size in enumerate(sizes):
-        scene.run(program(f"p{index}", [], [desc_of(16 * size)]), keep=True)
-    return scene.request()
-
-
-def test_where_a_perfect_packing_exists_between_pinned_regions_none_of_57_plans_evicts() -> None:
-    """19 of them did once, without a certificate, and took up to 7.9 s. Best fit alone leaves no
-    room in most of them."""
-    moved = 0
-    for seed in range(57):
-        made = plan(between_pins(seed))
-        assert check_plan(made) == (), seed
-        assert all(isinstance(step, Relocate) for step in made.copies), seed
-        moved += bool(made.copies)
-    assert moved >= 30
 
 
 def test_plans_under_pressure_take_no_longer_than_they_did() -> None:

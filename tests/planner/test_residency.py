@@ -18,8 +18,7 @@ from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, Space, TensorDesc
 from stitch.report.frozen_json import from_plain, to_plain
 from tests.support.grids import every
-from tests.support.lines_run import lines_run
-from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
+from tests.support.planner.residency_chains import DESC, farthest_first, random_chain
 from tests.support.planner.small_requests import (
     BF16,
     DRAM,
@@ -31,7 +30,6 @@ from tests.support.planner.small_requests import (
     desc_of,
     program,
     random_request,
-    to_layout,
 )
 
 
@@ -100,41 +98,6 @@ def test_prices_decide_how_fast_an_optimum_is_found_and_never_which(seed: int) -
     assert narrow.seconds >= priced.seconds - 1e-9
 
 
-@pytest.mark.parametrize("rounds", [6, 20, 60])
-def test_two_tensors_of_3_mb_that_alternate_in_5_mb_have_a_bound_equal_to_the_optimum(
-    rounds: int,
-) -> None:
-    chain = alternating(rounds, size=3_000_000, room=5_000_000)
-    choice = choose(chain)
-    assert choice is not None and choice.is_best
-    # One of the two is away at each task: at every one of its uses but the first it comes back.
-    assert choice.seconds == pytest.approx(len(chain.stays))
-
-
-@pytest.mark.parametrize("seed", every(5, range(40)))
-def test_a_choice_is_never_dearer_than_beladys_cover(seed: int) -> None:
-    chain = random_chain(seed, tasks=60, tensors=10)
-    choice, belady = choose(chain), farthest_first(chain)
-    assert choice is not None and belady is not None
-    assert choice.seconds <= seconds_of(chain, belady) + 1e-9
-    assert fits(chain, belady) and fits(chain, choice.away)
-
-
-def test_a_choice_is_the_same_every_time() -> None:
-    for seed in range(10):
-        chain = random_chain(seed, tasks=50, tensors=8)
-        assert choose(chain) == choose(chain)
-
-
-def test_a_chain_that_fits_costs_nothing_and_one_that_cannot_has_no_choice() -> None:
-    holder = Holder(frozenset({0}), DESC, 1.0)
-    stay = Stay(0, 0, 2, 100, 1.0, True)
-    fitting = choose(StayChain((holder,), (stay,), (0, -5)))
-    assert fitting is not None and fitting.is_best and not fitting.away
-    assert choose(StayChain((holder,), (stay,), (101, 0))) is None
-    assert choose(StayChain((), (), (1,))) is None
-
-
 def test_what_is_written_once_leaves_as_often_as_it_helps() -> None:
     holders = tuple(Holder(frozenset({v}), DESC, w) for v, w in ((0, 3.0), (1, 0.0), (2, 0.0)))
     stays = (
@@ -186,29 +149,6 @@ def test_a_value_between_two_uses_stays() -> None:
     assert chain.is_exact and chain.first_seconds > 0
 
 
-def test_views_of_one_buffer_leave_with_it_and_count_once() -> None:
-    scene = Scene(SMALL)
-    whole = scene.buffer(desc_of(1024), 1024)
-    half = desc_of(512)
-    a, b = (scene.value(Instance(whole.number, at, bare(half))) for at in (0, 512))
-    for value in (a, b, a):
-        scene.run(program("p", [half], [desc_of(256, DRAM)]), value)
-    scene.run(program("q", [], [desc_of(256, DRAM)]))
-    chain = chain_of(scene.request())
-    assert chain.stays == () and not chain.is_exact
-    # Once its last reader has run the buffer is free.
-    assert chain.excess == (1024 - 4096,) * 3 + (-4096,)
-
-
-def test_an_input_that_is_given_up_needs_no_room_twice() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(1024), 1024)
-    donate = program("p", [desc_of(1024)], [desc_of(1024)], aliases=((0, 0),))
-    (made,) = scene.run(donate, a)
-    scene.run(donate, made, keep=True)
-    assert chain_of(scene.request()).excess == (1024 - 4096,) * 2
-
-
 @pytest.mark.parametrize("why", ["kept", "read again", "pinned", "read twice"])
 def test_what_somebody_else_reads_is_copied_before_it_is_overwritten(why: str) -> None:
     scene = Scene(SMALL)
@@ -219,28 +159,6 @@ def test_what_somebody_else_reads_is_copied_before_it_is_overwritten(why: str) -
     if why == "read again":
         scene.run(program("q", [desc_of(1024)], [desc_of(256, DRAM)]), a)
     assert chain_of(scene.request()).excess[0] == 2 * 1024 - 4096
-
-
-def test_what_is_pinned_takes_its_room_once_and_never_leaves() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(1024), 1024, pinned=True)
-    scene.buffer(desc_of(512), 3072)  # Nobody's: it stays as well.
-    for _ in range(2):
-        scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
-    chain = chain_of(scene.request())
-    assert chain.stays == () and chain.excess == (1024 + 512 - 4096,) * 2
-
-
-def test_tensors_that_are_there_are_read_in_time_that_grows_as_they_do() -> None:
-    def work(count: int) -> int:
-        scene = Scene(SMALL)
-        held = [scene.tensor(desc_of(16), 16 * at, keep=True) for at in range(count)]
-        scene.run(program("p", [desc_of(16)], [desc_of(256, DRAM)]), held[0])
-        request = scene.request()
-        assert len(chain_of(request).holders) == count
-        return lines_run(lambda: chain_of(request))
-
-    assert work(240) <= 5.2 * work(48)
 
 
 def test_a_copy_that_is_made_outside_makes_a_tensor_free_to_drop() -> None:
@@ -272,36 +190,8 @@ def test_a_copy_in_another_form_can_be_dropped() -> None:
     assert dirty == {bare(desc): True, bare(half): False}
 
 
-def test_a_copy_task_reads_from_where_its_source_lies() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(1024), 1024)
-    scene.run(to_layout(desc_of(1024)), a, keep=True)
-    chain = chain_of(scene.request())
-    # The source may lie outside while it is read: it is idle here, and dead then.
-    assert shown(chain) == [(frozenset({a}), 0, 1, 1024, True)]
-    assert chain.excess == (2 * 1024 - 4096,)
-
-
 def copied(scene: Scene, source: TensorDesc, target: TensorDesc) -> float:
     return copy_cost(scene.machine, source, target)[1]
-
-
-def test_what_is_wanted_outside_is_copied_there_once_by_every_plan() -> None:
-    scene = Scene(SMALL)
-    given, wanted = TensorDesc((64, 4), Layout(F32, Space.HOST)), desc_of(256, DRAM)
-    a = scene.tensor(given, None, keep=True)
-    # Programs read host memory, where an array of the caller's does not lie.
-    for _ in range(2):
-        scene.run(program("p", [given], []), a)
-        scene.run(program("q", [wanted], [desc_of(256, DRAM)]), a)
-    # It comes to L1 from where that takes least.
-    scene.run(program("r", [desc_of(256)], []), a)
-    first = copied(scene, given, given) + copied(scene, given, wanted)
-    last = min(copied(scene, source, desc_of(256)) for source in (given, wanted))
-    chain = chain_of(scene.request())
-    assert chain.is_exact and chain.first_seconds == pytest.approx(first + last)
-    made = plan(scene.request())
-    assert made.seconds == pytest.approx(chain.first_seconds)
 
 
 def test_what_comes_to_lie_as_it_is_wanted_when_it_leaves_is_no_copy_of_every_plan() -> None:
@@ -329,21 +219,6 @@ def test_no_bound_is_known_where_inputs_of_a_task_are_copied_from_what_it_overwr
     what = program("p", [desc_of(256, space), other], [desc_of(256, space)], aliases=((0, 0),))
     scene.run(what, a, a, keep=True)
     assert not chain_of(scene.request()).is_exact
-
-
-def test_copies_outside_are_no_distance_to_the_best_plan() -> None:
-    """Of a plan that gives way in L1 by a little, the arrays that come to DRAM were most of it."""
-    scene = Scene(SMALL)
-    given = TensorDesc((256, 4), Layout(F32, Space.HOST))
-    for _ in range(6):
-        array = scene.tensor(given, None, keep=True)
-        scene.run(program("in", [desc_of(1024, DRAM)], [desc_of(16, DRAM)]), array)
-    held = scene.tensor(desc_of(1024), 1024, keep=True)
-    scene.run(program("p", [], [desc_of(3584)]))
-    scene.run(program("q", [desc_of(1024)], []), held)
-    made = plan(scene.request())
-    assert made.is_pressed and made.gap is not None and made.gap < 0.02
-    assert check_plan(made) == ()
 
 
 def test_no_plan_of_a_random_request_is_below_the_chains_bound(

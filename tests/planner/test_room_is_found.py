@@ -89,16 +89,6 @@ def test_of_two_blocks_whose_views_are_read_one_stays_where_one_is_enough() -> N
     assert [i.offset_nbytes for i in ran.inputs] == [0, 512]
 
 
-def test_a_view_is_read_in_its_block_where_both_have_room() -> None:
-    assert plan(a_view_of_a_block(512).request()).copies == ()
-
-
-def test_a_block_stays_where_something_smaller_makes_room_beside_it() -> None:
-    made = sound(plan(a_view_of_a_block(1024, 512).request()))
-    (out,) = (s for s in made.copies if isinstance(s, Copy) and s.kind == "evict")
-    assert out.nbytes == 512 * 4
-
-
 def test_a_block_whose_views_together_are_larger_than_it_stays_where_it_is() -> None:
     scene = Scene(SMALL)
     block = scene.buffer(desc_of(3072), 1024)
@@ -139,22 +129,6 @@ def test_a_plan_that_may_not_spill_is_refused_and_a_certificate_says_why() -> No
         "buffer 1 (4096 B, allocated before, read by queued task 1, referenced by a handle)" in text
     )
     assert "(4096 B) elsewhere: 4096 B per bank are missing" in text
-
-
-def test_l1_may_leave_for_the_host_where_dram_is_too_small_for_it() -> None:
-    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=1024))
-    scene.tensor(desc_of(3072), 1024, keep=True)
-    scene.run(program("p", [], [desc_of(2048)]), keep=True)
-    assert ways_out(sound(plan(scene.request()))) == {(L1, Space.HOST): 1}
-
-
-def test_what_leaves_l1_sends_another_from_dram_to_the_host() -> None:
-    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=12_288))
-    scene.tensor(desc_of(1024, DRAM), 0, keep=True)
-    scene.tensor(desc_of(3072), 1024, keep=True)
-    scene.run(program("p", [], [desc_of(2048)]), keep=True)
-    made = sound(plan(scene.request()))
-    assert ways_out(made) == {(DRAM, Space.HOST): 1, (L1, DRAM): 1}
 
 
 def test_what_bounces_passes_through_the_host_where_dram_is_full_of_what_the_task_reads() -> None:
@@ -281,12 +255,3 @@ def test_a_block_that_comes_back_in_another_form_is_found() -> None:
         where = made.steps.index(outwards) if wrong.source == outwards.source else at
         steps = (*made.steps[:where], wrong, *made.steps[where + 1 :])
         assert "layout" in {p.kind for p in check_plan(replace(made, steps=steps))}
-
-
-def test_a_whole_tensor_is_no_view() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(3072), 1024, keep=True)
-    scene.run(program("p", [desc_of(3072)], [desc_of(2048)]), a, keep=True)
-    with pytest.raises(OutOfMemoryError, match="l1 cannot hold") as error:
-        plan(scene.request())
-    assert error.value.certificate == Certificate("capacity", (3072, 2048), (4096,))

@@ -171,17 +171,6 @@ def test_values_that_share_bytes_leave_together_also_where_each_lies_elsewhere_t
     assert homes == [out.target.buffer] * 2
 
 
-def test_an_eviction_that_finds_no_room_leaves_nothing_behind() -> None:
-    """DRAM is too small for the tensor even without what lies there, which therefore stays."""
-    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=4096))
-    scene.tensor(desc_of(512, DRAM), 0, keep=True)
-    scene.tensor(desc_of(3072), 1024, keep=True)
-    scene.run(program("p", [], [desc_of(2048)]), keep=True)
-    made = sound(plan(scene.request()))
-    assert [s.target.desc.layout.space for s in outs(made)] == [HOST]
-    assert [s.source.desc.layout.space for s in outs(made)] == [L1]
-
-
 def test_what_was_dropped_for_one_that_finds_no_room_is_not_dropped_for_another_that_does() -> None:
     scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=8192))
     near = scene.buffer(desc_of(1024), 1024, pinned=True)
@@ -262,14 +251,3 @@ def test_the_smallest_change_that_would_do_is_named() -> None:
     with pytest.raises(OutOfMemoryError) as error:
         plan(scene.request(), spills=False)
     assert "buffer 2 (2048 B) elsewhere: 2048 B per bank are missing" in str(error.value)
-
-
-def test_what_an_attempt_copies_is_what_is_there_now() -> None:
-    """Else a task of a long chain takes longer than one of a short chain."""
-    scene = Scene(SMALL)
-    read_in(scene)
-    state = PlanState(scene.request())
-    sizes = {k: len(v) for k, v in vars(state).items() if isinstance(v, dict | set)}
-    for _ in range(50):
-        state.free(state.allocate(L1, state.shape(L1).base, 16, desc_of(16, L1), "x"))
-    assert {k: len(v) for k, v in vars(state).items() if isinstance(v, dict | set)} == sizes

@@ -26,7 +26,6 @@ from stitch.program import (
     TensorDesc,
 )
 from stitch.tasks import TaskGraph, aggregate, host_function, task
-from tests.support.lines_run import lines_run
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import FUNCTIONS, PROGRAMS, random_graph
 
@@ -76,17 +75,6 @@ def test_any_graph_comes_back_equal(seed: int) -> None:
         assert again.table() == form.table()
 
 
-def test_graphs_are_equal_where_their_tables_are() -> None:
-    one, other = small(), small()
-    assert one != other, "each has a function of its own"
-    assert one == one and back(one) == one and one != "small"
-    x = TaskGraph("g")
-    y = TaskGraph("g")
-    assert x == y
-    x.output(x.input(HOST, "x"))
-    assert x != y
-
-
 def test_every_part_of_a_descriptor_comes_back() -> None:
     graph = TaskGraph()
     spec = ShardSpec((1, 2), (32, 32), Orientation.COL_MAJOR)
@@ -121,18 +109,6 @@ def test_plain_arguments_come_back_as_they_were() -> None:
             odd.as_json()
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"), [(np.float32(3), "float"), (np.int64(3), "int"), (np.bool_(True), "bool")]
-)
-def test_numbers_of_numpy_are_answered_with_what_makes_them_pythons(
-    number: object, kind: str
-) -> None:
-    graph = TaskGraph("odd")
-    graph.host(lambda x, factor: x, graph.input(HOST), number, returns=HOST)
-    with pytest.raises(UsageError, match=rf"Python's numbers and texts: try {kind}\(x\)$"):
-        graph.as_json()
-
-
 def test_programs_and_functions_of_one_name_are_told_apart() -> None:
     graph = TaskGraph()
     x = graph.input(HOST)
@@ -143,13 +119,6 @@ def test_programs_and_functions_of_one_name_are_told_apart() -> None:
     graph.host(second, x, returns=HOST)
     assert list(graph.functions) == ["<lambda>", "<lambda>#2"]
     assert back(graph) == graph
-
-
-def test_of_a_plain_function_the_text_says_what_it_does() -> None:
-    graph = random_graph(4)
-    functions = {name: known.function for name, known in graph.functions.items()}
-    again = TaskGraph.from_json(graph.as_json(), programs=graph.programs, functions=functions)
-    assert again == graph and functions
 
 
 def test_text_has_a_line_for_each_task() -> None:
@@ -189,14 +158,6 @@ def test_a_cyclic_graph_is_refused() -> None:
     direction, cycle = problems(graph, changed(graph, "tasks", 0, "inputs", to=[2]))
     assert direction == "task 0 (a), 'x0': it reads what the later task 1 (bump) makes"
     assert "tasks wait for each other" in cycle
-
-
-def test_truncated_text_is_refused() -> None:
-    graph = small()
-    text = graph.as_json()
-    for length in range(0, len(text) - 2, 7):
-        with pytest.raises(FormatError, match="not JSON"):
-            back(graph, text[:length])
 
 
 def test_unknown_programs_and_functions_are_all_named() -> None:
@@ -303,17 +264,3 @@ def test_whatever_is_changed_a_graph_or_a_format_error(seed: int, change: int) -
     except FormatError:
         return
     assert again.validate() == ()
-
-
-def test_writing_a_graph_takes_as_long_for_each_program_of_a_name_however_many_there_are() -> None:
-    def work(count: int) -> int:
-        graph = TaskGraph("many")
-        value = graph.input(HOST, "x0")
-        for _ in range(count):
-            made = graph.call(program("p", "Abs", 1), value)
-            assert not isinstance(made, tuple)
-            value = made
-        graph.output(value, "y")
-        return lines_run(lambda: graph.programs)
-
-    assert work(400) < 3 * work(200)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy as copy_of
 from typing import Any
 
 import pytest
 
-import stitch.graph.graph_json
-import stitch.tasks.task_graph_json
-from stitch.errors import FormatError, closest
+from stitch.errors import FormatError
 from stitch.graph.graph_json import MAX_CHARACTERS, MAX_PROBLEMS
 from stitch.tasks import TaskGraph, aggregate
 from tests.support.task_graphs import random_graph
@@ -47,53 +45,6 @@ def call(name: str) -> dict[str, Any]:
     return {"function": name, "arguments": [], "named": {}, "inputs": [], "outputs": []}
 
 
-@pytest.fixture
-def looked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words whose nearest is looked for."""
-    words: list[str] = []
-
-    def counted(word: str, known: Iterable[str], before: str = "") -> str:
-        words.append(word)
-        return closest(word, known, before)
-
-    for reader in (stitch.graph.graph_json, stitch.tasks.task_graph_json):
-        monkeypatch.setattr(reader, "closest", counted)
-    return words
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"functions": [function(f"f_{i}") for i in range(200)]},
-        {"tasks": [call(f"f_{i}") for i in range(200)]},
-        {"inputs": [{"name": f"x_{i}", "desc": DESC | {"space": "l2"}} for i in range(200)]},
-        {f"key_{i}": 0 for i in range(200)},
-        {"outputs": [{"name": f"y_{i}", "value": 0, "valeu": 0} for i in range(200)]},
-    ],
-    ids=["not given", "not in the text", "no such word", "keys", "keys of records"],
-)
-def test_a_nearest_word_is_looked_for_only_where_the_problem_is_listed(
-    parts: dict[str, Any], looked_for: list[str]
-) -> None:
-    assert len(refusal(**parts).problems) == MAX_PROBLEMS
-    assert len(looked_for) == MAX_PROBLEMS
-
-
-def test_problems_of_the_order_are_listed_up_to_the_limit() -> None:
-    unknown = [{"name": f"y_{i}", "value": 9} for i in range(200)]
-    error = refusal(outputs=unknown)
-    assert len(error.problems) == MAX_PROBLEMS
-    assert error.problems[0].detail == "value 9 is no input, and no task makes it"
-    both = refusal(outputs=unknown, other=0)
-    assert len(both.problems) == MAX_PROBLEMS and both.problems[0].kind == "unknown_key"
-
-
-def test_problems_of_members_are_listed_up_to_the_limit() -> None:
-    members = [copy(DESC, reads=[9999], makes=[i]) for i in range(200)]
-    merged = {"merged": members, "kept": [], "inputs": [], "outputs": []}
-    assert len(refusal(tasks=[merged]).problems) == MAX_PROBLEMS
-
-
 LONG = "n" * 100_000
 
 
@@ -116,12 +67,6 @@ LONG = "n" * 100_000
 )
 def test_what_an_error_repeats_of_the_text_is_short(parts: dict[str, Any]) -> None:
     assert len(str(refusal(**parts))) < 1_000
-
-
-def test_a_long_sentence_keeps_how_it_begins_and_how_it_ends() -> None:
-    (problem,) = refusal(functions=[function(LONG)]).problems
-    assert problem.detail.startswith("function 'nnn")
-    assert problem.detail.endswith("nnn' is not given in functions=")
 
 
 def test_keys_that_stand_twice_are_repeated_in_short() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,14 +76,6 @@ def test_what_is_written_comes_first_then_what_is_returned_then_what_is_updated(
     assert made.aliases == ((2, 0),) and made.consumes == {0}
 
 
-def test_writes_are_filled_in_the_order_in_which_they_are_named() -> None:
-    def both(low: Any, high: Any) -> None: ...
-
-    function = host_function(both, returns=(HOST, HOST), writes=("high", "low"))
-    made, _ = call(function)
-    assert made.arguments == (OutputPlace(1), OutputPlace(0))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -137,45 +128,12 @@ def test_bad_calls_are_refused(
         call(host_function(function, returns=HOST, writes="out"), *arguments, **named)
 
 
-def test_what_is_no_function_is_told_with_the_name_that_was_written() -> None:
-    no_function: Any = 3
-    with pytest.raises(UsageError, match=r"^stitch\.task takes a function as function\n.*int: 3"):
-        task(returns=HOST)(no_function)
-
-
 def test_an_array_where_none_may_be_and_none_where_one_must_be() -> None:
     function = host_function(scaled, reads="x")
     with pytest.raises(UsageError, match="may do nothing with an array as 'bias'"):
         call(function, "a", 1, bias="b")
     with pytest.raises(UsageError, match="updates x, which needs a future"):
         call(host_function(scaled, updates="x"), 1.0, 2.0)
-
-
-def test_functions_without_a_signature_take_anything_by_position() -> None:
-    def unknown(*arguments: Any) -> Any:
-        return arguments
-
-    unknown.__signature__ = "none"  # type: ignore[attr-defined]
-    with pytest.raises((ValueError, TypeError)):
-        inspect.signature(unknown)
-    made, values = call(host_function(np.add, returns=HOST), "a", "b")
-    assert values == ["a", "b"]
-    assert made.run([np.ones(2), np.ones(2)]).tolist() == [2.0, 2.0]
-
-
-def test_objects_that_are_called_need_no_hash() -> None:
-    class Scale:
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, x: Any) -> Any:
-            return x * 2
-
-    graph, scale = TaskGraph(), Scale()
-    x = graph.input(HOST)
-    for _ in range(2):
-        x = graph.host(scale, x, returns=HOST)
-        x = graph.host(host_function(scale, returns=HOST), x)
-    assert [made.name for made in graph.tasks] == ["Scale"] * 4 and graph.validate() == ()
 
 
 def test_the_decorator_makes_a_task_that_queues_where_its_futures_are() -> None:

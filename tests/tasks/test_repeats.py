@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stitch.program import DataType, TensorDesc, host_layout
 from stitch.tasks import SHORTEST, Cut, TaskSequence, Transformation, TransformationKind, cuts_of
-from stitch.tasks.task_sequence import LEAST_PIECES, PIECE
+from stitch.tasks.task_sequence import PIECE
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 KINDS = [
@@ -58,27 +58,6 @@ def test_the_parts_of_a_chain_are_one_stretch_whatever_its_length(rounds: int) -
     check(graph, pieces)
     assert len({piece.graph for piece in pieces}) <= 3
     assert max(len(piece.graph) for piece in pieces) <= PIECE
-
-
-def test_what_comes_before_and_after_is_apart() -> None:
-    nothing = TaskSequence()
-    calls: list[list[object]] = [["x"], ["x", "y"]]
-    for i in range(2, 502, 2):
-        calls += [[(0, 0), ("first", i)], [(i - 1, 0), (i, 0), "w"]]
-    calls += [["z"], [(501, 0), "w"]]
-    graph = queued(nothing, calls)
-    pieces = cuts_of(graph, nothing)
-    check(graph, pieces)
-    equal = [piece for piece in pieces if piece.graph is pieces[1].graph]
-    assert len(equal) >= 7 and len(equal[0].graph) % 2 == 0
-
-
-def test_a_period_in_what_is_read_counts_beside_that_of_the_programs() -> None:
-    nothing = TaskSequence()
-    graph = queued(nothing, [[(i - 3, 0), "w"] for i in range(600)])
-    pieces = cuts_of(graph, nothing)
-    check(graph, pieces)
-    assert sum(piece.graph is pieces[1].graph for piece in pieces) >= LEAST_PIECES
 
 
 def test_what_does_not_repeat_and_what_is_short_is_not_cut() -> None:

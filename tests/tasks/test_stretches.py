@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stitch.errors import TaskError
 from stitch.program import DataType, TensorDesc, host_layout
 from stitch.tasks import TaskSequence, Transformation, TransformationKind
-from stitch.tasks.task_sequence import least_period
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 
@@ -53,11 +52,6 @@ def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> N
     with pytest.raises(TaskError, match="'late' refers to a value that no earlier task makes"):
         graph.after(what, inputs, 1)
     assert (graph.values, graph.tasks, graph.following) == (0, (), None)
-
-
-def test_a_task_cannot_read_its_own_output() -> None:
-    with pytest.raises(TaskError):
-        TaskSequence().after(transformation(), (0,))
 
 
 def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
@@ -129,49 +123,4 @@ def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
     assert build(nothing, (other, (0,), 1)) is held
 
 
-def test_a_graph_knows_the_transformations_in_it() -> None:
-    a, b, c = transformation(), transformation(), transformation()
-    graph = build(TaskSequence(), (a, (0,), 1), (b, (1,), 0))
-    assert [graph.has(what.key) for what in (a, b, c)] == [True, True, False]
-
-
-def test_two_transformations_are_never_equal_by_chance() -> None:
-    one, other = transformation(), transformation()
-    assert one != other and one.key != other.key
-
-
 # -- periods --------------------------------------------------------------------------------------
-
-
-def test_a_chain_that_repeats_has_a_period() -> None:
-    a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskSequence().after(a, (0,), 1)
-    for what in (b, c, a, b, c, a):
-        graph = graph.after(what, (graph.first,))
-    assert graph.period() == 3
-
-
-def test_work_that_was_seen_only_once_has_no_period() -> None:
-    a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskSequence().after(a, (0,), 1)
-    for what in (b, c, a, b):
-        graph = graph.after(what, (graph.first,))
-    assert graph.period() == 0
-
-
-@given(st.lists(st.integers(0, 2), max_size=14))
-def test_the_period_is_the_least_shift_that_maps_the_work_onto_itself(items: list[int]) -> None:
-    shifts = [
-        p
-        for p in range(1, len(items) // 2 + 1)
-        if all(items[i] == items[i + p] for i in range(len(items) - p))
-    ]
-    assert least_period(items) == (min(shifts) if shifts else 0)
-
-
-def test_slots_without_names_are_counted_in_messages() -> None:
-    what = Transformation(
-        "t", TransformationKind.PROGRAM, (DESC, DESC), (DESC,), input_names=("x",)
-    )
-    assert [what.input_name(i) for i in range(2)] == ["x", "input 1"]
-    assert what.output_name(0) == "output 0"

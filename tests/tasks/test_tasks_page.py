@@ -66,21 +66,3 @@ def test_every_claim_of_a_document_has_an_api_and_a_test_that_exist(page: str) -
         assert names and all(hasattr(owner, name) for name in names), row
         found = list(named(f"|{tests}|"))
         assert found and all(f"def {n}(" in text(file) for n, file in found), row
-
-
-def test_a_test_in_another_file_than_the_row_names_is_noticed() -> None:
-    usual, other, third = [
-        f"tests/tasks/test_{name}.py" for name in ("composition", "validation", "permissions")
-    ]
-    rows = [
-        "| one | `test_one` |",
-        f"| two | `test_two`, `test_four` (`{other}`) |",
-        "| three | `test_three` (there too) |",
-        f"| five | `test_five`, and in `{third}` `test_six` |",
-        "| seven | `test_seven` |",
-    ]
-    page = f"The test (in `{usual}` where nothing else is said):\n\n" + "\n".join(rows)
-    assert list(named(page)) == [
-        ("test_one", usual), ("test_two", other), ("test_four", other), ("test_three", other),
-        ("test_five", usual), ("test_six", third), ("test_seven", usual),
-    ]  # fmt: skip

@@ -172,11 +172,6 @@ def test_only_the_newest_stay_in_the_order_of_their_steps(tmp_path: Path) -> Non
     assert found is not None and found[1].step == 9_999_999_999
 
 
-def test_no_folder_and_no_checkpoint_are_no_error(tmp_path: Path) -> None:
-    assert CheckpointFolder(tmp_path / "none").newest(print) is None
-    assert CheckpointFolder(tmp_path).newest(print) is None
-
-
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_older_checkpoint_and_no_half_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -61,15 +61,6 @@ def test_what_is_computed_from_a_loss_goes_back_as_in_torch(
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_quarters_of_losses_of_four_batches_step_as_their_mean() -> None:
-    net, model = made()
-    for seed in range(4):
-        x, y = batch(seed)
-        (LOSS(model(x), y) / 4).backward()
-        (LOSS(net(x), y) / 4).backward()
-    assert_gradients(net, model)
-
-
 def test_programs_in_bfloat16_go_back_from_a_part_of_a_loss() -> None:
     net, model = made(precision="bfloat16")
     x, y = batch()
@@ -90,30 +81,6 @@ def test_a_loss_is_read_in_every_way_that_a_number_is() -> None:
     assert loss < number + 1 and loss <= number and loss > 0 and loss >= loss.detach()
     assert (loss * 100).item() == float(np.float32(number) * np.float32(100))
     assert f"{loss / 2:.3f}" == f"{number / 2:.3f}"
-
-
-def test_factors_that_differ_from_step_to_step_compile_nothing() -> None:
-    _, model = made()
-    x, y = batch()
-    loaded = []
-    for step in range(6):
-        (LOSS(model(x), y) * (0.1 + step)).backward()
-        model.training.optimizer.step()
-        model.training.optimizer.zero_grad()
-        loaded.append(model.instance.device.statistics().plans_made)
-    assert len(set(loaded[3:])) == 1
-
-
-def test_operations_with_numbers_may_be_many() -> None:
-    net, model = made()
-    x, y = batch()
-    found, expected = LOSS(model(x), y), LOSS(net(x), y)
-    for _ in range(2000):
-        found, expected = found + 0.001, expected + 0.001
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    found.backward()
-    expected.backward()
-    assert_gradients(net, model)
 
 
 def test_a_computed_loss_goes_back_once_and_only_from_the_last_batch() -> None:

@@ -55,19 +55,6 @@ def test_a_model_for_inference_has_its_places_chosen_and_keeps_them() -> None:
     assert again.search_result.graph.forward.name == model.graph.name
 
 
-def test_inference_by_search_keeps_what_was_asked_and_changes_no_result() -> None:
-    x = np.linspace(-1, 1, 160, dtype=np.float32).reshape(16, 10)
-    plain = stitch.compile(mlp(hidden=64), target="wormhole_n150")
-    option = "input.x.space=dram"
-    chosen = stitch.compile(
-        mlp(hidden=64), target="wormhole_n150", algorithm="greedy", placement=option
-    )
-    assert chosen.program.input_desc(0).layout.space is Space.DRAM
-    assert chosen.search_result is not None
-    assert chosen.search_result.spaces["x"] is Space.DRAM
-    np.testing.assert_array_equal(np.asarray(chosen(x)), np.asarray(plain(x)))
-
-
 def refusal(text: str) -> str:
     with pytest.raises(FormatError) as caught:
         stitch.CompiledModel.load(io.StringIO(text))
@@ -82,38 +69,11 @@ def test_another_version_is_named(version: Any) -> None:
     assert f"version {version!r}" in told
 
 
-def test_a_text_without_a_version_is_of_the_first() -> None:
-    body = json.loads(searched().as_json())
-    assert body.pop("version") == 1
-    assert stitch.CompiledModel.load(io.StringIO(json.dumps(body))).training is not None
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_a_text_that_was_cut_off_says_so(share: float) -> None:
     text = searched().as_json()
     length = int(len(text) * share)
     assert f"it is truncated after {length} characters" in refusal(text[:length])
-
-
-def test_values_of_another_shape_are_all_named() -> None:
-    body = json.loads(searched().as_json())
-    values = body["training"]["values"]
-    names = [name for name in values if len(values[name]["shape"]) == 2]
-    for name in names:
-        values[name]["shape"].reverse()
-    told = refusal(json.dumps(body))
-    for name in names:
-        there, here = values[name]["shape"], values[name]["shape"][::-1]
-        wanted = f"{'x'.join(map(str, here))}xf32"
-        place = f"model.training.values.{name}: float32{there}, expected {wanted}"
-        assert place in told
-
-
-def test_a_place_that_there_is_not_is_refused() -> None:
-    body = json.loads(searched().as_json())
-    body["search"]["tensors"]["x"] = [0, "l2"]
-    told = refusal(json.dumps(body))
-    assert "x: expected a pair of a device and a space (host or dram or l1), got 'l2'" in told
 
 
 _STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
@@ -145,13 +105,6 @@ def test_what_is_wrong_in_a_training_is_said_with_its_place(
     *outer, last = place.split()
     at(body["training"], tuple(outer))[last] = value
     assert f"  - model.training{said}" in refusal(json.dumps(body))
-
-
-@pytest.mark.parametrize("word", ["loss", "optimizer", "precision", "recompute"])
-def test_what_is_missing_in_a_training_is_said_with_its_place(word: str) -> None:
-    body = json.loads(searched().as_json())
-    del body["training"][word]
-    assert f"- model.training.{word}: expected a value, got nothing" in refusal(json.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -196,15 +149,6 @@ def test_a_part_of_a_tensor_is_read_and_written() -> None:
     assert model.get_tensor("fc1.weight.exp_avg", 0).shape == whole[0].shape
 
 
-def test_training_begins_with_what_was_set() -> None:
-    model, weights = (
-        searched(),
-        np.full(searched().get_tensor("fc1.weight").shape, 0.25, np.float32),
-    )
-    model.set_tensor("fc1.weight", weights)
-    assert model.start().get_tensor("fc1.weight").tobytes() == weights.tobytes()
-
-
 def test_the_master_is_written_with_its_parameter() -> None:
     model = compiled(stitch.SGD(lr=0.0), target="host", precision="bfloat16")
     train(model, batches(1), 1)
@@ -238,14 +182,6 @@ def test_a_model_for_inference_shows_its_constants() -> None:
     np.testing.assert_array_equal(model.get_tensor("w", 1), weights[1])
     with pytest.raises(UsageError, match="cannot be changed"):
         model.set_tensor("w", weights)
-
-
-def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
-    (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(FormatError, match="cannot read the file") as caught:
-        stitch.CompiledModel.load(tmp_path / "modle.json")
-    assert caught.value.where == str(tmp_path / "modle.json")
-    assert "model.json" in str(caught.value.remedy)
 
 
 def test_a_file_of_programs_is_told_to_be_no_text(tmp_path: Path) -> None:

@@ -112,17 +112,6 @@ def test_a_caller_who_meddles_sees_what_the_queue_would_give(
         np.testing.assert_array_equal(state[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("options", "meddle"),
-    in_turn(
-        [{}, {"target": "host"}, {"target": "tiny"}], [nothing, copy_the_handle, raise_the_rate]
-    ),
-)
-def test_a_settled_step_does_nothing_but_run(meddle: Meddling, options: dict[str, Any]) -> None:
-    _, _, done = run(meddle, **options)
-    assert done[6:] == done[6:7] * (STEPS - 6)
-
-
 def test_predictions_that_are_kept_keep_their_values() -> None:
     model = compiled(stitch.SGD(lr=0.05))
     assert model.training is not None
@@ -151,24 +140,6 @@ def test_losses_that_nobody_steps_on_keep_their_values() -> None:
     np.testing.assert_allclose([loss.item() for loss in losses], expected, rtol=1e-5)
 
 
-def test_a_bad_batch_past_the_queue_stops_the_step_too() -> None:
-    model, plain = compiled(), compiled()
-    assert model.training is not None
-    for each in (model, plain):
-        assert each.training is not None
-        for x, y in batches(6):
-            each.training.loss(each(x), y).backward()
-            each.training.optimizer.step()
-            each.training.optimizer.zero_grad()
-    x, y = batches(1)[0]
-    model.training.loss(model(x * np.float32(1e30)), y).backward()
-    with pytest.raises(stitch.TaskError, match=r"step 6 is inf(.|\n)*Mul -> 'mul'"):
-        model.training.optimizer.step()
-    weights = plain.instance.parameters()
-    for name, value in model.instance.parameters().items():
-        np.testing.assert_array_equal(value, weights[name])
-
-
 def test_two_trainings_share_one_device() -> None:
     with stitch.open_device("tiny") as device:
         models = [
@@ -189,19 +160,6 @@ def test_two_trainings_share_one_device() -> None:
         assert losses[0] == losses[1]
         for model in models:
             model.instance.close()
-
-
-def test_where_every_byte_is_checked_steps_are_the_same() -> None:
-    model, plain = compiled(), compiled()
-    model.start(debug=True)
-    for x, y in batches(5):
-        for each in (model, plain):
-            assert each.training is not None
-            each.training.loss(each(x), y).backward()
-            each.training.optimizer.step()
-            each.training.optimizer.zero_grad()
-    for name, value in plain.instance.parameters().items():
-        np.testing.assert_array_equal(model.instance.get_tensor(name), value)
 
 
 def test_an_interrupted_update_leaves_the_weights_after_it() -> None:
@@ -229,38 +187,3 @@ def test_an_interrupted_update_leaves_the_weights_after_it() -> None:
     assert model.instance.steps == other.instance.steps == 7
     for name, array in other.instance.parameters().items():
         np.testing.assert_array_equal(model.instance.get_tensor(name), array)
-
-
-def micro_batches(*, parts: int, keep: bool) -> tuple[list[float], list[Any]]:
-    """Losses of steps of several micro-batches, and what was done by the end of each step."""
-    model = compiled(stitch.Adam(lr=0.01), graph=mlp(4), accumulation_steps=parts)
-    instance = model.start()
-    assert model.training is not None
-    losses, done, kept = [], [], []
-    for x, y in batches(10):
-        for i in range(parts):
-            pred = model(x[4 * i : 4 * i + 4])
-            loss = model.training.loss(pred, y[4 * i : 4 * i + 4])
-            loss.backward()
-            losses.append(loss.item())
-            if keep:
-                kept.append((pred, values_of(pred)))
-        model.training.optimizer.step()
-        model.training.optimizer.zero_grad()
-        done.append(replace(instance.device.statistics(), replays=0))
-    for pred, values in kept:
-        np.testing.assert_array_equal(values_of(pred), values)
-    return losses, done
-
-
-@pytest.mark.parametrize(("parts", "keep"), in_turn([1, 2, 4], [False, True]))
-def test_micro_batches_need_no_plans_either_though_every_prediction_is_kept(
-    parts: int, keep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses, done = micro_batches(parts=parts, keep=keep)
-    plans = [each.plans_made for each in done]
-    assert plans[2:] == plans[2:3] * 8
-    if not keep:
-        assert done[6:] == done[6:7] * 4
-    monkeypatch.setattr(TRIES, 0)
-    assert losses == micro_batches(parts=parts, keep=False)[0]

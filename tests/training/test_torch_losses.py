@@ -143,17 +143,6 @@ def test_pictures_of_class_numbers_are_judged_pixel_by_pixel() -> None:
     assert loss_fn(model(x), label).item() == pytest.approx(loss_fn(net(x), label).item(), rel=1e-5)
 
 
-def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
-    loss = functional.cross_entropy
-    call = stitch.training.loss_of_call(
-        loss, (torch.ones(2, 5), torch.ones(2, 5)), {"weight": COUNTED, "label_smoothing": 0.1}
-    )
-    assert call.loss.config() == {
-        "loss": "categorical_crossentropy", "reduction": "mean", "weight": WEIGHTS,
-        "label_smoothing": 0.1,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "given",
     [nn.CosineEmbeddingLoss(), lambda p, y: (p - y).abs().mean(), lambda p, y: 3.0],
@@ -178,11 +167,3 @@ def test_weights_are_one_for_each_class() -> None:
             net, (torch.ones(2, 6),), optimizer=optimizer,
             loss=nn.CrossEntropyLoss(weight=torch.ones(4)),
         )  # fmt: skip
-
-
-def test_another_loss_than_it_was_compiled_with_is_refused() -> None:
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = stitch.compile(net, (torch.ones(12, 6),), optimizer=optimizer, loss=nn.MSELoss())
-    with pytest.raises(UsageError, match="another loss"):
-        nn.L1Loss()(model(torch.ones(12, 6)), shares())

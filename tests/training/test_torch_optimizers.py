@@ -127,49 +127,6 @@ def test_schedulers_of_torch_set_rates_and_momenta(name: str, make: Made, before
     twins.compare()
 
 
-def test_a_rate_that_changes_compiles_nothing() -> None:
-    twins = Twins(grouped("Adam"))
-    twins.step(3)
-    update = twins.model.instance.programs.update
-    for group in (*twins.optimizer.param_groups, *twins.torch_optimizer.param_groups):
-        group["lr"] *= 0.5
-    twins.step(3)
-    twins.compare()
-    assert twins.model.instance.programs.update is update
-
-
-def test_the_state_of_each_group_has_what_that_group_keeps() -> None:
-    def made(net: Any) -> Any:
-        groups = [
-            {"params": [*net[0].parameters()]},
-            {"params": [*net[2].parameters()], "amsgrad": True},
-        ]
-        return torch.optim.Adam(groups, lr=0.02)
-
-    twins = Twins(made)
-    twins.step(2)
-    theirs, ours = twins.torch_optimizer.state_dict(), twins.optimizer.state_dict()
-    kept = {number: sorted(state) for number, state in theirs["state"].items()}
-    assert {number: sorted(state) for number, state in ours["state"].items()} == kept
-
-
-def test_training_goes_on_from_the_state_that_torch_has() -> None:
-    twins = Twins(lambda net: torch.optim.Adam(net.parameters(), lr=0.02))
-    twins.step(5)
-    optimizer = torch.optim.Adam(twins.torch_net.parameters(), lr=0.02)
-    optimizer.load_state_dict(twins.torch_optimizer.state_dict())
-    copied = copy.deepcopy((twins.torch_net, optimizer))
-    twins.net, twins.optimizer = copied
-    twins.model.instance.close()
-    twins.model = stitch.compile(
-        twins.net, (torch.ones(12, 6),), target="host", optimizer=twins.optimizer,
-        loss=twins.loss_fn,
-    )  # fmt: skip
-    twins.step(5)
-    twins.compare()
-    assert int(twins.optimizer.state_dict()["state"][0]["step"]) == 10
-
-
 def test_a_state_that_is_loaded_goes_to_the_device() -> None:
     twins = Twins(lambda net: torch.optim.Adam(net.parameters(), lr=0.02))
     twins.step(4)
@@ -180,14 +137,6 @@ def test_a_state_that_is_loaded_goes_to_the_device() -> None:
     twins.step(4)
     twins.compare()
     assert int(twins.optimizer.state_dict()["state"][0]["step"]) == 8
-
-
-def test_what_no_group_holds_is_not_stepped() -> None:
-    twins = Twins(lambda net: torch.optim.SGD(net[2].parameters(), lr=0.1))
-    twins.step(3)
-    twins.compare()
-    found = twins.model.instance.get_tensor("0.weight")
-    np.testing.assert_array_equal(found, twins.net[0].weight.detach().numpy())
 
 
 @pytest.mark.parametrize("end", ["close", "scope"])
@@ -263,23 +212,6 @@ def test_a_group_over_other_tensors_is_refused() -> None:
     told = refusal(lambda net: torch.optim.SGD([nn.Parameter(torch.ones(3, 7))], lr=0.1))
     assert "not parameters of the compiled module" in told
     assert "a tensor of shape [3, 7]" in told
-
-
-def test_an_update_that_is_to_be_differentiated_is_refused() -> None:
-    told = refusal(
-        lambda net: torch.optim.SGD([{"params": net.parameters(), "differentiable": True}], lr=0.1)
-    )
-    assert "differentiable" in told
-
-
-def test_one_optimizer_trains_one_model_at_a_time() -> None:
-    twins = Twins(lambda net: torch.optim.SGD(net.parameters(), lr=0.1))
-    twins.step(1)
-    with pytest.raises(UsageError, match="already trains another model"):
-        stitch.compile(
-            twins.net, (torch.ones(12, 6),), target="host", optimizer=twins.optimizer,
-            loss=twins.loss_fn,
-        )  # fmt: skip
 
 
 def test_a_group_that_came_later_is_refused() -> None:

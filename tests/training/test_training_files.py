@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import FormatError
-from stitch.program import Array, Ownership, Role
-from tests.support.training.models import batches, compiled, mlp, train, values_of
+from stitch.program import Array, Role
+from tests.support.training.models import batches, compiled, train, values_of
 
 RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
 
@@ -72,31 +71,6 @@ def test_backward_holds_no_operation_of_forward_unless_it_recomputes() -> None:
     assert counts[1] > counts[0]
 
 
-def test_updates_take_the_buffers_of_what_they_replace() -> None:
-    model = compiled(stitch.Adam(lr=0.1))
-    update = model.binary.programs[3]
-    donated = {slot.name for slot in update.inputs if slot.ownership is Ownership.DONATE}
-    aliased = {
-        slot.name: update.inputs[slot.aliases_input].name
-        for slot in update.outputs
-        if slot.aliases_input is not None
-    }
-    assert aliased == {name: name for name in donated}
-    assert len(aliased) == len(update.outputs) == 1 + 3 * 4
-
-
-def test_tensors_that_pass_between_programs_are_described_alike_at_both_ends() -> None:
-    for options in ({}, {"recompute": "cheap"}, {"target": "host"}):
-        model = compiled(**options)
-        made, wanted = {}, {}
-        for program in model.binary.programs:
-            made.update({s.name: program.output_desc(i) for i, s in enumerate(program.outputs)})
-            wanted.update({s.name: program.input_desc(i) for i, s in enumerate(program.inputs)})
-        assert {n: made[n] for n in made if n in wanted} == {
-            n: wanted[n] for n in wanted if n in made
-        }
-
-
 def test_json_goes_round_and_predicts_the_same_in_a_new_process(tmp_path: Path) -> None:
     model = compiled(stitch.Adam(lr=0.01))
     data = batches(4)
@@ -113,18 +87,6 @@ def test_json_goes_round_and_predicts_the_same_in_a_new_process(tmp_path: Path) 
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), values_of(model(data[0][0])))
 
 
-def test_a_model_read_back_trains_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    data = batches(6)
-    model = compiled(stitch.Adam(lr=0.01))
-    train(model, data[:3])
-    with (tmp_path / "model.json").open("w+") as file:
-        model.dump(file)
-        file.seek(0)
-        again = stitch.CompiledModel.load(file)
-    assert again.encode() == model.encode()
-    assert train(again, data[3:]) == train(model, data[3:])
-
-
 def test_without_weights_a_dumped_model_asks_for_them(tmp_path: Path) -> None:
     model = compiled()
     with (tmp_path / "model.json").open("w+") as file:
@@ -137,25 +99,3 @@ def test_without_weights_a_dumped_model_asks_for_them(tmp_path: Path) -> None:
     assert model.training is not None
     bare.start(weights=model.training.values)
     np.testing.assert_array_equal(values_of(bare(x)), values_of(model(x)))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [('"programs": "', '"programs": "!'), ('"loss": {"loss": "mse"', '"loss": {"loss": "hinge"'),
-     ('"precision": "float32"', '"precision": "float31"')],
-)  # fmt: skip
-def test_json_that_is_no_training_is_refused(tmp_path: Path, before: str, after: str) -> None:
-    text = compiled().as_json()
-    assert before in text
-    path = tmp_path / "model.json"
-    path.write_text(text.replace(before, after))
-    with path.open() as file, pytest.raises(FormatError):
-        stitch.CompiledModel.load(file)
-
-
-def test_inference_is_what_it_was() -> None:
-    model = stitch.compile(mlp())
-    ((x, _),) = batches(1)
-    np.testing.assert_allclose(values_of(model(x)), values_of(compiled()(x)), atol=1e-6)
-    with pytest.raises(stitch.StitchError, match="compiled for inference"):
-        model.start()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,7 @@ import torch
 
 import stitch
 from stitch.program import DataType, InputKind
-from stitch.report import explain
-from tests.support.grids import every, every_row
+from tests.support.grids import every_row
 from tests.support.training.models import (
     batches,
     compiled,
@@ -47,59 +44,6 @@ def test_fifty_steps_of_an_mlp_equal_those_of_torch(name: str, options: dict[str
     weights = model.instance.parameters()
     for ours, parameter in zip(weights.values(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=1e-4)
-
-
-def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -> None:
-    losses = train(compiled(), batches(1, batch=16), 20)
-    assert losses[0] > 0.1
-    assert all(after < before for before, after in pairwise(losses))
-
-
-@pytest.mark.parametrize("target", every(2, ["wormhole_n150", "host", "tiny"]))
-def test_no_plan_is_made_after_the_third_step_though_every_loss_is_kept(target: str) -> None:
-    model = compiled(stitch.Adam(lr=0.01), target=target)
-    assert model.training is not None
-    data, kept, counts = batches(3), [], []
-    for step in range(12):
-        x, y = data[step % 3]
-        pred = model(x)
-        loss = model.training.loss(pred, y)
-        loss.backward()
-        model.training.optimizer.step()
-        model.training.optimizer.zero_grad()
-        kept.append((loss, pred))
-        counts.append(model.instance.device.statistics().plans_made)
-        kept = [(loss, loss) for loss, _ in kept]
-    assert counts[2:] == counts[2:3] * 10
-    assert len({loss.item() for loss, _ in kept}) == 12
-
-
-def copies(text: str) -> list[tuple[str, int, int]]:
-    """Kind, times and bytes of each line of `explain`."""
-    found = re.findall(r"^  (copy|evict|move|bounce|aside|read) +x(\d+) (\d+) B", text, re.M)
-    return [(kind, int(times), int(nbytes)) for kind, times, nbytes in found]
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_only_the_batch_goes_in_and_the_loss_comes_out(name: str) -> None:
-    model = compiled(getattr(stitch, name)(lr=0.01))
-    train(model, batches(4), 4)
-    device = model.instance.device
-    device.history.clear()
-    train(model, batches(4), 8)
-    lines = copies(explain(device))
-    batch, label, loss = 16 * 10 * 4, 16 * 4, 4
-    assert lines == [("copy", 8, batch), ("copy", 8, label), ("read", 8, 8 * loss)]
-
-
-def test_weights_and_state_stay_at_their_addresses() -> None:
-    model = compiled(stitch.SGD(lr=0.01, momentum=0.9))
-    train(model, batches(2))
-    cells = model.instance._cells
-    names = ("fc1.weight", "fc2.bias", "fc1.weight.momentum_buffer")
-    before = [tensor.address for tensor in map(cells.get, names) if tensor is not None]
-    train(model, batches(2), 6)
-    assert [tensor.address for tensor in map(cells.get, names) if tensor is not None] == before
 
 
 def test_four_micro_batches_step_like_one_batch_of_four_times_the_size() -> None:
@@ -186,25 +130,6 @@ def test_a_schedule_changes_the_rate_without_another_program() -> None:
         scheduler.step()
     np.testing.assert_allclose(train(model, data, 10), expected, atol=1e-5)
     assert model.instance.device.statistics().plans_made <= 4
-
-
-def test_setting_the_rate_of_the_optimizer_takes_effect_at_the_next_step() -> None:
-    optimizer = stitch.SGD(lr=0.0)
-    model = compiled(optimizer)
-    assert model.training is not None
-    start = model.training.values["fc1.weight"]
-    train(model, batches(2))
-    np.testing.assert_array_equal(model.instance.get_tensor("fc1.weight"), start)
-    optimizer.lr = 0.1
-    train(model, batches(1))
-    assert not np.array_equal(model.instance.get_tensor("fc1.weight"), start)
-
-
-def test_results_do_not_depend_on_the_window_nor_on_when_the_loss_is_read() -> None:
-    eager = compiled()
-    eager.start(window=1)
-    lazy = compiled()
-    assert train(eager, batches(4), 6) == train(lazy, batches(4), 6)
 
 
 def test_training_stops_and_gives_its_memory_back_when_the_model_leaves_its_scope() -> None:

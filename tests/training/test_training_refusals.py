@@ -10,7 +10,7 @@ import pytest
 import stitch
 from stitch.errors import CompileError, LayoutError, LinkError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
-from stitch.program import DataType, InputKind, Space
+from stitch.program import InputKind
 from stitch.runtime import HookContext
 from tests.support.grids import in_turn
 from tests.support.training.models import batches, compiled, mlp, train, values_of
@@ -63,13 +63,6 @@ def test_the_first_operator_that_overflows_is_named_and_training_goes_on() -> No
     with pytest.raises(TaskError, match=r"is inf(.|\n)*Mul -> 'mul' of 'mlp_loss'"):
         train(model, [(x * np.float32(1e30), y)])
     assert train(model, batches(3)) == train(plain, batches(3))
-
-
-def test_a_weight_that_is_no_number_is_named() -> None:
-    model = compiled()
-    model.start().set_tensor("fc2.bias", [np.nan])
-    with pytest.raises(TaskError, match=r"'fc2\.bias' held NaN"):
-        train(model, batches(1))
 
 
 def test_an_operator_without_a_gradient_is_named_when_compiling() -> None:
@@ -133,21 +126,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("optimiser", "optimizer"),
-        ("los", "loss"),
-        ("algoritm", "algorithm"),
-        ("recompte", "recompute"),
-    ],
-)
-def test_a_keyword_that_compile_lacks_is_answered_with_the_nearest(word: str, meant: str) -> None:
-    given: dict[str, Any] = {word: "sgd"}
-    with pytest.raises(UsageError, match=f"compile takes no {word}(.|\n)*mean '{meant}'"):
-        stitch.compile(mlp(), **given)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"spaces": {"fc1.wieght": "l1"}}, r"spaces= names 'fc1\.wieght'(.|\n)*'fc1\.weight'\?"),
@@ -168,16 +146,6 @@ def test_what_is_refused_is_named_with_what_was_meant(
         stitch.compile(mlp(), **given)
 
 
-def test_types_and_spaces_may_be_given_by_their_words() -> None:
-    by_word = compiled(precision="bfloat16", spaces={"fc1.weight": "l1"})
-    plain = compiled(precision=DataType.BFLOAT16, spaces={"fc1.weight": Space.L1})
-    assert by_word.encode() == plain.encode()
-    assert by_word.training is not None
-    slot = by_word.training.programs.forward
-    assert [slot.input_desc(i).layout.space for i, s in enumerate(slot.inputs)
-            if s.name == "fc1.weight"] == [Space.L1]  # fmt: skip
-
-
 def test_an_optimizer_trains_one_model_at_a_time() -> None:
     optimizer = stitch.SGD(lr=0.05)
     first, second, alone = compiled(optimizer), compiled(optimizer), compiled()
@@ -193,13 +161,6 @@ def test_an_optimizer_trains_one_model_at_a_time() -> None:
     assert refused.value.exit_code == 2
 
 
-def test_training_needs_both_an_optimizer_and_a_loss() -> None:
-    with pytest.raises(UsageError, match="both"):
-        stitch.compile(mlp(), optimizer="sgd")
-    with pytest.raises(UsageError, match="only with optimizer"):
-        stitch.compile(mlp(), clip_grad_norm=1.0)
-
-
 def test_parameters_without_initial_values_are_listed() -> None:
     b = ComputationGraphBuilder("bare")
     x = b.input("x", (4, 4), "float32")
@@ -211,27 +172,6 @@ def test_parameters_without_initial_values_are_listed() -> None:
     model = stitch.compile(graph, optimizer="sgd", loss="mse", weights={"w": np.eye(4)})
     x_value = np.arange(16, dtype=np.float32).reshape(4, 4)
     np.testing.assert_array_equal(values_of(model(x_value)), x_value)
-
-
-def test_a_graph_with_nothing_to_train_is_refused() -> None:
-    b = ComputationGraphBuilder("bare")
-    b.output("y", b.relu(b.input("x", (4, 4), "float32")))
-    with pytest.raises(CompileError, match="no parameters to train"):
-        stitch.compile(b.build(), optimizer="sgd", loss="mse")
-
-
-def test_only_the_named_constants_are_trained() -> None:
-    model = compiled(trainable=["fc2.weight", "fc2.bias"])
-    train(model, batches(3))
-    assert list(model.instance.parameters()) == ["fc2.weight", "fc2.bias"]
-
-
-def test_a_batch_of_another_shape_is_refused_before_anything_runs() -> None:
-    model = compiled()
-    with pytest.raises(UsageError, match="another shape"):
-        model(np.zeros((15, 10), np.float32))
-    with pytest.raises(UsageError, match="one array for each input"):
-        model()
 
 
 @pytest.mark.parametrize("device_too", [False, True])

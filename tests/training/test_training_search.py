@@ -53,12 +53,6 @@ def test_an_algorithm_changes_no_result_and_adds_no_copy(algorithm: str, target:
     assert sum(times * len(plan.copies) for plan, times in device.history.plans) == 8
 
 
-def test_search_costs_no_more_than_greedy_and_greedy_no_more_than_nothing() -> None:
-    costs = [found(name).cost_values.seconds for name in ("search", "greedy", "none")]
-    assert costs == sorted(costs)
-    assert costs[0] < costs[2]
-
-
 @pytest.mark.parametrize(
     ("algorithm", "target"), in_turn(["none", "greedy", "search"], ["wormhole_n150", "tiny"])
 )
@@ -83,23 +77,6 @@ def test_nothing_is_left_where_it_is_and_an_algorithm_uses_l1() -> None:
     l1 = N150.shape.l1
     assert l1 is not None
     assert result.cost_values.l1_size_per_bank <= l1.capacity * 3 // 4
-
-
-def test_the_result_says_which_device_every_operator_and_tensor_is_on() -> None:
-    result = found("search")
-    operations = [o for _, graph in result.graph.in_order for o in graph.operations]
-    assert [place.op for place in result.solution.operators] == [o.op for o in operations]
-    assert {place.device for place in result.solution.operators} == {0}
-    graphs = [graph for _, graph in result.graph.in_order[:4]]
-    slots = {slot.name for graph in graphs for slot in graph.inputs}
-    slots |= {slot.name for graph in graphs for slot in graph.outputs}
-    assert set(result.tensor_mapping) == slots
-
-
-def test_a_space_that_was_asked_for_stays() -> None:
-    result = found("search", spaces={"x": Space.DRAM, "saved.relu": Space.L1})
-    assert result.spaces["x"] is Space.DRAM
-    assert result.spaces["saved.relu"] is Space.L1
 
 
 def test_recomputation_is_chosen_where_reading_costs_more_than_computing() -> None:

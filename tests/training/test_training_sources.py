@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stitch
 from stitch.errors import UsageError
-from stitch.program import Array, InputKind
-from stitch.training import as_trainable, optimizer_from_config
+from stitch.program import Array
+from stitch.training import optimizer_from_config
 from stitch.training.losses import Loss
 from tests.support.grids import in_turn, rows
 from tests.support.training.models import FEATURES, batches, compiled, mlp, train
@@ -49,17 +49,6 @@ def test_a_loss_and_its_gradient_are_those_of_torch(
     gradient = instance.get_tensor("y.grad")
     np.testing.assert_allclose(found.item(), expected.item(), rtol=2e-5)
     np.testing.assert_allclose(gradient, pred.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_identity_loss_is_the_prediction_itself(reduction: str) -> None:
-    model = compiled(loss=f"identity_{reduction}", graph=mlp(16, 3))
-    instance = model.start()
-    pred = instance(batches(1)[0][0]).numpy()
-    found = instance.compute_loss(0.0)
-    assert found.item() == pytest.approx(getattr(pred, reduction)(), rel=1e-5)
-    share = 1 / pred.size if reduction == "mean" else 1.0
-    np.testing.assert_allclose(instance.get_tensor("y.grad"), np.full(pred.shape, share))
 
 
 def test_schedules_are_those_of_torch() -> None:
@@ -155,16 +144,3 @@ def test_an_onnx_model_trains_like_the_same_graph_from_a_builder() -> None:
     model = compiled(graph=onnx_mlp())
     assert train(model, batches(4), 8) == train(compiled(), batches(4), 8)
     assert sorted(model.instance.parameters()) == sorted(weights())
-
-
-def test_statistics_of_batch_normalization_are_not_trained() -> None:
-    b = stitch.ComputationGraphBuilder("normalized")
-    x = b.input("x", (16, FEATURES), "float32")
-    ones, zeros = np.ones(FEATURES, np.float32), np.zeros(FEATURES, np.float32)
-    made = b.batch_norm(
-        x, b.parameter("scale", ones), b.parameter("shift", zeros),
-        b.parameter("mean", zeros), b.parameter("variance", ones),
-    )  # fmt: skip
-    b.output("y", b.linear(made, b.parameter("w", np.ones((1, FEATURES), np.float32))))
-    trained = as_trainable(b.build())
-    assert trained.names(InputKind.PARAMETER) == ("scale", "shift", "w")

@@ -31,21 +31,6 @@ def test_gradients_and_activations_are_those_of_torch() -> None:
         np.testing.assert_allclose(instance.get_tensor(f"{name}.grad"), parameter.grad, atol=1e-5)
 
 
-def test_looking_into_forward_changes_nothing_that_follows() -> None:
-    looked, plain = compiled(stitch.Adam(lr=0.01)), compiled(stitch.Adam(lr=0.01))
-    for x, y in batches(4):
-        (expected,) = train(plain, [(x, y)])
-        instance = looked.training.instance if looked.training else None
-        instance = instance or looked.start()
-        instance.forward(x)
-        assert instance.get_tensor("gemm").shape == (16, 32)
-        loss = instance.compute_loss(y)
-        instance.backward()
-        instance.update()
-        instance.zero_grad()
-        assert loss.item() == expected
-
-
 def test_writing_parameters_gradients_activations_and_state_decides_what_comes_next() -> None:
     model = compiled(stitch.SGD(lr=0.5, momentum=0.9))
     instance = model.start()
@@ -95,14 +80,6 @@ def test_profiling_runs_every_kernel_exactly_once() -> None:
     assert runs == ["forward", "loss", "backward", "update"] * 3
     for name, value in plain.instance.parameters().items():
         np.testing.assert_array_equal(instance.get_tensor(name), value)
-
-
-def test_without_profiling_the_lower_face_gives_no_times() -> None:
-    instance = compiled().start()
-    ((x, y),) = batches(1)
-    assert instance.forward(x) is None
-    instance.compute_loss(y)
-    assert (instance.backward(), instance.update()) == (None, None)
 
 
 def test_the_state_of_a_training_goes_on_elsewhere_bit_for_bit() -> None:

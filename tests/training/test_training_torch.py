@@ -147,16 +147,6 @@ def test_an_interrupt_while_compiling_leaves_the_module_in_its_mode() -> None:
     assert all(part.training for part in net.modules())
 
 
-def test_parameters_without_a_gradient_stay_constants() -> None:
-    module = made(Convolutional)
-    module.first.weight.requires_grad_(False)
-    model = compiled(module, stitch.SGD(lr=0.1))
-    assert model.training is not None
-    names = [parameter.name for parameter in model.training.programs.parameters]
-    assert "first.weight" not in names
-    assert "second.weight" in names
-
-
 class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
     """The embedding is the weight of the last layer too."""
 
@@ -261,23 +251,6 @@ def test_what_torch_writes_after_compiling_does_not_reach_the_model(trains: bool
     np.testing.assert_allclose(np.asarray(model(x.numpy())), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_are_taken_as_they_are_when_they_are_given() -> None:
-    weight = np.ones((3, 4), np.float32)
-    model = stitch.compile(
-        nn.Linear(4, 3), (torch.randn(2, 4),), target="host", optimizer=stitch.SGD(lr=0.1),
-        loss=stitch.losses.MSELoss(), weights={"weight": weight},
-    )  # fmt: skip
-    weight[...] = 9.0
-    assert model.training is not None
-    with stitch.open_device("host") as device:
-        instance = model.training.start(device)
-        assert (np.asarray(instance.get_tensor("weight")) == 1.0).all()
-        given = torch.full((3, 4), 2.0)
-        instance.set_tensor("weight", given)
-        given.fill_(5.0)
-        assert (np.asarray(instance.get_tensor("weight")) == 2.0).all()
-
-
 def test_dropout_draws_anew_at_every_step_and_the_seed_decides_what() -> None:
     module = made(Transformer, dropout=0.3)
     data = batches(module, 1) * 5
@@ -316,20 +289,6 @@ def test_a_run_with_dropout_goes_on_elsewhere_with_the_same_masks() -> None:
     assert [step(first, x, y) for x, y in data[:3]] == expected[:3]
     second.start(seed=99).load_state_dict(first.instance.state_dict())
     assert [step(second, x, y) for x, y in data[3:]] == expected[3:]
-
-
-def test_a_bad_batch_leaves_running_statistics_as_they_were() -> None:
-    module = made(Convolutional)
-    model = compiled(module, stitch.SGD(lr=0.1))
-    (x, y), *_ = batches(module, 1)
-    step(model, x, y)
-    before = model.instance.state_dict()
-    with pytest.raises(stitch.TaskError, match="step 1"):
-        step(model, x * float("nan"), y)
-    for name, value in model.instance.state_dict().items():
-        if name != "training.forwards":
-            np.testing.assert_array_equal(value, before[name], err_msg=name)
-    assert np.isfinite(step(model, x, y))
 
 
 @pytest.mark.parametrize("executor", every(2, ["numpy", "onnxruntime", "torch", "auto"]))

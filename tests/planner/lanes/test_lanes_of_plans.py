@@ -88,16 +88,6 @@ def test_what_depends_on_the_other_waits(reads: list[int], writes: list[int]) ->
     assert not lanes(plan(steps, [1, 2]), {2: 1000.0, 3: 1000.0}).forks
 
 
-def test_nothing_runs_beside_what_stands_alone() -> None:
-    steps = [
-        Allocate(buffer(1, 0)), run(0, [0], [1]), run(2, [], []), Allocate(buffer(2, 64)),
-        run(1, [0], [2]),
-    ]  # fmt: skip
-    costs: dict[int, float | None] = {1: 1000.0, 4: 1000.0}
-    assert lanes(plan(steps, [1, 2]), costs).forks
-    assert not lanes(plan(steps, [1, 2]), {**costs, 2: None}).forks
-
-
 def test_one_address_after_the_other_makes_no_order() -> None:
     steps: list[Step] = []
     for task in range(4):

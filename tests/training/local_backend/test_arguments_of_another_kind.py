@@ -107,16 +107,3 @@ def test_a_task_that_raises_is_named_in_a_note(backend: LocalTaskBackend) -> Non
             run()
         (note,) = caught.value.__notes__
         assert note.startswith("in task 'Relu.forward', on tensors ") and note.endswith(", y")
-
-
-def test_a_task_that_has_run_and_written_nothing_is_not_asked_to_run(
-    backend: LocalTaskBackend,
-) -> None:
-    with_own_forward(backend, lambda access: None)
-    ModelTrainingInstance(backend.graph, backend).forward()
-    with pytest.raises(
-        UsageError,
-        match=r"'y' has no elements: no task or set_tensor call has written it\n.*\n"
-        r".*set_tensor\('y', array\), or run a task that writes it$",
-    ):
-        backend.get_tensor("y")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, UsageError
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.program import InputKind, Role
+from stitch.program import InputKind
 from stitch.training import LocalTaskBackend, ModelTrainingInstance
 from tests.support.grids import every
 from tests.support.training.models import batches, compiled, mlp
@@ -69,33 +68,6 @@ def test_without_a_loss_backward_asks_for_the_gradient_of_the_output(
         instance.backward()
 
 
-def test_gradients_start_anew_with_every_backward(layer: LocalTaskBackend) -> None:
-    instance = ModelTrainingInstance(layer.graph, layer)
-    instance.forward()
-    layer.set_tensor("y.grad", DY)
-    instance.backward()
-    instance.backward()
-    np.testing.assert_array_equal(layer.get_tensor("weight.grad"), np.array(DW))
-
-
-def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -> None:
-    losses = []
-    ((x, label),) = batches(1, batch=16)
-    with LocalTaskBackend(mlp(), optimizer=stitch.SGD(lr=0.05), loss="mse") as backend:
-        instance = ModelTrainingInstance(backend.graph, backend)
-        for name, array in (("x", x), ("label", label)):
-            backend.set_tensor(name, array)
-        for _ in range(20):
-            instance.forward()
-            instance.backward()
-            instance.update()
-            losses.append(backend.get_tensor("loss").item())
-        difference = backend.get_tensor("y") - label
-    assert losses[0] > 0.1
-    assert all(after < before for before, after in pairwise(losses))
-    assert losses[-1] == pytest.approx(np.mean(difference * difference), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "optimizer",
     every(
@@ -149,27 +121,6 @@ def test_an_update_needs_gradients_and_an_optimizer() -> None:
         assert backend.iteration == 1
     with LocalTaskBackend(mlp()) as backend, pytest.raises(UsageError, match="no optimizer"):
         ModelTrainingInstance(backend.graph, backend).update()
-
-
-def test_a_graph_of_another_backing_is_refused() -> None:
-    with LocalTaskBackend(mlp()) as backend, pytest.raises(UsageError, match="another graph"):
-        ModelTrainingInstance(mlp(), backend)
-
-
-def test_a_graph_without_parameters_has_forward_tasks_only() -> None:
-    b = ComputationGraphBuilder("plain")
-    b.output("y", b.relu(b.input("x", (2, 2), "float32")))
-    graph = b.build()
-    with LocalTaskBackend(graph) as backend:
-        instance = ModelTrainingInstance(graph, backend)
-        backend.set_tensor("x", [[-1.0, 2.0], [3.0, -4.0]])
-        instance.forward()
-        assert backend.get_tensor("y").tolist() == [[0, 2], [3, 0]]
-        assert [len(backend.tasks(role)) for role in Role] == [1, 0, 0, 0]
-        with pytest.raises(UsageError, match="no gradients to compute"):
-            instance.backward()
-    with pytest.raises(CompileError, match="no parameters to train"):
-        LocalTaskBackend(graph, loss="mse")
 
 
 def recurrent() -> ComputationGraph:

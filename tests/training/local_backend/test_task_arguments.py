@@ -10,12 +10,11 @@ import pytest
 
 from stitch.errors import TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
-from stitch.program import DataType, Space, TensorDesc, host_layout
+from stitch.program import DataType, TensorDesc, host_layout
 from stitch.runtime import RuntimeDevice
 from stitch.tasks import Permission
 from stitch.training import (
     LocalTaskBackend,
-    ModelTrainingInstance,
     RuntimeArgument,
     SlotKind,
     TaskArgumentAccessor,
@@ -145,16 +144,6 @@ def test_what_is_put_counts_when_the_task_has_ended_and_not_if_it_raises(
         np.testing.assert_array_equal(backend.get_tensor("d"), expected)
 
 
-def test_a_task_reads_what_it_has_put(backend: LocalTaskBackend) -> None:
-    accessor = given(backend, back=True)
-    gradient = accessor.get_tensor_grad("x", BOTH)
-    gradient.put(backend.device.tensor(np.ones((2, 2), np.float32)))
-    assert gradient.tensor.numpy().sum() == gradient.numpy().sum() == 4
-    assert backend.store.find("a.grad") is None
-    accessor.finish()
-    assert backend.get_tensor("a.grad").sum() == 4
-
-
 def test_a_gradient_is_added_to_zero_before_its_first_part(backend: LocalTaskBackend) -> None:
     for expected in (100, 200):
         accessor = given(backend, back=True)
@@ -203,13 +192,6 @@ def test_a_reference_to_another_type_is_refused(backend: LocalTaskBackend) -> No
         accessor.get_argument("count")
 
 
-def test_optional_slots_may_stay_unbound(backend: LocalTaskBackend) -> None:
-    accessor = given(backend)
-    assert accessor.has("x") and not accessor.has("bias") and not accessor.has_grad("x")
-    with pytest.raises(UsageError, match="nothing is bound to the slot 'bias'"):
-        accessor.get_tensor("bias", READ)
-
-
 def test_a_binding_that_does_not_fit_is_refused_with_all_that_is_wrong(
     backend: LocalTaskBackend,
 ) -> None:
@@ -253,10 +235,6 @@ def test_two_slots_of_one_name_are_refused() -> None:
     assert task_signature(weights=["w"]).tensor("w").kind is SlotKind.WEIGHT
 
 
-def test_tensors_lie_where_they_are_described(backend: LocalTaskBackend) -> None:
-    assert backend.store.tensor("a").space is Space.HOST
-
-
 def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend) -> None:
     """Each had an array of its own, and the last one written back won."""
     binding = TaskBinding(
@@ -283,34 +261,6 @@ def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend)
     backend.register_task("add", signature, add)
     backend.execute(TaskInvocation("add", binding))
     np.testing.assert_array_equal(backend.get_tensor("a.grad"), np.full((2, 2), 4, np.float32))
-
-
-def test_an_operator_that_reads_one_value_twice_gets_both_parts_of_its_gradient() -> None:
-    b = ComputationGraphBuilder("square")
-    z = b.op("Add", b.input("x", (2, 2), "float32"), b.parameter("w", np.full((2, 2), 3, "f4")))
-    b.output("y", b.op("Mul", z, z))
-    graph, found = b.build(), []
-
-    def mine(access: TaskArgumentAccessor) -> None:
-        dy = access.get_tensor_grad("output0", READ).numpy()
-        v = access.get_tensor("input0", READ).numpy()
-        for slot in ("input0", "input1"):
-            if access.has_grad(slot):
-                gradient = access.get_tensor_grad(slot, BOTH).numpy()
-                gradient += dy * v
-
-    for own in (False, True):
-        with LocalTaskBackend(graph) as backing:
-            instance = ModelTrainingInstance(graph, backing)
-            if own:
-                last = backing.tasks("backward")[0].invocation.task_id
-                backing.register_task(last, backing.signature(last), mine)
-            backing.set_tensor("x", np.ones((2, 2), np.float32))
-            instance.forward()
-            backing.set_tensor("y.grad", np.ones((2, 2), np.float32))
-            instance.backward()
-            found.append(backing.get_tensor("w.grad").tolist())
-    assert found == [[[8, 8], [8, 8]]] * 2
 
 
 @pytest.mark.parametrize("looks", ["before", "after", "writes", "never"])
@@ -356,20 +306,3 @@ def test_a_tensor_that_was_put_is_not_written_to_where_others_hold_it(
     kept = backend.store.tensor("c.grad")
     backend.set_tensor("c.grad", before)
     np.testing.assert_array_equal(kept.numpy(), before + 1)
-
-
-def test_what_is_put_is_seen_by_slots_that_read_it(backend: LocalTaskBackend) -> None:
-    signature = backward_signature(FORWARD)
-    five = backend.device.tensor(np.full((2, 2), 5, np.float32))
-
-    def put(access: TaskArgumentAccessor) -> None:
-        reading, writing = (access.get_tensor_grad("w", p) for p in (READ, WRITE))
-        assert (reading.numpy() == 0).all()
-        writing.put(five)
-        assert (reading.numpy() == 5).all() and (reading.tensor.numpy() == 5).all()
-        writing.numpy()[0, 0] = 9
-        assert reading.numpy()[0, 0] == 9
-
-    backend.register_task("put", signature, put)
-    backend.execute(TaskInvocation("put", backward_binding(BINDING, signature)))
-    np.testing.assert_array_equal(backend.get_tensor("c.grad"), [[9, 5], [5, 5]])

@@ -13,7 +13,6 @@ import stitch
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.program import InputKind, Role, Space
-from stitch.runtime import RuntimeDevice
 from stitch.tasks import Permission
 from stitch.training import (
     LocalTaskBackend,
@@ -24,8 +23,6 @@ from stitch.training import (
     execute,
     task_signature,
 )
-from stitch.training.local_backend.signatures import graph_key
-from tests.support.bodied_graphs import bodied_graph
 from tests.support.training.models import batches, mlp
 
 READ, WRITE, BOTH = Permission.READ_ONLY, Permission.WRITE_ONLY, Permission.READ_WRITE
@@ -45,24 +42,6 @@ def deep(layers: int) -> ComputationGraph:
 
 def ids(backend: LocalTaskBackend, role: Role) -> list[str]:
     return [task.invocation.task_id for task in backend.tasks(role)]
-
-
-def test_one_layer_has_a_forward_and_a_backward_task() -> None:
-    b = ComputationGraphBuilder("one")
-    w = b.input("w", (3,), "float32", InputKind.PARAMETER)
-    b.output("y", b.mul(b.input("x", (2, 3), "float32"), w))
-    with LocalTaskBackend(b.build(), optimizer="sgd", loss="mse") as backend:
-        assert ids(backend, Role.FORWARD) == ["Mul.forward"]
-        assert ids(backend, Role.LOSS) == ["loss"]
-        assert ids(backend, Role.BACKWARD) == ["Mul.backward"]
-        assert ids(backend, Role.UPDATE) == ["update"]
-        (task,) = backend.tasks("forward")
-        assert (task.layer, task.op) == ("y", "Mul")
-        assert dict(task.invocation.binding.tensors) == {
-            "input0": "x", "input1": "w", "output0": "y"
-        }  # fmt: skip
-        (back,) = backend.tasks("backward")
-        assert dict(back.invocation.binding.gradients) == {"input1": "w.grad", "output0": "y.grad"}
 
 
 def test_layers_that_are_alike_share_a_task() -> None:
@@ -96,13 +75,6 @@ def test_a_task_that_is_not_registered_is_named() -> None:
             backend.signature("Relu.update")
 
 
-def test_a_graph_of_nothing_has_no_tasks() -> None:
-    graph = ComputationGraphBuilder("empty").build()
-    with LocalTaskBackend(graph) as backend:
-        assert [len(backend.tasks(role)) for role in Role] == [0, 0, 0, 0]
-        assert ModelTrainingInstance(graph, backend).forward() is None
-
-
 def test_a_weight_on_which_nothing_depends_has_a_gradient_of_zeros() -> None:
     b = ComputationGraphBuilder("unused")
     x = b.input("x", (2, 3), "float32")
@@ -127,36 +99,6 @@ def test_a_weight_on_which_nothing_depends_has_a_gradient_of_zeros() -> None:
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def test_tensors_keep_the_places_that_they_have() -> None:
-    ((x, label),) = batches(1)
-    with LocalTaskBackend(mlp(), optimizer="adam", loss="mse") as backend:
-        instance = ModelTrainingInstance(backend.graph, backend)
-        before: dict[str, int | None] = {}
-        names = ("x", "label", "fc1.weight", "fc2.bias", "fc1.weight.exp_avg", "step")
-        for step in range(3):
-            backend.set_tensor("x", x + step)
-            backend.set_tensor("label", label)
-            instance.forward()
-            instance.backward()
-            instance.update()
-            addresses = {name: backend.store.tensor(name).address for name in names}
-            before = before or addresses
-            assert addresses == before
-
-
-def test_a_tensor_that_is_there_is_taken_as_it_is() -> None:
-    ((x, _),) = batches(1)
-    with LocalTaskBackend(mlp()) as backend:
-        given = backend.device.tensor(x).to_layout(backend.store.desc("x"))
-        backend.set_tensor("x", given)
-        ModelTrainingInstance(backend.graph, backend).forward()
-        assert backend.store.tensor("x").address == given.address
-        with pytest.raises(UsageError, match="'x' has another shape"):
-            backend.set_tensor("x", backend.device.tensor(x[:3]))
-        with pytest.raises(UsageError, match="'x' is declared with another description"):
-            backend.store.add_tensor("x", backend.store.desc("fc1.bias"))
-
-
 def test_a_tensor_that_is_unknown_or_not_there_is_said_so() -> None:
     with LocalTaskBackend(mlp()) as backend:
         for ask in (backend.get_tensor, lambda name: backend.set_tensor(name, [1.0])):
@@ -167,13 +109,6 @@ def test_a_tensor_that_is_unknown_or_not_there_is_said_so() -> None:
                 backend.get_tensor(name)
         with pytest.raises(UsageError, match="'x' has no elements"):
             ModelTrainingInstance(backend.graph, backend).forward()
-
-
-def test_labels_are_checked_by_the_loss() -> None:
-    with LocalTaskBackend(mlp(outputs=3), loss="sparse_categorical_crossentropy") as backend:
-        backend.set_tensor("label", np.arange(16) % 3)
-        with pytest.raises(UsageError, match="out of range"):
-            backend.set_tensor("label", np.arange(16))
 
 
 @pytest.mark.parametrize(("elsewhere", "copies"), [((), 0), (("x",), 1), (("x", "fc1.weight"), 2)])
@@ -193,21 +128,6 @@ def test_a_copy_is_made_for_each_tensor_that_lies_elsewhere(
         instance.forward()
         assert backend.get_tensor("y").tobytes() == expected.tobytes()
         assert backend.device.account().total.copies - before == copies
-
-
-def test_tensors_lie_in_the_spaces_asked_for_without_copies_between_tasks() -> None:
-    ((x, label),) = batches(1)
-    spaces: dict[str, Space | str] = {"relu": "l1", "relu.grad": Space.L1}
-    with LocalTaskBackend(mlp(), optimizer="sgd", loss="mse", spaces=spaces) as backend:
-        instance = ModelTrainingInstance(backend.graph, backend)
-        backend.set_tensor("x", x)
-        backend.set_tensor("label", label)
-        before = backend.device.account().total.copies
-        instance.forward()
-        instance.backward()
-        assert backend.store.tensor("relu").space is Space.L1
-        assert backend.store.tensor("relu.grad").space is Space.L1
-        assert backend.device.account().total.copies == before
 
 
 def test_placement_of_the_graph_are_refused() -> None:
@@ -317,14 +237,6 @@ def test_a_task_that_fails_changes_nothing() -> None:
         np.testing.assert_array_equal(backend.get_tensor("x"), x)
 
 
-def test_a_task_keeps_its_signature() -> None:
-    with LocalTaskBackend(mlp()) as backend:
-        with pytest.raises(UsageError, match=r"'Relu\.forward' is registered with another"):
-            backend.register_task("Relu.forward", task_signature(outputs=["y"]), leaky)
-        with pytest.raises(UsageError, match="cannot be called"):
-            backend.register_task("new", task_signature(), None)  # type: ignore[arg-type]
-
-
 # -- times -----------------------------------------------------------------------------------------
 
 
@@ -350,40 +262,3 @@ def test_times_are_those_of_every_layer_and_the_kernels_really_run() -> None:
             assert all(t.seconds > 0 for t in (*forward, *back, *updated))
             assert forward[0].location.startswith("models.py:")
     assert results[0].tobytes() == results[1].tobytes()
-
-
-def test_a_device_that_is_given_stays_open() -> None:
-    with RuntimeDevice("tiny") as device:
-        backend = LocalTaskBackend(mlp(), device)
-        backend.close()
-        backend.close()
-        assert not device.is_closed
-    own = LocalTaskBackend(mlp())
-    own.close()
-    assert own.device.is_closed
-
-
-def test_names_that_are_no_tensors_are_refused() -> None:
-    cases: list[dict[str, Any]] = [{"spaces": {"rely": "l1"}}, {"weights": {"fc1.wait": [0.0]}}]
-    for options in cases:
-        with pytest.raises(UsageError, match=r"rely|fc1.wait"):
-            LocalTaskBackend(mlp(), **options)
-    with pytest.raises(CompileError, match=r"no input 'fc3\.weight'"):
-        LocalTaskBackend(mlp(), wanted=["fc3.weight"])
-    with pytest.raises(UsageError, match="takes a ComputationGraph as graph"):
-        LocalTaskBackend("mlp")  # type: ignore[arg-type]
-
-
-def test_a_closed_backend_says_so() -> None:
-    with LocalTaskBackend(mlp()) as backend:
-        instance = ModelTrainingInstance(backend.graph, backend)
-    with pytest.raises(UsageError, match="this backend is closed"):
-        instance.forward()
-
-
-def test_operators_that_differ_in_what_they_stand_for_alone_are_not_alike() -> None:
-    graph = bodied_graph()
-    first, *others = graph.bodies
-    doubled = replace(first.constants[0], data=first.constants[0].data * 2)
-    changed = replace(graph, bodies=(replace(first, constants=(doubled,)), *others))
-    assert graph_key(graph) == graph_key(bodied_graph()) != graph_key(changed)
