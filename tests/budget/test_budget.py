@@ -27,7 +27,6 @@ from stitch.budget import (
     parse_nbytes,
 )
 from stitch.errors import OutOfMemoryError, UsageError
-from stitch.memory.space_memory import ByteRanges
 
 
 @pytest.mark.parametrize(
@@ -150,17 +149,6 @@ def test_a_forked_child_claims_though_the_lock_was_held() -> None:
         if child == 0:
             os._exit(0 if BUDGET.claim(1, "in the child").nbytes == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_ranges_join_and_count_whole_pages_once() -> None:
-    ranges = ByteRanges([(0, 1), (40_960, 40_961)])
-    assert ranges.nbytes == 8192
-    assert ranges.added([(100, 5000), (4096, 8192), (7, 7)]) == 4096
-    ranges.update([(4096, 40_960)])
-    assert list(ranges) == [(0, 45_056)]
-    assert ranges.covers(5, 45_056)
-    assert not ranges.covers(5, 45_057)
-    assert ranges.covers(99_999, 99_999)
 
 
 def lines_of(function: Any) -> int:

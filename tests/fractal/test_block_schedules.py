@@ -4,7 +4,6 @@ whatever their count; how many at a time is what costs least."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,14 +81,6 @@ def test_attention_of_any_number_of_queries(count: int, devices: list[stitch.Dev
     assert_same(lists_of(nest(*given)), expected, 1e-5, str(count))
 
 
-@pytest.mark.parametrize("number", range(len(PLACES)))
-def test_attention_in_blocks_wherever_it_runs(number: int, devices: list[stitch.Device]) -> None:
-    given = [queries(7), KEYS, VALUES]
-    with ops.mode("parallel", device=devices[number], schedule="blocks"):
-        found = lists_of(attention(ops, *map(FractalTensor, given)))
-    assert_same(found, attention(plain, *map(list, given)), 1e-5, str(number))
-
-
 def test_none_at_a_time_of_no_rounds() -> None:
     none = FractalTensor(queries(1))[:0]
     with ops.mode("parallel", schedule="blocks"):
@@ -112,13 +103,6 @@ def test_where_no_product_changes_its_shape_all_bits_are_the_same(count: int) ->
     assert_same(found["blocks"], found["rounds"], 0, "rounds")
 
 
-def with_cache(nbytes: int) -> Machine:
-    """The host with another cache, and a slow memory beyond it."""
-    return replace(HOST, loops=tuple([
-        replace(each, near_nbytes=nbytes, far_bytes_per_second=1e10) for each in HOST.loops
-    ]))  # fmt: skip
-
-
 def size_for(
     graph: ComputationGraph, machine: Machine, count: int, schedule: str | None = None
 ) -> int:
@@ -126,29 +110,6 @@ def size_for(
     loops = compile_graph(graph, machine, CompileOptions(schedule=schedule)).loops
     (note,) = [n for n in loops if n.count == count]
     return int(note.batch_size) if note.schedule == "blocks" else count
-
-
-def test_the_smaller_the_cache_the_fewer_rounds_are_computed_at_a_time() -> None:
-    """What a round of all keys takes for many queries is what has to be near."""
-    count, keys = 4096, 32
-    b = ComputationGraphBuilder("attention")
-    xs, ks = b.input("xs", (count, 1, 32), "float32"), b.input("ks", (keys, 64, 32), "float32")
-
-    def seen(_: Any, elements: Any) -> Any:
-        query = elements[0]
-
-        def step(states: Any, inner: Any) -> Any:
-            scores = query @ inner[0].transpose((1, 0))
-            return [states[0] * 0.5 + np.exp(scores * states[0][:, :1]) @ inner[0]], []
-
-        (last,), _ = scan(b, step, [query * 0], [ks])
-        return [], [last]
-
-    b.output("ys", scan(b, seen, [], [xs])[1][0])
-    graph = b.build()
-    sizes = [size_for(graph, with_cache(1 << power), count) for power in (16, 18, 20, 28)]
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == count
 
 
 @pytest.mark.parametrize(

@@ -277,13 +277,6 @@ def test_lists_in_themselves_and_long_ones_end() -> None:
     assert long.numel == 20_000 and long[-1].tolist() == [19_999]
 
 
-def test_numbers_of_python_have_the_type_that_holds_them() -> None:
-    for numbers, kind in (([1, 2.5], np.float32), ([True, 2], np.int64), ([True], np.bool_)):
-        xs = FractalTensor(numbers)
-        assert xs.dtype == np.dtype(kind) and xs.tolist() == numbers
-    assert FractalTensor([1, 2], dtype="float32").dtype == np.dtype(np.float32)
-
-
 def test_a_type_or_shape_that_is_asked_for_is_given_or_refused() -> None:
     xs = FractalTensor([1])
     assert FractalTensor(xs, dtype="int64", leaf_shape=()).tolist() == [1]

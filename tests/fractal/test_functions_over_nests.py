@@ -179,22 +179,6 @@ def test_a_stacked_recurrent_network_is_that_of_numpy() -> None:
 
 
 @pytest.mark.usefixtures("within")
-def test_a_loaded_program_is_a_function() -> None:
-    with stitch.open_device("host") as device:
-        cell = device.load(
-            stitch.compile(
-                lambda s, x, w: np.tanh(s + x * w), [np.zeros(4, np.float32)] * 3, target="host"
-            )
-        )
-        xs, ws = np.arange(8, dtype=np.float32).reshape(2, 4) / 8, np.ones((2, 4), np.float32)
-        with ops.mode("sequential", device=device):
-            zero = np.zeros(4, np.float32)
-            found = ops.scan(cell, ops.zip(FractalTensor(xs), FractalTensor(ws)), zero)
-        first = np.tanh(xs[0])
-        np.testing.assert_allclose(found.numpy(), [first, np.tanh(first + xs[1])], rtol=1e-6)
-
-
-@pytest.mark.usefixtures("within")
 def test_empty_lists_give_empty_nests_or_the_initializer() -> None:
     empty, rows = FractalTensor([], leaf_shape=(2,), dtype="float32"), FractalTensor([[1], [2]])[:0]
     mapped = ops.map(lambda x: (x.sum(), x @ np.ones((2, 3), np.float32)), empty)
@@ -243,18 +227,6 @@ def test_what_a_function_must_not_do_is_one_clear_error() -> None:
         ops.map(lambda x: 1 / 0, xs)
     with pytest.raises(UsageError, match="of the same lengths at every depth"):
         ops.forall(lambda p: p[0], ops.zip(xss, xss[[0, 0, 0]]))
-
-
-def test_tensors_of_a_function_have_data() -> None:
-    seen: list[Any] = []
-
-    def look(x: Any) -> Any:
-        seen.append((x.numpy().tolist(), float(x.sum()), bool(x[0] > 1), repr(x[0])))
-        return np.maximum(x, 2.0)
-
-    assert ops.map(look, FractalTensor(
-        np.array([[1, 2], [3, 0]], np.float32))).tolist() == [[2, 2], [3, 2]]  # fmt: skip
-    assert [s[:3] for s in seen] == [([1, 2], 3, False), ([3, 0], 3, True)]
 
 
 def test_the_page_says_what_its_lines_print(capsys: pytest.CaptureFixture[str]) -> None:

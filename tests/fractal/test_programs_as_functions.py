@@ -405,22 +405,6 @@ def test_a_module_gives_several_results_and_takes_parts_and_more() -> None:
         np.testing.assert_allclose(less.numpy(), ys - xs, rtol=1e-6)
 
 
-def test_a_module_or_a_program_is_compiled_as_it_is(device: stitch.Device) -> None:
-    module, x = torch.nn.Linear(4, 3), real(7, 4)
-    wanted = module(torch.from_numpy(x)).detach()
-    loaded = device.load(stitch.compile(module, (torch.from_numpy(x),), target="host").binary)
-    for function in (module, loaded):
-        np.testing.assert_allclose(ops.compile(function, x)(x).numpy(), wanted, 1e-5, 1e-5)
-
-
-def test_what_a_compiled_nest_cannot_do_is_said_with_its_line() -> None:
-    xs = FractalTensor([1.0, 2.0])
-    with pytest.raises(CompileError, match=r"of filter[\s\S]*test_programs_as_functions.py:\d"):
-        ops.compile(lambda xs: ops.filter(lambda x: x > 1, xs), xs)
-    with pytest.raises(UsageError, match=r"takes an open device as device[\s\S]*'host'"):
-        ops.compile(lambda xs: xs, xs).on("host")  # type: ignore[arg-type]
-
-
 def test_an_exported_program_is_a_function(within: str) -> None:
     module, xs = torch.nn.Linear(4, 3), real(7, 4)
     program = torch.export.export(module, (torch.zeros(4),))

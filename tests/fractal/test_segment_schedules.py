@@ -232,40 +232,6 @@ def test_rows_whose_cell_runs_rows(schedule: str | None) -> None:
     assert_same(lists_of(compiled(*nests)), nested(plain, rows, own, inner), 1e-5)
 
 
-def test_scans_of_lists_that_no_map_is_around_run_together() -> None:
-    rows, _ = rows_of([4, 7, 7, 2])
-
-    def scans(o: Any, rows: Any) -> Any:
-        return tuple([o.scanl(step, row, START) for row in rows])
-
-    nests = [FractalTensor(row) for row in rows]
-    compiled = ops.compile(lambda *nests: scans(ops, nests), *nests, schedule="segments")
-    (note, *_) = compiled.loops
-    assert (note.schedule, note.count, note.merged) == (
-        "segments", 7, "4 rows of 3 lengths in 1 loop"
-    )  # fmt: skip
-    assert_same(lists_of(compiled(*nests)), scans(plain, rows), 1e-5)
-
-
-def test_what_reads_the_result_of_another_comes_after_it() -> None:
-    """The rows of each layer run together, and no layer with another."""
-    rows, own = rows_of([4, 7, 2, 7, 9])
-
-    def two_layers(o: Any, row: Any, own: Any) -> Any:
-        first = o.scanl(step, row, own)
-        return o.scanl(step, first, START)
-
-    nests = FractalTensor(rows), FractalTensor(own)
-    compiled = ops.compile(
-        lambda *given: network(ops, two_layers, *given), *nests, schedule="segments"
-    )
-    merged = [note for note in compiled.loops if note.merged]
-    assert [note.merged for note in merged] == ["5 rows of 4 lengths in 1 loop"] * len(merged)
-    bodies = [o for o in compiled.binary.programs[0].operations if o.op == "Scan"]
-    assert len(bodies) == 2
-    assert_same(lists_of(compiled(*nests)), network(plain, two_layers, rows, own), 1e-5)
-
-
 def test_scans_of_other_weights_stay_apart() -> None:
     rows, _ = rows_of([4, 7])
     other = drawn(WIDTH, WIDTH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
 from stitch.fractal import FractalTensor
@@ -160,19 +158,6 @@ def test_every_schedule_of_layers_gives_the_same(
             assert "wave" not in [note.schedule for note in compiled.loops]
         found = lists_of(compiled(*nests))
         assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
-
-
-@pytest.mark.parametrize("machine", ["wormhole_n150", "tiny"])
-def test_waves_run_on_devices(machine: str) -> None:
-    for layer, outer in itertools.product((two_states, whole_numbers), ("scanl", "foldl")):
-        if machine == "tiny" and layer is two_states:
-            continue
-        xs, own = of_layers(3, 4, layer)
-        nests = [FractalTensor(each) for each in (xs, *own)]
-        with stitch.open_device(machine) as device, \
-                ops.mode("parallel", device=device, schedule="wave"):  # fmt: skip
-            found = lists_of(network(ops, layer, outer, *nests))
-        assert_same(found, expected_of(layer, outer, xs, own), 1e-5)
 
 
 def test_a_layer_of_a_wave_computes_nothing_that_warns() -> None:

@@ -41,17 +41,6 @@ def test_the_noc_table_is_reproduced(name: str, transfer_nbytes: int, expected: 
     assert read_curve(noc.curve, transfer_nbytes) == pytest.approx(expected, rel=0.10)
 
 
-@pytest.mark.parametrize(("name", "transfer_nbytes", "expected"), PUBLISHED)
-def test_a_copy_inside_l1_runs_at_the_table_on_every_link(
-    name: str, transfer_nbytes: int, expected: float
-) -> None:
-    machine = load_machine(name)
-    assert machine.noc is not None and machine.shape.l1 is not None
-    per_link = MANY / machine.seconds(Space.L1, Space.L1, MANY, transfer_nbytes)
-    per_link /= machine.shape.l1.banks * machine.noc.clock_hz
-    assert per_link == pytest.approx(expected, rel=0.10)
-
-
 @pytest.mark.parametrize(
     ("source", "target", "low", "high"),
     [

@@ -82,21 +82,6 @@ def test_n150_keeps_l1_small_and_the_unreserved_base_out_of_reach() -> None:
     assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_840, 1_499_136 - 32_768, 16)
 
 
-def test_n150_dram_is_twelve_channels() -> None:
-    dram = load_machine("wormhole_n150").shape.dram
-    assert dram is not None
-    assert (dram.banks, dram.alignment) == (12, 32)
-    assert (dram.base, dram.limit) == (2_968_640, 1_073_118_784)
-
-
-def test_p150_has_the_published_sizes_and_alignments() -> None:
-    shape = load_machine("blackhole_p150").shape
-    assert shape.l1 is not None and shape.dram is not None
-    assert (shape.l1.base, shape.l1.limit) == (111_104, 1_572_864 - 32_768)
-    assert (shape.dram.banks, shape.dram.alignment) == (8, 64)
-    assert (shape.dram.base, shape.dram.limit) == (5_848_704, 4_276_523_520)
-
-
 def test_a_users_file_is_read_as_ours_is(tmp_path: FilePath) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(text_of("tiny"), encoding="utf-8")

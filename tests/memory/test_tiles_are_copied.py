@@ -4,34 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stitch.machine import footprint, load_machine
 from stitch.memory import prepare_copy
 from stitch.memory.stages import Staging, Strip, bind_strips
-from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
+from stitch.memory.tiles import StripShape, tilize_stage
 from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc
-
-SHAPES = st.builds(
-    StripShape,
-    outer=st.integers(1, 3), rows=st.integers(1, 70), columns=st.integers(1, 100),
-    itemsize=st.sampled_from((1, 2, 4, 8)),
-)  # fmt: skip
-#: Rows in pieces, the last of them narrower; rows that collide; whole chunks and little padding.
-CASES = ((1, 26, 2500), (1, 32, 4096), (1, 17, 8200), (2, 64, 1024), (1, 62, 1000), (3, 32, 1023))
-
-
-def run(shape: StripShape, source: np.ndarray, *, tilize: bool) -> np.ndarray:
-    """What a strip's bytes become, in memory that held other bytes before."""
-    stage = (tilize_stage if tilize else untilize_stage)(shape)
-    strips = [Strip((stage,), slice(0, source.size), slice(0, stage.target_nbytes))]
-    target = np.full(stage.target_nbytes, 0xA5, np.uint8)
-    calls = bind_strips(strips, Staging.of(strips), source, target)
-    for _ in range(2):
-        for call in calls:
-            call()
-    return target
 
 
 def tiles_of(shape: StripShape, dense: np.ndarray) -> np.ndarray:
@@ -43,29 +21,6 @@ def tiles_of(shape: StripShape, dense: np.ndarray) -> np.ndarray:
     )
     cut = padded.reshape(-1, shape.tile_rows, 2, 16, shape.tile_columns, 2, 16, shape.itemsize)
     return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1)
-
-
-def check(shape: StripShape, seed: int) -> None:
-    dense = np.random.default_rng(seed).integers(
-        0, 256, shape.elements * shape.itemsize, dtype=np.uint8
-    )
-    tiles = tiles_of(shape, dense)
-    np.testing.assert_array_equal(run(shape, dense, tilize=True), tiles)
-    tiles[tiles_of(shape, np.ones_like(dense)) == 0] = 0xDB
-    np.testing.assert_array_equal(run(shape, tiles, tilize=False), dense)
-
-
-@given(SHAPES, st.integers(0, 2**32 - 1))
-def test_every_strip_gives_the_bytes_of_the_definition(shape: StripShape, seed: int) -> None:
-    check(shape, seed)
-
-
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-@pytest.mark.parametrize(("outer", "rows", "columns"), CASES)
-def test_wide_strips_give_the_bytes_of_the_definition(
-    outer: int, rows: int, columns: int, itemsize: int
-) -> None:
-    check(StripShape(outer, rows, columns, itemsize), 0)
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])

@@ -19,17 +19,14 @@ from stitch.planner import (
     Relocate,
     check_certificate,
     check_plan,
-    eviction,
     plan,
 )
 from stitch.planner.checker import proof
 from stitch.planner.checker.relocations import TransferCosts, cheaper_inside
-from stitch.planner.eviction import certificate_of, problem_of
 from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
 from tests.support.machines import without_path
 from tests.support.planner import cases
-from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
     DRAM,
     L1,
@@ -77,28 +74,6 @@ def test_a_set_of_two_is_justified_at_once() -> None:
     assert len(first) == 2 and check_plan(made) == ()
     for out in first:
         assert out.certificate == Certificate("capacity", (1024,) * 3 + (2048,), (4096,))
-
-
-def test_a_set_with_a_member_that_could_have_stayed_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def all_of_them(state: Any, demand: Any, gone: Sequence[int]) -> Any:
-        for number in gone:
-            problem = problem_of(state, demand)
-            others = [b for b in problem.movable if b[0] not in gone or b[0] == number]
-            claim = certificate_of(replace(problem, movable=tuple(others)))
-            victim = (), state.buffers[number], False
-            eviction._evict_one(state, demand, [victim], problem, claim)
-        return problem_of(state, demand)
-
-    monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
-    monkeypatch.setattr(eviction, "_evict_together", all_of_them)
-    made = plan(crowd(3072, 512, 512, output=2048).request())
-    assert len([s for s in evictions(made) if "room for 'p'" in s.reason]) == 3
-    assert ByteMachine(made, 1).run() == []
-    found = check_plan(made)
-    assert {p.kind for p in found} == {"certificate"} and len(found) == 2
-    assert all("can be packed" in p.detail for p in found)
 
 
 def split() -> PlanRequest:

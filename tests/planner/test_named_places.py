@@ -7,11 +7,9 @@ from random import Random
 import pytest
 
 from stitch.errors import StitchError
-from stitch.machine import Machine, load_machine
+from stitch.machine import Machine
 from stitch.planner import (
     Allocate,
-    Execute,
-    Free,
     Plan,
     PlanRequest,
     Relocate,
@@ -19,13 +17,12 @@ from stitch.planner import (
     plan,
 )
 from stitch.planner.addresses import RequiredAddresses
-from stitch.program import Layout, Space, TensorDesc
+from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
     DRAM,
     F32,
     L1,
-    TINY,
     Scene,
     desc_of,
     machine_with,
@@ -157,71 +154,6 @@ def planned(request: PlanRequest) -> Plan | None:
         return None
 
 
-def late_births(made: Plan) -> list[Relocate]:
-    """The moves of what the plan made to bytes that had been free all the while, and that no other
-    buffer, nor any scratch, has had since it was made."""
-    late = []
-    for number, step in enumerate(made.steps):
-        if not isinstance(step, Relocate):
-            continue
-        for buffer, address in step.targets:
-            since = [i for i, s in enumerate(made.steps[:number])
-                     if isinstance(s, Allocate) and s.buffer.number == buffer]  # fmt: skip
-            if (
-                since
-                and _first_named(made, buffer) == (address, number)
-                and _is_free_between(made, step, buffer, address, since[0], number)
-            ):
-                late.append(step)
-    return late
-
-
-def _first_named(made: Plan, buffer: int) -> tuple[int, int] | None:
-    """The address that a program first names for a buffer, and the step that last moved it then."""
-    moved = -1
-    for number, step in enumerate(made.steps):
-        if isinstance(step, Relocate) and buffer in dict(step.targets):
-            moved = number
-        elif isinstance(step, Execute):
-            what = made.request.tasks[step.task].transformation
-            for instance, desc in zip(step.inputs, what.inputs, strict=True):
-                if instance.buffer == buffer and desc.layout.address is not None:
-                    return desc.layout.address, moved
-    return None
-
-
-def _is_free_between(
-    made: Plan, move: Relocate, mine: int, address: int, first: int, last: int
-) -> bool:
-    lies: dict[int, tuple[Space, int, int]] = {
-        b.number: (b.space, b.address, b.size_per_bank)
-        for b in made.request.buffers
-        if b.address is not None
-    }
-    size = 0
-    for number, step in enumerate(made.steps[:last]):
-        used = []
-        if isinstance(step, Allocate):
-            b = step.buffer
-            assert b.address is not None
-            lies[b.number] = b.space, b.address, b.size_per_bank
-            size = b.size_per_bank if b.number == mine else size
-        elif isinstance(step, Free):
-            del lies[step.buffer]
-        elif isinstance(step, Relocate):
-            for buffer, to in step.targets:
-                lies[buffer] = lies[buffer][0], to, lies[buffer][2]
-        elif isinstance(step, Execute) and step.scratch is not None:
-            used.append(step.scratch)
-        used += [region for buffer, region in lies.items() if buffer != mine]
-        if number >= first and any(
-            space is move.space and at < address + size and address < at + n
-            for space, at, n in used
-        ):
-            return False
-    return True
-
-
 def fits_unmoved(request: PlanRequest) -> bool:
     """Whether all that programs make has a place for good, by trying all places."""
     l1 = request.machine.shape.space(L1)
@@ -260,16 +192,6 @@ def _places(
             first <= d and c <= last and at < b + n and b < at + size for c, d, n, b in placed
         )
     )
-
-
-def test_nothing_moves_to_where_it_could_have_been_born() -> None:
-    machines, looked_at = (TINY, SMALL, load_machine("wormhole_n150")), 0
-    for seed in range(100):
-        made = planned(drawn(seed, machines[seed % 3], 9, share=24, moved=False))
-        if made is not None:
-            assert check_plan(made) == () and late_births(made) == []
-            looked_at += 1
-    assert looked_at > 66
 
 
 def test_nothing_moves_where_all_has_a_place_for_good() -> None:

@@ -161,21 +161,6 @@ def test_what_somebody_else_reads_is_copied_before_it_is_overwritten(why: str) -
     assert chain_of(scene.request()).excess[0] == 2 * 1024 - 4096
 
 
-def test_a_copy_that_is_made_outside_makes_a_tensor_free_to_drop() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(1024), 1024, keep=True)
-    scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
-    scene.run(program("q", [], [desc_of(256, DRAM)]))
-    scene.run(program("r", [desc_of(1024, DRAM)], [desc_of(256, DRAM)]), a)
-    # If it leaves before, it is written as it would have been copied: nothing is paid twice.
-    assert shown(chain_of(scene.request())) == [(frozenset({a}), 1, 3, 1024, False)]
-    scene.run(program("s", [desc_of(1024)], [desc_of(256, DRAM)]), a)
-    scene.run(program("t", [], [desc_of(256, DRAM)]))
-    (before, after) = shown(chain_of(scene.request()))
-    assert before == (frozenset({a}), 1, 3, 1024, False)
-    assert after == (frozenset({a}), 4, 5, 1024, False)
-
-
 def test_a_copy_in_another_form_can_be_dropped() -> None:
     scene = Scene(SMALL)
     desc = desc_of(1024)
@@ -192,21 +177,6 @@ def test_a_copy_in_another_form_can_be_dropped() -> None:
 
 def copied(scene: Scene, source: TensorDesc, target: TensorDesc) -> float:
     return copy_cost(scene.machine, source, target)[1]
-
-
-def test_what_comes_to_lie_as_it_is_wanted_when_it_leaves_is_no_copy_of_every_plan() -> None:
-    for tile, first in ((None, False), ((32, 32), True)):
-        scene = Scene(SMALL)
-        wanted = TensorDesc((256, 4), Layout(F32, DRAM, tile))
-        a = scene.tensor(desc_of(1024), 1024, keep=True)
-        scene.run(program("full", [], [desc_of(4096)]))
-        scene.run(program("p", [wanted], [desc_of(16, DRAM)]), a)
-        chain = chain_of(scene.request())
-        assert (chain.first_seconds > 0) == first
-        choice = choose(chain)
-        assert choice is not None and chain.is_exact
-        made = plan(scene.request())
-        assert made.seconds >= made.least_seconds == chain.first_seconds + choice.least_seconds > 0
 
 
 @pytest.mark.parametrize("space", [L1, DRAM])

@@ -29,7 +29,6 @@ from tests.support.bodied_graphs import (
     bodied_graph,
     bomb,
     gate_body,
-    plain_graph,
     scaled_body,
 )
 
@@ -66,11 +65,6 @@ def test_the_text_shows_bodies_and_who_carries_them() -> None:
 def test_the_json_form_keeps_bodies() -> None:
     graph = bodied_graph()
     assert from_json(as_json(graph)) == graph
-
-
-def test_the_json_form_without_bodies_says_nothing_of_them() -> None:
-    text = as_json(plain_graph())
-    assert '"body"' not in text and '"bodies"' not in text
 
 
 def carrying(operation: int = 0, **changes: Any) -> dict[str, Any]:
@@ -145,13 +139,6 @@ def test_bodies_of_bodies_come_to_a_bounded_size() -> None:
     assert len(graph(10).bodies) == 11
     with pytest.raises(CompileError, match=f"more than {MAX_EXPANSION}"):
         graph(60)
-
-
-def test_equal_bodies_are_one_and_others_are_not() -> None:
-    pool = BodyPool()
-    longer = scaled_body(ValueType((6, 8), DataType.FLOAT32))
-    other = replace(SCALED, constants=(Constant(1, np.zeros(8, np.float32)),))
-    assert [pool.add(b) for b in (SCALED, longer, other, GATE, SCALED)] == [0, 0, 1, 2, 0]
 
 
 def test_a_list_of_bodies_joins_another_by_what_they_are() -> None:

@@ -67,14 +67,3 @@ def test_mapped_arrays_are_compared_without_a_copy(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert most < size / 8
-
-
-def test_bytes_that_lie_at_one_place_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_: object) -> int:
-        raise AssertionError("read")
-
-    monkeypatch.setattr("stitch.program.contents.zlib.crc32", never)
-    table = np.arange(8)
-    seen = Contents()
-    assert [seen.number(table[:]) for _ in range(9)] == [0] * 9
-    assert seen.number(np.arange(9)) == 1  # No other has its size.

@@ -37,13 +37,6 @@ def test_block_formats_share_an_exponent_byte_among_sixteen_elements() -> None:
         _ = DataType.BFP8.dtype
 
 
-def test_types_narrower_than_float32_compute_in_float32() -> None:
-    narrow = (DataType.FLOAT16, DataType.BFLOAT16, DataType.BFP8, DataType.BFP4)
-    assert {t.compute_dtype for t in narrow} == {np.dtype(np.float32)}
-    assert DataType.FLOAT64.compute_dtype == np.float64
-    assert DataType.INT8.compute_dtype == np.int8
-
-
 @pytest.mark.parametrize("dtype", [np.complex64, np.dtype("U3"), np.dtype("datetime64[s]")])
 def test_other_types_are_refused_with_the_list_of_types(dtype: np.dtype[np.generic]) -> None:
     with pytest.raises(LayoutError, match="not supported") as refused:

@@ -50,15 +50,6 @@ def within() -> Program:
     return program(Operation("f", (0,), (1,), domain="mine", body=0), (body,))
 
 
-def test_a_program_is_opaque_by_one_operation() -> None:
-    assert alone().is_opaque
-    assert not program(Operation("Relu", (0,), (1,))).is_opaque
-
-
-def test_a_program_is_opaque_by_what_its_bodies_hold() -> None:
-    assert within().is_opaque
-
-
 @pytest.mark.parametrize("made", [within, alone])
 def test_a_file_of_ours_with_opaque_operations_is_never_computed(
     made: Callable[[], Program],

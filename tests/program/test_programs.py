@@ -113,12 +113,6 @@ def test_constants_are_read_only_and_equal_by_their_bytes() -> None:
         nan.data[0] = 1
 
 
-def test_attributes_of_an_operation_cannot_be_changed() -> None:
-    operation = Operation("Gemm", (0,), (1,), {"alpha": 1.0})
-    with pytest.raises(TypeError):
-        operation.attributes["alpha"] = 2.0  # type: ignore[index]
-
-
 def test_seams_divide_the_operations_into_parts_and_stand_in_the_text() -> None:
     linked = chain(seams=(Seam(0, (2,)), Seam(1)))
     assert linked.parts() == (range(1), range(1, 2))

@@ -330,15 +330,3 @@ def test_composing_two_tasks_of_any_graph_is_refused_or_right(seed: int) -> None
                 wanted += [f for f in graph.tasks[j].inputs if f not in made]
                 assert both.inputs == tuple(dict.fromkeys(wanted))
                 assert {*graph.tasks[j].outputs} <= {*both.outputs}
-
-
-def test_a_set_joins_the_only_one_that_comes_after_it() -> None:
-    assert groups_of([{}, {}, {0: True, 1: False}]) == [0, 1, 0]
-
-
-def test_of_the_last_tasks_of_a_merged_task_all_outputs_are_kept() -> None:
-    graph = TaskGraph("last")
-    x = graph.input(HOST, "x")
-    graph.call(program("b", "Abs", 1, outputs=2), graph.call(program("a", "Abs", 1), x))
-    (row,) = aggregate(graph).rows
-    assert len(row.outputs) == 2

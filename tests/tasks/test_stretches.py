@@ -54,11 +54,6 @@ def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> N
     assert (graph.values, graph.tasks, graph.following) == (0, (), None)
 
 
-def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
-    graph = TaskSequence().after(transformation(0, 0), ())
-    assert (graph.first, len(graph), graph.values) == (0, 1, 0)
-
-
 # -- the same work --------------------------------------------------------------------------------
 
 
@@ -96,22 +91,6 @@ def test_other_transformations_references_or_lengths_give_other_graphs() -> None
     ]
     for one, other in itertools.combinations(graphs, 2):
         assert one is not other
-
-
-def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None:
-    nothing, what = TaskSequence(), transformation()
-    reads_a_source = build(nothing, (what, (0,), 2), (what, (1,), 0))
-    reads_an_output = build(nothing, (what, (0,), 1), (what, (1,), 1))
-    assert reads_a_source.values == reads_an_output.values
-    assert reads_a_source is not reads_an_output
-
-
-def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None:
-    nothing = TaskSequence()
-    one, other = (
-        Transformation("copy", TransformationKind.COPY, (), (DESC,), key=-7) for _ in range(2)
-    )
-    assert nothing.after(one, (0,), 1) is nothing.after(other, (0,), 1)
 
 
 def test_graphs_that_nobody_refers_to_are_forgotten() -> None:

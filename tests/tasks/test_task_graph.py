@@ -14,8 +14,6 @@ from stitch.machine import load_machine
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import (
     OUTSIDE,
-    CopyAgent,
-    HostCall,
     InputPlace,
     OutputPlace,
     ProgramAgent,
@@ -73,15 +71,6 @@ def test_a_table_numbers_inputs_first_and_then_what_tasks_make() -> None:
     assert table.task_name(1) == "task 1 (b)"
 
 
-def test_agents_are_shared_by_their_tasks() -> None:
-    graph = TaskGraph()
-    x, p = graph.input(HOST), program()
-    for _ in range(3):
-        x = graph.host(host_add, graph.call(p, x, x), x)
-    agents = {id(t.agent) for t in graph.tasks}
-    assert len(agents) == 2
-
-
 def test_programs_come_bare_loaded_or_compiled() -> None:
     bare = program()
     graph = TaskGraph()
@@ -113,16 +102,6 @@ def test_a_binary_of_one_program_is_called_and_one_of_several_is_not() -> None:
         graph.call(two, x, x)
 
 
-def test_kinds_of_agents() -> None:
-    graph = TaskGraph()
-    x = graph.input(HOST)
-    graph.copy(x, DRAM)
-    graph.host(lambda a, path: None, x, "path")
-    copy, call = (t.agent for t in graph.tasks)
-    assert copy == CopyAgent(DRAM) and isinstance(call, HostCall)
-    assert call.arguments == (InputPlace(0), "path") and graph.tasks[1].outputs == ()
-
-
 def test_a_refused_call_leaves_the_graph_as_it_was() -> None:
     graph, other = TaskGraph(), TaskGraph()
     x, foreign = graph.input(HOST, "x"), other.input(HOST)
@@ -146,24 +125,3 @@ def test_a_refused_call_leaves_the_graph_as_it_was() -> None:
     with pytest.raises(UsageError, match="as an output"):
         graph.output(x.desc, "y")  # type: ignore[arg-type]
     assert graph.table() == before
-
-
-def test_the_words_of_a_plain_function_are_those_of_the_decorator() -> None:
-    def step(state: Any, grad: Any) -> None: ...
-
-    graph = TaskGraph()
-    state, grad = graph.input(HOST), graph.input(HOST)
-    after = graph.host(step, state, grad, updates="state")
-    call = graph.tasks[0].agent
-    assert call.aliases == ((0, 0),) and call.consumes == {0}
-    assert graph.tasks[0].outputs == (after,)
-
-
-def test_futures_are_equal_where_they_stand_for_the_same_value() -> None:
-    graph, other = TaskGraph(), TaskGraph()
-    x = graph.input(HOST, "x")
-    assert x == graph.inputs["x"] and len({x, graph.inputs["x"]}) == 1
-    assert x != other.input(HOST, "x") and x != 0
-    assert repr(x) == f"<Future input 0: {HOST.text()}>"
-    y = graph.call(program(), x, x)
-    assert repr(y) == f"<Future output 0 of task 0: {DRAM.text()}>"

@@ -16,11 +16,9 @@ from stitch.tasks import Permission
 from stitch.training import (
     LocalTaskBackend,
     RuntimeArgument,
-    SlotKind,
     TaskArgumentAccessor,
     TaskBinding,
     TaskInvocation,
-    TaskSignature,
     backward_binding,
     backward_signature,
     task_signature,
@@ -177,21 +175,6 @@ def test_arguments_are_values_or_what_they_refer_to(backend: LocalTaskBackend) -
         accessor.get_argument("scal")
 
 
-def test_a_reference_to_another_type_is_refused(backend: LocalTaskBackend) -> None:
-    signature = TaskSignature(arguments={"count": int, "where": RuntimeDevice})
-    backend.register_task("counting", signature, lambda accessor: None)
-    right = {
-        "count": RuntimeArgument.ITERATION, "where": RuntimeArgument.DEVICE_STATE
-    }  # fmt: skip
-    accessor = backend.get_args(TaskInvocation("counting", TaskBinding(arguments=right)))
-    assert accessor.get_argument("count") == 0
-    assert accessor.get_argument("where") is backend.device
-    wrong = {**right, "count": RuntimeArgument.DEVICE_STATE}
-    accessor = backend.get_args(TaskInvocation("counting", TaskBinding(arguments=wrong)))
-    with pytest.raises(TaskError, match="'count' of task 'counting' has another type"):
-        accessor.get_argument("count")
-
-
 def test_a_binding_that_does_not_fit_is_refused_with_all_that_is_wrong(
     backend: LocalTaskBackend,
 ) -> None:
@@ -225,14 +208,6 @@ def test_backward_has_the_same_slots_and_gradients() -> None:
         "x": "a.grad", "many": ("a.grad", "b.grad"), "w": "c.grad", "y": "d.grad"
     }  # fmt: skip
     assert backward_binding(BINDING, back, flowing={"c", "d"}).gradients.keys() == {"w", "y"}
-
-
-def test_two_slots_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two slots 'x'"):
-        task_signature(inputs=["x"], outputs=["x"])
-    with pytest.raises(UsageError, match="no tensor slot 'z'"):
-        task_signature(inputs=["x"], variadic=["z"])
-    assert task_signature(weights=["w"]).tensor("w").kind is SlotKind.WEIGHT
 
 
 def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, TaskError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
+from stitch.errors import TaskError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import InputKind, Role, Space
 from stitch.tasks import Permission
 from stitch.training import (
@@ -20,7 +20,6 @@ from stitch.training import (
     TaskArgumentAccessor,
     TaskBinding,
     TaskInvocation,
-    execute,
     task_signature,
 )
 from tests.support.training.models import batches, mlp
@@ -99,18 +98,6 @@ def test_a_weight_on_which_nothing_depends_has_a_gradient_of_zeros() -> None:
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_is_unknown_or_not_there_is_said_so() -> None:
-    with LocalTaskBackend(mlp()) as backend:
-        for ask in (backend.get_tensor, lambda name: backend.set_tensor(name, [1.0])):
-            with pytest.raises(UsageError, match=r"no tensor 'fc1.wieght'(.|\n)*'fc1.weight'"):
-                ask("fc1.wieght")
-        for name in ("x", "relu", "fc1.weight.grad"):
-            with pytest.raises(UsageError, match=f"{name!r} has no elements"):
-                backend.get_tensor(name)
-        with pytest.raises(UsageError, match="'x' has no elements"):
-            ModelTrainingInstance(backend.graph, backend).forward()
-
-
 @pytest.mark.parametrize(("elsewhere", "copies"), [((), 0), (("x",), 1), (("x", "fc1.weight"), 2)])
 def test_a_copy_is_made_for_each_tensor_that_lies_elsewhere(
     elsewhere: tuple[str, ...], copies: int
@@ -130,40 +117,7 @@ def test_a_copy_is_made_for_each_tensor_that_lies_elsewhere(
         assert backend.device.account().total.copies - before == copies
 
 
-def test_placement_of_the_graph_are_refused() -> None:
-    graph = mlp().with_placement(PlacementOption("input", "x", "space", Space.L1))
-    with pytest.raises(CompileError, match=r"has placement options(.|\n)*spaces="):
-        LocalTaskBackend(graph)
-
-
 # -- the user's own tasks --------------------------------------------------------------------------
-
-
-def test_a_task_of_the_users_runs_on_the_tensors_of_the_model() -> None:
-    def scale(accessor: TaskArgumentAccessor) -> float:
-        x = accessor.get_tensor("x", READ).numpy()
-        accessor.get_tensor("y", WRITE).numpy()[:] = x * accessor.get_argument("factor")
-        return float(np.abs(x).max())
-
-    signature = task_signature(
-        inputs=["x"], outputs=["y"], arguments={"factor": float}, returns=float
-    )
-    ((x, _),) = batches(1)
-    with LocalTaskBackend(mlp()) as backend:
-        instance = ModelTrainingInstance(backend.graph, backend)
-        backend.register_task("scale", signature, scale)
-        backend.set_tensor("x", x)
-        again = TaskBinding({"x": "x", "y": "x"}, arguments={"factor": 2.0})
-        assert execute(backend, TaskInvocation("scale", again)) == np.abs(x).max()
-        np.testing.assert_array_equal(backend.get_tensor("x"), 2 * x)
-        instance.forward()
-        hidden = backend.get_tensor("relu")
-        backend.store.add_tensor("scaled", backend.store.desc("relu"))
-        backend.execute(
-            TaskInvocation("scale", TaskBinding({"x": "relu", "y": "scaled"},
-                                                arguments={"factor": 0.5}))
-        )  # fmt: skip
-        np.testing.assert_array_equal(backend.get_tensor("scaled"), hidden / 2)
 
 
 def leaky(accessor: TaskArgumentAccessor) -> None:
