@@ -242,9 +242,7 @@ def test_a_function_may_close_over_what_a_call_before_gave(within: stitch.Device
             np.testing.assert_array_equal(ops.map(times, rows).numpy(), expected)
 
 
-def test_a_tensor_that_a_function_closes_over_is_read_in_its_trace(
-    within: stitch.Device,
-) -> None:
+def test_a_tensor_that_a_function_closes_over_is_read_in_its_trace(within: stitch.Device) -> None:
     held = within.tensor(np.ones(2, np.float32))
 
     def times(row: Any) -> Any:

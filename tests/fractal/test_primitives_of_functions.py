@@ -66,10 +66,7 @@ def test_leaves_of_a_nest_become_one_tensor() -> None:
 
 
 def test_tensors_of_a_device_are_taken() -> None:
-    with (
-        stitch.open_device("host") as device,
-        ops.mode("sequential", device=device),
-    ):
+    with stitch.open_device("host") as device, ops.mode("sequential", device=device):
         xs = FractalTensor(device.tensor(X))
         assert np.array_equal(ops.stack(xs).numpy(), X)
         assert np.array_equal(ops.flatten(xs).numpy(), X.ravel())

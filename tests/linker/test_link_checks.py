@@ -86,10 +86,7 @@ def test_all_problems_of_a_pair_of_programs_are_listed_at_once() -> None:
     with pytest.raises(LinkError) as caught:
         wire(a, b)
     text = str(caught.value)
-    for fact in (
-        "shape [4, 4] is not [2, 2]",
-        "int32 never turns into float32",
-    ):
+    for fact in ("shape [4, 4] is not [2, 2]", "int32 never turns into float32"):
         assert fact in text
 
 

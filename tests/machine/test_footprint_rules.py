@@ -17,15 +17,7 @@ from stitch.machine.shape import (
     round_up,
     shard_layout,
 )
-from stitch.program import (
-    TILE_SHAPE,
-    DataType,
-    Layout,
-    MemoryLayout,
-    ShardSpec,
-    Space,
-    TensorDesc,
-)
+from stitch.program import TILE_SHAPE, DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
 MACHINE = MachineShape(
     "n150", (8, 8), SpaceShape(1, 0, 1 << 34, 64), SpaceShape(64, 103_712, 1_499_136, 16),
@@ -104,11 +96,7 @@ def test_shards_that_do_not_fit_are_refused_with_the_reason(
 @pytest.mark.parametrize("tile", [None, TILE_SHAPE])
 @given(rows=st.integers(1, 300), columns=st.integers(1, 300))
 def test_the_even_sharding_fits_its_machine(
-    kind: MemoryLayout,
-    space: Space,
-    tile: tuple[int, int] | None,
-    rows: int,
-    columns: int,
+    kind: MemoryLayout, space: Space, tile: tuple[int, int] | None, rows: int, columns: int
 ) -> None:
     layout = shard_layout(
         (rows, columns), kind, MACHINE, data_type=F32, space=space, tile_shape=tile

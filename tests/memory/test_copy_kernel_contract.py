@@ -10,14 +10,7 @@ import pytest
 from stitch.errors import LayoutError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
 from stitch.memory import CopyKernel, prepare_copy
-from stitch.program import (
-    TILE_SHAPE,
-    DataType,
-    Layout,
-    Space,
-    TensorDesc,
-    host_layout,
-)
+from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc, host_layout
 from tests.support.dense_arrays import read_array
 
 MACHINE = MachineShape(

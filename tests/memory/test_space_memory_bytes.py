@@ -10,15 +10,7 @@ import pytest
 from stitch.errors import LayoutError, TaskError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
 from stitch.memory import POISON_BYTE, SpaceMemory
-from stitch.program import (
-    TILE_SHAPE,
-    DataType,
-    Layout,
-    MemoryLayout,
-    ShardSpec,
-    Space,
-    TensorDesc,
-)
+from stitch.program import TILE_SHAPE, DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 from tests.support.dense_arrays import read_array, write_array
 
 L1 = SpaceShape(4, 64, 1 << 20, 16)

@@ -14,15 +14,7 @@ import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine
-from stitch.planner import (
-    Certificate,
-    Copy,
-    Execute,
-    Instance,
-    PlanRequest,
-    check_plan,
-    plan,
-)
+from stitch.planner import Certificate, Copy, Execute, Instance, PlanRequest, check_plan, plan
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.grids import every
 from tests.support.machines import without_path

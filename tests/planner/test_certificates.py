@@ -27,14 +27,7 @@ from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
 from tests.support.machines import without_path
 from tests.support.planner import cases
-from tests.support.planner.small_requests import (
-    DRAM,
-    L1,
-    SMALL,
-    Scene,
-    desc_of,
-    program,
-)
+from tests.support.planner.small_requests import DRAM, L1, SMALL, Scene, desc_of, program
 
 
 def evictions(made: Plan) -> list[Copy]:

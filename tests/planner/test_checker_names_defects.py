@@ -197,8 +197,7 @@ def test_a_missing_path_that_exists_is_no_reason_to_bounce() -> None:
 
 
 @pytest.mark.parametrize(
-    "forged",
-    [{"cyclic_size": 4096}, {"free_size": 16}, {"through_seconds": 0.0}],
+    "forged", [{"cyclic_size": 4096}, {"free_size": 16}, {"through_seconds": 0.0}]
 )
 def test_a_cost_certificate_with_other_numbers_is_named(forged: dict[str, float]) -> None:
     made = plan(cases.swapped_with_a_spare_granule())

@@ -91,8 +91,7 @@ def test_a_tensor_that_lives_on_is_made_where_nothing_wants_its_bytes(
 
 
 @pytest.mark.parametrize(
-    ("scratch", "before", "share"),
-    [(False, 0, 0.02), (True, 0, 0.22), (False, 8, 0.14)],
+    ("scratch", "before", "share"), [(False, 0, 0.02), (True, 0, 0.22), (False, 8, 0.14)]
 )
 def test_bytes_moved_of_drawn_chains(
     scratch: bool, before: int, share: float, monkeypatch: pytest.MonkeyPatch

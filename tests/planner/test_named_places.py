@@ -8,14 +8,7 @@ import pytest
 
 from stitch.errors import StitchError
 from stitch.machine import Machine
-from stitch.planner import (
-    Allocate,
-    Plan,
-    PlanRequest,
-    Relocate,
-    check_plan,
-    plan,
-)
+from stitch.planner import Allocate, Plan, PlanRequest, Relocate, check_plan, plan
 from stitch.planner.addresses import RequiredAddresses
 from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine

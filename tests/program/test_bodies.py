@@ -24,13 +24,7 @@ from stitch.program import (
     ValueType,
     host_layout,
 )
-from tests.support.bodied_graphs import (
-    SHAPE,
-    bodied_graph,
-    bomb,
-    gate_body,
-    scaled_body,
-)
+from tests.support.bodied_graphs import SHAPE, bodied_graph, bomb, gate_body, scaled_body
 
 KIND = ValueType(SHAPE, DataType.FLOAT32)
 SCALED, GATE = scaled_body(KIND), gate_body(KIND)

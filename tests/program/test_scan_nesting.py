@@ -9,14 +9,7 @@ import pytest
 
 from stitch.errors import CompileError
 from stitch.ops import program_work
-from stitch.program import (
-    MAX_EXPANSION,
-    MAX_SCAN_DEPTH,
-    DataType,
-    Operation,
-    ScanForm,
-    ValueType,
-)
+from stitch.program import MAX_EXPANSION, MAX_SCAN_DEPTH, DataType, Operation, ScanForm, ValueType
 from tests.support.files.scanned_specimens import (
     scan_changed,
     scanned_program,

@@ -12,14 +12,7 @@ import pytest
 from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
 from stitch.program import DataType, Layout, Space, TensorDesc
-from stitch.tasks import (
-    OUTSIDE,
-    InputPlace,
-    OutputPlace,
-    ProgramAgent,
-    TaskGraph,
-    task,
-)
+from stitch.tasks import OUTSIDE, InputPlace, OutputPlace, ProgramAgent, TaskGraph, task
 from stitch.ttb import Binary
 from tests.support.small_programs import DRAM, HOST, program
 

@@ -160,10 +160,7 @@ def test_a_plain_computation_graph_is_optimized_as_it_is_trained() -> None:
     )
     wrong: Any
     for wrong, word in (
-        (
-            (graph.text(), machine, SimulatedTime(), config),
-            "a ComputationGraph or a Tr",
-        ),
+        ((graph.text(), machine, SimulatedTime(), config), "a ComputationGraph or a Tr"),
         ((graph, "wormhole_n150", SimulatedTime(), config), "a Machine .* as machine"),
         ((graph, machine, None, config), "program.* as cost_estimator"),
         ((graph, machine, SimulatedTime(), "search"), "an AlgorithmConfig as config"),

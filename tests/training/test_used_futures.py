@@ -143,8 +143,7 @@ def test_functions_of_torch_that_give_two_values_give_both_by_their_names(number
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [lambda p: p.size(), lambda p: p.size(0), lambda p: p.dim(), lambda p: torch.numel(p)],
+    "asked", [lambda p: p.size(), lambda p: p.size(0), lambda p: p.dim(), lambda p: torch.numel(p)]
 )
 def test_what_torch_says_of_a_shape_is_no_pending_value(asked: Callable[[Any], Any]) -> None:
     pred, expected, _ = predicted()
