@@ -22,10 +22,7 @@ from tests.support.benches import BENCH_NAMES
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn")
 #: Written by a generator, so neither their length nor their docstrings are ours.
-GENERATED = {
-    ROOT / "stitch" / "ttb" / "generated.py",
-    ROOT / "tests" / "support" / "flatc" / "classes.py",
-}
+GENERATED = {ROOT / "stitch" / "ttb" / "generated.py"}
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -150,16 +150,6 @@ def test_every_division_gives_the_numbers_of_one_operation_after_the_other(name:
             np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-5, err_msg=str(runs))
 
 
-def test_attention_on_views_copies_only_what_goes_out() -> None:
-    program = program_of("attention")
-    prepared = PreparedKernels(program, MACHINE, Workspace())
-    copied = {
-        program.operations[i].op: left for i, left in prepared.arrangement.moved.items() if left
-    }
-    assert set(copied) <= {"Transpose", "Reshape"}
-    assert sum(map(len, copied.values())) <= 2
-
-
 def gated(b: ComputationGraphBuilder) -> None:
     """A large product, a function that NumPy has not, and a choice that ONNX Runtime is slow at."""
     x = b.input("x", (512, 256), "float32")
@@ -180,32 +170,6 @@ def test_products_and_functions_go_to_onnx_runtime_and_choices_to_numpy() -> Non
     with stitch.open_device("host") as device, stitch.open_device("host", executor="auto") as fast:
         found, right = (one(d.load(compiled)(x)).numpy() for d in (fast, device))
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("length", "runs"), [(3, 1), (60_001, 0)])
-def test_averages_of_long_windows_go_to_numpy(length: int, runs: int) -> None:
-    def average(b: ComputationGraphBuilder) -> None:
-        x = b.input("x", (1, 4, 100_000), "float32")
-        b.output("y", b.op("AveragePool", x, kernel_shape=[length]))
-
-    program = model(f"average of {length}", average, target="host").binary.programs[0]
-    assert len(divide(program, Sessions(1).able(program), TABLE).runs) == runs
-
-
-def test_layers_that_are_alike_share_a_session() -> None:
-    def layers(b: ComputationGraphBuilder) -> None:
-        value: Any = b.input("x", (128, 512), "float32")
-        for index in range(3):
-            w = b.input(f"w{index}", (512, 512), "float32")
-            value = b.op("Where", value > 0.0, b.matmul(value, w), value)
-        b.output("y", value)
-
-    program = model("layers", layers, target="host").binary.programs[0]
-    sessions = Sessions(1)
-    products = tuple((i,) for i, o in enumerate(program.operations) if o.op == "MatMul")
-    calls, _ = sessions.calls(program, products, sessions.able(program))
-    assert calls is not None
-    assert len({id(call.session) for call in calls}) == 1
 
 
 def test_an_onnx_runtime_that_cannot_be_loaded_is_one_clear_error(

@@ -102,16 +102,6 @@ def test_sixty_four_small_programs(halves: bool) -> None:
     assert_equal_bits(chained(models, rng.standard_normal((16, 64)).astype(np.float32)), halves)
 
 
-@pytest.mark.campaign("executors")
-def test_sixteen_different_modules() -> None:
-    pytest.importorskip("torch")
-    from tests.support.executors.varied_modules import varied_programs
-
-    chain = chained(*varied_programs(TARGET))
-    assert_equal_bits(chain)
-    assert_equal_bits(chain, halves=True)
-
-
 def test_flushing_reaches_a_program_that_has_denormals_which_is_why_it_is_an_obstacle() -> None:
     from stitch.runtime.executors.onnx.session import has_effect
 

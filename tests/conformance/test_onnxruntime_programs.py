@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,8 @@ from stitch.errors import CompileError, TaskError, UsageError
 from stitch.machine import load_machine
 from stitch.program import Array, Ownership, Program
 from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor
-from stitch.runtime.executors.automatic import AutomaticExecutor, points
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
-from stitch.runtime.executors.onnx.session import bound_call
-from tests.support.executors.named_prices import FILE
-from tests.support.grids import in_turn
-from tests.support.stitched_models import integers, model, one, several
+from tests.support.stitched_models import integers, model, one
 
 MACHINE = load_machine("host").shape
 
@@ -66,21 +61,6 @@ def test_dense_values_are_computed_where_they_lie_in_one_call() -> None:
     x[0] = 0
     run(bound)
     assert not y[0].any() and y[1].any()
-
-
-def test_constants_are_read_where_the_file_is_mapped(tmp_path: Path) -> None:
-    path = tmp_path / "m.ttb"
-    model("m", linear, target="host").save(str(path))
-    program = stitch.load(str(path)).programs[0]
-    prepared: Any = OnnxRuntimeExecutor().prepare(program, MACHINE)
-    addresses = {c.data.ctypes.data for c in program.constants if c.data.nbytes > 1024}
-    assert addresses
-    assert {value.data_ptr() for value in prepared.session.held} == addresses
-
-
-def test_rearranged_weights_are_reported_as_staging() -> None:
-    bound, _ = bound_to(program_of(linear), [integers((4, 64))])
-    assert bound.staging_nbytes == 64 * 32 * 4
 
 
 def test_a_product_added_to_a_donated_input_is_right_over_its_buffer() -> None:
@@ -129,49 +109,6 @@ def test_an_update_of_plain_arithmetic_is_written_in_place_without_a_copy() -> N
     run(bound)
     np.testing.assert_array_equal(made, expected)
     assert np.shares_memory(made, w)
-
-
-def test_an_output_that_is_read_by_later_operations() -> None:
-    def build(b: ComputationGraphBuilder) -> None:
-        x = b.input("x", (3, 4), "float32")
-        b.output("h", x + 1)
-        b.output("y", (x + 1) * 2)
-
-    bound, (h, y) = bound_to(program_of(build), [integers((3, 4))])
-    run(bound)
-    np.testing.assert_array_equal(y, 2 * h)
-    np.testing.assert_array_equal(h, integers((3, 4)) + 1)
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind"),
-    in_turn([(), (0, 3), (1,)], ["float32", "float64", "int32", "int64", "uint8", "bool"]),
-)
-def test_scalars_and_empty_tensors_of_many_types_run(shape: tuple[int, ...], kind: str) -> None:
-    def build(b: ComputationGraphBuilder) -> None:
-        x, y = b.input("x", shape, kind), b.input("y", shape, kind)
-        b.output("same", b.op("Equal", x, y))
-        b.output("chosen", b.op("Where", b.op("Equal", x, y), x, y))
-
-    x = np.ones(shape, kind)
-    with stitch.open_device("tiny", executor="onnxruntime", debug=True) as device:
-        same, chosen = several(device.load(model("m", build))(x, np.zeros(shape, kind)))
-        assert same.numpy().shape == shape and not same.numpy().any()
-        np.testing.assert_array_equal(chosen.numpy(), np.zeros(shape, kind))
-
-
-def test_optional_operands_and_results_may_be_absent() -> None:
-    def build(b: ComputationGraphBuilder) -> None:
-        x = b.input("x", (1, 1, 4, 4), "float32")
-        b.output("y", b.op("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2)))
-        b.output("z", b.op("Clip", x, None, b.constant(np.float32(5))))
-
-    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
-    x[0, 0, 0, 0] = -np.inf
-    bound, (y, z) = bound_to(program_of(build), [x])
-    run(bound)
-    np.testing.assert_array_equal(y.ravel(), [5, 7, 13, 15])
-    np.testing.assert_array_equal(z, np.minimum(x, 5))
 
 
 def test_dividing_integers_by_zero_and_the_least_number_by_minus_one_do_no_harm() -> None:
@@ -240,41 +177,6 @@ def test_casts_to_integers_saturate_and_casts_to_narrow_floats_round() -> None:
     assert h[3:].tolist() == [300.0, -2.5, 1.0]
 
 
-def test_low_precision_agrees_within_one_rounding_per_operation() -> None:
-    def build(b: ComputationGraphBuilder) -> None:
-        x = b.input("x", (32, 64), "bfloat16")
-        w = b.parameter("w", integers((64, 32)).astype(np.float32) / 61 - 0.5)
-        b.output("y", b.op("Gelu", b.matmul(x, b.cast(w, "bfloat16"))))
-
-    x = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
-    found = {}
-    for executor in ("numpy", "onnxruntime"):
-        with stitch.open_device("tiny", executor=executor) as device:
-            program = device.load(model("m", build))
-            found[executor] = one(program(x.astype(stitch.DataType.BFLOAT16.dtype))).numpy()
-    ours, theirs = (a.astype(np.float32) for a in found.values())
-    np.testing.assert_allclose(theirs, ours, rtol=2 * 2**-8, atol=2e-2)
-
-
-def test_hooks_on_operations_see_one_operation_at_a_time() -> None:
-    seen: list[tuple[str, tuple[int, ...]]] = []
-    x = integers((4, 64))
-    with stitch.open_device("tiny", executor="onnxruntime", debug=True) as device:
-        program = device.load(model("m", linear))
-        plain = one(program(x)).numpy()
-        undo = device.hooks.register(
-            after_operation=lambda c: seen.append(
-                (getattr(c.operation, "op", ""), c.outputs[0].shape)
-            )
-        )
-        hooked = one(program(x)).numpy()
-        undo()
-        again = one(program(x)).numpy()
-    assert seen == [("MatMul", (4, 32)), ("Relu", (4, 32))]
-    np.testing.assert_array_equal(plain, hooked)
-    np.testing.assert_array_equal(plain, again)
-
-
 def test_every_operation_that_cannot_run_is_listed() -> None:
     def build(b: ComputationGraphBuilder) -> None:
         x, i = b.input("x", (2, 3), "float64"), b.input("i", (3, 3), "int64")
@@ -331,52 +233,6 @@ def test_threads_are_the_users_to_set_and_do_not_change_the_result() -> None:
         with stitch.open_device("tiny", executor=executor) as device:
             results.append(one(device.load(model("m", linear))(integers((4, 64)))).numpy())
     np.testing.assert_array_equal(results[0], results[1])
-
-
-def test_a_binding_runs_through_public_methods_alone() -> None:
-    prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
-    session = prepared.session.session
-    binding = session.io_binding()
-    x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
-    converted = prepared.session.model
-    binding.bind_cpu_input(f"v{converted.inputs[0]}", x)
-    binding.bind_output(f"v{converted.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
-    bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()
-    np.testing.assert_array_equal(y, x @ integers((64, 32), 5))
-
-
-def test_the_automatic_choice_rests_on_the_program() -> None:
-    def large(b: ComputationGraphBuilder) -> None:
-        b.output(
-            "y",
-            b.matmul(
-                b.input("x", (64, 64), "float32"), b.parameter("w", np.eye(64, dtype=np.float32))
-            ),
-        )
-
-    def refused(b: ComputationGraphBuilder) -> None:
-        b.output("y", b.op("Mish", b.input("x", (64, 64), "float64")))
-
-    def masked(b: ComputationGraphBuilder) -> None:
-        x, zero = b.input("x", (256, 256), "float32"), b.constant(np.zeros((), np.float32))
-        b.output("y", b.op("Exp", b.op("Where", b.op("Greater", x, zero), x, zero)))
-
-    executor = AutomaticExecutor(prices=FILE)
-    kinds = {}
-    builds = {"small": linear, "large": large, "refused": refused, "masked": masked}
-    for name, build in builds.items():
-        program = program_of(build)
-        prepared = executor.prepare(program, MACHINE)
-        kinds[name] = (
-            points(program, executor.prices.points) >= 1,
-            type(prepared).__module__.rsplit(".", 1)[-1],
-        )
-    assert kinds == {
-        "small": (False, "numpy_executor"),
-        "large": (True, "onnxruntime_executor"),
-        "refused": (True, "numpy_executor"),
-        "masked": (True, "numpy_executor"),
-    }
 
 
 def test_a_device_that_chooses_gives_the_same_numbers() -> None:

@@ -41,28 +41,6 @@ def outputs(executor: str, x: Array) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("executor", CALLING)
-def test_operations_that_are_seen_apart_are_computed_in_calls_of_their_own(
-    executor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[list[str]] = []
-    bind = foreign_calls.Segment.bind
-
-    def noted(segment: Any, arrays: Any) -> Any:
-        steps = bind(segment, arrays)
-        names = [o.op for o in segment.part.operations]
-        return (*steps, lambda: calls.append(names))
-
-    monkeypatch.setattr(foreign_calls.Segment, "bind", noted)
-    x = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
-    found, right = outputs(executor, x), outputs("numpy", x)
-    assert calls and all(len(call) == 1 for call in calls)
-    if executor == "onnxruntime":
-        assert calls == [["MatMul"], ["Gelu"], ["Erf"], ["Softmax"]]
-    for op, array in found.items():
-        np.testing.assert_allclose(array, right[op], 1e-4, 1e-4)
-
-
-@pytest.mark.parametrize("executor", CALLING)
 def test_a_result_that_nobody_reads_is_seen_as_well(executor: str) -> None:
     def build(b: ComputationGraphBuilder) -> None:
         x = b.input("x", (64, 256), "float32")

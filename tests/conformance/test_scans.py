@@ -11,12 +11,9 @@ import stitch
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, scan
 from stitch.machine import load_machine
-from stitch.program import Array, Program
+from stitch.program import Array
 from stitch.runtime import HookContext
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.automatic import divide, points
-from stitch.runtime.executors.host.host_bytes import repacked_nbytes
-from tests.support.executors.named_prices import TABLE
 from tests.support.grids import in_turn, named
 from tests.support.scan_cases import (
     CASES,
@@ -213,20 +210,3 @@ def test_what_a_round_makes_counts_to_the_memory_of_the_host(executor: str) -> N
     b.output("sums", sums)
     program = stitch.compile(b.build(), target="host").program
     assert make_executor(executor).host_bytes(program).peak >= 2 * 4 * 2000 * 1000
-
-
-def test_weights_that_products_within_a_scan_rearrange_count_too() -> None:
-    def nbytes(name: str) -> int:
-        return repacked_nbytes(stitch.compile(graph_of(BY_NAME[name], 5), target="host").program)
-
-    first, second = given_to(BY_NAME["weights"], 5)[2]
-    assert nbytes("weights") == first.nbytes + second.nbytes
-    assert nbytes("sums") == 0
-
-
-def test_many_rounds_are_one_call_of_onnx_runtime_and_few_are_not() -> None:
-    def program(count: int) -> Program:
-        return stitch.compile(graph_of(BY_NAME["sums"], count), target="host").program
-
-    assert points(program(1), TABLE.points) < 1 <= points(program(100), TABLE.points)
-    assert divide(program(100), [True], TABLE).runs == ((0,),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,22 +18,18 @@ from stitch.ops import (
     Thunk,
     infer_types,
     lookup,
-    multiply_adds,
     resolve_attributes,
 )
-from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType
+from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, ValueType
 from stitch.runtime.executors import make_executor, torch_executor
-from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.operation_prices import OperationPrices
-from stitch.runtime.executors.prices import AtenConvolutions, Curve, Gain
 from stitch.runtime.executors.torch_executor import (
     CONVOLUTIONS,
     KERNELS,
     AtenKernels,
     TorchExecutor,
 )
-from tests.support.executors.named_prices import ATEN, ATEN_PRICES, TABLE
+from tests.support.executors.named_prices import ATEN, TABLE
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.grids import in_turn, named
 from tests.support.stitched_models import model, one
@@ -240,72 +236,11 @@ def test_a_convolution_in_pieces_is_that_of_the_whole_batch(
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6, atol=1e-9)
 
 
-def convolved(op: str, *shapes: tuple[int, ...], **attributes: Any) -> Program:
-    def build(b: ComputationGraphBuilder) -> None:
-        operands = [b.input(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
-        domain = "stitch" if op.endswith("Gradient") else ""
-        b.output("y", b.op(op, *operands, domain=domain, **attributes))
-
-    return model("convolved", build, target="host").binary.programs[0]
-
-
-def price_of(program: Program, library: AtenKernels) -> float:
-    (operation,) = program.operations
-    return library.price(program, operation, multiply_adds(operation, program.values), 1)
-
-
-def test_a_convolution_costs_what_full_blocks_of_its_channels_do() -> None:
-    figures = AtenConvolutions(1.0, Curve(((1, 0.001),)), Curve(((1, 1000.0),)))
-    library = AtenKernels(replace(ATEN_PRICES, convolutions=figures))
-    image, kernel = (4, 16, 32, 32), (16, 16, 3, 3)
-    full, few, one = (
-        price_of(convolved("ConvTranspose", image, (16, n, 3, 3)), library) for n in (16, 4, 1)
-    )
-    assert full == pytest.approx(few, rel=0.01) and full == pytest.approx(one, rel=0.01)
-    # An image of few channels is read as it is.
-    first = price_of(convolved("Conv", (4, 1, 32, 32), (16, 1, 3, 3)), library)
-    assert first < price_of(convolved("Conv", image, kernel), library) / 8
-    # Without prices, or words for where windows lie, others compute it.
-    without = AtenKernels(replace(ATEN_PRICES, convolutions=None))
-    assert price_of(convolved("Conv", image, kernel), without) == float("inf")
-    odd = convolved("Conv", image, kernel, pads=[0, 1, 1, 1])
-    assert price_of(odd, library) == float("inf")
-
-
-def priced(*shapes: tuple[int, ...], data_type: str = "float32") -> float:
-    """The price of a product of these shapes."""
-
-    def build(b: ComputationGraphBuilder) -> None:
-        a, c = (b.input(f"x{i}", shape, data_type) for i, shape in enumerate(shapes))
-        b.output("y", b.matmul(a, c))
-
-    program = model("product", build, target="host").binary.programs[0]
-    return ATEN.price(program, program.operations[0], 1000, 1)
-
-
-def test_integers_and_nothing_have_no_kernel() -> None:
-    assert priced((2, 3), (3, 4)) < 10
-    assert priced((2, 3), (3, 4), data_type="int32") == float("inf")
-    assert priced((0, 3), (3, 4)) == float("inf")
-
-
 def layer(b: ComputationGraphBuilder) -> None:
     x = b.input("x", (256, 128), "float32")
     w, back = (b.parameter(n, (drawn(*s) * 0.1).astype(np.float32))
                for n, s in (("w", (128, 512)), ("back", (512, 128))))  # fmt: skip
     b.output("y", b.matmul(b.op("Gelu", b.matmul(x, w)), back) + x)
-
-
-def layer_program() -> Program:
-    return model("layer", layer, target="host").binary.programs[0]
-
-
-def test_a_layers_products_and_functions_are_the_librarys() -> None:
-    program = layer_program()
-    for able in (False, True):
-        found = divide(program, [able] * len(program.operations), TABLE, 1, ATEN)
-        assert {"MatMul", "Gelu"} <= {program.operations[i].op for i in found.library}
-        assert divide(program, [able] * len(program.operations), TABLE).library == frozenset()
 
 
 @pytest.mark.parametrize("with_onnxruntime", [True, False])
@@ -362,51 +297,3 @@ def test_threads_are_torchs_own() -> None:
         assert (made.library.threads, made.sessions.threads) == (2, 1)
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_kernel_without_a_price_is_not_used() -> None:
-    functions = {op: at for op, at in ATEN_PRICES.functions_ns.items() if op != "Gelu"}
-    library = AtenKernels(replace(ATEN_PRICES, functions_ns=functions))
-    program = layer_program()
-    found = divide(program, [False] * len(program.operations), TABLE, 1, library)
-    assert {program.operations[i].op for i in found.library} == {"MatMul"}
-
-
-def test_with_a_table_that_does_not_price_them_no_kernel_is_used() -> None:
-    assert TorchExecutor(replace(TABLE, torch=None)).library is None
-
-
-@dataclass(frozen=True)
-class OfGelu:
-    """A library of one kernel, at a part of NumPy's price."""
-
-    part: float
-
-    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        index = program.operations.index(operation)
-        numpy = OperationPrices(program, TABLE, 1).of_numpy(index)
-        return self.part * numpy if operation.op == "Gelu" else float("inf")
-
-    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
-        return None
-
-
-def test_a_kernel_takes_numpys_place_where_the_whole_gains_but_little() -> None:
-    def build(b: ComputationGraphBuilder) -> None:
-        x, w = b.input("x", (256, 1024), "float32"), b.input("w", (1024, 1024), "float32")
-        b.output("y", b.op("Gelu", b.matmul(b.matmul(x, w), w)))
-
-    table = replace(TABLE, gains=replace(TABLE.gains, library=Gain(0.1, 20)))
-    program = model("products", build, target="host").binary.programs[0]
-    able = [False] * len(program.operations)
-    prices = [OperationPrices(program, TABLE, 1).of_numpy(i) for i in range(len(able))]
-    (gelu,) = (i for i, o in enumerate(program.operations) if o.op == "Gelu")
-    # A tenth of the whole is more than all that this operation takes.
-    assert 40 < prices[gelu] < sum(prices) / 10
-    assert divide(program, able, table, 1, OfGelu(0.4)).library == {gelu}
-    assert divide(program, able, table, 1, OfGelu(0.95)).library == frozenset()
-    # What ONNX Runtime computes, it may join: that stays, whatever the kernel gains over NumPy's.
-    able = [True] * len(program.operations)
-    alone = divide(program, able, table)
-    whole = divide(program, able, table, 1, OfGelu(0.8))
-    assert whole.runs == alone.runs and whole.library == {gelu}.difference(*alone.runs)

@@ -17,9 +17,8 @@ from stitch.errors import FormatError, IncompatibleError
 from stitch.ttb import CURRENT, Version, encode, load
 from tests.support.files.specimens import rich_binary
 from tests.support.files.surgery import Surgery
-from tests.support.flatc import classes
+from tests.support.flatc.peer import add_table
 
-fb: Any = classes
 FILE = encode(rich_binary())
 PROGRAM = ("programs", 0)
 OPERATION = ("programs", 0, "operations", 0)
@@ -279,106 +278,51 @@ def vector(b: Any, offsets: list[int]) -> int:
 def program_of(b: Any, **parts: int) -> int:
     """A file's bytes up to the root around one program made of the given vectors."""
     name = b.CreateString("bomb")
-    fb.ScratchStart(b)
-    scratch = fb.ScratchEnd(b)
-    fb.ProgramStart(b)
-    fb.ProgramAddName(b, name)
-    fb.ProgramAddScratch(b, scratch)
-    for part, offset in parts.items():
-        getattr(fb, f"ProgramAdd{part}")(b, offset)
-    programs = vector(b, [fb.ProgramEnd(b)])
-    fb.SpaceShapeStart(b)
-    host = fb.SpaceShapeEnd(b)
-    fb.MachineStart(b)
-    fb.MachineAddName(b, name)
-    fb.MachineAddHost(b, host)
-    machine = fb.MachineEnd(b)
-    fb.VersionStart(b)
-    fb.VersionAddMajor(b, 1)
-    version = fb.VersionEnd(b)
-    fb.BinaryStart(b)
-    fb.BinaryAddVersion(b, version)
-    fb.BinaryAddMachine(b, machine)
-    fb.BinaryAddPrograms(b, programs)
-    return int(fb.BinaryEnd(b))
+    program = add_table(b, "Program", name=name, scratch=add_table(b, "Scratch"), **parts)
+    programs = vector(b, [program])
+    machine = add_table(b, "Machine", name=name, host=add_table(b, "SpaceShape"))
+    version = add_table(b, "Version", major=1)
+    return add_table(b, "Binary", version=version, machine=machine, programs=programs)
 
 
 def shared_attributes_bomb(b: Any) -> int:
     """4,000 operations that share one vector of 4,000 attributes: 16 million if expanded."""
-    op = b.CreateString("Add")
-    fb.IntAttributeStart(b)
-    member = fb.IntAttributeEnd(b)
-    attributes = []
-    for i in range(4000):
-        name = b.CreateString(f"{i:05}")
-        fb.AttributeStart(b)
-        fb.AttributeAddName(b, name)
-        fb.AttributeAddValueType(b, 1)
-        fb.AttributeAddValue(b, member)
-        attributes.append(fb.AttributeEnd(b))
-    shared = vector(b, attributes)
-    operations = []
-    for _ in range(4000):
-        fb.OperationStart(b)
-        fb.OperationAddOp(b, op)
-        fb.OperationAddAttributes(b, shared)
-        operations.append(fb.OperationEnd(b))
-    return program_of(b, Operations=vector(b, operations))
+    op, member = b.CreateString("Add"), add_table(b, "IntAttribute")
+    shared = vector(b, [
+        add_table(b, "Attribute", name=b.CreateString(f"{i:05}"), value_type=1, value=member)
+        for i in range(4000)
+    ])  # fmt: skip
+    operations = [add_table(b, "Operation", op=op, attributes=shared) for _ in range(4000)]
+    return program_of(b, operations=vector(b, operations))
 
 
 def shared_operands_bomb(b: Any) -> int:
     """One operation of 100,000 operands, 100,000 times: ten thousand million if expanded."""
-    op = b.CreateString("Add")
     inputs = b.CreateNumpyVector(np.zeros(100_000, "<i4"))
-    fb.OperationStart(b)
-    fb.OperationAddOp(b, op)
-    fb.OperationAddInputs(b, inputs)
-    operation = fb.OperationEnd(b)
-    return program_of(b, Operations=vector(b, [operation] * 100_000))
+    operation = add_table(b, "Operation", op=b.CreateString("Add"), inputs=inputs)
+    return program_of(b, operations=vector(b, [operation] * 100_000))
 
 
 def overlapping_vectors_bomb(b: Any) -> int:
     """20,000 operand vectors, each starting four bytes behind the last, each 60,000 long."""
     op = b.CreateString("Add")
     field = b.CreateNumpyVector(np.full(100_000, 60_000, "<i4"))
-    operations = []
-    for i in range(20_000):
-        fb.OperationStart(b)
-        fb.OperationAddOp(b, op)
-        fb.OperationAddInputs(b, field - 4 * i)
-        operations.append(fb.OperationEnd(b))
-    return program_of(b, Operations=vector(b, operations))
+    operations = [add_table(b, "Operation", op=op, inputs=field - 4 * i) for i in range(20_000)]
+    return program_of(b, operations=vector(b, operations))
 
 
 def long_shared_name_bomb(b: Any) -> int:
     """50,000 values that share one name of a megabyte."""
     name = b.CreateString("n" * 1_000_000)
-    fb.ValueTypeStart(b)
-    kind = fb.ValueTypeEnd(b)
-    fb.LayoutStart(b)
-    layout = fb.LayoutEnd(b)
-    values = []
-    for _ in range(50_000):
-        fb.ValueStart(b)
-        fb.ValueAddName(b, name)
-        fb.ValueAddType(b, kind)
-        fb.ValueAddLayout(b, layout)
-        values.append(fb.ValueEnd(b))
-    return program_of(b, Values=vector(b, values))
+    parts = {"name": name, "type": add_table(b, "ValueType"), "layout": add_table(b, "Layout")}
+    return program_of(b, values=vector(b, [add_table(b, "Value", **parts) for _ in range(50_000)]))
 
 
 def rank_bomb(b: Any) -> int:
     """One value of 33 dimensions."""
-    shape = b.CreateNumpyVector(np.ones(33, "<i8"))
-    fb.ValueTypeStart(b)
-    fb.ValueTypeAddShape(b, shape)
-    kind = fb.ValueTypeEnd(b)
-    fb.LayoutStart(b)
-    layout = fb.LayoutEnd(b)
-    fb.ValueStart(b)
-    fb.ValueAddType(b, kind)
-    fb.ValueAddLayout(b, layout)
-    return program_of(b, Values=vector(b, [fb.ValueEnd(b)]))
+    kind = add_table(b, "ValueType", shape=b.CreateNumpyVector(np.ones(33, "<i8")))
+    value = add_table(b, "Value", type=kind, layout=add_table(b, "Layout"))
+    return program_of(b, values=vector(b, [value]))
 
 
 def deep_nesting_bomb(b: Any) -> int:

@@ -114,27 +114,3 @@ def test_momentum_that_keeps_nothing_gives_this_batch_whatever_was_before() -> N
     )  # fmt: skip
     np.testing.assert_allclose(mean, x.mean((0, 2)), atol=1e-6)
     np.testing.assert_allclose(variance, x.var((0, 2)), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("momentum", "x", "statistics", "operands"),
-    [
-        (0.0, "float32", "float32", 5), (0.0, "float64", "float64", 5),
-        (0.9, "float32", "float32", 3),
-        # Rounded, they would be less than what is counted again.
-        (0.0, "bfloat16", "bfloat16", 3), (0.0, "float64", "float32", 3),
-        (0.0, "bfloat16", "float32", 3),
-    ],
-)  # fmt: skip
-def test_statistics_are_kept_where_they_are_the_batchs_own_and_whole(
-    momentum: float, x: str, statistics: str, operands: int
-) -> None:
-    b = ComputationGraphBuilder("net")
-    kinds = (x, x, statistics, statistics)
-    given = [b.input(f"c{i}", (3,), kind) for i, kind in enumerate(kinds)]
-    attributes = {"training_mode": 1, "momentum": momentum}
-    made = b.apply("BatchNormalization", [b.input("x", (4, 3, 5), x), *given], 3, attributes)
-    b.output("y", made[0])
-    both = differentiate(b.build(), ["x", "c0"])
-    (gradient,) = (o for o in both.backward.operations if o.op == "BatchNormalizationGradient")
-    assert len(gradient.inputs) == operands

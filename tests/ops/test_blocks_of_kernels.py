@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from stitch.ops import bind, evaluate
 from stitch.ops.steps import CHUNK_SIZE
-from stitch.ops.workspaces import LINE_NBYTES, workspace
 from stitch.program import Array
 
 
@@ -27,16 +26,6 @@ def run_twice(op: str, inputs: list[Array], outs: list[Array], **attributes: Any
         with np.errstate(all="ignore"):
             for step in steps:
                 step()
-
-
-@pytest.mark.parametrize("shape", [(), 1, 7, (3, 5), (0, 4)], ids=str)
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.bool_, np.int8])
-def test_a_workspace_begins_at_a_cache_line(shape: Any, kind: type) -> None:
-    made = workspace(shape, np.dtype(kind))
-    assert made.dtype == kind and made.shape == np.empty(shape).shape
-    assert made.ctypes.data % LINE_NBYTES == 0 or made.size == 0
-    made[...] = 1
-    assert (made == 1).all()
 
 
 @pytest.mark.parametrize("at", [0.0, 60.0, -60.0, 200.0, -1e4], ids=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from stitch.errors import CompileError
-from stitch.ops import bind, convolution, evaluate, kernel_workspace, lookup, resolve_attributes
+from stitch.ops import bind, convolution, evaluate, lookup, resolve_attributes
 from stitch.ops.windows import Windows, pool_windows
-from stitch.program import Array, DataType, ValueType
+from stitch.program import Array
 from tests.support.grids import in_turn, named
 
 
@@ -74,28 +73,6 @@ def test_the_weights_gradient_is_the_same_however_its_product_lies(
         torch.from_numpy(x), shape, torch.from_numpy(gradient), padding=1, groups=group
     )
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_joined_samples_take_one_product_and_not_one_each() -> None:
-    x = ValueType((16, 256, 4, 4), DataType.FLOAT32)
-    weights = ValueType((256, 256, 3, 3), DataType.FLOAT32)
-    attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
-    taken = kernel_workspace(
-        "ConvWeightGradient", [x, x], [weights], domain="stitch", attributes=attributes
-    )
-    assert taken < 6 * 4 * math.prod(weights.shape)
-
-
-def test_many_weights_are_added_up_once_for_many_samples() -> None:
-    def count(samples: int) -> int:
-        x, out = drawn(samples, 128, 4, 4), np.empty((128, 128, 3, 3), np.float32)
-        attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
-        return len(
-            bind("ConvWeightGradient", [x, x], [out], domain="stitch", attributes=attributes)
-        )
-
-    # Columns of seven samples fit in half a megabyte, those of eight in the bytes of the result.
-    assert count(8) == count(1)
 
 
 def test_a_weights_gradient_over_no_samples_is_zero() -> None:
@@ -185,15 +162,6 @@ def test_each_gradient_goes_to_the_first_of_the_maxima(
     gradient = np.where(np.isnan(y), np.inf, 1).astype(dtype)
     made = run_twice("MaxPoolGradient", [gradient, x, y], np.empty_like(x), **attributes)
     np.testing.assert_array_equal(made, first_maxima(x, windows))
-
-
-def test_of_equal_maxima_the_first_gets_the_gradient() -> None:
-    x, gradient = np.zeros((1, 1, 4), np.float32), np.array([[[3, 5]]], np.float32)
-    made = evaluate(
-        "MaxPoolGradient", [gradient, x, np.zeros((1, 1, 2), np.float32)],
-        domain="stitch", attributes={"kernel_shape": (2,), "strides": (2,)},
-    )[0]  # fmt: skip
-    assert made.ravel().tolist() == [3, 0, 5, 0]
 
 
 def test_a_pools_gradient_needs_the_shapes_of_its_pool() -> None:

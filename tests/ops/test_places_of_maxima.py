@@ -84,17 +84,3 @@ def test_small_windows_over_many_planes_are_looked_at_in_pieces() -> None:
     np.testing.assert_array_equal(values, tiled.max((3, 5)))
     np.testing.assert_array_equal(x.reshape(-1)[places], values)
     assert (np.diff(places.reshape(2000, -1)[:, 0]) > 0).all()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"kernel_shape": (2, 2), "strides": (2, 2), "pads": (1, 0, 0, 0)},
-        {"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1},
-        {"kernel_shape": (5, 5), "strides": (5, 5)},
-        {"kernel_shape": (3, 3)},
-    ],
-    ids=["padded", "beyond the end", "many elements", "overlapping"],
-)
-def test_other_windows_are_looked_at_thoroughly(words: dict[str, Any]) -> None:
-    assert not are_viewed(windows_over(np.empty((1, 1, 9, 11)), words))

@@ -18,8 +18,6 @@ from stitch.machine import load_machine
 from stitch.ops import bind, evaluate, infer_types, row_copies
 from stitch.program import Array, DataType, ValueType
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.host.arrangement import arrange
-from stitch.runtime.executors.host.chunks import units_of
 from tests.support.operators.one_operation import Binding
 
 FLOAT = DataType.FLOAT32
@@ -127,17 +125,6 @@ def graph_of(known: bool, lengths: tuple[int, ...] = (3, 2)) -> Any:
     strides: Any = np.array([3, 1]) if known else b.input("strides", (2,), DataType.INT64)
     b.output("y", b.window_rows(x, base, strides, lengths) @ w)
     return compile_graph(b.build(), HOST).program
-
-
-def test_a_window_that_is_known_is_seen_and_nothing_is_copied() -> None:
-    for known in (True, False):
-        program = graph_of(known)
-        constants = program.constant_data()
-        arrangement = arrange(program, units_of(program, ()), constants)
-        index = next(i for i, o in enumerate(program.operations) if o.op == "Window")
-        assert (arrangement.moved.get(index) == ()) is known
-        value, data = program.operations[index].outputs[0], program.inputs[0].value
-        assert (arrangement.storage[value].root == data) is known
 
 
 @pytest.mark.parametrize("name", ["numpy", "onnxruntime", "torch", "auto"])

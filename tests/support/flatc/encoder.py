@@ -1,11 +1,11 @@
-"""The peer of `stitch.ttb.encoding`: the same metadata, written with the code that flatc generates.
+"""The peer of `stitch.ttb.encoding`: the same metadata, by the schema as flatc understands it.
 
 Shares nothing with the product's encoder but the codes of enums and the rows of segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flatbuffers
@@ -30,9 +30,7 @@ from stitch.program import (
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
-from tests.support.flatc import classes
-
-fb: Any = classes
+from tests.support.flatc.peer import ENUMS, add_table
 
 
 def flatc_metadata(binary: Binary, segments: Segments) -> bytes:
@@ -57,32 +55,24 @@ class _Encoder:
         segments = self._vector([self._segment(row) for row in self._segments.rows])
         requires = self._vector([self._text(name) for name in binary.requires])
         producer = self._string(binary.producer)
-        version = self._table(
-            fb.VersionStart, fb.VersionEnd,
-            (fb.VersionAddMajor, binary.version.major), (fb.VersionAddMinor, binary.version.minor),
-        )  # fmt: skip
+        version = self._table("Version", major=binary.version.major, minor=binary.version.minor)
         root = self._table(
-            fb.BinaryStart, fb.BinaryEnd,
-            (fb.BinaryAddVersion, version), (fb.BinaryAddProducer, producer),
-            (fb.BinaryAddOpset, binary.opset), (fb.BinaryAddMachine, machine),
-            (fb.BinaryAddPrograms, programs), (fb.BinaryAddSegments, segments),
-            (fb.BinaryAddRequires, requires),
-        )  # fmt: skip
+            "Binary",
+            version=version,
+            producer=producer,
+            opset=binary.opset,
+            machine=machine,
+            programs=programs,
+            segments=segments,
+            requires=requires,
+        )
         b.FinishSizePrefixed(root, file_identifier=b"STCH")
         return bytes(b.Output())
 
     # Parts ---------------------------------------------------------------------------------
 
-    def _table(
-        self,
-        start: Callable[[Any], None],
-        end: Callable[[Any], int],
-        *fields: tuple[Callable[[Any, Any], None], int | float],
-    ) -> int:
-        start(self._builder)
-        for add, value in fields:
-            add(self._builder, value)
-        return end(self._builder)
+    def _table(self, table: str, /, **values: Any) -> int:
+        return add_table(self._builder, table, **values)
 
     def _vector(self, offsets: Sequence[int]) -> int:
         """A vector of offsets; 0, which adds no field, for none."""
@@ -115,30 +105,27 @@ class _Encoder:
     # Machine and segments ------------------------------------------------------------------
 
     def _segment(self, row: SegmentRow) -> int:
-        return self._table(
-            fb.SegmentStart, fb.SegmentEnd, (fb.SegmentAddOffset, row.offset),
-            (fb.SegmentAddLength, row.nbytes), (fb.SegmentAddCrc32, row.crc32),
-        )  # fmt: skip
+        return self._table("Segment", offset=row.offset, length=row.nbytes, crc32=row.crc32)
 
     def _machine(self, machine: MachineShape) -> int:
         name = self._string(machine.name)
         host, l1, dram = map(self._space, (machine.host, machine.l1, machine.dram))
         rows, columns = machine.core_grid
         return self._table(
-            fb.MachineStart, fb.MachineEnd, (fb.MachineAddName, name),
-            (fb.MachineAddCoreRows, rows), (fb.MachineAddCoreColumns, columns),
-            (fb.MachineAddHost, host), (fb.MachineAddL1, l1), (fb.MachineAddDram, dram),
-        )  # fmt: skip
+            "Machine", name=name, core_rows=rows, core_columns=columns, host=host, l1=l1, dram=dram
+        )
 
     def _space(self, space: SpaceShape | None) -> int:
         if space is None:
             return 0
         return self._table(
-            fb.SpaceShapeStart, fb.SpaceShapeEnd,
-            (fb.SpaceShapeAddBanks, space.banks), (fb.SpaceShapeAddBase, space.base),
-            (fb.SpaceShapeAddLimit, space.limit), (fb.SpaceShapeAddAlignment, space.alignment),
-            (fb.SpaceShapeAddGranule, 0 if space.granule == space.alignment else space.granule),
-        )  # fmt: skip
+            "SpaceShape",
+            banks=space.banks,
+            base=space.base,
+            limit=space.limit,
+            alignment=space.alignment,
+            granule=0 if space.granule == space.alignment else space.granule,
+        )
 
     # Programs ------------------------------------------------------------------------------
 
@@ -150,25 +137,29 @@ class _Encoder:
         constants = self._vector([self._constant(c) for c in program.constants])
         name = self._string(program.name)
         scratch = self._table(
-            fb.ScratchStart, fb.ScratchEnd, (fb.ScratchAddSpace, CODES[program.scratch.space]),
-            (fb.ScratchAddSizePerBank, program.scratch.size_per_bank),
-        )  # fmt: skip
+            "Scratch",
+            space=CODES[program.scratch.space],
+            size_per_bank=program.scratch.size_per_bank,
+        )
         seams = self._vector([self._seam(seam) for seam in program.seams])
         bodies = self._vector([self._body(body) for body in program.bodies])
         return self._table(
-            fb.ProgramStart, fb.ProgramEnd,
-            (fb.ProgramAddName, name), (fb.ProgramAddRole, CODES[program.role]),
-            (fb.ProgramAddInputs, inputs), (fb.ProgramAddOutputs, outputs),
-            (fb.ProgramAddValues, values), (fb.ProgramAddOperations, operations),
-            (fb.ProgramAddConstants, constants), (fb.ProgramAddScratch, scratch),
-            (fb.ProgramAddSeams, seams), (fb.ProgramAddBodies, bodies),
-        )  # fmt: skip
+            "Program",
+            name=name,
+            role=CODES[program.role],
+            inputs=inputs,
+            outputs=outputs,
+            values=values,
+            operations=operations,
+            constants=constants,
+            scratch=scratch,
+            seams=seams,
+            bodies=bodies,
+        )
 
     def _seam(self, seam: Seam) -> int:
         held = self._scalars(seam.held, "<u4")
-        return self._table(
-            fb.SeamStart, fb.SeamEnd, (fb.SeamAddFirst, seam.first), (fb.SeamAddHeld, held)
-        )
+        return self._table("Seam", first=seam.first, held=held)
 
     def _body(self, body: Body) -> int:
         inputs = self._scalars(body.inputs, "<i4")
@@ -177,56 +168,49 @@ class _Encoder:
         operations = self._vector([self._operation(o) for o in body.operations])
         constants = self._vector([self._constant(c) for c in body.constants])
         return self._table(
-            fb.BodyStart, fb.BodyEnd,
-            (fb.BodyAddInputs, inputs), (fb.BodyAddOutputs, outputs), (fb.BodyAddValues, values),
-            (fb.BodyAddOperations, operations), (fb.BodyAddConstants, constants),
-        )  # fmt: skip
+            "Body",
+            inputs=inputs,
+            outputs=outputs,
+            values=values,
+            operations=operations,
+            constants=constants,
+        )
 
     def _body_value(self, value: Value) -> int:
         name = self._string(value.name)
-        return self._table(
-            fb.BodyValueStart, fb.BodyValueEnd,
-            (fb.BodyValueAddName, name), (fb.BodyValueAddType, self._value_type(value.type)),
-        )  # fmt: skip
+        return self._table("BodyValue", name=name, type=self._value_type(value.type))
 
     def _input(self, slot: InputSlot) -> int:
         name = self._string(slot.name)
         return self._table(
-            fb.InputSlotStart, fb.InputSlotEnd,
-            (fb.InputSlotAddName, name), (fb.InputSlotAddValue, slot.value),
-            (fb.InputSlotAddKind, CODES[slot.kind]),
-            (fb.InputSlotAddOwnership, CODES[slot.ownership]),
-        )  # fmt: skip
+            "InputSlot",
+            name=name,
+            value=slot.value,
+            kind=CODES[slot.kind],
+            ownership=CODES[slot.ownership],
+        )
 
     def _output(self, slot: OutputSlot) -> int:
         name = self._string(slot.name)
         alias = -1 if slot.aliases_input is None else slot.aliases_input
-        return self._table(
-            fb.OutputSlotStart, fb.OutputSlotEnd, (fb.OutputSlotAddName, name),
-            (fb.OutputSlotAddValue, slot.value), (fb.OutputSlotAddAliasesInput, alias),
-        )  # fmt: skip
+        return self._table("OutputSlot", name=name, value=slot.value, aliases_input=alias)
 
     def _constant(self, constant: Constant) -> int:
         return self._table(
-            fb.ConstantStart, fb.ConstantEnd, (fb.ConstantAddValue, constant.value),
-            (fb.ConstantAddSegment, self._segments.of_constant[id(constant)]),
-        )  # fmt: skip
+            "Constant", value=constant.value, segment=self._segments.of_constant[id(constant)]
+        )
 
     def _value(self, value: Value) -> int:
         name = self._string(value.name)
         kind, layout = self._value_type(value.type), self._layout(value.desc.layout)
-        return self._table(
-            fb.ValueStart, fb.ValueEnd, (fb.ValueAddName, name),
-            (fb.ValueAddType, kind), (fb.ValueAddLayout, layout),
-        )  # fmt: skip
+        return self._table("Value", name=name, type=kind, layout=layout)
 
     def _value_type(self, kind: ValueType) -> int:
         if kind not in self._types:
             shape = self._scalars(kind.shape, "<i8")
             self._types[kind] = self._table(
-                fb.ValueTypeStart, fb.ValueTypeEnd, (fb.ValueTypeAddShape, shape),
-                (fb.ValueTypeAddDataType, CODES[kind.data_type]),
-            )  # fmt: skip
+                "ValueType", shape=shape, data_type=CODES[kind.data_type]
+            )
         return self._types[kind]
 
     def _layout(self, layout: Layout) -> int:
@@ -235,23 +219,26 @@ class _Encoder:
             tile_rows, tile_columns = layout.tile_shape or (0, 0)
             address = -1 if layout.address is None else layout.address
             self._layouts[layout] = self._table(
-                fb.LayoutStart, fb.LayoutEnd,
-                (fb.LayoutAddDataType, CODES[layout.data_type]),
-                (fb.LayoutAddSpace, CODES[layout.space]),
-                (fb.LayoutAddTileRows, tile_rows), (fb.LayoutAddTileColumns, tile_columns),
-                (fb.LayoutAddMemoryLayout, CODES[layout.memory_layout]),
-                (fb.LayoutAddShardSpec, spec), (fb.LayoutAddAddress, address),
-            )  # fmt: skip
+                "Layout",
+                data_type=CODES[layout.data_type],
+                space=CODES[layout.space],
+                tile_rows=tile_rows,
+                tile_columns=tile_columns,
+                memory_layout=CODES[layout.memory_layout],
+                shard_spec=spec,
+                address=address,
+            )
         return self._layouts[layout]
 
     def _shard_spec(self, spec: ShardSpec) -> int:
         return self._table(
-            fb.ShardSpecStart, fb.ShardSpecEnd,
-            (fb.ShardSpecAddGridRows, spec.core_grid[0]),
-            (fb.ShardSpecAddGridColumns, spec.core_grid[1]),
-            (fb.ShardSpecAddRows, spec.shape[0]), (fb.ShardSpecAddColumns, spec.shape[1]),
-            (fb.ShardSpecAddOrientation, CODES[spec.orientation]),
-        )  # fmt: skip
+            "ShardSpec",
+            grid_rows=spec.core_grid[0],
+            grid_columns=spec.core_grid[1],
+            rows=spec.shape[0],
+            columns=spec.shape[1],
+            orientation=CODES[spec.orientation],
+        )
 
     def _operation(self, operation: Operation) -> int:
         op = self._string(operation.op)
@@ -263,66 +250,47 @@ class _Encoder:
             [self._attribute(name, value) for name, value in sorted(operation.attributes.items())]
         )
         return self._table(
-            fb.OperationStart, fb.OperationEnd,
-            (fb.OperationAddOp, op), (fb.OperationAddDomain, domain),
-            (fb.OperationAddInputs, inputs), (fb.OperationAddOutputs, outputs),
-            (fb.OperationAddAttributes, attributes), (fb.OperationAddLocation, location),
-            (fb.OperationAddBody, operation.body),
-            (fb.OperationAddMathFidelity, list(MathFidelity).index(operation.math_fidelity)),
-        )  # fmt: skip
+            "Operation",
+            op=op,
+            domain=domain,
+            inputs=inputs,
+            outputs=outputs,
+            attributes=attributes,
+            location=location,
+            body=operation.body,
+            math_fidelity=list(MathFidelity).index(operation.math_fidelity),
+        )
 
     # Attributes ----------------------------------------------------------------------------
 
     def _attribute(self, name: str, value: AttributeValue) -> int:
         key = self._string(name)
         code, member = self._attribute_value(value)
-        return self._table(
-            fb.AttributeStart, fb.AttributeEnd, (fb.AttributeAddName, key),
-            (fb.AttributeAddValueType, code), (fb.AttributeAddValue, member),
-        )  # fmt: skip
+        return self._table("Attribute", name=key, value_type=code, value=member)
 
     def _attribute_value(self, value: AttributeValue) -> tuple[int, int]:
-        kinds = fb.AttributeValue
+        """The code of the attribute's table and the table."""
+        elements: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        kind = "Int"
+        for name, of in (("Float", float), ("String", str)):
+            kind = name if any(isinstance(element, of) for element in elements) else kind
+        table = f"{kind}sAttribute" if isinstance(value, tuple) else f"{kind}Attribute"
+        b = self._builder
         if isinstance(value, tuple):
-            return self._attribute_vector(value)
-        if isinstance(value, str):
-            text = self._text(value)
-            return kinds.StringAttribute, self._table(
-                fb.StringAttributeStart, fb.StringAttributeEnd, (fb.StringAttributeAddValue, text)
+            values = (
+                self._vector([self._text(text) for text in elements])
+                if kind == "String"
+                else self._scalars(elements, "<f8" if kind == "Float" else "<i8")
             )
-        if isinstance(value, float):
-            return kinds.FloatAttribute, self._table(
-                fb.FloatAttributeStart, fb.FloatAttributeEnd,
-                # Added past the default, or the sign of -0.0 would be lost.
-                (_add_float_value, value),
-            )  # fmt: skip
-        return kinds.IntAttribute, self._table(
-            fb.IntAttributeStart, fb.IntAttributeEnd, (fb.IntAttributeAddValue, value)
-        )
-
-    def _attribute_vector(
-        self, values: tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-    ) -> tuple[int, int]:
-        kinds = fb.AttributeValue
-        texts = [value for value in values if isinstance(value, str)]
-        numbers = [value for value in values if not isinstance(value, str)]
-        if texts:
-            strings = self._vector([self._text(t) for t in texts])
-            return kinds.StringsAttribute, self._table(
-                fb.StringsAttributeStart, fb.StringsAttributeEnd,
-                (fb.StringsAttributeAddValues, strings),
-            )  # fmt: skip
-        if any(isinstance(value, float) for value in numbers):
-            return kinds.FloatsAttribute, self._table(
-                fb.FloatsAttributeStart, fb.FloatsAttributeEnd,
-                (fb.FloatsAttributeAddValues, self._scalars(numbers, "<f8")),
-            )  # fmt: skip
-        return kinds.IntsAttribute, self._table(
-            fb.IntsAttributeStart, fb.IntsAttributeEnd,
-            (fb.IntsAttributeAddValues, self._scalars(numbers, "<i8")),
-        )  # fmt: skip
-
-
-def _add_float_value(builder: Any, value: float) -> None:
-    builder.PrependFloat64(value)
-    builder.Slot(0)
+            member = self._table(table, values=values)
+        elif kind == "Float":
+            # Written although it may equal the default, or the sign of -0.0 would be lost.
+            b.StartObject(1)
+            b.PrependFloat64(value)
+            b.Slot(0)
+            member = b.EndObject()
+        else:
+            member = self._table(
+                table, value=self._text(value) if isinstance(value, str) else value
+            )
+        return ENUMS["AttributeValue"][table], member

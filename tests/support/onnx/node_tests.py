@@ -195,7 +195,7 @@ def run_all(chosen: Iterable[Any]) -> list[Verdict]:
 
 
 def table_text(verdicts: Sequence[Verdict]) -> str:
-    """The coverage table: totals, then one line per operator."""
+    """The coverage table: totals, then one line per operator with a refused case."""
     totals = Counter(v.outcome for v in verdicts)
     lines = [
         "# What holds of ONNX's node tests", "",
@@ -203,13 +203,18 @@ def table_text(verdicts: Sequence[Verdict]) -> str:
         "Executor: numpy. Cases of opsets above 28 are refused by the version of the model.", "",
         "| outcome | cases |", "|---|---:|",
         *(f"| {o} | {totals[o]} |" for o in (RIGHT, REFERENCE, REFUSED, WRONG, CRASH, NEWER)), "",
+        "Operators with refused cases:", "",
         "| operator | right | refused | why refused |", "|---|---:|---:|---|",
     ]  # fmt: skip
     by_op: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.outcome != NEWER:
             by_op[verdict.op].append(verdict)
-    lines += [_row(op, found) for op, found in sorted(by_op.items())]
+    lines += [
+        _row(op, found)
+        for op, found in sorted(by_op.items())
+        if any(verdict.outcome == REFUSED for verdict in found)
+    ]
     return "\n".join(lines) + "\n"
 
 
