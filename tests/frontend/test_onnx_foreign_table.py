@@ -1,5 +1,5 @@
-"""Every operator that ONNX Runtime's CPU provider registers and Stitch does not define: a case that
-gives what ONNX Runtime gives on the model itself, or the reason why there is none."""
+"""Operators of ONNX Runtime's CPU provider that Stitch does not define give what ONNX Runtime gives
+on the model itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import numpy_helper
-from onnxruntime.capi import onnxruntime_pybind11_state as library
 
 import stitch
-from stitch import ops
 from stitch.errors import StitchError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
@@ -24,8 +21,6 @@ from tests.support.onnx.models import Drawn, one_node, runtime
 from tests.support.run_seed import SEED
 
 MICROSOFT, CLASSICAL = "com.microsoft", "ai.onnx.ml"
-#: The newest version of ONNX Runtime whose operators are all in this table.
-NEWEST = (1, 32)
 
 
 class Drawer:
@@ -70,10 +65,6 @@ class Case:
     domain: str = MICROSOFT
     version: int = 1
     atol: float = 1e-5
-
-    @property
-    def name(self) -> str:
-        return f"{self.domain}.{self.op}" if self.domain else self.op
 
 
 def attention_operands(d: Drawer) -> list[Array | None]:
@@ -305,72 +296,6 @@ CASES = (
     Case("HannWindow", lambda d: ([np.array(8)], 1, {}), [0], "", 17),
     Case("Shrink", lambda d: ([d.f(3, 4)], 1, {"lambd": 0.5}), domain=""),
 )  # fmt: skip
-
-_LISTS = "sequences and optional values, which are their tensors here"
-_FLOW = "control flow, which becomes scans"
-_STRINGS = "strings"
-_DATA = "sizes that depend on data"
-_RANDOM = "random numbers without a key"
-_OLD = "an operator of opsets before 7, which later ones do not have"
-_OWN = "composed of ONNX's operators; `test_onnx_composed` compares it"
-_RECENT = "an operator of models that are exported for ONNX Runtime's own generation loop"
-#: Operators without a case, and why.
-WITHOUT = {
-    **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), _DATA),
-    **dict.fromkeys((f"{MICROSOFT}.Unique", f"{MICROSOFT}.VarlenCausalConvWithState",
-                     f"{MICROSOFT}.VarlenNGramHashMapping", f"{MICROSOFT}.BifurcationDetector",
-                     f"{MICROSOFT}.DynamicTimeWarping"),
-                    _DATA),
-    **dict.fromkeys((f"{MICROSOFT}.{name}" for name in
-                     ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")), _DATA),
-    **dict.fromkeys(("If", "Loop", "Scan"), _FLOW),
-    **dict.fromkeys(("ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
-                     "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
-                     "SequenceInsert", "SequenceLength", "SplitToSequence"), _LISTS),
-    **dict.fromkeys(("Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-                     "RandomUniformLike"), _RANDOM),
-    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit",
-                     f"{MICROSOFT}.Tokenizer", f"{CLASSICAL}.CategoryMapper"), _STRINGS),
-    **dict.fromkeys((f"{CLASSICAL}.CastMap", f"{CLASSICAL}.DictVectorizer"), "maps"),
-    **dict.fromkeys(("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale",
-                     "ScaledTanh", "Scatter", "Upsample"), _OLD),
-    **dict.fromkeys(("GlobalLpPool", "MaxRoiPool"),
-                    "ONNX Runtime has no kernel as of opset 22, and programs are of opset 26"),
-    **dict.fromkeys(("MemcpyFromHost", "MemcpyToHost"), "what ONNX Runtime puts between providers"),
-    **dict.fromkeys(("AffineGrid", "Attention", "BlackmanWindow", "HammingWindow",
-                     "RotaryEmbedding"),
-                    "a function of ONNX's, expanded by its body; `tests/conformance` compares it"),
-    **dict.fromkeys((f"{CLASSICAL}.Binarizer", f"{CLASSICAL}.ZipMap"), _OWN),
-    f"{MICROSOFT}.SparseToDenseMatMul": "a sparse operand, which no tensor here is",
-    f"{MICROSOFT}.WordConvEmbedding": "its result's shape is for the model to say; see "
-    "`test_a_shape_that_onnx_runtime_does_not_infer_is_what_the_model_says`",
-    f"{MICROSOFT}.MatMulFpQ4": "weights in a layout of ONNX Runtime's own library",
-    **dict.fromkeys((f"{MICROSOFT}.{name}" for name in (
-        "BranchwiseRMSNorm", "CausalConvWithState", "DecoderMaskedMultiHeadAttention", "EngramGate",
-        "GatedAdd", "GatedDeltaNet", "GatedRMSNorm", "GatherBlockQuantized", "GatherPacked",
-        "HyperConnectionPostMix", "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate",
-        "MRotaryEmbedding", "MoE", "MoEGroupRouter", "NGramHashMapping", "QMoE", "ScaledSiLU",
-        "SparseAttention")), _RECENT),
-}  # fmt: skip
-
-
-def registered() -> set[str]:
-    """The operators that ONNX Runtime computes on a CPU and Stitch does not define."""
-    defined = {(d.domain, d.name) for d in ops.operators()}
-    kernels = {
-        (k.domain, k.op_name)
-        for k in library.get_all_opkernel_def()
-        if k.provider == "CPUExecutionProvider" and not k.domain.endswith(".nchwc")
-    }
-    return {f"{domain}.{name}" if domain else name for domain, name in kernels - defined}
-
-
-def test_every_operator_that_onnx_runtime_registers_has_a_case_or_a_reason() -> None:
-    covered = {case.name for case in CASES} | WITHOUT.keys()
-    missing = registered() - covered
-    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-    assert not missing or version > NEWEST, sorted(missing)
-    assert not {case.name for case in CASES} & WITHOUT.keys()
 
 
 def _marked() -> list[Any]:

@@ -425,7 +425,7 @@ def test_normalization_in_training_mode_keeps_its_running_statistics() -> None:
     assert model.state()["1.num_batches_tracked"].item() == 3
 
 
-def test_two_names_of_written_bytes_are_refused_and_so_are_written_inputs() -> None:
+def test_two_names_of_written_bytes_are_refused() -> None:
     class Aliased(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
             super().__init__()
@@ -436,11 +436,6 @@ def test_two_names_of_written_bytes_are_refused_and_so_are_written_inputs() -> N
         def forward(self, x: Any) -> Any:
             self.a.add_(x)
             return self.b + 1
-
-    class Writes(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-        def forward(self, x: Any) -> Any:
-            x.add_(1)
-            return x * 2
 
     class Shared(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
@@ -455,8 +450,6 @@ def test_two_names_of_written_bytes_are_refused_and_so_are_written_inputs() -> N
     for aliased in (Aliased(), Shared()):
         with pytest.raises(CompileError, match=r"'a' and 'b' lie on the same bytes(.|\n)*clone"):
             stitch.compile(aliased, (torch.zeros(4),))
-    with pytest.raises(CompileError, match=r"writes to its inputs(.|\n)*register_buffer"):
-        stitch.compile(Writes(), (torch.zeros(4),))
 
 
 # -- stitched and split ----------------------------------------------------------------------------
