@@ -58,7 +58,7 @@ def test_loops_in_a_loop_of_few_rounds_or_none(rounds: int, schedule: str | None
 
 
 @pytest.mark.parametrize("schedule", [None, "hoisted", "rounds"])
-def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> None:
+def test_values_that_no_round_can_take_stay_inside_the_loop(schedule: str | None) -> None:
     """A product could leave, but what it is made of is read with the state as well: a float8."""
     b = ComputationGraphBuilder("narrow")
     xs, start = b.input("xs", (5, 4, 8), "float32"), b.input("start", (4, 8), "float32")

@@ -143,7 +143,7 @@ def test_compiled_programs_linked_into_one_give_the_results_of_the_graphs_in_tur
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (3, 0, 2)])
-def test_scalars_and_empty_tensors_find_a_place(shape: tuple[int, ...]) -> None:
+def test_scalars_and_empty_tensors_have_an_address(shape: tuple[int, ...]) -> None:
     kind = ValueType(shape, DataType.FLOAT32)
     graph = ComputationGraph(
         "g",

@@ -60,6 +60,6 @@ def run(graph: ComputationGraph) -> Any:
 @pytest.mark.parametrize(
     "build", [of_a_transpose, of_two_plain, twice, shared, moved_rows], ids=lambda f: f.__name__
 )
-def test_turned_products_give_the_same_numbers(build: Build) -> None:
+def test_transposed_products_give_the_same_numbers(build: Build) -> None:
     graph = graph_of(build)
     np.testing.assert_allclose(run(transpose_products(graph)), run(graph), rtol=1e-5, atol=1e-5)

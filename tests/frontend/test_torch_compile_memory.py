@@ -276,7 +276,7 @@ def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
-def test_places_that_a_parameter_has_left_are_forgotten(
+def test_addresses_that_a_parameter_has_left_are_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 10)
@@ -293,7 +293,7 @@ def test_places_that_a_parameter_has_left_are_forgotten(
     assert account.places_lent - before <= 10 + CALLS_BETWEEN_CLEANUPS + 1
 
 
-def test_a_parameter_whose_place_was_taken_back_is_read_when_it_comes_again(
+def test_a_parameter_whose_memory_was_taken_back_is_read_when_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 0)

@@ -15,7 +15,7 @@ from tests.support.torch.compiled import assert_same, compiled, storage_of
 INTERRUPTED = ("program_arguments.py", "graph_program.py", "shared_storage.py")
 
 
-def test_small_results_of_one_program_are_repeated() -> None:
+def test_replayed_calls_give_the_results_of_eager_torch() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     run, x = compiled(module), torch.randn(2, 8)
     device, held = storage_of().device, []
@@ -30,7 +30,7 @@ def test_small_results_of_one_program_are_repeated() -> None:
         assert_same(made, wanted)
 
 
-def test_random_numbers_differ_from_repeat_to_repeat() -> None:
+def test_random_numbers_differ_from_replay_to_replay() -> None:
     run = compiled(lambda x: nn.functional.dropout(x, 0.5))
     x = torch.ones(64)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_random_numbers_differ_from_repeat_to_repeat() -> None:
     assert len({tuple(one.tolist()) for one in made}) == 8
 
 
-def test_one_place_given_twice_is_none_of_the_runs_before() -> None:
+def test_one_tensor_given_twice_is_not_taken_for_the_run_before() -> None:
     run = compiled(lambda x, y: x * 2 - y)
     x, y = torch.randn(4), torch.randn(4)
     with torch.no_grad():

@@ -123,7 +123,7 @@ def test_what_a_branch_lacks_leaves_it_to_torch_with_the_reason() -> None:
     assert_same(compiled(function, fallback="torch", min_operations=1)(x), function(x))
 
 
-def test_random_branches_are_torchs() -> None:
+def test_torch_runs_branches_that_draw_random_numbers() -> None:
     def function(x: Any) -> Any:
         return torch.cond(x.sum() > 0, lambda y: y + torch.rand_like(y), lambda y: y * 1, (x,))
 

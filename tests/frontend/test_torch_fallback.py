@@ -175,7 +175,7 @@ def test_sparse_arguments_go_to_torch(layout: str) -> None:
     assert_same(_compiled(applied)(matrix, x), applied(matrix, x))
 
 
-def test_what_is_on_another_device_is_torchs() -> None:
+def test_torch_runs_operators_on_another_device() -> None:
     there, here = _compiled(lambda x: ((x * 2).to("meta").sin(), x + 1))(torch.ones(2, 3))
     assert there.device.type == "meta"
     assert_same(here, torch.full((2, 3), 2.0))
@@ -295,7 +295,7 @@ def test_sizes_that_depend_on_data_stay_inside_what_torch_runs() -> None:
                 assert_same(run(x), function(x))
 
 
-def test_rows_of_different_lengths_are_torchs() -> None:
+def test_torch_runs_nested_tensors() -> None:
     rows = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)], layout=torch.jagged)
     run = _compiled(lambda given: (given * 2).sin().values())
     assert_same(run(rows), (rows.values() * 2).sin())

@@ -164,7 +164,7 @@ def test_a_pool_that_torch_runs_has_its_gradient_too() -> None:
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_products_that_are_turned_afterwards_are_those_of_eager(is_trained: bool) -> None:
+def test_products_that_are_transposed_afterwards_are_those_of_eager(is_trained: bool) -> None:
     def values_first(q: Any, k: Any, v: Any) -> Any:
         return v.transpose(1, 2) @ torch.softmax(k @ q.mT, -1).mT
 

@@ -167,7 +167,7 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     assert torch.equal(before, twins.net[0].weight)
 
 
-def test_what_is_no_float32_is_stepped_by_torch() -> None:
+def test_torch_steps_parameters_that_are_not_float32() -> None:
     twins = Twins(made("SGD", lr=0.1, momentum=0.9), "host")
     twins.eager.double()
     twins.net.double()

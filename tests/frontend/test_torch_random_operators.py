@@ -74,7 +74,7 @@ def test_whole_numbers_stay_within_their_bounds(drawn: Callable[[int], dict[str,
     assert set(drawn(5)["randint"].tolist()) == set(range(-2, 5))
 
 
-def test_places_without_weight_are_never_chosen(drawn: Callable[[int], dict[str, Any]]) -> None:
+def test_categories_without_weight_are_never_drawn(drawn: Callable[[int], dict[str, Any]]) -> None:
     assert set(drawn(5)["multinomial"].tolist()) == {1.0, 2.0, 4.0}
 
 
@@ -86,7 +86,7 @@ def test_choices_without_replacement_differ_and_have_weight() -> None:
     assert (chosen[:, 0] == 4).float().mean().item() == pytest.approx(0.5, abs=0.1)
 
 
-def test_who_has_torch_compile_is_not_told_of_eval() -> None:
+def test_errors_of_torch_compile_do_not_advise_eval() -> None:
     with pytest.raises(Exception, match="poisson") as caught:
         compiled(torch.poisson)(torch.rand(3))
     assert "its result is random" in str(caught.value) and ".eval()" not in str(caught.value)

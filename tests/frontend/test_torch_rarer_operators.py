@@ -279,7 +279,7 @@ def test_an_axis_that_a_scale_leaves_as_long_is_copied(mode: str) -> None:
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("scale", [1.3, 2.3])
 @pytest.mark.parametrize("length", [3, 80])
-def test_nearest_places_follow_the_scale_where_torch_follows_it(
+def test_nearest_indices_follow_the_scale_where_torch_follows_it(
     axes: int, scale: float, length: int
 ) -> None:
     """Torch copies an axis that stays as long, and repeats one that doubles, in small images."""

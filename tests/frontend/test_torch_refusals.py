@@ -136,7 +136,7 @@ def test_without_torch_the_error_names_the_extra() -> None:
 # What is carried over ------------------------------------------------------------------------
 
 
-def test_operations_remember_the_lines_of_the_module() -> None:
+def test_operations_have_lines_of_the_module_as_location() -> None:
     graph = stitch.compile(_Doubling(), (X,)).graph
     assert [op.location for op in graph.operations] == [line_of(_Doubling, "x + x")]
 
@@ -146,7 +146,7 @@ class _Doubling(nn.Module):  # type: ignore[misc]  # torch has no types here
         return x + x
 
 
-def test_operations_of_a_traced_graph_remember_their_layer() -> None:
+def test_operations_of_a_traced_graph_have_their_layer_as_location() -> None:
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
     graph = stitch.compile(traced, (X,)).graph
     assert [op.location for op in graph.operations] == ["layer 0", "layer 1"]

@@ -132,7 +132,7 @@ def test_a_module_without_an_optimizer_is_compiled_for_inference() -> None:
     assert model.search_result.solution.algorithm == "greedy"
 
 
-def test_torchs_own_words_are_torchs_own_method() -> None:
+def test_arguments_of_torchs_compile_call_torchs_method() -> None:
     net = Net().eval()
     assert net.compile(backend="eager") is None
     x = batches(1)[0][0]
