@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
+import stitch
 from stitch.compiler import CompileOptions, Differentiated, compile_graph, differentiate
-from stitch.compiler.passes.matrix_products import fold_transposes
+from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import InputKind
 from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
+from tests.support.stitched_models import one
 
 
 def layer(shape: tuple[int, ...], data_type: str = "float32") -> ComputationGraph:
@@ -114,3 +119,57 @@ def test_what_is_saved_is_what_a_value_is_a_shape_of() -> None:
     both = differentiate(b.build(), ["x"])
     kinds = {s.name: both.forward.output_type(i).shape for i, s in enumerate(both.forward.outputs)}
     assert [kinds[name] for name in both.saved] == [(2, 6)]
+
+
+Build = Callable[[ComputationGraphBuilder, Any, Any], Any]
+EXCHANGE = (0, 1, 3, 2)
+
+
+def product_of(build: Build) -> ComputationGraph:
+    b = ComputationGraphBuilder("g")
+    x, y = b.input("x", (2, 3, 4, 5), "float32"), b.input("y", (2, 3, 4, 6), "float32")
+    b.output("z", build(b, x, y))
+    return b.build()
+
+
+def transposed(b: ComputationGraphBuilder, value: Any) -> Any:
+    return b.transpose(value, EXCHANGE)
+
+
+def of_a_transpose(b: ComputationGraphBuilder, x: Any, y: Any) -> Any:
+    return b.transpose(b.matmul(transposed(b, x), y), (0, 3, 1, 2))
+
+
+def of_two_plain(b: ComputationGraphBuilder, x: Any, y: Any) -> Any:
+    return transposed(b, b.matmul(transposed(b, x) * 2.0, y))
+
+
+def twice(b: ComputationGraphBuilder, x: Any, y: Any) -> Any:
+    inner = transposed(b, b.matmul(transposed(b, x), y))
+    return transposed(b, b.matmul(inner, inner[:, :, :5] * 1.0))
+
+
+def shared(b: ComputationGraphBuilder, x: Any, y: Any) -> Any:
+    made = b.matmul(transposed(b, x), y)
+    return b.op("ReduceSum", transposed(b, made), [2]) + b.op("ReduceSum", made, [3])[:, :, :1]
+
+
+def moved_rows(b: ComputationGraphBuilder, x: Any, y: Any) -> Any:
+    return b.transpose(b.matmul(transposed(b, x), y), (0, 2, 1, 3))
+
+
+def run_on_host(graph: ComputationGraph) -> Any:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(0, 1, s).astype(np.float32) for s in ((2, 3, 4, 5), (2, 3, 4, 6)))
+    with stitch.open_device("host") as device:
+        return one(device.load(stitch.compile(graph, target="host"))(x=x, y=y)).numpy()
+
+
+@pytest.mark.parametrize(
+    "build", [of_a_transpose, of_two_plain, twice, shared, moved_rows], ids=lambda f: f.__name__
+)
+def test_transposed_products_give_the_same_numbers(build: Build) -> None:
+    graph = product_of(build)
+    np.testing.assert_allclose(
+        run_on_host(transpose_products(graph)), run_on_host(graph), rtol=1e-5, atol=1e-5
+    )

@@ -1,8 +1,4 @@
-"""ONNX's own tests through the front end: each is right, or refused by name.
-
-The models that PyTorch exported (opsets 6 to 9) run always, the node tests (seconds to draw up)
-in full runs only.
-"""
+"""Models that the onnx package has of PyTorch (opsets 6 to 9), and its simple models, are right."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from onnx.backend.test.loader import load_model_tests
 import stitch
 from stitch.errors import StitchError
 from stitch.frontend.onnx import from_onnx
-from stitch.frontend.onnx.protos import READABLE_OPSET
 from stitch.program import Array
 from tests.support.onnx.node_tests import flat
 
@@ -57,10 +52,6 @@ def _array(value: Any) -> Any:
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     return np.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
-
-
-def opset_of(proto: onnx.ModelProto) -> int:
-    return max([e.version for e in proto.opset_import if e.domain in ("", "ai.onnx")], default=0)
 
 
 def verdict(device: stitch.Device, case: Any) -> str:
@@ -112,11 +103,3 @@ def test_simple_models_are_right_but_for_those_of_texts() -> None:
     assert [one for one in found if one[1] not in ("right", "refused")] == []
     refused = [name for name, how in found if how == "refused"]
     assert all("strnorm" in name for name in refused) and len(refused) == 6
-
-
-@pytest.mark.campaign("onnx")
-def test_node_tests_are_right_or_refused() -> None:
-    chosen = [case for case in cases("node") if opset_of(model_of(case)) <= READABLE_OPSET]
-    found = verdicts(chosen)
-    assert [one for one in found if one[1] not in ("right", "refused")] == []
-    assert sum(how == "right" for _, how in found) >= 1530
