@@ -448,7 +448,7 @@ def test_two_names_of_written_bytes_are_refused() -> None:
             return self.b + 1
 
     for aliased in (Aliased(), Shared()):
-        with pytest.raises(CompileError, match=r"'a' and 'b' lie on the same bytes(.|\n)*clone"):
+        with pytest.raises(CompileError, match=r"'a' and 'b' share memory(.|\n)*clone"):
             stitch.compile(aliased, (torch.zeros(4),))
 
 
