@@ -1,11 +1,10 @@
-"""The runtime: a device opened on a machine, its queue, its executors, the handles on its tensors.
+"""The runtime: devices with their queue and executors, and tensor handles.
 
-It is built in floors, each of which knows only those below it: executors/ compute; values/ are the
-records of what lies where; backends/ allocate, copy and run on behalf of plans; recording/ makes
-work that runs again; queue/ gathers the tasks that wait. On these stand tensors, loaded programs,
-functions/ of the host, the device, graphs/, which call many tasks in one go, and loops/, which
-hold what lies between two such calls. Where a floor needs something of the device, it says by a
-Protocol what that is. Events, hooks and history are known from recording/ on.
+It has layers, each of which depends only on lower ones: executors/ compute; values/ record memory
+contents; backends/ allocate, copy and execute plans; recording/ caches executable plans; queue/
+collects pending tasks. Above these are tensors, loaded programs, host functions (functions/), the
+device, graphs/ for calls of many tasks at once, and loops/ for state between such calls. Lower
+layers use the device through Protocols. Events, hooks and history are available from recording/ on.
 """
 
 from stitch.runtime.aggregation import AGGREGATE

@@ -1,4 +1,4 @@
-"""What a call is given becomes values: tensors are linked, arrays captured, donations checked."""
+"""Convert call arguments to values: link tensors, capture arrays, check donations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 
 
 class Caller(Store, Protocol):
-    """A device, as the arguments of its calls know it."""
+    """A device, as argument conversion uses it."""
 
     host_memory: HostMemory
     strict_types: bool
 
 
 class Taking(Protocol):
-    """A loaded program or a host function, as far as it takes inputs."""
+    """A loaded program or a host function: something with input ports."""
 
     name: str
     ports: tuple[InputPort, ...]
@@ -38,14 +38,16 @@ class Taking(Protocol):
 def link_arguments(
     device: Caller, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
 ) -> list[ValueRecord]:
-    """The values that the arguments stand for, by their forms alone; nothing is queued if one does
-    not fit. Arrays may be copied, and lists call who knows what, so no lock is held."""
+    """Return the values of the arguments, after checking shapes and types; enqueues nothing.
+
+    Arrays may be copied, and converting a list may run user code, so no lock is held.
+    """
     if type(arguments) is not tuple:
         arguments = tuple(arguments)
     if len(arguments) != agent.takes:
         raise ValueError(f"{agent.name!r} takes {agent.takes} arguments")
     values: list[ValueRecord] = []
-    # `zip` with `strict` takes as long as four arguments.
+    # `zip` with `strict` costs as much as four arguments.
     for position, port in enumerate(agent.ports):
         argument = arguments[position]
         if type(argument) is Tensor:
@@ -58,7 +60,7 @@ def link_arguments(
             and argument.dtype is port.dtype
             and argument.shape == port.shape
         ):
-            # Whether it must be copied takes longer to find out.
+            # Copying a small array is faster than checking whether a copy is needed.
             value = ArgumentRecord(device, argument if borrow else argument.copy(), port)
         else:
             value = link_argument(device, agent.name, port, argument, borrow)
@@ -67,8 +69,10 @@ def link_arguments(
 
 
 def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
-    """Raise `TaskError` for values that are gone, or not this caller's to donate; the queue's lock
-    is held, so it stays so until they are queued."""
+    """Raise `TaskError` for inputs that are gone or must not be donated.
+
+    The queue lock is held, so that this stays true until they are enqueued.
+    """
     for value in values:
         status = value.status
         if (status is not READY and status is not PENDING) or value.consumed:
@@ -80,7 +84,7 @@ def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
 def link_argument(
     device: Caller, name: str, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:
-    """The value that one argument stands for; `name`: of what is called."""
+    """Return the value of one argument of the program or function `name`."""
     if type(argument) is Tensor:
         value = argument._record
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
@@ -100,8 +104,10 @@ def link_argument(
 
 
 def check_submission(agent: object, arguments: object) -> None:
-    """Looked at after a call has failed only. Raises `UsageError` for what is no program, or for
-    arguments that are no list, or not as many as the program takes."""
+    """Raise `UsageError` for a non-program, or a wrong type or number of arguments.
+
+    Called only after a call has failed.
+    """
     PROGRAM.check("device.submit", "agent", agent)
     LIST.check("device.submit", "arguments", arguments)
     assert isinstance(agent, LoadedProgram)
@@ -115,8 +121,7 @@ def check_submission(agent: object, arguments: object) -> None:
 
 
 def link_value(device: Caller, name: str, port: InputPort, value: ValueRecord) -> None:
-    """Raise what says so where a value is gone, another device's, or no value for an input of what
-    is called by that name."""
+    """Raise `TaskError`, `UsageError` or `LinkError` if a value cannot be this input of `name`."""
     value.check_usable()
     if value.device is not device:
         raise UsageError(
@@ -135,10 +140,10 @@ def link_value(device: Caller, name: str, port: InputPort, value: ValueRecord) -
 
 
 def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
-    """Raise `TaskError` where something else refers to what a program is to take over."""
+    """Raise `TaskError` if a donated input is also used elsewhere."""
     for index in agent.transformation.donated:
         value, name = inputs[index], agent.ports[index].name
-        # Another thread may just let go of what it dropped.
+        # Another thread may be releasing a value: take the list once.
         sharers = {id(u) for i in value.instances for u in tuple(i.buffer.users)} - {id(value)}
         pinned = any(not i.buffer.is_open for i in value.instances)
         if inputs.count(value) > 1 or sharers or pinned:

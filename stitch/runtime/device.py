@@ -1,7 +1,8 @@
-"""`RuntimeDevice`: a simulated machine with its queue. Calls queue tasks; reading a result runs it.
+"""`RuntimeDevice`: a simulated machine with a task queue. Calls enqueue tasks; reading a result
+runs them.
 
-The queue is a stretch of tasks. When the window closes the planner turns it into a plan, or a plan
-made earlier for the same work is replayed; then the backend runs it.
+The queue collects a batch of tasks. To run it, the planner makes a plan, or a cached plan of the
+same work is replayed; the backend executes it.
 """
 
 from __future__ import annotations
@@ -48,20 +49,19 @@ from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
 
 HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunction)
-#: Tasks that a window holds unless said otherwise.
+#: Default number of tasks per batch.
 DEFAULT_WINDOW = 64
-#: Each is a thread: more than any machine has processors for.
+#: Each is one thread; no machine has this many processors.
 MAX_INTER_OP_THREADS = 256
-#: What tells devices of one machine apart where they are named.
+#: Numbers the devices of the process, for their `repr`.
 _NUMBERS = count(1)
 
 
 class RuntimeDevice(TensorAccess):
-    """A machine, opened. Use it as a context manager, or call `close`.
+    """An open machine. Use it as a context manager, or call `close`.
 
-    It may be used from several threads, and takes calls while another one computes: what is queued
-    waits for nobody, what is looked at waits for what runs. Two devices are independent of each
-    other.
+    Thread-safe: a thread may enqueue calls while another one computes; a read waits until the
+    running plan has finished. Devices are independent of each other.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RuntimeDevice(TensorAccess):
             make_executor(executor, fuse_across_seams=aggregate == "always", prices=prices),
             debug=debug,
         )
-        #: Whether kernels are of an executor that is not ours, and may call back.
+        #: Whether the executor is user code, whose kernels may call back into the device.
         self.kernels_call_back = not is_own(self.backend.executor)
         self.host_memory = HostMemory(self.backend, max_memory)
         self.contents = InstanceBytes(self.backend)
@@ -113,7 +113,7 @@ class RuntimeDevice(TensorAccess):
         if inter_op_threads > 1:
             self.keep_out(self.backend.threads.run_here)
         self.strict_types = strict_types
-        #: Whether tensors may wait on the host, and constants in their files.
+        #: Whether tensors may be evicted to host memory, and constants to their files.
         self.spills = spill
         self.history = History(self.backend.write_counts)
         self.events = EventStream(self.history.count, self.look_again)
@@ -121,19 +121,20 @@ class RuntimeDevice(TensorAccess):
         self.recordings = Recordings(records)
         self.maker = RecordingMaker(self)
         self.host_agents = HostAgents(self)
-        #: Whether programs that feed each other are linked, as it was told.
+        #: The `aggregate` option: "auto", "always" or "never".
         self.aggregate = aggregate
-        #: Who links them; None where they stay apart.
+        #: Links connected programs; None if `aggregate` is "never".
         self.linking: Aggregation | None = None
         if aggregate != "never":
             executor_in_use = self.backend.executor
             self.linking = Aggregation(self, executor_in_use, is_always=aggregate == "always")
         self.copies_forbidden = 0
         self.queued_views = QueuedViews(self)
-        #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
+        #: Bits of the active observers (`TIMES`, `Hooks.bits`): a plan is compiled once per
+        #: combination.
         self.observers = 0
         self.code_written = 0
-        #: What rooms above keep for it as long as it is open, by a name of theirs.
+        #: Per-device state of higher layers, by name; cleared on close.
         self.kept: dict[str, object] = {}
 
     # -- life --------------------------------------------------------------------------------------
@@ -165,8 +166,10 @@ class RuntimeDevice(TensorAccess):
             self._close()
 
     def close_unless_held(self) -> None:
-        """Close it, unless a tensor of it is referred to, or a thread is using it; for finalizers,
-        which run anywhere."""
+        """Close the device unless it has live tensors or a thread is using it.
+
+        For finalizers, which may run at any point.
+        """
         if self.is_closed or self.holds_run_lock() or self.holds_queue_lock():
             return
         if not self._locks[0].acquire(blocking=False):
@@ -179,7 +182,7 @@ class RuntimeDevice(TensorAccess):
             self._locks[0].release()
 
     def _values(self) -> Iterator[ValueRecord]:
-        """The values in the spaces and in the queue."""
+        """Yield the values in device memory and in the queue."""
         yield from self.tasks.queued.values
         for buffer in self.records.all_buffers().values():
             yield from buffer.users
@@ -187,14 +190,14 @@ class RuntimeDevice(TensorAccess):
     def _close(self) -> None:
         if self.is_closed:
             if not self.is_left_behind:
-                self._let_go()  # What an interrupt left of it the first time.
+                self._let_go()  # Complete a `close` that was interrupted.
             return
         try:
             self.run_queue()
         finally:
             with self.queue_lock:
                 self.is_closed = True
-                # What another thread has queued meanwhile.
+                # Another thread may have queued tasks since `run_queue`.
                 self.tasks.cancel(f"device {self.machine.name!r} was closed")
             self._let_go()
 
@@ -210,24 +213,25 @@ class RuntimeDevice(TensorAccess):
         self.host_memory.close(self.records.pinned())
 
     def rebuild_bookkeeping(self) -> None:
-        """Bring to an end, or take back, what an interrupt has left half done."""
-        # What an interrupted run has given to inter_op_threads works in bytes of its plan.
+        """Complete or roll back what an interrupt left incomplete."""
+        # Worker threads of an interrupted run still use the memory of its plan: wait for them
+        # first.
         self.backend.threads.rest()
         super().rebuild_bookkeeping()
 
     def invalidate_after_fork(self) -> None:
-        """In the child of a fork: closed, with locks and inter_op_threads that no thread has."""
+        """Close the device in the child of a fork and replace its locks and threads."""
         super().invalidate_after_fork()
         self.backend.threads.forget()
 
     @property
     def executor(self) -> str:
-        """The name of the executor that computes."""
+        """The name of the executor."""
         return self.backend.executor.name
 
     @property
     def prices(self) -> PriceTable | None:
-        """The table by which its executor chooses kernels; None where it has no choice."""
+        """The price table from which the executor chooses kernels, or None if it has no choice."""
         return self.backend.executor.prices
 
     @property
@@ -237,32 +241,34 @@ class RuntimeDevice(TensorAccess):
 
     @property
     def computes(self) -> bool:
-        """Whether its executor computes data, so that there is something to read."""
+        """Whether the executor computes data that can be read."""
         return self.backend.executor.computes
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether the host's memory is its only space: lent bytes are read where they lie."""
+        """Whether host memory is the only space, so that lent buffers are read without a copy."""
         return len(self.backend.spaces) == 1
 
     @property
     def window(self) -> int:
-        """How many tasks are queued before they run."""
+        """The number of tasks that are queued before they run."""
         return self.tasks.size
 
     @property
     def allowed_nbytes(self) -> int:
-        """What all devices of the process may take of the host's memory, as this one was told."""
+        """The host memory limit of the process in bytes, as given to this device."""
         return self.host_memory.allowed
 
     @property
     def peak_nbytes(self) -> int:
-        """The most that it took of the host's memory at any time."""
+        """The highest host memory use of this device so far, in bytes."""
         return self.host_memory.peak_nbytes
 
     def memory_use(self) -> dict[Space, SpaceUse]:
-        """What each space holds now; runs nothing. It may be asked in the middle of a plan, but not
-        while what it tells of changes."""
+        """Return the current contents of each space; runs nothing.
+
+        May be called during a plan, unless its bookkeeping is being changed at that moment.
+        """
         if self.records.is_consistent and (self.holds_run_lock() or self.holds_queue_lock()):
             return self.records.use()
         with self.lock:
@@ -270,26 +276,33 @@ class RuntimeDevice(TensorAccess):
             return self.records.use()
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A small number for a descriptor."""
+        """Return a small integer that identifies the descriptor."""
         return self.records.desc_key(desc)
 
     def watch_memory(self) -> SpaceWatch:
-        """For those who want to know after every run what lies in the spaces."""
+        """Return a `SpaceWatch`, which reports the contents of the spaces after each run."""
         return SpaceWatch(self.records)
 
     # -- loading -----------------------------------------------------------------------------------
 
     @takes(source=SOURCE, program=INDEX_OR_NAME)
     def load(self, source: Any, program: int | str = 0) -> LoadedProgram:
-        """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
+        """Load a program of a binary so that it can be called.
 
-        Its constants have places, where there is room, until the loaded program is dropped: one
-        for all programs that read equal bytes in the same form, from one binary or several. Where
-        others need the room, they
-        come from the file again when it runs. Raises
-        `FormatError`, `IncompatibleError` (it was compiled for another machine, with every
-        difference), `OutOfMemoryError` (its constants fit no empty space or, with `spill=False`,
-        not beside what lies there).
+        Its constants are allocated, where memory is free, until the loaded program is dropped. All
+        programs that read equal bytes with the same type and layout share one buffer. If other
+        programs need the memory, constants are evicted and copied from the file again at the next
+        run.
+
+        Args:
+            source: Path, bytes, `Binary` or compiled model.
+            program: Index or name of the program in the binary.
+
+        Raises:
+            FormatError: The binary is invalid.
+            IncompatibleError: It was compiled for another machine; lists every difference.
+            OutOfMemoryError: The constants do not fit into an empty space or, with `spill=False`,
+                into the free memory.
         """
         binary = getattr(source, "binary", source)
         where = str(binary) if isinstance(binary, str | Path) else None
@@ -299,21 +312,23 @@ class RuntimeDevice(TensorAccess):
             return self._load(binary, program, where)
 
     def _load(self, binary: Binary, program: int | str, where: str | None = None) -> LoadedProgram:
-        """For those who hold the lock."""
+        """As `load`; the caller holds the run lock."""
         self.check_open()
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
 
     def runs_on_threads(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
-        """Whether stretches of a window ran beside each other, as it is."""
+        """Return whether the cached plans of a batch, unlinked, run sections in parallel."""
         if self.inter_op_threads == 1:
             return False
         known = self.recordings.of(window.graph, kept, window.forms()[0])
         return any(recording.assignment.forks for recording in known)
 
     def load_made(self, program: Program) -> LoadedProgram:
-        """A program that the device has made, ready to be run; for those who hold the lock, unless
-        it has no constants, which would take places."""
+        """Load a program that the device generated.
+
+        The caller holds the run lock, unless the program has no constants (which need allocation).
+        """
         binary = Binary((program,), self.machine.shape, "made by the device")
         return load_program(self, self.machine, self.records, binary, 0)
 
@@ -332,7 +347,7 @@ class RuntimeDevice(TensorAccess):
 
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
+        """Enqueue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
             holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
             if self.is_closed or holds_run_lock() or holds_queue_lock() or agent.device is not self:
@@ -345,7 +360,7 @@ class RuntimeDevice(TensorAccess):
             if agent.transformation.donated:
                 self._drain_for(agent, inputs)
             elif agent.is_constant_evaluable:
-                _ = agent.content_hash  # It takes its time, once.
+                _ = agent.content_hash  # Slow on first use: not under the lock.
             tasks = self.tasks
             with self.queue_lock:
                 if self.is_closed:
@@ -371,12 +386,20 @@ class RuntimeDevice(TensorAccess):
             raise
 
     def call(self, function: HostFunction, *arguments: Any, **named: Any) -> Any:
-        """Queue one call of a host function (`stitch.task`) with tensors, arrays, results of
-        earlier calls, and any other objects.
+        """Enqueue one call of a host function (`stitch.task`).
 
-        Gives its results as tensors: what it writes, what it returns, what it updates; where it
-        describes none, a `HostResult` for what it returns. Raises `UsageError` for arguments that
-        the function does not take, `TaskError` for tensors that are gone.
+        Args:
+            function: The host function.
+            arguments: Tensors, arrays, results of earlier calls, and any other objects.
+            named: The same, by parameter name.
+
+        Returns:
+            The tensors that the function writes, returns and updates, or a `HostResult` for its
+            return value if it declares none.
+
+        Raises:
+            UsageError: The function does not accept these arguments.
+            TaskError: A tensor was freed, donated or lost.
         """
         holds_run_lock = self.holds_run_lock
         if self.is_closed or holds_run_lock() or self.holds_queue_lock():
@@ -404,7 +427,7 @@ class RuntimeDevice(TensorAccess):
                 and following.transformation is agent.transformation
                 and window.is_whole
             ):
-                # The same task as after the same work before: it has no values.
+                # Same task as the last time this batch was built, and it has no values.
                 tasks.is_idle = False
                 window.take(following, queued, (), ())
                 handles: Tensor | tuple[Tensor, ...] = ()
@@ -444,8 +467,11 @@ class RuntimeDevice(TensorAccess):
             )
 
     def _drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
-        """Let go of what seems to share a value that is donated, and was perhaps dropped, is being
-        let go of just now by another thread, or is read for the last time by a queued task."""
+        """Release unreferenced values that still share the buffer of a donated input.
+
+        A dropped view, another thread's release, or a queued task that reads the value for the last
+        time may otherwise make the donation fail.
+        """
         given = [inputs[index] for index in agent.transformation.donated]
         if any(map(_is_shared, given)) and not self.holds_run_lock():
             with self.lock:
@@ -456,7 +482,8 @@ class RuntimeDevice(TensorAccess):
     def _remembered(
         self, agent: LoadedProgram, inputs: list[ValueRecord]
     ) -> Tensor | tuple[Tensor, ...]:
-        """An earlier result on these parameters, or a new one, to be remembered."""
+        """Return the cached result of a constant-only program, or enqueue a run and cache its
+        result."""
         key = self.constant_cache.key(agent, inputs)
         found = None if key is None else self.constant_cache.find(key)
         if found is not None:
@@ -471,10 +498,12 @@ class RuntimeDevice(TensorAccess):
 
     @contextmanager
     def without_copies(self) -> Iterator[None]:
-        """Within the block, work that would need a copy raises `TaskError`; runs the queue before
-        and after."""
+        """Within the block, raise `TaskError` for work that needs a copy.
+
+        Runs the queue before and after the block.
+        """
         self.flush()
-        # Nothing can come in between these two.
+        # Enter `try` first: an interrupt must not leave the counter incremented.
         try:
             self.copies_forbidden += 1
             self.look_again()
@@ -485,7 +514,7 @@ class RuntimeDevice(TensorAccess):
             self.look_again()
 
     def statistics(self) -> Statistics:
-        """How often what costs time happened since the device opened; see `Statistics`."""
+        """Return counts of expensive events since the device opened; see `Statistics`."""
         made = self.recordings
         return Statistics(
             made.plans_made, made.made, made.bindings_made, self.history.replays,
@@ -493,18 +522,18 @@ class RuntimeDevice(TensorAccess):
         )  # fmt: skip
 
     def account(self) -> Account:
-        """What it has done in this period, all of one moment; runs the queue first."""
+        """Run the queue, then return a consistent summary of this period."""
         with self.at_rest():
             return self.history.account()
 
     def make_room(self) -> None:
-        """Drop the recordings, and give back what only they wrote to."""
+        """Drop the cached plans and release the memory that only they used."""
         self.recordings.clear()
         gc.collect()
         self.host_memory.release_buffer(self.records.buffers.values())
 
     def look_again(self) -> None:
-        """Something has changed that every run must know of."""
+        """Invalidate cached assumptions of runs: an observer or the bookkeeping has changed."""
         self.records.touch()
         self.observers = self.hooks.bits | (TIMES if self.events.active else 0)
 
@@ -516,5 +545,5 @@ class RuntimeDevice(TensorAccess):
 
 
 def _is_shared(value: ValueRecord) -> bool:
-    """Whether others lie in the bytes of a value, or have them."""
+    """Return whether a value shares its buffer with other values or an exported array."""
     return any(len(i.buffer.users) > 1 or i.buffer.pins for i in value.instances)

@@ -1,8 +1,8 @@
-"""What a device does, as one stream of events: its history adds them up, subscribers hear them.
+"""The event stream of a device: history counts events, subscribers receive them.
 
-Every report comes from here: `explain`, the memory's peaks and a result file from the history,
-traces and recordings from the events. A copy and its bytes are what `Footprint.own_nbytes` says.
-In the steady state nothing is sent: plans that run again count themselves while nobody listens.
+All reports derive from these events: `explain`, memory peaks and result files from the history,
+traces from the events. `Footprint.own_nbytes` defines how copies and bytes count. In the steady
+state no events are sent: without subscribers, replayed plans only count their runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class PlanMade:
     plan: Plan
 
 
-# Not frozen: it is made at each run, and that would take three times as long.
+# Not frozen: it is created at each run, and a frozen dataclass takes three times as long.
 @dataclass(slots=True)
 class PlanRun:
     """A plan ran, whether new or replayed.
 
-    `moments`: when it began, and when each of its steps had ended, in seconds of `perf_counter`;
-    then, for each of its `forks`, when all threads had ended, and when each began.
+    `moments`, in seconds of `perf_counter`: the start and the end of each step; then, for each of
+    the `forks`, when all threads had ended and when each began.
     """
 
     index: int
@@ -43,16 +43,16 @@ class PlanRun:
 
     @property
     def began_seconds(self) -> float:
-        """When its first step began."""
+        """The start of the first step."""
         return self.moments[0]
 
     @property
     def seconds(self) -> float:
-        """What all of its steps took."""
+        """The duration of the whole run."""
         return max(self.moments) - self.moments[0]
 
     def spans(self) -> list[tuple[float, float, int]]:
-        """When each step began, when it had ended, and the thread that it ran on."""
+        """Return start, end and thread of each step."""
         count = 1 + len(self.plan.steps)
         now, *ends = self.moments[:count]
         others = iter(self.moments[count:])
@@ -75,8 +75,10 @@ class PlanRun:
 
 @dataclass(frozen=True, slots=True)
 class PlanStopped:
-    """A plan failed after some of its steps, whose copies stay: the first ones, where it ran on one
-    thread; `steps` are their numbers."""
+    """A plan failed after some of its steps; the copies that these made remain.
+
+    `steps` are the numbers of the completed steps: the first ones if the plan ran on one thread.
+    """
 
     index: int
     plan: Plan
@@ -84,13 +86,13 @@ class PlanStopped:
 
     @property
     def steps_done(self) -> int:
-        """How many there were."""
+        """The number of completed steps."""
         return len(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The host overwrote a tensor of a space: one copy from the host."""
+    """The host overwrote a tensor in a space: one copy from the host."""
 
     desc: TensorDesc
     nbytes: int
@@ -99,10 +101,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """The host read a tensor of a space; `nbytes` are those of the array that it got.
+    """The host read a tensor of a space into an array of `nbytes` bytes.
 
-    `moments`: when it asked, when the tensor was ready (what was queued had run), and when it had
-    the array, in seconds of `perf_counter`.
+    `moments`, in seconds of `perf_counter`: the request, the tensor ready (the queue had run), the
+    array returned.
     """
 
     desc: TensorDesc
@@ -112,38 +114,40 @@ class ReadBack:
 
 Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack
 Subscriber = Callable[[Event], object]
-#: The bit, among those of a device's observers, that tells that runs are timed for listeners.
+#: Bit in `RuntimeDevice.observers`: runs are timed for listeners.
 TIMES = 1
-#: Events that a listener may cause while it hears of one that it caused while it heard of one …
+#: Limit for nested events, caused by listeners that use the device.
 MAX_NESTED = 8
 
 
 class _Telling(threading.local):
-    """How many events this thread is being told of, each while it heard of the one before."""
+    """Depth of nested event delivery in this thread."""
 
     depth = 0
 
 
 class EventStream:
-    """The events of one device; `active` is False while nobody but the history listens."""
+    """The events of one device; `active` is False while only the history listens."""
 
     __slots__ = ("_changed", "_count", "_subscribers", "_telling", "active", "is_over")
 
     def __init__(self, count: Subscriber, changed: Callable[[], None]) -> None:
-        """`count` takes what is reported, before it is told; `changed` is called for a listener."""
+        """Initialize. `count` receives each reported event first; `changed` is called when
+        subscribers change."""
         self._count = count
         self._subscribers: tuple[Subscriber, ...] = ()
         self._changed = changed
         self._telling = _Telling()
         self.active = False
-        #: Whether listeners hear just now of something that is over, so that they may use the
-        #: device in whose middle they are told.
+        #: Whether the event being delivered is about something finished, so that listeners may use
+        #: the device.
         self.is_over = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber(event)` from now on; returns what ends the subscription."""
+        """Call `subscriber(event)` for each event; returns a function that unsubscribes."""
         CALLABLE.check("events.subscribe", "subscriber", subscriber)
-        # Something of its own: who ends this subscription twice ends no other of the same function.
+        # A unique object: unsubscribing twice must not remove another subscription of the same
+        # function.
         own = partial(subscriber)
 
         def unsubscribe() -> None:
@@ -157,19 +161,22 @@ class EventStream:
             self.active = True
             self._changed()
         except BaseException:
-            # An interrupt: nobody has what would end it.
+            # Interrupted: the caller has no function to unsubscribe with.
             unsubscribe()
             raise
         return unsubscribe
 
     def report(self, event: Event) -> None:
-        """Something happened: it is counted, and everybody is told."""
+        """Count an event and send it to the subscribers."""
         self._count(event)
         self.tell(event)
 
     def tell(self, event: Event) -> None:
-        """Tell everybody of something that has been counted; raises `TaskError` where a listener
-        answers whatever it hears with more of the same."""
+        """Send a counted event to the subscribers.
+
+        Raises:
+            TaskError: A listener caused events in response to its own events, too many levels deep.
+        """
         depth = self._telling.depth
         if depth == MAX_NESTED:
             raise TaskError(

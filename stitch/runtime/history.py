@@ -1,6 +1,6 @@
-"""What a device has done, added up: the events of its stream as plans and counts.
+"""The history of a device: counts of plan runs, copies, reads and writes.
 
-A period begins with the device, or where `clear` is called.
+A period begins when the device is opened or `clear` is called.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from stitch.planner import Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.events import Event, PlanRun, PlanStopped, Written
 
-#: The period that begins with the device.
+#: Name of the period that begins when the device is opened.
 WHOLE_RUN = "whole run"
-#: Plans that are listed one by one; what older ones did is only added up.
+#: Number of plans listed separately; older ones are only summed.
 MAX_PLANS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Program runs and copies, added up; `seconds` of copies and `program_seconds` are simulated.
+    """Sums of program runs and copies; `seconds` (copies) and `program_seconds` are simulated.
 
-    `copies` and `nbytes` as `Footprint.own_nbytes` says; `entries` are those of the copies that
-    carried the host arrays of a call in. `staging_nbytes`: the most that any plan's kernels staged.
-    `beside`: the stretches that threads run beside each other, where no hook looks on.
+    `copies` and `nbytes` are as `Footprint.own_nbytes` defines; `entries` are the copies that
+    brought host arrays of a call to the device. `staging_nbytes`: the largest staging memory of any
+    plan's kernels. `beside`: sections that ran in parallel threads (without hooks).
     """
 
     programs: int = 0
@@ -40,7 +40,7 @@ class Totals:
         return self.plus(other, 1)
 
     def plus(self, other: Totals, times: int) -> Totals:
-        """Another's, so many times, on top."""
+        """Return the sum with `times` times `other`."""
         return Totals(
             self.programs + times * other.programs,
             self.copies + times * other.copies,
@@ -54,7 +54,7 @@ class Totals:
 
 
 def totals_of(event: Event) -> Totals:
-    """What an event adds to the totals (reads and plans that were only made: nothing)."""
+    """Return the totals of one event; zero for reads and new plans."""
     if isinstance(event, PlanRun):
         return totals_of_steps(event.plan)
     if isinstance(event, PlanStopped):
@@ -65,7 +65,7 @@ def totals_of(event: Event) -> Totals:
 
 
 def totals_of_steps(plan: Plan, numbers: Iterable[int] | None = None) -> Totals:
-    """What one run of a plan, or of some of its steps, does."""
+    """Return the totals of one run of a plan, or of some of its steps."""
     steps = plan.steps if numbers is None else [plan.steps[number] for number in numbers]
     entering = plan.request.entering()
     totals = Totals()
@@ -80,15 +80,21 @@ def totals_of_steps(plan: Plan, numbers: Iterable[int] | None = None) -> Totals:
 
 
 class Tally:
-    """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
+    """Counts the runs of one plan. It outlives the bound plan, which holds programs and arrays."""
 
     __slots__ = ("_addresses", "_each", "_is_new", "_plan", "is_closed", "runs")
 
     def __init__(
         self, plan: Plan, each: Totals, addresses: Mapping[int, int], *, is_new: bool
     ) -> None:
-        """`each`: what one run does; `addresses`: where buffers lie, if not where the plan says;
-        `is_new`: whether the plan was made for the first run."""
+        """Initialize.
+
+        Args:
+            plan: The plan.
+            each: Totals of one run.
+            addresses: Buffer addresses that differ from the plan's.
+            is_new: Whether the plan was made for the first run.
+        """
         #: Whether the plan cannot run again.
         self.is_closed = False
         self._is_new = is_new
@@ -97,30 +103,30 @@ class Tally:
 
     @property
     def plan(self) -> Plan:
-        """What is counted; it is made for the addresses when it is first asked for."""
+        """The plan, rebound to the actual addresses on first use."""
         if self._addresses:
             self._plan, self._addresses = self._plan.at(self._addresses), {}
         return self._plan
 
     @property
     def total(self) -> Totals:
-        """What all runs did."""
+        """The totals of all runs."""
         return Totals().plus(self._each, self.runs)
 
     @property
     def replays(self) -> int:
-        """How many runs needed no plan."""
+        """The number of runs that needed no new plan."""
         return self.runs - (self._is_new and self.runs > 0)
 
     def begin_anew(self) -> None:
-        """Count from zero."""
+        """Reset the count."""
         self._is_new = self._is_new and not self.runs
         self.runs = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Something that happened `times` times, each with so many bytes and simulated seconds."""
+    """An event that happened `times` times, with its bytes and simulated seconds each."""
 
     source: str
     target: str
@@ -131,12 +137,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a device did in a period, all of one moment.
+    """A consistent summary of what a device did in a period.
 
-    `plans` with how often each ran, in the order of first runs; `earlier`: plans that are not
-    listed any more; `writes`: tensors that the host
-    overwrote; `reads`: tensors that the host read. `total` adds all of that up but the reads;
-    `writes_seen` and `nbytes_seen` are what the memories of the spaces themselves counted.
+    `plans`: each plan with its number of runs, in the order of first runs; `earlier`: totals of
+    plans no longer listed; `writes`: tensors that the host overwrote; `reads`: tensors that the
+    host read. `total` is the sum without reads; `writes_seen` and `nbytes_seen` are counted by the
+    memory spaces themselves.
     """
 
     period: str
@@ -151,12 +157,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a device has done since it opened, counted; in the steady state only `replays` grows,
-    and `windows` where work goes by way of the queue (pipelines and settled trainings do not).
+    """Counts since the device opened.
 
-    `recordings_made`: plans that are kept to run again; `bindings_made`: how often one was bound to
-    places. `replays`: runs of plans that were known, by way of the queue or past it, to their end.
-    `windows`: runs of the queue. `revocations`: leases that gave their memory up.
+    In the steady state only `replays` grows, and `windows` for work that uses the queue (pipelines
+    and settled trainings do not). `recordings_made`: plans kept for replay; `bindings_made`:
+    bindings of these to addresses. `replays`: completed runs of cached plans. `windows`: runs of
+    the queue. `revocations`: output slots whose memory was taken for something else.
     """
 
     plans_made: int
@@ -169,19 +175,19 @@ class Statistics:
 
 
 class History:
-    """How often each plan ran, and what else happened, since the period began."""
+    """Counts plan runs and other events since the period began."""
 
     def __init__(self, seen: Callable[[], tuple[int, int]]) -> None:
-        #: Gives the writes and bytes that the memories of the spaces have counted.
+        #: Returns the writes and bytes that the memory spaces counted.
         self.seen = seen
         self._began = (0, 0)
         self.period = WHOLE_RUN
         self._plans: dict[int, Tally] = {}
         self._limit = MAX_PLANS
-        #: What plans did that are no longer listed one by one, and what ended half-way.
+        #: Totals of plans no longer listed, and of failed runs.
         self._earlier = Totals()
         self._before = Totals()
-        #: How often a known plan ran, but for what is listed one by one.
+        #: Replays of plans that are not listed separately.
         self._replays = 0
         self._reads: dict[int, tuple[TensorDesc, int, list[int]]] = {}
         #: Tensors that the host overwrote, as text, and their bytes → simulated seconds, how often.
@@ -190,14 +196,13 @@ class History:
     # -- counting ----------------------------------------------------------------------------------
 
     def add(self, key: int, tally: Tally) -> None:
-        """Work that `tally` describes, and counts each time, may run from now on; `key` is its
-        own."""
+        """Register a tally, which counts its runs itself; `key` must be unique."""
         self._plans[key] = tally
         if len(self._plans) > self._limit:
             self._fold()
 
     def _fold(self) -> None:
-        """Add up what nothing can run any more, oldest first; the rest is alive in any case."""
+        """Sum the oldest plans that cannot run again; the others are alive in any case."""
         spare = len(self._plans) - MAX_PLANS
         for key in [k for k, tally in self._plans.items() if tally.is_closed][:spare]:
             tally = self._plans.pop(key)
@@ -206,7 +211,7 @@ class History:
         self._limit = max(MAX_PLANS + MAX_PLANS // 4, 2 * len(self._plans) - MAX_PLANS)
 
     def count(self, event: Event) -> None:
-        """Count an event that comes seldom: runs and reads are counted as they happen."""
+        """Count a rare event; runs and reads are counted where they happen."""
         if isinstance(event, PlanStopped):
             self._earlier += totals_of(event)
         elif isinstance(event, Written):
@@ -214,11 +219,11 @@ class History:
             self._writes.setdefault(key, (event.seconds, [0]))[1][0] += 1
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
-        """The host read a tensor; `key` is its descriptor's."""
+        """Count a read of a tensor; `key` identifies its descriptor."""
         self.reads_of(key, desc, nbytes)[0] += 1
 
     def reads_of(self, key: int, desc: TensorDesc, nbytes: int) -> list[int]:
-        """How often the host read such tensors, for who counts by himself."""
+        """Return the counter of reads of such tensors, for callers that increment it themselves."""
         counted = self._reads.get(key)
         if counted is None:
             counted = self._reads[key] = (desc, nbytes, [0])
@@ -228,16 +233,16 @@ class History:
 
     @property
     def plans(self) -> tuple[tuple[Plan, int], ...]:
-        """Every listed plan that ran, with how often."""
+        """The listed plans that ran, with their numbers of runs."""
         return tuple((t.plan, t.runs) for t in self._plans.copy().values() if t.runs)
 
     @property
     def replays(self) -> int:
-        """How often a known plan ran to its end since the device was opened."""
+        """The number of completed replays since the device was opened."""
         return self._replays + sum([tally.replays for tally in self._plans.copy().values()])
 
     def account(self) -> Account:
-        """What happened since the period began; the device's lock is held."""
+        """Return a summary of the period; the caller holds the run lock."""
         reads = tuple(
             Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
             for desc, nbytes, times in self._reads.copy().values()
@@ -250,11 +255,11 @@ class History:
         )  # fmt: skip
 
     def whole(self) -> Totals:
-        """What happened since the device was opened."""
+        """Return the totals since the device was opened."""
         return self._before + self._total()
 
     def period_from_now(self) -> str:
-        """What a period is called that begins now."""
+        """Return the name of a period that begins now."""
         return WHOLE_RUN if self.whole() == Totals() else "since it was watched"
 
     def _written(self) -> tuple[Line, ...]:
@@ -272,7 +277,7 @@ class History:
         return total
 
     def clear(self, period: str = "since the last look") -> None:
-        """Begin another period (counts of plans that run again go on from zero)."""
+        """Begin a new period and reset the counts."""
         self._before, self._began = self.whole(), self.seen()
         self.period = period
         self._replays = self.replays
@@ -280,6 +285,6 @@ class History:
             tally.begin_anew()
         self._earlier = Totals()
         self._writes.clear()
-        # Others count there.
+        # Callers of `reads_of` keep these lists: reset them in place.
         for _, _, times in self._reads.copy().values():
             times[0] = 0

@@ -1,10 +1,10 @@
 """Hooks: callables before and after programs and operations, for inspection and debugging.
 
-While an operation hook is registered, programs run one operation at a time. Hooks that come and go
-during a run are called from its next moment on, those of other moments from the next run on.
+While an operation hook is registered, programs run one operation at a time. If hooks change during
+a run, this affects the same moment at its next occurrence and other moments from the next run.
 
-A hook cannot use its device, which is in the middle of a run, and is told so. Another thread may
-queue meanwhile; if it reads, it waits for the run: a hook must not wait for it.
+A hook cannot use its device, which is in the middle of a run: it gets a `TaskError`. Another thread
+may enqueue meanwhile, but a read waits for the run, so a hook must not wait for such a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stitch.runtime.events import TIMES, Moment
 
 
 def not_just_made(program: Program, index: int | None) -> UsageError:
-    """What is raised where `HookContext.replace` comes too early or too late."""
+    """Return the error for a `HookContext.replace` that comes too early or too late."""
     return UsageError(
         "replace is for what an operation has just made",
         where=f"program {program.name!r}" + ("" if index is None else f", operation {index}"),
@@ -34,11 +34,11 @@ def not_just_made(program: Program, index: int | None) -> UsageError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookContext:
-    """What a hook sees: the program, and, for operation hooks, the operation and its arrays.
+    """What a hook receives: the program and, for operation hooks, the operation and its arrays.
 
-    The arrays are the live ones, read-only; copy what is to be kept. The same context may come
-    again, in a later run of the same work. `index` numbers the operations of a program. `put` is
-    what writes another array into an output, where the operation has just run.
+    The arrays are live and read-only; copy them to keep them. The same context may be passed again
+    in a later run. `index` numbers the operations of a program. `put` writes an output and is set
+    only right after the operation.
     """
 
     program: Program
@@ -49,12 +49,19 @@ class HookContext:
     index: int | None = None
 
     def replace(self, output: int, array: Array) -> None:
-        """In `after_operation`: other elements for an output, by its number; what runs next reads
-        them, rounded to the value's type as the operation's own are.
+        """In `after_operation`: replace an output; later operations read the new elements.
 
-        `array` has the shape and the type of `outputs[output]`; it is copied. Raises `UsageError`
-        for anything else, where an input, a constant or a value that is still read lies in the same
-        bytes, and once the hook has returned or in another thread; then nothing has changed.
+        Args:
+            output: Number of the output.
+            array: New elements, with the shape and type of `outputs[output]`; copied, and rounded
+                to the
+                value's type.
+
+        Raises:
+            UsageError: Wrong output, shape or type; the output shares its bytes with an input, a
+                constant
+                or a live value; the hook has returned; or another thread called. Nothing has
+                changed.
         """
         if self.put is None:
             raise not_just_made(self.program, self.index)
@@ -78,13 +85,13 @@ class HookContext:
 
 Hook = Callable[[HookContext], object]
 HOOK = optional(CALLABLE)
-#: The bit of the first moment; that of listeners to events is below.
+#: Bit of the first moment; `TIMES`, for listeners, is the one below.
 FIRST_BIT = TIMES << 1
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
 class MomentHooks:
-    """The hooks of one moment, in the order of registration; `bit` tells moments apart."""
+    """The hooks of one moment, in the order of registration; `bit` identifies the moment."""
 
     __slots__ = ("bit", "hooks")
 
@@ -100,14 +107,14 @@ def call_hooks(moment: MomentHooks, context: HookContext) -> None:
 
 
 class Hooks:
-    """The hooks of one device. Registrations add up; each is undone by what `register` returns.
+    """The hooks of one device; several registrations may be active.
 
-    `bits`: those of the moments that have hooks, from `FIRST_BIT` on; 0 if there is none.
+    `bits`: the bits of the moments that have hooks, from `FIRST_BIT` on; 0 if there are none.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        #: What was registered in one go; another one of the same functions is another.
+        #: One mapping per registration, compared by identity.
         self._registered: list[Mapping[Moment, Hook]] = []
         self.moments = {m: MomentHooks(FIRST_BIT << i) for i, m in enumerate(MOMENTS)}
         self.bits = 0
@@ -125,8 +132,11 @@ class Hooks:
         before_operation: Hook | None = None,
         after_operation: Hook | None = None,
     ) -> Callable[[], None]:
-        """Register any of the four; returns what unregisters them. Raises `UsageError` for none, or
-        what is no function."""
+        """Register any of the four hooks; returns a function that unregisters them.
+
+        Raises:
+            UsageError: No hook was given, or one is not callable.
+        """
         given: dict[Moment, Hook | None] = {
             "before_program": before_program,
             "after_program": after_program,
@@ -141,14 +151,14 @@ class Hooks:
         try:
             self._add(hooks)
         except BaseException:
-            # An interrupt: nobody has what would unregister them.
+            # Interrupted: the caller has no function to unregister them with.
             self._remove(hooks)
             raise
         return partial(self._remove, hooks)
 
     @contextmanager
     def registered(self, hooks: Mapping[Moment, Hook]) -> Iterator[None]:
-        """Within the block these are registered, however it ends."""
+        """Register the hooks for the duration of the block."""
         own = {**hooks}
         try:
             self._add(own)
@@ -161,7 +171,7 @@ class Hooks:
         self._update()
 
     def _remove(self, hooks: Mapping[Moment, Hook]) -> None:
-        """Twice does no harm, and brings to an end what an interrupt has left of the first time."""
+        """Remove a registration; idempotent, and completes an interrupted removal."""
         self._registered = [each for each in self._registered if each is not hooks]
         self._update()
 

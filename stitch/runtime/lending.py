@@ -1,8 +1,8 @@
-"""Lending: bytes of another owner become tensors without a copy, and the other way round.
+"""Zero-copy exchange of buffers with other libraries, in both directions.
 
-Where the host is the whole device its programs read those bytes in place; elsewhere the device
-copies them, and keeps the copy for as long as it is equal to them (`exposure`). `export` gives a
-tensor's bytes as an array, in place. Whoever calls them holds the device's lock.
+If the host is the whole device, programs read lent buffers in place; otherwise the device copies
+them and keeps the copy while it equals the original (`exposure`). `export` returns a tensor's bytes
+in place. The caller of these functions holds the run lock.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from stitch.runtime.values import BufferRecord
 def lend(
     device: RuntimeDevice, array: Array, origin: str, *, shared_by: object = None
 ) -> Tensor:  # fmt: skip
-    """A tensor on the very bytes of a C-contiguous array; see `take_back`.
+    """Return a tensor on the bytes of a C-contiguous array; see `take_back`.
 
-    `shared_by`: where they are read in place, what takes the tensor's place is written to them.
-    They are taken back when this object is gone, and the array is kept until then.
+    Args:
+        device: The device that reads the array.
+        array: The array to lend.
+        origin: Name of the buffer in reports.
+        shared_by: If given and the buffer is read in place, results may overwrite the buffer, which
+            is taken back when this object is gone; the array is kept alive until then.
     """
     device.check_open()
     device.check_consistent()
@@ -40,7 +44,7 @@ def lend(
         address = memory.lend(as_bytes(array))
         key = device.desc_key(desc)
         buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
-        # It is where it is: nobody moves it, and nobody gives its bytes back.
+        # Foreign memory: never relocated or freed by the device.
         buffer.pins, buffer.shared_pins = 1, int(shared_by is not None)
     tensor = device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
     if shared_by is not None and buffer.address is not None:
@@ -50,17 +54,17 @@ def lend(
 
 
 def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
-    """The owner's bytes are gone: free the copies that the device made; the tensor is dead."""
+    """End a loan: free the copies that the device made. The tensor becomes unusable."""
     buffer = tensor._record.instances[0].buffer
     if buffer.address is not None:
         device.backend.spaces[Space.HOST].take_back(buffer.address)
     device.give_up(tensor._record, "its owner, who took the bytes back")
-    # Nothing that the allocators know has changed, but what has run on it must not run again.
+    # The allocators saw no change, but cached runs must not use the buffer again.
     device.records.touch()
 
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
-    """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
+    """Return a tensor of another shape that shares the bytes of a dense one."""
     of = tensor._record
     with device.ready(of):
         first = of.instances[0]
@@ -71,25 +75,31 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
 
 
 def elements(tensor: Tensor) -> Array:
-    """A tensor's elements in an array of their own, as `Tensor.numpy` gives them."""
+    """Return a copy of a tensor's elements, as `Tensor.numpy` does."""
     array: Array = tensor.device.elements(tensor._record)
     return array
 
 
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
-    """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
-    until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
+    """Return a dense tensor's bytes as an array of type `dtype`, in place.
+
+    The tensor lives, and its bytes stay in place, as long as the array. `ended` is called
+    afterwards, possibly from a finalizer: it may only append to a queue.
+    """
     array: Array = tensor.device.exported(tensor._record, dtype, tensor, ended)
     return array
 
 
 def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
-    """As `export`, for one who expects to see the bytes overwritten: what takes the tensor's place
-    is written there. They stay in place while the array lives; the tensor is not kept."""
+    """As `export`, for a consumer that expects the bytes to be overwritten.
+
+    A result that replaces the tensor by donation is written there. The bytes stay in place while
+    the array lives; the tensor is not kept alive.
+    """
     device: RuntimeDevice = tensor.device
     shared: list[BufferRecord] = []
     array: Array = device.exported(tensor._record, ended=partial(_unshared, shared, ended))
-    # Before anything else is planned: a plan made before would have copied.
+    # Invalidate cached plans: one made before would copy.
     (instance,) = tensor._record.instances[:1]
     instance.buffer.shared_pins += 1
     shared.append(instance.buffer)
@@ -98,7 +108,7 @@ def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
 
 
 def _unshared(shared: list[BufferRecord], ended: Callable[[], object] | None) -> None:
-    """An array that shares a buffer has ended; twice does no harm."""
+    """Handle the end of an array that shares a buffer; idempotent."""
     while shared:
         shared.pop().shared_pins -= 1
     if ended is not None:

@@ -1,15 +1,14 @@
-"""The life of a device: idle, busy, interrupted, closed, or left behind in a process by a fork.
+"""Locking and validity of a device: re-entry, interrupts, close and fork.
 
-A thread is inside a device from where it takes one of its locks to where it gives it back. Python
-may call others in between: hooks, kernels, signal handlers, finalizers. They find the device half
-way, and are told so: no thread comes in twice. What the device calls itself takes no lock anew.
+A thread is inside a device while it holds one of its locks. Python may run other code meanwhile:
+hooks, kernels, signal handlers, finalizers. If such code uses the device, it gets a `TaskError`,
+since the device is in the middle of an operation.
 
-A fork copies a device in whatever state its threads were in, without the threads: a kernel half
-way, a lock that nobody gives back. So a device belongs to the process that opened it. In the child
-it is closed from the first moment, and says so to whoever uses it.
+A fork copies a device without its threads, possibly in the middle of a run and with held locks.
+Therefore a device belongs to the process that opened it and is closed in the child.
 
-Whoever uses an open one first brings to an end what others have left: half done, by an interrupt,
-or in notes, by finalizers.
+Each use of an open device first completes what an interrupt left incomplete and processes the notes
+of finalizers.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _alive: LiveObjects[DeviceLocking] = LiveObjects()
 
 
 class DeviceLocking:
-    """The part of a device that knows whether it may be used, and makes it ready to be.
+    """The part of a device that checks whether it may be used, and makes it consistent first.
 
-    `lock` is held by whoever runs, plans, reads or changes what lies where. `queue_lock` is held
-    for moments only, by whoever queues, and whoever changes what a call looks at: which values are
-    queued, given away, ready, shared. Who takes both takes `lock` first.
+    `lock` (the run lock) protects planning, running, and changes of memory contents. `queue_lock`
+    is held only briefly, to enqueue tasks and to change what a call checks: which values are
+    queued, donated, ready or shared. Acquire `lock` before `queue_lock`.
     """
 
     events: EventStream
@@ -52,29 +51,29 @@ class DeviceLocking:
         tasks: TaskQueue,
         queue_lock: threading.RLock,
     ) -> None:
-        """Open, for this process; `name` is the machine's, `queue_lock` that of `tasks`."""
+        """Initialize for this process; `name` is the machine's, `queue_lock` that of `tasks`."""
         self._name = name
         self.records, self.deaths, self.tasks = records, deaths, tasks
         self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
         self._locks = (threading.RLock(), queue_lock)
-        #: `quick_lock` is for those who have asked `holds_run_lock` themselves.
+        #: `quick_lock` skips the re-entry check: use it after calling `holds_run_lock`.
         self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
-        #: Whether this thread holds the first lock, or the second.
+        #: Whether this thread holds the run lock, or the queue lock.
         self.holds_run_lock, self.holds_queue_lock = (
             held_here(self._locks[0]),
             held_here(queue_lock),
         )
-        #: How many host functions it is running, and whether one of them has queued something.
+        #: Number of running host functions, and whether one of them has enqueued a task.
         self.calls_host = 0
         self.was_queued_inside = False
-        #: Whether it cannot be used any more (here: a fork closes it for the child).
+        #: Whether the device cannot be used any more (set here in the child of a fork).
         self.is_closed = False
         #: The process that opened it.
         self._process = os.getpid()
         _alive.add(self)
 
     def refuse(self) -> NoReturn:
-        """It is closed, or belongs to another process: raise the `TaskError` that says so."""
+        """Raise the `TaskError` for a closed device or one of another process."""
         self.check_process()
         raise TaskError(
             f"device {self._name!r} is closed",
@@ -84,7 +83,7 @@ class DeviceLocking:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether another process opened it, of which this one is a child."""
+        """Whether this process is a forked child of the one that opened the device."""
         return self._process != os.getpid()
 
     def check_process(self) -> None:
@@ -111,15 +110,14 @@ class DeviceLocking:
         return self.quick_lock
 
     def check_may_queue(self) -> None:
-        """Raise `TaskError` where this thread is inside, but for a host function, which may queue
-        what runs after it."""
+        """Raise `TaskError` if this thread is inside; a host function may enqueue later tasks."""
         if self.holds_run_lock() and self.calls_host and not self.holds_queue_lock():
             self.was_queued_inside = True
         else:
             self.check_outside()
 
     def check_outside(self) -> None:
-        """Raise `TaskError` where this thread is inside: a plan or a call is half-way through."""
+        """Raise `TaskError` if this thread is inside, in the middle of a plan or call."""
         if not (self.holds_run_lock() or self.holds_queue_lock()):
             return
         if self.calls_host and not self.holds_queue_lock():
@@ -134,13 +132,16 @@ class DeviceLocking:
             raise _inside(self._name)
 
     def keep_out(self, is_out: Callable[[], bool]) -> None:
-        """Refuse threads for whose end those wait that are inside; `is_out` says whether the one
-        that asks is such a thread."""
+        """Make the run lock refuse worker threads, on which its holder waits.
+
+        Args:
+            is_out: Returns whether the current thread is such a worker.
+        """
         self.quick_lock = quick(self._locks[0], partial(_check_out, is_out, self._name))
 
     @contextmanager
     def _once_more(self) -> Iterator[bool]:
-        """A listener uses the device: no other thread can meanwhile."""
+        """Let an event listener use the device, whose run lock its thread holds."""
         self.events.is_over = False
         try:
             yield True
@@ -148,17 +149,17 @@ class DeviceLocking:
             self.events.is_over = True
 
     def check_open(self) -> None:
-        """Raise `TaskError` if it has been closed, or belongs to another process."""
+        """Raise `TaskError` if the device is closed or belongs to another process."""
         if self.is_closed:
             self.refuse()
 
     def check_consistent(self) -> None:
-        """Nothing is half done from now on; the lock is held, so what is was interrupted."""
+        """Recover from an interrupt if needed; the caller holds the run lock."""
         if not self.records.is_consistent or self.tasks.running is not None:
             self.rebuild_bookkeeping()
 
     def rebuild_bookkeeping(self) -> None:
-        """Bring to an end, or take back, what an interrupt has left half done."""
+        """Complete or roll back what an interrupt left incomplete."""
         self.tasks.end_run()
         if self.records.pending_recovery is not None:
             self.records.pending_recovery()
@@ -167,21 +168,21 @@ class DeviceLocking:
             self.deaths.rebuild_bookkeeping(self.tasks.queued.values)
 
     def drain(self, *, resting: bool = True) -> None:
-        """Read the notes that finalizers left: see `Reclaimer.read`."""
-        # What reads a value may have left the queue, and come back to it.
+        """Process the notes of finalizers: see `Reclaimer.read`."""
+        # An interrupted batch may have to return to the queue: values that it reads must stay.
         self.check_consistent()
         self._read_notes(resting=resting)
 
     def _read_notes(self, *, resting: bool) -> None:
         tasks = self.tasks
         if not tasks.queued.is_whole:
-            # What only half a task reads is not queued.
+            # A partially enqueued task is dropped: its inputs are not in use.
             with self.queue_lock:
                 tasks.rebuild_bookkeeping()
         self.deaths.read(tasks.queued.number, resting=resting)
 
     def drain_if_free(self) -> None:
-        """Read the notes of finalizers, unless another thread runs, which reads them itself."""
+        """As `drain`, unless another thread runs, which processes the notes itself."""
         lock = self._locks[0]
         if self.holds_run_lock():
             return
@@ -198,7 +199,7 @@ class DeviceLocking:
     def run_queue(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
     ) -> Done | None:
-        """`TaskQueue.run`, for those who hold the lock, after what has to come before it."""
+        """As `TaskQueue.run`, after recovery and notes; the caller holds the run lock."""
         if self.is_closed:
             self.check_process()
         tasks, deaths = self.tasks, self.deaths
@@ -211,7 +212,7 @@ class DeviceLocking:
             return None
         ran = tasks.run(fill, at_most)
         while self.was_queued_inside:
-            # What host functions have queued meanwhile.
+            # Run the tasks that host functions enqueued meanwhile.
             self.was_queued_inside = False
             tasks.run()
         return ran
@@ -219,28 +220,28 @@ class DeviceLocking:
     def flush(self) -> None:
         """Run everything that is queued.
 
-        A failure while planning changes nothing but the tensors that could not be made; after a
-        failure while running, finished outputs stay and what depended on the rest is failed.
+        If planning fails, only the tensors that could not be computed fail. If running fails,
+        completed outputs stay valid and tasks that depend on the others fail.
         """
         with self.lock:
             self.run_queue()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Within, all that was queued has run, and nobody else comes in."""
+        """Run the queue, and hold the run lock within the block."""
         with self.lock:
             self.run_queue()
             yield
 
     def settle(self, value: ValueRecord) -> None:
-        """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
+        """Run the queue if a value is pending; raise `TaskError` if it was freed or failed."""
         if (value.status is not READY or value.consumed or self.is_closed
                 or self.tasks.running is not None or not self.records.is_consistent):  # fmt: skip
             with self.lock:
                 self.settle_now(value)
 
     def settle_now(self, value: ValueRecord) -> None:
-        """As `settle`, for those who hold the lock."""
+        """As `settle`; the caller holds the run lock."""
         if value.status is PENDING and not value.consumed and not self.is_closed:
             self.run_queue()
         elif self.is_closed:
@@ -253,9 +254,9 @@ class DeviceLocking:
     # -- left behind -------------------------------------------------------------------------------
 
     def invalidate_after_fork(self) -> None:
-        """In the child of a fork: closed, with locks that no thread of the parent holds."""
+        """Close the device in the child of a fork and release locks of the parent's threads."""
         self.is_closed = True
-        # Whoever runs past the queue looks closer now, and finds it closed.
+        # Cached runs check the generation, and then find the device closed.
         self.records.touch()
         for lock in self._locks:
             if not held_here(lock)():

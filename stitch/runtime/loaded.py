@@ -1,4 +1,4 @@
-"""`LoadedProgram`: the agent that a program becomes when a device has loaded it."""
+"""`LoadedProgram`: a program that is loaded on a device and can be called."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ from stitch.tasks import Transformation, transformation_of
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 ndarray = np.ndarray
-#: Notes of finalizers that are left to lie while nothing runs.
+#: Queued finalizer notes that a call tolerates before it drains them.
 MANY_NOTES = 256
-#: The most inputs of a call of which it is tried whether it follows what it followed before.
+#: A call with more inputs does not try the fast path of repeated work.
 MOST_TRIED = 8
 
 
 class Home(Protocol):
-    """A device, as the programs that it has loaded know it."""
+    """A device, as its loaded programs use it."""
 
     is_closed: bool
     tasks: TaskQueue
     deaths: Reclaimer
     queue_lock: Lock
-    #: Whether this thread is inside already.
+    #: Whether this thread holds the run lock, or the queue lock.
     holds_run_lock: Callable[[], bool]
     holds_queue_lock: Callable[[], bool]
-    #: Whether tensors and constants leave DRAM where there is no room for all.
+    #: Whether tensors and constants may be evicted from DRAM when memory is short.
     spills: bool
 
     @property
     def backend(self) -> LocalBackend:
-        """What prepares them."""
+        """The backend that prepares programs."""
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A small number for a descriptor."""
+        """Return a small integer that identifies the descriptor."""
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Release the memory of a program once it is unreferenced."""
 
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Queue one run."""
+        """Enqueue one run."""
 
     def flush(self) -> None:
         """Run everything that is queued."""
 
 
 class LoadedProgram:
-    """A program on a device, called with arrays or tensors; gives one tensor or a tuple.
+    """A program on a device. Call it with arrays or tensors; it returns one tensor or a tuple.
 
     Calls are asynchronous; reading a result runs the queue.
     """
@@ -89,38 +89,38 @@ class LoadedProgram:
         seconds: float = 0.0,
     ) -> None:
         self._home = device
-        #: The `Device` that loaded it, which knows programs and is not known by them.
+        #: The `Device` that loaded it. Typed `Any`: this module does not import the device.
         self.device: Any = device
         self.program = program
         self.name = program.name
-        #: The programs that it was linked of by the device.
+        #: The programs that aggregation linked into this one.
         self.linked_from: tuple[Program, ...] = ()
-        #: Checks the bytes of its constants, once.
+        #: Verifies the checksums of the constants, once.
         self.verify = verify
         self._prepared: PreparedProgram | None = None
-        #: What it takes of the host's memory once it is prepared.
+        #: Reserved host memory of the prepared program.
         self.host_claim: Claim | None = None
-        #: They have their places for as long as this lives and nobody else needs the room.
+        #: Allocated while this program lives, unless evicted.
         self.constants = constants
         self.ports = tuple(
             self._port(slot.name, program.values[slot.value].type, program.input_desc(i))
             for i, slot in enumerate(program.inputs)
         )
-        #: The inputs that begin with values of its file, and are outputs as well; and that file.
+        #: Names of the state inputs (initial values in the file; also outputs), and the binary.
         self.state_names: tuple[str, ...] = ()
         self.binary: Any = None
         self.output_names = tuple(slot.name for slot in program.outputs)
         self.transformation = transformation_of(program, seconds)
         self.output_descs = tuple(d.without_address() for d in self.transformation.outputs)
-        #: What the values that it makes are described by, with the device's keys for that.
+        #: Descriptors of the outputs, with the device's keys for them.
         self.outputs = tuple((d, device.desc_key(d)) for d in self.output_descs)
         self.takes = len(self.ports)
-        #: Programs of parameters only can be evaluated once and remembered.
+        #: A program whose inputs are all parameters is evaluated once and cached.
         self.is_constant_evaluable = bool(program.inputs) and all(
             slot.kind is InputKind.PARAMETER for slot in program.inputs
         )
-        #: Its transformation, where a run takes nothing over, is not remembered, and reads so few
-        #: inputs that it pays to try first whether it follows.
+        #: The transformation if the fast path of repeated work applies: no donations, no cached
+        #: results, few inputs.
         is_plain = not (self.is_constant_evaluable or self.transformation.donated)
         is_plain = is_plain and self.takes <= MOST_TRIED
         self._followed = self.transformation if is_plain else None
@@ -130,9 +130,11 @@ class LoadedProgram:
         return InputPort(self.name, name, kind, desc, self._home.desc_key(host))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Queue one run; gives one tensor, or a tuple where the program has several outputs.
+        """Enqueue one run; returns one tensor, or a tuple if the program has several outputs.
 
-        Raises `UsageError` for missing or surplus inputs, `LinkError`.
+        Raises:
+            UsageError: Inputs are missing or surplus.
+            LinkError: An argument does not match its input.
         """
         if named or len(arguments) != self.takes:
             types = [(port.name, port.type.text()) for port in self.ports]
@@ -151,14 +153,15 @@ class LoadedProgram:
         with home.queue_lock:
             window = tasks.queued
             graph = window.graph.following
-            # What followed the last time is the same task if its inputs have the same numbers.
+            # The successor recorded the last time is the same task if its inputs have the same
+            # numbers.
             if (
                 graph is not None
                 and graph.transformation is self._followed
                 and window.is_whole
                 and not home.is_closed
             ):
-                # Written out: each call that is made here takes a tenth of the time.
+                # Inlined: each function call here costs a tenth of the total time.
                 now, values = window.number, window.values
                 known = number = len(values)
                 fresh: list[ValueRecord] = []
@@ -185,7 +188,7 @@ class LoadedProgram:
                         and argument.dtype is port.dtype
                         and argument.shape == port.shape
                     ):
-                        # Whether it must be copied takes longer to find out.
+                        # Copying a small array is faster than checking whether a copy is needed.
                         value = ArgumentRecord(self.device, argument.copy(), port)
                     else:
                         break
@@ -208,7 +211,8 @@ class LoadedProgram:
         return handles
 
     def prepared(self) -> PreparedProgram:
-        """The executor's form of the program; made, and its constants checked, on first use."""
+        """Return the executor's prepared program; on first use, verify the constants and prepare
+        it."""
         if self._prepared is None:
             self.verify()
             self._prepared = self._home.backend.prepare(self.program)
@@ -216,17 +220,17 @@ class LoadedProgram:
 
     @cached_attribute
     def host_bytes(self) -> ProgramBytes:
-        """What running it takes of the host's memory beside the spaces, by the executor."""
+        """Host memory that a run needs outside the spaces, as the executor states."""
         return self._home.backend.executor.host_bytes(self.program)
 
     @cached_attribute
     def least_microseconds(self) -> float:
-        """What a run takes of the host's time, at least."""
+        """A lower bound of the host time of one run, in microseconds."""
         return least_microseconds(self.program)
 
     @cached_attribute
     def with_constants(self) -> Transformation:
-        """What it does in a plan in which constants may leave: they are inputs, too."""
+        """The transformation with the constants as inputs, for plans that may evict them."""
         what = self.transformation
         descs = [self.program.values[c.value].desc for c in self.program.constants]
         names = [f"constant {self.program.values[c.value].name}" for c in self.program.constants]
@@ -237,8 +241,8 @@ class LoadedProgram:
 
     @cached_attribute
     def content_hash(self) -> bytes:
-        """What programs with the same text and constants share, whatever their file."""
-        import hashlib  # It loads OpenSSL, for programs that share remembered results.
+        """A hash of the program's text and constants, independent of the file."""
+        import hashlib  # Loads OpenSSL; needed for cached results only.
 
         digest = hashlib.sha256(self.program.text().encode())
         for constant in self.program.constants:
@@ -246,9 +250,13 @@ class LoadedProgram:
         return digest.digest()
 
     def initial_state(self) -> dict[str, Tensor]:
-        """New tensors that the program's states begin with (buffers that a torch module writes), by
-        the names of their inputs: for the first call, `program(x, **program.initial_state())`,
-        whose outputs of these names are for the next one. Empty where it has none.
+        """Return new tensors with the initial states (buffers that a torch module writes).
+
+        Pass them to the first call, `program(x, **program.initial_state())`; the outputs of the
+        same names are the states for the next call.
+
+        Returns:
+            Tensors by input name; empty if the program has no states.
         """
         if not self.state_names:
             return {}
@@ -260,7 +268,7 @@ class LoadedProgram:
 
     @takes(which=INDEX_OR_NAME)
     def input_layout(self, which: int | str) -> Layout:
-        """The layout that an input must have; raises `UsageError` for an unknown slot."""
+        """Return the layout that an input must have; raises `UsageError` for an unknown input."""
         names = [port.name for port in self.ports]
         if isinstance(which, str):
             if which not in names:

@@ -1,8 +1,8 @@
-"""Loading: a program of a binary becomes an agent of a device, its constants get addresses.
+"""Load a program of a binary onto a device: validate it and allocate its constants.
 
-A file may claim anything. The `ttb` room has checked it and the program's structure; here operators
-and the machine are known as well, so types are inferred anew, every intermediate value must lie in
-the scratch, and an output may lie on an input only where that is proved.
+A file may contain anything. `ttb` has checked the file and the program's structure; here, with the
+operators and the machine known, types are inferred again, intermediate values must be inside the
+scratch, and an output may alias an input only with a proof.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_program(
     device: Home, machine: Machine, records: Records, binary: Binary, which: int | str,
     where: str | None = None,
 ) -> LoadedProgram:  # fmt: skip
-    """See `Device.load`; `where` is the binary's file. Nothing stays reserved where it fails."""
+    """See `Device.load`; `where` is the binary's file. Reserves nothing if it fails."""
     missing = machine.shape.shortcomings(binary.machine)
     if missing:
         raise IncompatibleError(
@@ -76,7 +76,7 @@ def load_program(
 
 
 def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
-    """Nothing here computes operations that are names only; without data, their plans run."""
+    """Raise `IncompatibleError` for an opaque program, unless the executor computes no data."""
     executor = device.backend.executor
     if executor.computes and program.is_opaque:
         raise IncompatibleError(
@@ -91,8 +91,11 @@ def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
 
 
 def _check_use(program: Program, binary: Binary, machine: Machine, where: str | None) -> None:
-    """Raise `IncompatibleError` naming all that a program uses for which the machine has no place;
-    what has none on the very machine that it was compiled for either is found when it runs."""
+    """Raise `IncompatibleError` with all memory that a program uses and the machine lacks.
+
+    On the machine that it was compiled for, only addresses are checked; other shortages show when
+    it runs.
+    """
     compiled_for = binary.machine
     wanted = demands(program, program.scratch, machine.shape)
     problems_of = address_problems if compiled_for == machine.shape else use_problems
@@ -108,18 +111,20 @@ def _check_use(program: Program, binary: Binary, machine: Machine, where: str | 
 
 
 def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:
-    """Constants that no other program holds get places; where others have the room now, the first
-    run of the program takes it, if what lies there may leave."""
+    """Allocate the constants that no other program has allocated.
+
+    If memory is short and `spill` is on, the first run of the program evicts other tensors.
+    """
     shape = device.backend.machine.shape
     blocks = [(c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
             if len(constant.readers) > 1:
-                continue  # What runs knows where it lies.
+                continue  # Allocated already, or evicted.
             buffer = records.reserve(constant.desc, size, address, constant.by)
             assert buffer.address is not None
             memory = device.backend.spaces[buffer.space]
-            # Its bytes are never written, and its padding is looked at when it leaves.
+            # Constants are never overwritten, but their padding is checked when they are released.
             memory.fill_padding(constant.desc, buffer.address, shape)
             records.attach(constant, buffer, 0)
             records.is_consistent = True
@@ -135,14 +140,13 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
 
 
 def simulated_seconds(program: Program, machine: Machine) -> float:
-    """What one run of a program takes on a machine; 0 where that describes no compute rates, or
-    where nothing says what its operations compute."""
+    """Return the modelled time of one run; 0 if the machine has no compute rates or the program is
+    opaque."""
     return 0.0 if program.is_opaque else program_seconds(expanded(program), machine)
 
 
 def _remedy(here: str, binary: Binary) -> str:
-    """What makes both fit: targets and devices that exist under these names; for a binary of
-    another compiler the machine that its own file describes."""
+    """Return the advice for an incompatible binary: matching targets and devices."""
     if binary.origin is not None:
         return (
             "run it on the machine that its file describes: stitch-run without --device, "
@@ -160,13 +164,17 @@ def _remedy(here: str, binary: Binary) -> str:
 
 
 def check_program(program: Program, machine: MachineShape) -> None:
-    """Raise `CompileError` for types that do not follow, `FormatError` for values whose places do
-    not go together; both also of what its bodies come to, written out."""
+    """Validate types and memory of a program, including its bodies after expansion.
+
+    Raises:
+        CompileError: A type differs from the inferred one.
+        FormatError: Values overlap, leave the scratch, or alias an input without a proof.
+    """
     check_types(program, program.name, program.bodies)
     if program.bodies:
         written = expanded(program)
         check_types(written, program.name, written.bodies)
-        # What is left are the bodies of scans, which run as they are.
+        # Only bodies of scans remain; they run unexpanded.
         for index, body in enumerate(written.bodies):
             check_types(body, f"{program.name}, body {index}", written.bodies)
         _refuse(program, "the bodies of program {}, written out, do not fit its scratch",
@@ -187,7 +195,7 @@ def _refuse(program: Program, what: str, problems: Iterator[Problem]) -> None:
 
 
 def alias_problems(program: Program) -> Iterator[Problem]:
-    """Every output that takes the buffer of an input without a proof that this harms nobody."""
+    """Yield every output that aliases an input without a proof that this is safe."""
     aliased = [at for at, slot in enumerate(program.outputs) if slot.aliases_input is not None]
     proofs = AliasProofs(program) if aliased else None
     for at in aliased:
@@ -201,12 +209,20 @@ def alias_problems(program: Program) -> Iterator[Problem]:
 
 
 def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> None:
-    """Infer every operation's types anew and compare; raises `CompileError` naming both. `bodies`:
-    those that operations may carry."""
+    """Infer the types of all operations again and compare them with the program's.
+
+    Args:
+        program: The program or body.
+        name: Its name, for messages.
+        bodies: The bodies that its operations may refer to.
+
+    Raises:
+        CompileError: A type differs; names both.
+    """
     constants = {constant.value: constant.data for constant in program.constants}
     for index, operation in enumerate(program.operations):
         if operation.is_opaque:
-            continue  # Its types are what the program says.
+            continue  # Nothing to infer: the program declares its types.
         if operation.is_foreign:
             _check_foreign(operation, index, name)
             continue
@@ -229,8 +245,8 @@ _DEFINED = frozenset((definition.domain, definition.name) for definition in oper
 
 
 def _check_foreign(operation: Operation, index: int, name: str) -> None:
-    """Raise `FormatError` for a foreign operator of a name that Stitch defines: passes and
-    executors would take it for that one."""
+    """Raise `FormatError` for a foreign operator with the name of one that Stitch defines, since
+    passes and executors would confuse the two."""
     if (operation.domain, operation.op) in _DEFINED or operation.body != ABSENT:
         raise FormatError(
             f"{operation.title} is marked as a foreign operator of opset {operation.opset}",
@@ -241,11 +257,11 @@ def _check_foreign(operation: Operation, index: int, name: str) -> None:
 
 
 def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Problem]:
-    """Every intermediate value that leaves the scratch, or overlaps another that is still read.
+    """Yield every intermediate value that leaves the scratch or overlaps a live one.
 
-    Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The
-    output of an elementwise operation may take the very place of an input that dies with it. Where
-    opaque operations keep theirs, nothing says: their scratch is what they take together.
+    Each value starts at a multiple of 64 bytes. The output of an elementwise operation may have the
+    address of an input that is read for the last time. Opaque operations do not state addresses and
+    are skipped.
     """
     scratch = program.scratch
     room = scratch.size_per_bank * machine.space(scratch.space).banks

@@ -13,9 +13,13 @@ from stitch.runtime.loaded import LoadedProgram
 class RuntimePipeline(PreparedGraph):
     """Loaded programs chained by position: `pipeline(x)` is `c(b(a(x)))` with one plan.
 
-    Where numbers of slots differ, outputs feed activations of their name (`chain_wires`), and may
-    go around programs. Inputs of later programs that no output feeds are inputs of the pipeline.
-    Raises `UsageError` for no program or several devices, `LinkError` where two do not fit.
+    If the numbers of outputs and inputs differ, outputs feed activations of the same name
+    (`chain_wires`), and may skip programs. Inputs of later programs that no output feeds are inputs
+    of the pipeline.
+
+    Raises:
+        UsageError: There is no program, or the programs are on several devices.
+        LinkError: An output does not match the input that it feeds.
     """
 
     def __init__(self, programs: Iterable[LoadedProgram]) -> None:
@@ -38,7 +42,7 @@ class RuntimePipeline(PreparedGraph):
 
 
 def _results_of(programs: Sequence[LoadedProgram]) -> list[Slot]:
-    """The outputs of a pipeline: those of the last program, then the states of the others."""
+    """Return the outputs of a pipeline: those of the last program, then states of the others."""
     *others, last = programs
     results = [(len(others), at) for at in range(len(last.outputs))]
     for number, loaded in enumerate(others):

@@ -1,7 +1,7 @@
-"""Known work: what ran before on values of some forms, and runs again past the queue.
+"""Cache of executables by call arguments, so that repeated work runs without the queue.
 
-While the records stand still, values that it ran on before are known by themselves; others are
-known by their forms.
+While the memory records are unchanged, the same values find their executable by identity; other
+values find it by signature.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from stitch.runtime.recording import Binding, Executable
 from stitch.runtime.values import Places, Status, ValueRecord
 
 READY = Status.READY
-#: Forms of values whose recordings are remembered, and sets of values.
+#: Size of the cache by signatures, and of the cache by values.
 MAX_FORMS = 8
-#: What a run is given; None: an array of the call.
+#: Arguments of a run; None stands for a host array.
 Entries: TypeAlias = "tuple[ValueRecord | None, ...]"
-#: What whoever asks remembers beside a recording.
+#: Data that the caller stores with an executable.
 D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recorded(Generic[D]):
-    """What serves values of some forms, and the numbers that these have in it."""
+    """The executable for values of some signature, and the numbers of these values in it."""
 
     recording: Executable
     numbers: tuple[int, ...]
@@ -36,9 +36,9 @@ class _Recorded(Generic[D]):
 
 
 class CachedPlan(Generic[D]):
-    """Entries that were given before: which recording serves them, and how it is bound to them.
+    """The executable for specific values, and its binding to their addresses.
 
-    It holds while the records stand still, and what others hold of these values is the same.
+    Valid while the memory records and outside references to these values are unchanged.
     """
 
     __slots__ = (
@@ -55,12 +55,13 @@ class CachedPlan(Generic[D]):
             if value is not None
         ])  # fmt: skip
         read = self.recording.arrays
-        #: Whether the arrays of a call, as they are given, are what a run copies in.
+        #: Whether a run takes the arrays of the call in their order.
         self.is_in_order = tuple(n for n, v in zip(self.numbers, entries, strict=True)
                                  if v is None) == tuple(read)  # fmt: skip
         buffers = [v.instances[0].buffer for v in entries if v is not None and v.is_exposed]
         self.exposed = len(buffers)
-        #: Bytes outside the spaces, and those of torch that are lent, are pinned for good or never.
+        #: Only other buffers can become pinned or unpinned: host arrays and lent buffers never
+        #: change.
         self.exports = tuple([
             (buffer, buffer.pins > 0)
             for buffer in buffers
@@ -68,22 +69,25 @@ class CachedPlan(Generic[D]):
         ])  # fmt: skip
 
     def holds(self, generation: int, exposed: int) -> bool:
-        """Whether nothing has changed that the recording was chosen by."""
+        """Return whether everything that selected the executable is unchanged."""
         if self.generation != generation or self.exposed != exposed:
             return False
-        # No `all`: each step of a generator costs as much as the comparison.
+        # No `all`: each generator step costs as much as the comparison.
         for buffer, pinned in self.exports:  # noqa: SIM110
             if (buffer.pins > 0) is not pinned:
                 return False
         return True
 
     def binding(self, device: RuntimeDevice) -> Binding | None:
-        """How the recording is bound to an idle lease and these places, if its guard holds."""
+        """Return the binding to idle output slots and these addresses, if the executable is
+        valid."""
         return device.maker.again((self.recording,), self.places)
 
     def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
-        """The arrays that a run copies in, in its order: those of the call, and those of values
-        outside the spaces where no room was left to keep a copy of them."""
+        """Return the arrays that a run copies in, in its order.
+
+        These are the call's arrays, and values outside the spaces for which no copy fit.
+        """
         arrays = {
             number: argument if value is None else value.host_array()
             for number, value, argument in zip(self.numbers, entries, arguments, strict=True)
@@ -93,8 +97,10 @@ class CachedPlan(Generic[D]):
 
 
 class PlanCache(Generic[D]):
-    """The runs of one kind of work that need no queue; `details`: how whoever runs them hands
-    out the results of each."""
+    """Cached executables for one kind of work.
+
+    `details`: how the caller returns the results of each.
+    """
 
     __slots__ = ("_device", "_known", "_recorded")
 
@@ -107,14 +113,17 @@ class PlanCache(Generic[D]):
         return bool(self._recorded)
 
     def forms(self, entries: Entries) -> tuple[object, ...]:
-        """What plans that run on such values depend on, but for places."""
+        """Return what plans on such values depend on, except addresses."""
         return tuple([v if v is None else (v.desc_key, v.signature()) for v in entries])
 
     def remember(
         self, binding: Binding, forms: tuple[object, ...], numbers: Sequence[int], details: D
     ) -> None:
-        """What has just run serves values of these forms from now on; `numbers`: those that they
-        had. Not where it changes more than its results, or one value was given twice."""
+        """Cache the executable that has just run for values of these signatures.
+
+        Not if it changes more than its results, or one value was passed twice. `numbers`: the
+        numbers of the values in it.
+        """
         if binding.lease is None or len(set(numbers)) < len(numbers):
             return
         self._known.clear()
@@ -124,7 +133,7 @@ class PlanCache(Generic[D]):
             del self._recorded[next(iter(self._recorded))]
 
     def find(self, entries: Entries, exposed: int) -> CachedPlan[D] | None:
-        """What serves these values, so many of which are exposed."""
+        """Return the cached plan for these values, `exposed` of which are externally writable."""
         generation = self._device.records.generation
         known = self._known.get(entries)
         if known is None or not known.holds(generation, exposed):
@@ -137,8 +146,10 @@ class PlanCache(Generic[D]):
         return known
 
     def count_exposed(self, entries: Entries) -> int | None:
-        """How many of the values others can write to, after a look at their copies; None where one
-        cannot be read now."""
+        """Return the number of externally writable values, after invalidating stale copies.
+
+        Returns None if a value is not ready.
+        """
         exposed = 0
         for value in entries:
             if value is None:

@@ -1,7 +1,6 @@
-"""Views of pending tensors: tasks of the queue, each a program of one operation that copies rows.
+"""Views of pending tensors: each is a queued task of a one-operation program that copies rows.
 
-Which row is the first is an operand: views of one length are one program, and parts of one
-recording.
+The first row is an operand, so views of equal length share one program and one executable.
 """
 
 from __future__ import annotations
@@ -29,40 +28,44 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ValueRecord, view_offset
 
-#: So many kinds of views have programs that are kept; of one kind are those of tensors of one
-#: descriptor that are equally long.
+#: Size of the program cache. Programs are cached by tensor descriptor and view length.
 MAX_PROGRAMS = 256
 _NUMBERS = host_layout(DataType.INT64)
-#: Rows follow each other; one row without its dimension has nowhere to go on.
+#: Step 1 between rows; a single row without its dimension needs no step.
 _ONE, _NONE = np.ones(1, np.int64), np.empty(0, np.int64)
 
 
 class Loader(Protocol):
-    """A device, as far as it takes programs that it makes itself."""
+    """A device, as `QueuedViews` uses it."""
 
     machine: Machine
 
     def load_made(self, program: Program) -> LoadedProgram:
-        """A program, ready to be called; needs no lock where it has no constants."""
+        """Load a generated program; needs no lock if it has no constants."""
 
 
 class QueuedViews:
-    """The programs of one device that make views of what is pending."""
+    """The programs of one device that compute views of pending tensors."""
 
     __slots__ = ("_device", "_programs")
 
     def __init__(self, device: Loader) -> None:
         self._device = device
-        #: By descriptor and length (-1: one row without its dimension); None: none can be made.
+        #: By descriptor key and length (-1: one row without its dimension); None if no program
+        #: exists.
         self._programs: dict[tuple[int, int], LoadedProgram | None] = {}
 
     def view(
         self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
     ) -> Tensor | None:
-        """Rows `[start, stop)` of a pending tensor, pending; None where no program makes them: of
-        types narrower than a byte, and where a copy may not fit beside it.
+        """Return rows `[start, stop)` of a pending tensor as a pending tensor.
 
-        Raises `LayoutError` where a view could not lie, as for a tensor that is there.
+        Returns:
+            The view; None for types narrower than a byte, and if a copy may not fit beside the
+            tensor.
+
+        Raises:
+            LayoutError: The rows are not one range of bytes, as for a view of a ready tensor.
         """
         desc = value.desc
         kind = value.desc_key, stop - start if keep else -1
@@ -80,13 +83,13 @@ class QueuedViews:
         return view
 
     def clear(self) -> None:
-        """The device is closed."""
+        """Drop all programs (the device is closed)."""
         self._programs.clear()
 
     def _kept(
         self, kind: tuple[int, int], whole: TensorDesc, rows: TensorDesc
     ) -> LoadedProgram | None:
-        """What makes such views; None where nothing does."""
+        """Create and cache the program for such views; None if there is none."""
         program: LoadedProgram | None = None
         if _fits_beside(whole, rows, self._device.machine.shape):
             made = _program(whole, rows)
@@ -94,20 +97,21 @@ class QueuedViews:
         programs = self._programs
         while len(programs) >= MAX_PROGRAMS:
             programs.pop(next(iter([*programs])), None)
-        # Several threads may ask at once: the first one's stays.
+        # Threads may race here: the first program stays.
         return programs.setdefault(kind, program)
 
 
 def _fits_beside(whole: TensorDesc, rows: TensorDesc, machine: MachineShape) -> bool:
-    """Whether a copy fits beside its tensor wherever that lies, if all else makes room."""
+    """Return whether a copy fits beside its tensor if everything else is evicted."""
     capacity = machine.space(whole.layout.space).capacity
     around = capacity - footprint(whole, machine).size_per_bank
     return 2 * footprint(rows, machine).size_per_bank <= around
 
 
 def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
-    """What copies rows, from where an operand says; None where the operator does not take them."""
-    # Blocks come back to the same bits: the greatest element of each gives the exponent again.
+    """Return a program that copies rows from a given first row; None if the operator rejects
+    them."""
+    # Exact for block formats: the largest element of a block determines its exponent again.
     kind = whole.layout.data_type.in_arrays
     lengths = rows.shape[: len(rows.shape) - len(whole.shape) + 1]
     place = ValueType((), DataType.INT64), ValueType((len(lengths),), DataType.INT64)

@@ -1,4 +1,4 @@
-"""What a device does with single tensors: reading, viewing, exporting, describing."""
+"""Operations of a device on single tensors: read, write, view, export, convert, free."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PENDING, READY = Status.PENDING, Status.READY
 
 
 class TensorAccess(DeviceLocking):
-    """The part of a device that works on single values, once they are ready, under its locks."""
+    """The part of a device that works on single values, under the device's locks."""
 
     machine: Machine
     backend: LocalBackend
@@ -44,22 +44,21 @@ class TensorAccess(DeviceLocking):
     host_memory: HostMemory
     history: History
     events: EventStream
-    #: How many blocks there are around the caller in which work makes no copies.
+    #: Nesting depth of `without_copies` blocks.
     copies_forbidden: int
-    #: Makes views of what is pending.
+    #: Makes views of pending tensors.
     queued_views: QueuedViews
 
     @contextmanager
     def ready(self, value: ValueRecord) -> Iterator[None]:
-        """Within, a value is ready, and nobody gives it away: the queue's lock is held too, beside
-        the device's."""
+        """Make a value ready; within the block the queue lock is held, so that it stays usable."""
         self.settle_now(value)
         with self.queue_lock:
             value.check_usable()
             yield
 
     def check_device(self, tensor: Tensor, call: str) -> None:
-        """Raise `UsageError` for what is no tensor, or one of another device, given to `call`."""
+        """Raise `UsageError` if the argument of `call` is no tensor or one of another device."""
         if not isinstance(tensor, Tensor):
             TENSOR.check(call, "tensor", tensor)
         if tensor._record.device is not self:
@@ -74,8 +73,8 @@ class TensorAccess(DeviceLocking):
     # -- looking -----------------------------------------------------------------------------------
 
     def layout_of(self, value: ValueRecord) -> Layout:
-        """The layout of a value's primary instance, or, while pending, the promised one."""
-        # Another thread may free it meanwhile: the list itself stays as it is then.
+        """Return the layout of a value's primary instance, or the declared one if pending."""
+        # Another thread may free the value: take the list once.
         instances = value.instances
         if value.status is not READY or not instances:
             return value.desc.layout
@@ -85,7 +84,7 @@ class TensorAccess(DeviceLocking):
         return layout if address is None else replace(layout, address=address)
 
     def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
-        """Whether a tensor lies as described; an address counts only where one is given."""
+        """Return whether a tensor has this layout; an address is compared only if given."""
         self.check_device(tensor, "Device.has_layout")
         LAYOUT.check("has_layout", "layout", layout)
         wanted = layout.layout if isinstance(layout, TensorDesc) else layout
@@ -97,21 +96,26 @@ class TensorAccess(DeviceLocking):
         return wanted == tensor.layout
 
     def _lies_so(self, tensor: Tensor, wanted: Layout) -> bool:
-        """As `has_layout`, without running anything; what is pending has no address yet."""
+        """As `has_layout`, without running the queue: a pending tensor has no address yet."""
         layout = tensor.layout
         if tensor.is_pending or wanted.address is None:
             return wanted == layout.without_address()
         return wanted == layout
 
     def read(self, value: ValueRecord) -> Array:
-        """A value's elements in an array of their own; see `Tensor.numpy`."""
+        """Return a copy of a value's elements; see `Tensor.numpy`."""
         holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
         asked = perf_counter() if self.events.active else None
         with self.lock if holds_run_lock() or holds_queue_lock() else self.quick_lock:
             return self.elements(value, asked)
 
     def elements(self, value: ValueRecord, asked: float | None = None) -> Array:
-        """As `read`, for those who hold the lock; `asked`: since when they have waited for it."""
+        """As `read`; the caller holds the run lock.
+
+        Args:
+            value: The value to read.
+            asked: When the caller began to wait for the lock, in seconds of `perf_counter`.
+        """
         is_timed = self.events.active
         if is_timed and asked is None:
             asked = perf_counter()
@@ -133,10 +137,12 @@ class TensorAccess(DeviceLocking):
         return elements
 
     def memory(self, space: Space | str) -> Array:
-        """All bytes of a space, live: what is written here, programs will read.
+        """Return all bytes of a space as a live array: programs read what is written to it.
 
-        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`. Raises
-        `UsageError` for a space that the machine does not have.
+        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
+
+        Raises:
+            UsageError: The machine has no such space.
         """
         with self.lock:
             self.check_open()
@@ -145,13 +151,13 @@ class TensorAccess(DeviceLocking):
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
         wanted = Space(space)
-        # Where there is none the machine raises: its spaces and the backend's are the same.
+        # Raises for an unknown space; machine and backend have the same spaces.
         self.machine.shape.space(wanted)
         memory: Array = self.backend.spaces[wanted].bytes
         return memory
 
     def footprint_of(self, tensor: Tensor) -> slice:
-        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
+        """Return the bytes of a tensor within `memory(tensor.space)`; raises for host arrays."""
         self.check_device(tensor, "Device.footprint_of")
         self.settle(tensor._record)
         instance = tensor._record.instances[0]
@@ -165,18 +171,19 @@ class TensorAccess(DeviceLocking):
     def tensor_at(
         self, buffer: BufferRecord, offset: int, desc: TensorDesc, by: str, *, is_exposed: bool
     ) -> Tensor:
-        """A handle on a new value that lies in a buffer, at an offset in bytes."""
+        """Return a handle on a new value in a buffer, at an offset in bytes."""
         value = ValueRecord(self, desc, self.records.desc_key(desc), by)
         value.is_exposed = is_exposed
         self.records.attach(value, buffer, offset)
         return handle_on(value)
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
-        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
+        """Return a host tensor of an array: a copy, or, with `borrow=True`, the array itself.
 
-        Raises `LayoutError` for arrays that are not numeric.
+        Raises:
+            LayoutError: The array is not numeric.
         """
-        # It lies outside of all that runs work in: nobody else knows it before it is there.
+        # No lock: the buffer is outside device memory and not shared yet.
         self.check_outside()
         self.check_open()
         elements = as_array(array, "the array")
@@ -188,7 +195,11 @@ class TensorAccess(DeviceLocking):
         return self.tensor_at(buffer, 0, desc, "tensor()", is_exposed=borrow)
 
     def empty(self, desc: TensorDesc) -> Tensor:
-        """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
+        """Allocate a tensor with undefined contents.
+
+        Raises:
+            OutOfMemoryError: No free range is large enough.
+        """
         DESC.check("Device.empty", "desc", desc)
         with self.lock:
             self.check_open()
@@ -214,14 +225,15 @@ class TensorAccess(DeviceLocking):
         return handle
 
     def write(self, tensor: Tensor, array: Any) -> None:
-        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
+        """Overwrite a tensor's elements; drops its copies and cached results.
 
-        Raises `LinkError` where shape or kind of number differ.
+        Raises:
+            LinkError: Shape or kind of number differ.
         """
         self.check_device(tensor, "Device.write")
         value = tensor._record
         self.settle(value)
-        # Which may call who knows what, so no lock is held.
+        # Converting a list may run user code; do not hold the lock.
         elements = as_array(array, "the array")
         with self.lock:
             self.settle_now(value)
@@ -235,8 +247,8 @@ class TensorAccess(DeviceLocking):
             self._write(value, elements)
 
     def _check_array(self, value: ValueRecord, elements: Array) -> None:
-        """Raise `LinkError` for an array that may not overwrite a value, or `LayoutError` where the
-        value lies in an array that is read-only."""
+        """Raise `LinkError` for an array that does not match a value, or `LayoutError` if the value
+        is a read-only array."""
         try:
             check_link(_dense(elements), value.desc, output="the array", input="the tensor")
         except LinkError as error:
@@ -252,7 +264,7 @@ class TensorAccess(DeviceLocking):
             )
 
     def _write(self, value: ValueRecord, elements: Array) -> None:
-        """Overwrite a value that has no copies elsewhere."""
+        """Overwrite a value that has no other copies."""
         first = value.instances[0]
         if first.buffer.array is not None:
             np.copyto(first.buffer.array, elements, casting="same_kind")
@@ -268,8 +280,11 @@ class TensorAccess(DeviceLocking):
     def view(
         self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
     ) -> Tensor:
-        """Rows `[start, stop)` of the first dimension of a tensor with this value: of one that is
-        there on the same buffer; of one that is pending a task's result, with bytes of its own."""
+        """Return rows `[start, stop)` of the first dimension of a tensor.
+
+        A ready tensor's view shares its buffer. A pending tensor's view is a queued task with a
+        separate buffer. With `keep` false, the result has no first dimension.
+        """
         if value.status is PENDING and not self.copies_forbidden:
             if self.holds_run_lock() or self.holds_queue_lock():
                 self.check_may_queue()
@@ -285,18 +300,18 @@ class TensorAccess(DeviceLocking):
             if buffer.array is not None:
                 part = buffer.array[start:stop] if keep else buffer.array[start]
                 buffer = self.records.outside(desc, np.asarray(part), buffer.origin)
-                # To the records these are two arrays: neither hears of writes to the other.
+                # The records see two separate arrays and would miss writes through the other one.
                 self._expose(value)
             else:
                 part_offset = view_offset(instance.desc, (start, stop), keep, self.machine.shape)
-                # A part without elements lies at the start: behind the last byte is no buffer.
+                # An empty part may begin behind the last byte, where no buffer is: use the start.
                 offset += part_offset if desc.elements else 0
             return self.tensor_at(buffer, offset, desc, value.by, is_exposed=value.is_exposed)
 
     # -- leaving -----------------------------------------------------------------------------------
 
     def export(self, value: ValueRecord) -> Array:
-        """The bytes of a dense tensor for others; its buffer is pinned while the array lives."""
+        """Return a dense tensor's bytes in place; its buffer is pinned while the array lives."""
         with self.lock:
             return self.exported(value)
 
@@ -307,9 +322,13 @@ class TensorAccess(DeviceLocking):
         kept: object = None,
         ended: Callable[[], object] | None = None,
     ) -> Array:
-        """As `export`, for those who hold the lock.
+        """As `export`; the caller holds the run lock.
 
-        `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
+        Args:
+            value: The value to export.
+            dtype: Type of the returned view; None for the tensor's own.
+            kept: Object to keep alive as long as the array.
+            ended: Called when the array is gone; see `Notes.await_end`.
         """
         self.settle_now(value)
         with self.queue_lock:
@@ -329,13 +348,13 @@ class TensorAccess(DeviceLocking):
             return view
 
     def _expose(self, value: ValueRecord) -> None:
-        """Others hold the primary bytes of a value from now on; both locks are held."""
-        # The window may read it already.
+        """Mark a value's primary buffer as writable from outside; both locks are held."""
+        # The queued batch may read it already.
         self.tasks.queued.reads_exposed = True
         mark_externally_writable(value, self.constant_cache)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
-        """Free a value now, or, if tasks that are queued or run still read it, after them."""
+        """Free a value now, or after the queued or running tasks that read it."""
         self.check_outside()
         with self.queue_lock:
             value.check_usable()
@@ -346,7 +365,7 @@ class TensorAccess(DeviceLocking):
             self.give_up(value, by)
 
     def give_up(self, value: ValueRecord, by: str) -> None:
-        """As `deallocate`, for those who hold the lock."""
+        """As `deallocate`; the caller holds the run lock."""
         with self.queue_lock:
             value.check_usable()
             if not self.tasks.give_up(value, by):
@@ -355,8 +374,11 @@ class TensorAccess(DeviceLocking):
     # -- queueing ----------------------------------------------------------------------------------
 
     def queue_up(self, fill: Callable[[], object]) -> bool:
-        """Queue what `fill` puts into the queue; nobody else can in between. Whether it is to run
-        now."""
+        """Enqueue the tasks that `fill` adds, atomically.
+
+        Returns:
+            Whether the batch is full and should run now.
+        """
         with self.queue_lock:
             self.tasks.rebuild_bookkeeping()
             fill()
@@ -366,7 +388,7 @@ class TensorAccess(DeviceLocking):
         self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None,
         copy: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Queue a conversion, unless the layout is its own; see `stitch.to_layout`."""
+        """Enqueue a conversion, unless the tensor has this layout; see `stitch.to_layout`."""
         self.check_outside()
         self.check_open()
         self.check_device(tensor, "to_layout")
@@ -391,7 +413,7 @@ class TensorAccess(DeviceLocking):
 
 
 def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineShape) -> TensorDesc:
-    """The descriptor that a conversion is to reach; raises `LayoutError` for another shape."""
+    """Return the descriptor after a conversion; raises `LayoutError` if the shape differs."""
     LAYOUT.check("to_layout", "layout", layout)
     if isinstance(layout, TensorDesc):
         if layout.shape != desc.shape:

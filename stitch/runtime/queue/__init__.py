@@ -1,4 +1,4 @@
-"""The queue: the stretch of tasks that waits to be run, and what becomes of it after a failure."""
+"""The task queue: the pending batch, its execution, and recovery after a failure."""
 
 from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.queue.exposure import (

@@ -1,7 +1,7 @@
-"""Long windows that repeat run in pieces: what is planned and written for one runs all of them.
+"""Split long, repetitive batches into pieces that share one plan and its code.
 
-Where one fails, what depends on it in the others is cancelled, and only that. A window for which
-room may be scarce is planned as a whole: who sees all of it chooses better what gives way.
+If a piece fails, only the tasks of later pieces that depend on it are cancelled. A batch that may
+not fit in free memory is planned as a whole, which gives better evictions.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from stitch.runtime.recording import TaskBatch
 from stitch.runtime.values import Records
 from stitch.tasks import SHORTEST, Cut, TaskSequence, cuts_of
 
-#: Stretches of which it is remembered how they are cut, the last ones.
+#: Size of the LRU cache of split decisions.
 MAX_STRETCHES = 16
-#: Room is not scarce where a window takes at most this part of what is free: holes are left over.
+#: Split only if peak memory is at most this fraction of free memory (allows for fragmentation).
 PART_OF_FREE = 0.5
 
 
 class BatchSplitter:
-    """How the long windows of one device are cut."""
+    """Decides how the long batches of one device are split."""
 
     def __init__(self, records: Records, machine: MachineShape) -> None:
-        """`records`: what is in the device's memory; `machine`: its sizes."""
+        """`records`: the device's memory records; `machine`: sizes of its spaces."""
         self._records, self._machine = records, machine
         self._cuts: dict[TaskSequence, tuple[Cut, ...]] = {}
 
     def cuts(self, window: TaskBatch, kept: Sequence[bool]) -> tuple[Cut, ...]:
-        """The pieces in which a window runs of whose values these are kept; () where it runs as a
-        whole."""
+        """Return the pieces of a batch, or () to run it as a whole.
+
+        Args:
+            window: The batch.
+            kept: For each value of the batch, whether it is still referenced afterwards.
+        """
         graph = window.graph
         if graph.length < SHORTEST:
             return ()
@@ -47,7 +51,7 @@ class BatchSplitter:
         return cuts
 
     def _has_room(self, window: TaskBatch, kept: Sequence[bool]) -> bool:
-        """Whether all that a window needs at one time finds room beside what is there."""
+        """Return whether the peak memory of a batch fits easily in free memory."""
         for space, nbytes in _most_at_once(window.graph, kept, self._machine).items():
             allocator = self._records.allocators[space]
             if nbytes > allocator.free_nbytes * PART_OF_FREE:
@@ -58,9 +62,11 @@ class BatchSplitter:
 def _most_at_once(
     graph: TaskSequence, kept: Sequence[bool], machine: MachineShape
 ) -> Mapping[Space, int]:
-    """At most so many bytes a bank of each space a stretch needs at one time: of every value, in
-    every form that a task reads or makes, from the first of these tasks to the last, or to the end
-    if it is kept; and the largest scratch."""
+    """Return an upper bound of a sequence's peak memory, in bytes per bank of each space.
+
+    Counts every value in every layout that a task reads or writes, from the first such task to the
+    last (to the end if it is kept), and the largest scratch.
+    """
     tasks = graph.tasks
     lives: dict[tuple[int, int], tuple[int, int]] = {}
     descs: dict[int, TensorDesc] = {}
@@ -89,7 +95,7 @@ def run_in_pieces(
     queue: Queue, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut],
     run: Callable[[TaskBatch, tuple[bool, ...]], object],
 ) -> None:  # fmt: skip
-    """Run the pieces of a window by `run`; raises the first error at the end."""
+    """Run the pieces of a batch with `run`; raises the first error after the last piece."""
     first: Exception | None = None
     try:
         for cut in cuts:
@@ -101,7 +107,7 @@ def run_in_pieces(
                 if says_more(problem, first):
                     first = problem
     except BaseException as problem:
-        # An interrupt: nobody will run the rest, unless all of it goes back to the queue.
+        # Interrupted: cancel the rest, unless the whole batch returns to the queue.
         if window.is_planned:
             cancel(window, problem)
             drop_dead(queue, window, kept)
@@ -111,12 +117,13 @@ def run_in_pieces(
         try:
             raise first
         finally:
-            # Its traceback holds this frame.
+            # Break the cycle: the traceback references this frame.
             del first
 
 
 def _piece(window: TaskBatch, kept: Sequence[bool], cut: Cut) -> tuple[TaskBatch, tuple[bool, ...]]:
-    """A piece as a window, and which of its values are wanted: what later ones read, too."""
+    """Return a piece as a batch, and which of its values are kept: also those that later pieces
+    read."""
     piece, values = TaskBatch(window.number + cut.start, window.nothing), window.values
     piece.graph, piece.reads_exposed = cut.graph, window.reads_exposed
     piece.values = [values[number] for number in cut.numbers]

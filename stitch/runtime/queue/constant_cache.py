@@ -1,8 +1,8 @@
-"""Results of programs that depend on parameters only, remembered by the versions of their inputs.
+"""Cache of results of programs that depend on parameters only, keyed by input versions.
 
-Entries are shared across binaries (the program counts by content) and die with any of their
-inputs, or once a result is written or exported. Arrays have no version, so calls with arrays are
-not remembered.
+Entries are shared between binaries (a program's key is its content). An entry is dropped when an
+input is freed or changed, or a result is written or exported. Arrays have no version, so calls with
+arrays are not cached.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _next_version = itertools.count(1).__next__
 
 
 class ConstantCache:
-    """The remembered results of one device; `hits` and `misses` count the calls."""
+    """The cached results of one device; `hits` and `misses` count the calls."""
 
     def __init__(self) -> None:
         self.hits = 0
         self.misses = 0
-        #: Results, each with what holds it.
+        #: Results, each with the handles that keep it alive.
         self._entries: dict[Key, tuple[tuple[ValueRecord, ...], object]] = {}
         self._by_version: dict[int, set[Key]] = {}
 
@@ -31,8 +31,7 @@ class ConstantCache:
         return len(self._entries)
 
     def key(self, agent: Agent, inputs: Sequence[ValueRecord]) -> Key | None:
-        """What a result is remembered by; None where others may write to an input unseen, or it is
-        an array of this call only."""
+        """Return the cache key of a call; None if an input is an array or externally writable."""
         if any(value.handles == 0 or value.is_exposed for value in inputs):
             self.misses += 1
             return None
@@ -43,7 +42,7 @@ class ConstantCache:
         return (agent.content_hash, *(value.version for value in inputs))
 
     def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
-        """The values of an earlier result, if they still exist."""
+        """Return the values of a cached result, if they still exist."""
         entry = self._entries.get(key)
         if entry is not None and all(value.is_usable for value in entry[0]):
             self.hits += 1
@@ -55,8 +54,8 @@ class ConstantCache:
         self, key: Key, inputs: Sequence[ValueRecord], results: tuple[ValueRecord, ...],
         handles: object,
     ) -> None:  # fmt: skip
-        """Keep a result, by handles on it, until one of its inputs dies, or it is written or can
-        be."""
+        """Cache a result and keep it alive until an input is freed, or the result is written or
+        exported."""
         self._entries[key] = results, handles
         for value in results:
             if value.version == 0:
@@ -66,11 +65,11 @@ class ConstantCache:
             self._by_version.setdefault(value.version, set()).add(key)
 
     def forget(self, value: ValueRecord) -> None:
-        """A value died or changed: drop what was made from it, and what it was the result of."""
+        """Drop the entries that read or contain a value, which was freed or changed."""
         for key in self._by_version.pop(value.version, ()) if value.version else ():
             self._entries.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self._entries.clear()
         self._by_version.clear()

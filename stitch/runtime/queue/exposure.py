@@ -1,7 +1,7 @@
-"""Exposed bytes: others hold them too (NumPy, torch, whoever borrowed), and may write them unseen.
+"""Externally writable buffers: NumPy, torch or the owner of a borrowed array may write them.
 
-Nobody is trusted to say what he has written: the bytes are compared, all of them, each time that a
-value enters the queue's run.
+Such writes are not reported, so the bytes of copies are compared each time a value is used by a
+run.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.values import InstanceRecord, Records, ValueRecord
 
-#: The C library's: at memory's speed, without an array of answers, done at the first difference.
+#: The C library's memcmp: memory speed, no temporary array, stops at the first difference.
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _compare.restype = ctypes.c_int
 
 
 def comparison_of(first: Array, second: Array) -> Callable[[], int]:
-    """A call that tells whether two arrays of one size differ in a bit; they are there for as long
-    as it may be called. The first may lie in another order: then its bytes are gathered."""
+    """Return a function that tells whether two arrays of one size differ in a bit.
+
+    Both must stay alive while it may be called. A non-contiguous first array is copied for each
+    comparison.
+    """
     if not first.flags.c_contiguous:
         return lambda: int(first.tobytes() != second.tobytes())
     return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
 
 
 class Bytes(Protocol):
-    """A device, as those know it who compare what it holds."""
+    """A device, as comparisons use it."""
 
     records: Records
     contents: InstanceBytes
 
 
 def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> None:
-    """Others hold the primary bytes of a value from now on, and so those of all that share them."""
+    """Mark a value, and all values that share its primary buffer, as externally writable."""
     for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
         sharer.lease = None
@@ -48,9 +51,9 @@ def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> N
 
 
 def invalidate_stale_copies(device: Bytes, value: ValueRecord) -> None:
-    """Drop the copies of an exposed value unless each of them has its bytes, bit by bit.
+    """Drop the copies of an externally writable value unless all equal it bit by bit.
 
-    A copy of another form (tiles, another data type) cannot be compared, so it never stays.
+    Copies with another layout or data type cannot be compared and are dropped.
     """
     instances, comparison = value.instances, value.comparison
     are_equal = None if comparison is None else comparison(instances)
@@ -62,18 +65,18 @@ def invalidate_stale_copies(device: Bytes, value: ValueRecord) -> None:
 
 
 class _Comparison:
-    """How a value's copies, while they lie where they do, are compared with its primary bytes."""
+    """Compares a value's copies with its primary bytes while their addresses are unchanged."""
 
     __slots__ = ("_calls", "_is_lasting", "_places")
 
     def __init__(self, device: Bytes, instances: Sequence[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
         original = device.contents.dense(instances[0])
-        # Where nothing is computed there are no bytes: plans are those of arrays that stay.
+        # Without data, only layouts are compared: arrays count as unchanged.
         has_data = device.contents.has_data
-        # NumPy may give an array that owns its bytes others, where it is told to.
+        # NumPy can reallocate an array that owns its memory (`resize`).
         self._is_lasting = original is not None and not original.flags.owndata
-        #: None where one of the copies cannot be compared.
+        #: None if a copy cannot be compared.
         self._calls: list[Callable[[], int]] | None = []
         for instance in instances[1:]:
             copy = device.contents.dense(instance)
@@ -84,8 +87,7 @@ class _Comparison:
                 self._calls.append(comparison_of(original, copy))
 
     def __call__(self, instances: Sequence[InstanceRecord], *, is_new: bool = False) -> bool | None:
-        """Whether all copies have the original's bytes now; None where these are not the instances
-        at the places that it knows."""
+        """Return whether all copies equal the original; None if instances or addresses changed."""
         places = self._places
         if len(instances) != len(places) or not (self._is_lasting or is_new):
             return None

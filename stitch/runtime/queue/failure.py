@@ -1,6 +1,6 @@
-"""When a window cannot be planned as a whole: its tasks run alone, and only those that cannot fail.
+"""Run the tasks of a batch one by one if it cannot be planned as a whole.
 
-So a task that does not fit fails the same whatever the window, and nothing else is lost.
+Only tasks that fail by themselves fail, with the same error for any batch; the others run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from stitch.tasks import NumberedTask
 
 
 class Queue(Protocol):
-    """The queue, as those know it who have tasks to run again one by one."""
+    """The queue, as failure handling uses it."""
 
     records: Records
     lock: Lock
     queued: TaskBatch
 
     def run_window(self, window: TaskBatch, kept: tuple[bool, ...]) -> object:
-        """Run a window that is not in the queue any more."""
+        """Run a batch that has left the queue."""
 
 
 def run_one_by_one(
     queue: Queue, window: TaskBatch, kept: Sequence[bool], error: Exception | None = None
 ) -> None:
-    """Run each task of a window in a window of its own; raises the first error at the end.
+    """Run each task of a batch separately; raises the first error at the end.
 
-    `error`: why it could not be planned; None where a source of it was never made.
+    `error`: why the batch could not be planned; None if one of its inputs failed.
     """
     tasks, values = window.graph.tasks, window.values
     if error is not None and len(tasks) == 1:
@@ -42,7 +42,7 @@ def run_one_by_one(
         try:
             raise error
         finally:
-            # Its traceback holds this frame, and so the caller's: what they hold would be held.
+            # The traceback references this frame and the caller's: do not keep their objects alive.
             del error
     first: Exception | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
@@ -55,7 +55,7 @@ def run_one_by_one(
             if says_more(problem, first):
                 first = problem
         except BaseException as problem:
-            # An interrupt: nobody will run the rest.
+            # Interrupted: cancel the rest.
             _cancel_from(window, index, problem)
             drop_dead(queue, window, kept)
             raise
@@ -68,13 +68,15 @@ def run_one_by_one(
 
 
 def says_more(error: Exception, first: Exception | None) -> bool:
-    """Whether an error is raised rather than the first that there was: what a function or a hook
-    raised says more than that something found no room."""
+    """Return whether to raise `error` instead of the first error.
+
+    Exceptions of user functions and hooks take precedence over Stitch's own, such as out of memory.
+    """
     return first is None or (isinstance(first, StitchError) and not isinstance(error, StitchError))
 
 
 def _cancel_from(window: TaskBatch, index: int, error: BaseException) -> None:
-    """The tasks from one on will not run."""
+    """Cancel the tasks from `index` on."""
     for late, task in enumerate(window.graph.tasks[index:], index):
         _fail_task(window, late, task, error)
         for number in task.inputs:
@@ -84,9 +86,9 @@ def _cancel_from(window: TaskBatch, index: int, error: BaseException) -> None:
 def run_the_rest(
     queue: Queue, window: TaskBatch, kept: Sequence[bool], left: Sequence[int]
 ) -> None:
-    """Run the tasks of a window that do not depend on the one that failed, each by itself.
+    """Run the tasks `left` of a batch, which do not depend on the one that failed, one by one.
 
-    What fails among them is marked; the first failure is the one that is raised.
+    Outputs of those that fail are marked; the caller raises the first failure.
     """
     if not left:
         return
@@ -99,10 +101,10 @@ def run_the_rest(
         try:
             _run_alone(queue, window, kept, index, task, later)
         except Exception:
-            # Its outputs say what happened.
+            # Its outputs record the error.
             continue
         except BaseException as problem:
-            # An interrupt: nobody will run the rest.
+            # Interrupted: cancel the rest.
             for late in left:
                 _fail_task(window, late, tasks[late], problem)
             drop_dead(queue, window, kept)
@@ -123,14 +125,16 @@ def _run_alone(
     if broken is not None:
         _mark(window, index, task, f"task {task.transformation.name!r} was cancelled: {broken}")
         return
-    # What later tasks read is held for them, also where its handle is gone.
+    # Keep values that later tasks read, even without a handle.
     alone, numbers = window.alone(index, task)
     queue.run_window(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
 
 
 def drop_dead(queue: Queue, window: TaskBatch, kept: Sequence[bool]) -> None:
-    """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
-    not happen is taken back), nor what is in the queue."""
+    """Free the values of a batch that are referenced neither by handles nor by the queue.
+
+    `kept`: which were referenced when the batch left the queue.
+    """
     with queue.lock:
         for value, is_kept in zip(window.values, kept, strict=True):
             in_queue = value.window == queue.queued.number
@@ -139,12 +143,12 @@ def drop_dead(queue: Queue, window: TaskBatch, kept: Sequence[bool]) -> None:
                 queue.records.release(value)
                 value.status = Status.FREED
             elif value.status is Status.LOST and value.instances:
-                # Nobody can read it, and no task that did not run has taken its bytes.
+                # Unreadable, and no task that still has to run overwrites its bytes.
                 queue.records.release(value)
 
 
 def reads_what_failed(window: TaskBatch) -> bool:
-    """Whether something that its tasks read was never made."""
+    """Return whether an input of the batch has failed."""
     if any(value.status > Status.READY for _, value in window.sources):
         return True
     calls = [window.call(index) for index in range(len(window.agents))]
@@ -152,7 +156,7 @@ def reads_what_failed(window: TaskBatch) -> bool:
 
 
 def cancel(window: TaskBatch, error: BaseException) -> None:
-    """What was queued in it and has not run never will."""
+    """Mark all pending outputs of a batch as failed and undo its donations."""
     for index, task in enumerate(window.graph.tasks):
         is_made = all(window.values[number].status is not Status.PENDING for number in task.outputs)
         _fail_task(window, index, task, error)
@@ -161,13 +165,13 @@ def cancel(window: TaskBatch, error: BaseException) -> None:
 
 
 def _fail_task(window: TaskBatch, index: int, task: NumberedTask, error: BaseException) -> None:
-    """Mark what a task could not make, as it failed."""
+    """Mark the outputs of a failed task."""
     said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
     _mark(window, index, task, f"task {task.transformation.name!r}: {said}")
 
 
 def _mark(window: TaskBatch, index: int, task: NumberedTask, why: str) -> None:
-    """Say of what a task could not make why that is."""
+    """Mark the pending outputs of a task as failed because of `why`."""
     call = window.call(index)
     if call is not None:
         call.stop(why)

@@ -1,4 +1,4 @@
-"""Linked work: the tasks of a window as fewer tasks, some of which are linked programs."""
+"""The linked form of a batch: fewer tasks, some of which are linked programs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from stitch.tasks import TaskSequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linked:
-    """The same work with fewer tasks.
+    """The work of a batch with fewer tasks.
 
-    `members`: for each task those of the window that it stands for. `programs`: what runs it where
-    it stands for several. `numbers`: for each of its values the number in the window. `kept`: which
-    of these are wanted; `inside`: the window's other values, which nobody wants.
+    `members`: for each task the tasks of the batch that it replaces. `programs`: the linked program
+    of each task, None for a task that is unchanged. `numbers`: for each value its number in the
+    batch. `kept`: which of these are kept; `inside`: the batch's other values, which become
+    internal.
     """
 
     graph: TaskSequence
@@ -28,7 +29,7 @@ class Linked:
     inside: tuple[int, ...]
 
     def window(self, window: TaskBatch) -> TaskBatch:
-        """A window's work in this form; it is never queued."""
+        """Return the linked batch for a batch; it is never queued itself."""
         linked = TaskBatch(window.number, window.nothing)
         linked.graph = self.graph
         values, agents = window.values, window.agents
@@ -41,24 +42,24 @@ class Linked:
         return linked
 
     def end_inside(self, window: TaskBatch) -> None:
-        """It has run in this form: what its programs hand on inside is not there any more."""
+        """Mark the internal values as freed after the linked batch has run."""
         values = window.values
         for number in self.inside:
             values[number].status = Status.FREED
 
     def members_of(self, tasks: Iterable[int]) -> list[int]:
-        """The tasks of the window that these stand for, in order."""
+        """Return the tasks of the batch that these tasks replace, in order."""
         return sorted([member for task in tasks for member in self.members[task]])
 
 
 class Linking(Protocol):
-    """Who decides which work runs linked."""
+    """Decides which batches run linked."""
 
     def linked(self, window: TaskBatch, kept: tuple[bool, ...]) -> Linked | None:
-        """The form in which a window runs now, if it is linked; counts that it runs."""
+        """Count a run of a batch, and return its linked form or None."""
 
     def is_settled(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
-        """Whether the same work will run in the same form from now on."""
+        """Return whether the decision for this work is final."""
 
     def keep_apart(self, window: TaskBatch, kept: tuple[bool, ...], why: str) -> None:
-        """Linked, it would cost more than apart, or does not fit."""
+        """Stop linking this work: linked, it costs more or does not fit."""

@@ -21,13 +21,13 @@ class Resting(Protocol):
     """Holds unreferenced values so that their producer can reuse the buffers."""
 
     def release_buffer(self, dropped: deque[ValueRecord]) -> bool:
-        """Leave a note of each."""
+        """Queue each held value for release."""
 
 
 class Reclaimer:
-    """The notes of one device, and how what they speak of is let go of.
+    """Releases unreferenced values and unpins exported buffers of one device.
 
-    `lock` is that of the queue; the device's own is held by whoever reads notes.
+    `lock` is the queue lock. The caller of `read` holds the run lock.
     """
 
     def __init__(
@@ -39,23 +39,28 @@ class Reclaimer:
     ) -> None:
         self.records, self.contents = records, contents
         self._remembered, self._lock = remembered, lock
-        #: Values one of whose handles is gone, and notes of what else is.
+        #: Values that lost a handle, one entry per handle; and notes of other finalizers.
         self.dropped: deque[ValueRecord] = deque()
         self.notes = Notes()
         #: Holders of unreferenced values whose producers reuse the buffers.
         self.resting: list[Resting] = []
 
     def read(self, now: int, *, resting: bool) -> None:
-        """Drop values without handles that the window `now` does not read, unpin exports; with
-        those of what rests for the stages of a loop."""
+        """Release values without handles that batch `now` does not read, and unpin ended exports.
+
+        Args:
+            now: Number of the queued batch.
+            resting: Also release values kept for reuse by loop stages.
+        """
         for held in self.resting if resting else ():
             held.release_buffer(self.dropped)
-        # Before the handles: what is pinned no more goes back to its lease with its last handle.
+        # Unpin first: a buffer can return to its output slots only when nothing pins it.
         if self.notes.left:
             self._read_notes()
         dropped, records = self.dropped, self.records
         while dropped:
-            # A note goes when it has taken effect; taking effect twice does no harm.
+            # Remove the entry after processing it: processing twice is harmless, losing it leaks
+            # memory.
             value = dropped[0]
             if value.handles == 1 and value.window < now and value.status is Status.READY:
                 lease = value.lease
@@ -78,11 +83,10 @@ class Reclaimer:
                 del gone[0]
                 continue
             for user in buffer.users if buffer.pins == 1 else ():
-                # What was pinned could not be evicted. Now it can, and then a copy is all that is
-                # left.
+                # A pinned buffer cannot be evicted; from now on it can, and only a copy may remain.
                 if user.is_exposed and len(user.instances) > 1:
                     invalidate_stale_copies(self, user)
-            # Until what nobody pins any more is free.
+            # Inconsistent until the unpinned buffer is released.
             records.is_consistent = False
             buffer.pins -= 1
             del gone[0]
@@ -102,20 +106,22 @@ class Reclaimer:
         self._forget(value)
 
     def lost_all(self, value: ValueRecord) -> None:
-        """A value lost its last instance in a plan."""
+        """Mark a value that lost its last instance in a plan."""
         if value.status is Status.READY:
             value.status = Status.LOST if value.kept else Status.FREED
         self._forget(value)
 
     def rebuild_bookkeeping(self, queued: Iterable[ValueRecord]) -> None:
-        """Bring to an end what is half done in the records; the queue, with its values, is whole,
-        and its lock is held."""
+        """Make the records consistent after an interrupt.
+
+        `queued` are the values of the queue, whose lock is held.
+        """
         for value in rebuild_bookkeeping(self.records, queued):
             self._forget(value)
         self.records.is_consistent = True
 
     def _forget(self, value: ValueRecord) -> None:
-        """What is remembered of it goes too."""
+        """Evict the cached results of a value."""
         if value.version:
             with self._lock:
                 self._remembered.forget(value)

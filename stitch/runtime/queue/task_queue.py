@@ -1,4 +1,4 @@
-"""The queue of a device: what is queued, what has left it and runs, and how both stay apart."""
+"""The task queue of a device: the queued batch, the running batch, and their recovery."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READY = Status.READY
 
 
 class Owner(Site, Store, Protocol):
-    """A device, as its queue knows it."""
+    """A device, as its queue uses it."""
 
     contents: InstanceBytes
     deaths: Reclaimer
@@ -44,11 +44,11 @@ class Owner(Site, Store, Protocol):
 
     @property
     def linking(self) -> Linking | None:
-        """Who links programs that feed each other; None: nobody."""
+        """Links connected programs; None if linking is off."""
 
 
 class Done(NamedTuple):
-    """A window that has run by one plan, and the form in which it ran."""
+    """A batch that ran as one plan, and the form (perhaps linked) in which it ran."""
 
     binding: Binding
     form: TaskBatch
@@ -63,18 +63,18 @@ class Done(NamedTuple):
 
 
 class TaskQueue:
-    """What is queued (`queued`), and what has left the queue and is planned or run (`running`).
+    """The queued batch (`queued`) and the one being planned or run (`running`).
 
-    `lock` is held for moments only; see `DeviceLocking`.
+    `lock` is held only briefly; see `DeviceLocking`.
     """
 
     def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
-        """`size`: tasks that a window holds, where work does not repeat."""
+        """`size`: number of tasks per batch for work that does not repeat."""
         self._device, self.records, self.lock = device, records, lock
         self.size = self.limit = size
         self.queued = TaskBatch(0, TaskSequence())
         self.running: TaskBatch | None = None
-        #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
+        #: Whether nothing is queued or running; calls check this flag.
         self.is_idle = True
         self.windows_run = 0
         self._cutting = BatchSplitter(records, device.machine.shape)
@@ -82,7 +82,7 @@ class TaskQueue:
     # -- queueing; `lock` is held ------------------------------------------------------------------
 
     def rebuild_bookkeeping(self) -> None:
-        """No task is half queued from now on."""
+        """Drop a partially enqueued task."""
         if not self.queued.is_whole:
             self.queued = TaskBatch.of(self.queued.number + 1, self.queued)
         self.is_idle = self.running is None and not self.queued.agents
@@ -94,7 +94,7 @@ class TaskQueue:
         inputs: Sequence[ValueRecord],
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
-        """Queue one run of a program; its outputs, pending."""
+        """Enqueue one run of a program; returns its pending outputs."""
         self.is_idle = False
         results = []
         for desc, key in outputs:
@@ -104,7 +104,7 @@ class TaskQueue:
         return results
 
     def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
-        """Queue a conversion; its output, pending."""
+        """Enqueue a layout conversion; returns its pending output."""
         bare = desc.without_address()
         desc_key = self._device.desc_key
         what = Transformation(
@@ -116,8 +116,10 @@ class TaskQueue:
         return output
 
     def is_full(self) -> bool:
-        """Whether it is time to run; where the work repeats, the next windows hold whole periods of
-        it."""
+        """Return whether to run the queue now.
+
+        If the work repeats, the next batches contain whole periods of it.
+        """
         tasks = len(self.queued.agents)
         if tasks < self.limit:
             return False
@@ -126,7 +128,7 @@ class TaskQueue:
         return True
 
     def give_up(self, value: ValueRecord, by: str) -> bool:
-        """Leave a value to the window that uses it, if one does."""
+        """Mark a value for release after the batch that uses it; False if none does."""
         running = self.running
         if value.window != self.queued.number:
             if running is None or value.window != running.number:
@@ -137,12 +139,12 @@ class TaskQueue:
         return True
 
     def start_anew(self) -> None:
-        """Begin an empty window."""
+        """Start an empty batch."""
         self.queued = self.queued.following()
         self.is_idle = self.running is None
 
     def cancel(self, why: str) -> None:
-        """What is queued will not run."""
+        """Cancel all queued tasks."""
         cancel(self.queued, TaskError(why))
         self.start_anew()
 
@@ -164,17 +166,17 @@ class TaskQueue:
                 fill()
             window = self.queued
             if not window.agents:
-                # All there was has been half a task.
+                # Only a partially enqueued task was there.
                 self.is_idle = self.running is None
                 return None
             kept = tuple([value.handles > 0 and not value.consumed for value in window.values])
             following = TaskBatch(window.end, window.nothing)
-            # From here on others queue in the next, and may give away what this one reads. Both at
-            # once: nothing can come in between these.
+            # From here on, calls enqueue into the next batch and may donate what this one reads.
+            # Atomic under the GIL: no call in between.
             self.running = window
             self.queued = following
         try:
-            # Who fills it wants it as one, to run it again past the queue.
+            # With `fill`, the caller needs one plan, to replay it without the queue.
             is_one = fill is not None or self._device.inter_op_threads > 1
             cuts = () if is_one else self._cutting.cuts(window, kept)
             done = None
@@ -182,36 +184,42 @@ class TaskQueue:
                 run_in_pieces(self, window, kept, cuts, self.run_window)
             else:
                 done = self.run_window(window, kept, at_most)
-            # Else it goes back to where it came from.
+            # If it was not planned, it returns to the queue.
             window.is_done = window.is_planned
             return done
         finally:
             if self.running is not None:
-                # Where an interrupt comes before it or into it, whoever is next does it.
+                # If interrupted, the next use of the device calls it again.
                 self.end_run()
 
     def run_window(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Done | None:
-        """Run a window that has left the queue; what ran, if it was one plan.
+        """Run a batch that has left the queue.
 
-        `kept`: which of its values were wanted when it left; `at_most`: see `run`.
+        Args:
+            window: The batch.
+            kept: Which of its values were referenced when it left the queue.
+            at_most: See `run`.
+
+        Returns:
+            The executed plan, or None if it did not run as one plan.
         """
         device = self._device
         for _, value in window.sources if window.reads_exposed else ():
-            # Others may have written its bytes since the device copied them.
+            # The bytes may have been written from outside since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
                 invalidate_stale_copies(device, value)
         if window.reads_failed and reads_what_failed(window):
             self._begin(window)
-            # What its tasks do not make, those of the next may have asked for already.
+            # Tasks of the next batch may read outputs that are not computed.
             self.queued.reads_failed = True
             run_one_by_one(self, window, kept)
             return None
         try:
             binding, form, linked = self._planned(window, kept, at_most)
         except Exception as error:
-            # Whatever it is, memory that is short included: the tasks fail that caused it.
+            # On any error, out of memory included: only the tasks that cause it fail.
             self._begin(window)
             run_one_by_one(self, window, kept, error)
             return None
@@ -225,7 +233,7 @@ class TaskQueue:
                 if linked is not None:
                     linked.end_inside(window)
                 if self.running is window:
-                    # Who listens may look at what it made.
+                    # Listeners may read its outputs.
                     window.is_done = True
                     self._end(window, self.queued)
             if ran is not True:
@@ -237,8 +245,7 @@ class TaskQueue:
         return Done(binding, form, window, kept, device.linking)
 
     def _begin(self, window: TaskBatch) -> None:
-        """What left the queue, this window or one that it is a piece of, does not go back from here
-        on."""
+        """Mark the running batch as planned: it does not return to the queue from here on."""
         running = self.running or window
         if not running.is_planned:
             self.windows_run += 1
@@ -247,11 +254,10 @@ class TaskQueue:
     def _planned(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
     ) -> tuple[Binding | None, TaskBatch, Linked | None]:
-        """What runs a window, and in which form; raises what planning raises."""
+        """Plan a batch, linked if possible; raises what planning raises."""
         device = self._device
         linking, maker = device.linking, device.maker
-        # Who waits for each program, forbids copies, or takes so many, is told of the tasks as they
-        # are.
+        # Hooks, `without_copies` and `at_most` refer to the unlinked tasks.
         if (linking is not None and at_most is None
                 and not device.hooks.bits and not device.copies_forbidden):  # fmt: skip
             linked = linking.linked(window, kept)
@@ -270,17 +276,17 @@ class TaskQueue:
         return maker.binding(window, kept, at_most), window, None
 
     def end_run(self) -> None:
-        """What left the queue does not run any more, be it at its end; twice does no harm."""
+        """End the running batch, finished or interrupted; idempotent."""
         window = self.running
         if window is None:
             return
         with self.lock:
             following = self.queued
             if self.records.pending_recovery is not None:
-                # What it has made is there, before what it has not is given up.
+                # Commit its completed outputs before cancelling the others.
                 self.records.pending_recovery()
             if window.is_planned and not window.is_done:
-                # What was queued behind it may miss results of it.
+                # Tasks queued after it may read outputs that are not computed.
                 following.reads_failed = True
                 cancel(window, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
@@ -288,7 +294,7 @@ class TaskQueue:
             self._end(window, following)
 
     def _end(self, window: TaskBatch, following: TaskBatch) -> None:
-        """Nothing runs any more, and what comes next is queued."""
+        """Clear the running batch; `following` becomes the queued one."""
         for value in window.given_up:
             if value.status is READY and value.window != following.number:
                 self._device.deaths.free(value, value.by)

@@ -1,4 +1,4 @@
-"""Values: what handles refer to, the buffers that they lie in, and who has leases on these."""
+"""The memory records of a device: values, their buffers and instances, and output slots."""
 
 from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, InstanceRef, Place, effects_of

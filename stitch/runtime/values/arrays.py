@@ -1,4 +1,4 @@
-"""What the host hands in: arrays of any kind become dense arrays of the type that is wanted."""
+"""Convert host arrays of any kind to dense arrays of a required type."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ def capture(
     what: str,
     allowed: int | None = None,
 ) -> Array:
-    """An array of the shape and type that a slot wants, safe against later writes.
+    """Return an array of the required shape and type that later writes do not affect.
 
-    A writable array is copied unless it is borrowed. Floats convert to floats and integers to
-    integers that can hold them; float ↔ integer and object arrays raise `LinkError`. A large copy
-    is claimed: `OutOfMemoryError` where fewer bytes are `allowed` (None: as the process may take).
+    A writable array is copied unless `borrow` is true. Floats convert to floats, and integers to
+    integers that can hold them.
+
+    Raises:
+        LinkError: The shape differs, or the conversion would change the kind of number.
+        OutOfMemoryError: A large copy exceeds `allowed` bytes (None: the limit of the process).
     """
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
@@ -45,9 +48,10 @@ def capture(
 
 
 def as_array(array: Any, what: str) -> Array:
-    """Anything array-like (DLPack included) as a NumPy array of a type that is stored.
+    """Convert anything array-like (DLPack included) to a NumPy array of a supported type.
 
-    Raises `LayoutError` naming the array for objects, texts, complex numbers and ragged lists.
+    Raises:
+        LayoutError: It is an object, text, complex or ragged; names the array.
     """
     taken = _taken_over(array, what)
     if not taken.dtype.isnative:
@@ -73,7 +77,7 @@ def _taken_over(array: Any, what: str) -> Array:
         try:
             return np.from_dlpack(array)
         except BufferError:
-            # Not dense, or of a type that DLPack does not know: a copy will do.
+            # Not dense, or a type without DLPack support: a copy works.
             return np.asarray(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise LayoutError(
@@ -82,7 +86,7 @@ def _taken_over(array: Any, what: str) -> Array:
 
 
 def _remedy(array: Any) -> str:
-    """What makes an array of what cannot become one."""
+    """Return advice for an object that cannot be converted to an array."""
     if not _is_torch(array):
         return "give all rows one length, and bring tensors of other libraries to the CPU"
     if array.is_nested:
@@ -97,21 +101,23 @@ def _remedy(array: Any) -> str:
 
 
 def _in_pairs(array: Array, shape: tuple[int, ...]) -> Array:
-    """Complex numbers as pairs of their parts, where a slot has one axis more for these."""
+    """Return complex numbers as (real, imaginary) pairs if the slot has one more axis."""
     if shape != (*array.shape, 2):
         return array
     return np.stack((array.real, array.imag), axis=-1)
 
 
 def _is_torch(array: Any) -> bool:
-    """Whether this is a tensor of PyTorch's, which is not loaded to ask."""
+    """Return whether this is a PyTorch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _array_of_torch(tensor: Any) -> Array:
-    """The elements of a tensor on the CPU, on its bytes where that is possible: its gradient is its
-    own, and types that NumPy lacks pass as their bits."""
+    """Return the elements of a CPU tensor without a copy if possible.
+
+    The tensor is detached, and types that NumPy lacks are passed as bits.
+    """
     torch = sys.modules["torch"]
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.is_complex():
@@ -126,7 +132,8 @@ def _array_of_torch(tensor: Any) -> Array:
 
 
 def converted(array: Array, data_type: DataType, what: str, allowed: int | None = None) -> Array:
-    """A dense copy in the wanted type; raises `LinkError` where numbers would change kind."""
+    """Return a dense copy in the required type; raises `LinkError` if the kind of number would
+    change."""
     dtype = data_type.dtype
     if array.dtype == dtype:
         return copied(array, what, allowed)

@@ -1,7 +1,7 @@
-"""What running a plan does to a device's records, computed once when the plan is bound.
+"""The effects of a plan on a device's memory records, computed once when the plan is bound.
 
-Buffers and values of a plan are numbers; here buffers become places (space and address) and
-instances become references that hold for whichever tensors the plan is replayed on.
+A plan numbers its buffers and values; here buffers become addresses, and instances become
+references that are valid for all tensors on which the plan is replayed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Place = tuple[Space, int]
 class InstanceRef:
     """An instance after the run.
 
-    `kept` ≥ 0: the value's instance at that position before. Else it lies in the new buffer
+    `kept` ≥ 0: the value's previous instance at that position. Otherwise it is in the new buffer
     `made` ≥ 0, or in the resident buffer at `place`.
     """
 
@@ -34,7 +34,7 @@ class InstanceRef:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A result that lies in the buffer of a donated entry, which is gone; numbers of both."""
+    """A result in the buffer of a donated entry, which is gone; numbers of both."""
 
     result: int
     entry: int
@@ -43,11 +43,11 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Effects:
-    """The difference between the records before and after.
+    """The difference between the records before and after a run.
 
-    `freed`: places given back. `moved`: (old place, new address). `made`: new buffers, in order,
-    with the keys of their descriptors.
-    `changed`: value → its instances, where they differ. `gone`: values with no instance left.
+    `freed`: addresses of freed buffers. `moved`: (old place, new address). `made`: new buffers, in
+    order, with the keys of their descriptors. `changed`: value → its instances, where they differ.
+    `gone`: values without instances.
     """
 
     freed: tuple[Place, ...]
@@ -55,26 +55,26 @@ class Effects:
     made: tuple[tuple[Buffer, int], ...]
     changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     gone: tuple[int, ...]
-    #: Of `changed`: new values in new buffers, and those in the buffers of entries that are gone.
+    #: Of `changed`: new values in new buffers, and in buffers of entries that are gone.
     own: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     carried: tuple[Carried, ...]
-    #: Whether that is all that changes, as in the steady state: nothing is moved, or freed besides.
+    #: Whether nothing else changes (the steady state): no moves and no other releases.
     is_simple: bool
-    #: Where the new buffers lie.
+    #: Addresses of the new buffers.
     places: tuple[Place, ...]
 
 
 def _holding(instances: Iterable[Iterable[Instance]]) -> set[int]:
-    """The buffers in which any of these lie."""
+    """Return the buffers of these instances."""
     return {instance.buffer for some in instances for instance in some}
 
 
 def effects_of(
     plan: Plan, key_of: Callable[[TensorDesc], int], steps_done: int | None = None
 ) -> Effects:
-    """The effects of a whole plan, or of its first steps after a failure.
+    """Return the effects of a plan, or of its first `steps_done` steps after a failure.
 
-    `key_of` gives the device's number for a descriptor.
+    `key_of` returns the device's key of a descriptor.
     """
     if steps_done is None:
         buffers: Mapping[int, Buffer] = {b.number: b for b in plan.final_buffers}
@@ -82,7 +82,7 @@ def effects_of(
     else:
         there, listed = after_steps(plan, steps_done)
         values = {value: tuple(instances) for value, instances in listed.items()}
-        # What was evicted just before is not freed yet, and nobody else would.
+        # Buffers evicted but not yet freed when the plan stopped: free them here.
         left = _holding(r.instances for r in plan.request.residents) - _holding(values.values())
         buffers = {n: b for n, b in there.items() if n not in left or b.pinned}
     before = {b.number: b for b in plan.request.buffers}
@@ -106,8 +106,8 @@ def effects_of(
         if old != instances:
             refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in instances)
             changed.append((value, refs))
-    # What lies where the plan may not free it, outside the spaces or pinned, is not the plan's to
-    # end: it is released when it is unreferenced. Shared values may be overwritten.
+    # A value in a buffer that the plan must not free (a host array, or pinned) is released when it
+    # is unreferenced. Shared buffers may be overwritten.
     others = {
         number for number, buffer in before.items()
         if buffer.address is None or (buffer.pinned and not buffer.shared)
@@ -140,7 +140,7 @@ def _carried(
     earlier: Mapping[int, tuple[Instance, ...]],
     gone: set[int],
 ) -> tuple[Carried, ...]:
-    """New values that alone lie where a value alone lay that is gone."""
+    """Return the new values that are alone in the buffer of a single value that is gone."""
     entries: dict[int, list[int]] = {}
     for value, instances in earlier.items():
         for instance in instances:

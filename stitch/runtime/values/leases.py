@@ -1,8 +1,8 @@
-"""Leases: the places of a recording's results, its own for as long as it lives.
+"""Output slots: preallocated buffers for the results of an executable.
 
-A result that nobody refers to any more gives its place back to its lease, not to the allocator, so
-the next run of the same work finds it as it was. A lease is free memory that is taken last: who
-needs it takes it before anything is moved, evicted or refused (`Records.revoke`).
+The buffer of an unreferenced result returns to its output slots, not to the allocator, so the next
+run of the same work reuses it. Idle output slots count as free memory: they are revoked before
+anything is relocated, evicted or refused (`Records.revoke`).
 """
 
 from __future__ import annotations
@@ -15,43 +15,42 @@ READY, FREED = Status.READY, Status.FREED
 
 
 class Bound(Protocol):
-    """What a lease keeps to run again: work that is bound to its places."""
+    """A binding, as output slots keep it for replay."""
 
     def drop(self) -> None:
-        """It will not run again."""
+        """Mark the binding as never run again."""
 
 
 B = TypeVar("B", bound=Bound)
 
 
 class LeaseHolder(Generic[B]):
-    """Who has leases: `leases` are all that it has, `idle` those none of whose results is held.
+    """Owner of output slots: `leases` are all, `idle` those without live results.
 
-    The last one that was given back is the next to be taken: what was touched last is in caches.
+    `idle` is a stack: the slots released last are used next, since they may still be cached.
     """
 
     def __init__(self) -> None:
         self.leases: list[OutputSlots[B]] = []
         self.idle: list[OutputSlots[B]] = []
-        #: Whether it alternates with other work, which once took memory from its leases. The next
-        #: ones lie outside of where any works: they would else take the same bytes from each other
-        #: for ever.
+        #: Whether this work alternates with other work that revoked its slots. New slots are then
+        #: placed outside all working regions, or both would revoke each other forever.
         self.makes_way = False
 
     def ready(self) -> OutputSlots[B] | None:
-        """The idle one that is next to be taken; None where there is none, or it is blocked."""
+        """Return the idle slots to use next; None if there are none or they are blocked."""
         if not self.idle or (self.idle[-1].shares and self.idle[-1].is_blocked):
             return None
         return self.idle[-1]
 
 
 class OutputSlots(Generic[B]):
-    """One set of places. `instances`: for each result where its value lies, all of its instances.
+    """One set of result buffers. `instances`: for each result its instances.
 
-    `held`: in how many of its buffers results of its own are; at 0 it is idle. Leases of one holder
-    share buffers: where one result of a run is held, only that one's place is another in the next.
-    What is shared belongs to the one whose result is there, or was there last (`buffer.lease`); the
-    others are told nothing, and look (`is_blocked`) when their turn comes.
+    `held`: number of its buffers with live results of its own; it is idle at 0. Slots of one holder
+    may share buffers: if a caller keeps one result of a run, only that one's buffer differs in the
+    next. A shared buffer belongs to the slots that used it last (`buffer.lease`); the others check
+    with `is_blocked` when they are next.
     """
 
     __slots__ = (
@@ -68,29 +67,36 @@ class OutputSlots(Generic[B]):
         *,
         is_lasting: bool = True,
     ) -> None:
-        """`claim`: what was taken of the host's memory for it, and perhaps others; `is_lasting`:
-        values are handed out again (not in debug mode, where what is free is poisoned)."""
+        """Initialize.
+
+        Args:
+            holder: The owner.
+            buffers: The buffers, perhaps shared with other slots.
+            instances: For each result its instances.
+            claim: Reserved host memory, perhaps shared with other slots.
+            is_lasting: Whether values are reused (not in debug mode, which poisons free memory).
+        """
         self.holder = holder
         self.buffers = buffers
         self.instances = instances
         self.claim = claim
-        #: Whether it is the place of one result with one instance.
+        #: Whether it is for one result with one instance.
         self.is_single = len(instances) == 1 and len(instances[0]) == 1
         self.is_lasting = is_lasting
-        #: Whether another has, or had, one of its buffers too.
+        #: Whether it shares, or shared, a buffer with other slots.
         self.shares = False
         self.held = 0
-        #: The values of its last run, as `instances`, while each is as that run left it.
+        #: The values of its last run in the order of `instances`, while they are unchanged.
         self.values: list[ValueRecord] | None = None
-        #: What whoever ran it last remembers, to run it once more while all is as it was.
+        #: Replay data of the last run; valid while nothing has changed.
         self.again: Any = None
-        #: When it was last taken, on the device's clock of runs.
+        #: Task number of its last use.
         self.last_run = 0
-        #: By the places of what a run reads, the first one made first.
+        #: By the addresses of a run's sources, oldest first.
         self.bindings: dict[Places, B] = {}
 
     def take(self, values: list[ValueRecord], now: int) -> None:
-        """The results of a run lie here now; `values` as `instances`."""
+        """Store the results of a run in these slots; `values` in the order of `instances`."""
         self.last_run = now
         buffers = self.buffers
         if buffers:
@@ -108,20 +114,20 @@ class OutputSlots(Generic[B]):
             value = values[number]
             for instance in instances:
                 instance.buffer.users.append(value)
-            # All at once: it is ready, and lies where it is known to, or it is neither.
+            # Atomic under the GIL: ready and with its instances.
             value.instances = instances
             value.status = READY
             value.last_used = now
-            # While it was computed it may have been remembered, retained or given away.
+            # It may have been cached, retained or donated while it was computed.
             touched = value.version or value.retain or value.consumed
             value.lease = self if self.is_lasting and not touched else None
-        # With nothing of its own it is always idle.
+        # Without buffers it is always idle.
         self.values = values if buffers else None
         self.again = None
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something lies in a place that it shares, though it is idle itself."""
+        """Whether a shared buffer is in use although these slots are idle."""
         return self.shares and any(buffer.users or buffer.pins for buffer in self.buffers)
 
     def _leave_idle(self) -> None:
@@ -132,7 +138,7 @@ class OutputSlots(Generic[B]):
             idle.remove(self)
 
     def reuse(self, now: int) -> list[ValueRecord] | None:
-        """As `take`, with the values of the last run, where they can serve once more."""
+        """As `take`, with the value records of the last run; None if they cannot be reused."""
         values = self.values
         if values is None or self.held:
             return None
@@ -148,9 +154,10 @@ class OutputSlots(Generic[B]):
         return values
 
     def release_value(self, value: ValueRecord) -> bool:
-        """A result without handles gives its place back, and stays what it is, for the next run.
+        """Release the buffer of an unreferenced result for the next run.
 
-        `value.lease` is this one; False where it ended or another of its results did not stay.
+        Returns False if the slots were disposed of, or another result of the run did not stay in
+        them.
         """
         instances = value.instances
         if self.values is None or len(instances) != 1:
@@ -163,8 +170,9 @@ class OutputSlots(Generic[B]):
         return True
 
     def readmit(self, value: ValueRecord) -> None:
-        """The last export of a value's bytes has ended, and no other value lies in them: a result
-        that is as its run left it gives its place back with its last handle, as if never exported.
+        """Make an exported result releasable again, after its last export has ended.
+
+        Only if it is unchanged and the only value in its buffer.
         """
         values = self.values
         if (
@@ -178,22 +186,22 @@ class OutputSlots(Generic[B]):
             value.lease = self
 
     def release_buffer(self, buffer: BufferRecord) -> None:
-        """One of its buffers has lost its last user."""
+        """Handle a buffer that lost its last user."""
         self.values = self.again = None
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)
 
     def inherit(self, buffer: BufferRecord) -> None:
-        """What it shares with one that has ended is given back to it."""
+        """Take over a shared buffer from slots that were disposed of."""
         buffer.lease = self
         if not buffer.is_spare:
             self._leave_idle()
             self.held += 1
 
     def dispose(self) -> None:
-        """It is a lease no more: buffers of its own are like any others (the caller frees the
-        unused)."""
+        """Dispose of the slots: live results keep their buffers; the caller frees the unused
+        ones."""
         if self in self.holder.leases:
             self.holder.leases.remove(self)
         self._leave_idle()
@@ -209,5 +217,5 @@ class OutputSlots(Generic[B]):
         self.bindings.clear()
 
 
-#: One whose bindings are nobody's business.
+#: Output slots with any type of binding.
 AnyLease: TypeAlias = OutputSlots[Any]

@@ -1,4 +1,4 @@
-"""The picture of the records that a plan is made in: frozen, and with numbers for names."""
+"""A frozen snapshot of the memory records for planning, with numbers instead of records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stitch.runtime.values.state import BufferRecord, ConstantRecord, PlaceOwner
 
 
 class MemorySnapshot:
-    """The frozen picture of the records that a plan request needs, and the way back from numbers.
+    """A frozen snapshot of the memory records for a plan request.
 
-    Values of the window keep their numbers; the others that lie in some buffer follow. Constants
-    are values only where they may leave (`constants`); else their places are taken for good. It may
-    tell of some spaces only: then of the others it has what lies in these as well, or beside a
-    source.
+    Values of the batch keep their numbers; other values in memory follow. Constants are values only
+    if they may be evicted (`constants`); otherwise their addresses are reserved. A snapshot may be
+    limited to some spaces; it then includes contents of other spaces only for values that are also
+    in these, or share a buffer with a source.
     """
 
     def __init__(
@@ -25,12 +25,21 @@ class MemorySnapshot:
         constants: Sequence[ConstantRecord] | None = None,
         spaces: Collection[Space] | None = None, others: Iterable[ValueRecord] = (),
     ) -> None:  # fmt: skip
-        """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
-        `staying`: values that stay where they are; `constants`: those that the tasks read, where
-        all constants may leave; `spaces`: those that it tells of in whole (None: all);
-        `others`: what it tells of wherever that lies."""
+        """Take a snapshot.
+
+        Args:
+            records: The memory records.
+            sources: Sources of the batch with their numbers.
+            first_free: First number for other values.
+            now: Current task number.
+            without: Output slots whose spare memory the plan may use.
+            staying: Values that must not move.
+            constants: Constants that the tasks read, if all constants may be evicted.
+            spaces: Spaces to include completely (None: all).
+            others: Values to include in any space.
+        """
         self._constants_stay = constants is None
-        #: Those that the tasks read, by number: these follow the window's.
+        #: Constants that the tasks read, by number: they follow the batch's values.
         self.constants = dict(enumerate(constants or (), first_free))
         self._staying = {
             id(i.buffer)
@@ -39,7 +48,7 @@ class MemorySnapshot:
             for i in value.instances
             if i.buffer.address is not None
         }
-        #: Whether any does that could leave.
+        #: Whether a value that could be evicted must stay.
         self.keeps_some = bool(self._staying)
         self._numbers: dict[int, int] = {}
         self.buffers: list[Buffer] = []
@@ -84,7 +93,7 @@ class MemorySnapshot:
         if number is None:
             number = self._numbers[id(buffer)] = len(self.buffers)
             pinned = buffer.pins > 0 or id(buffer) in self._staying
-            # Exported bytes in which no value lies any more are taken for good.
+            # Exported buffers without values are reserved.
             pinned = pinned or (not buffer.users and buffer.address is not None)
             pinned = pinned or (self._constants_stay and buffer.holds_constant)
             place = buffer.space, buffer.address, buffer.size_per_bank

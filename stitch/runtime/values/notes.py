@@ -1,8 +1,7 @@
-"""Notes of what has died: left by the interpreter itself, read by the device when it comes to it.
+"""Notes of collected objects, left by the interpreter and processed when the device is next used.
 
-A finalizer written in Python may be interrupted before its first line; then its exception is
-swallowed, and nobody ever hears of the death. So no line of Python runs when something dies: its
-weak reference goes into a queue as it is.
+A finalizer written in Python may be interrupted before its first line, and the event would be lost.
+So no Python code runs when an object is collected: its weak reference is appended to a queue.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from stitch.runtime.values.state import BufferRecord
 
 
 class Note(weakref.ref[Any]):
-    """Sees the end of one thing. (A finalizer of `weakref` takes as long as a small program.)"""
+    """A weak reference that is queued when its object is collected. (Faster than
+    `weakref.finalize`.)"""
 
     __slots__ = ("act", "kept", "pinned")
-    #: What is called then, by the device; it does no harm when it is called twice.
+    #: Called by the device afterwards; idempotent.
     act: Callable[[], object] | None
-    #: What lives as long as the thing does.
+    #: Kept alive as long as the object.
     kept: object
-    #: What is pinned as long as the thing lives.
+    #: Pinned as long as the object lives.
     pinned: BufferRecord | None
 
 
@@ -41,7 +41,7 @@ class Notes:
     __slots__ = ("_awaited", "left")
 
     def __init__(self) -> None:
-        #: A weak reference that dies before its thing would say nothing.
+        #: Keeps the weak references alive until their objects are collected.
         self._awaited: dict[int, Note] = {}
         self.left: deque[Note] = deque()
 
@@ -52,8 +52,14 @@ class Notes:
         pinned: BufferRecord | None = None,
         kept: object = None,
     ) -> None:
-        """Leave a note when a thing has died; until it is seen to, a buffer is pinned, and
-        something is kept."""
+        """Queue a note when `thing` is collected.
+
+        Args:
+            thing: The object.
+            act: Called when the note is processed.
+            pinned: A buffer to pin until then.
+            kept: An object to keep alive until then.
+        """
         note = Note(thing, self.left.append)
         note.act, note.kept, note.pinned = act, kept, pinned
         key = id(note)
@@ -63,7 +69,7 @@ class Notes:
             pinned.pins += 1
 
     def first(self) -> Note:
-        """The oldest of those that are left, which is not awaited any more."""
+        """Return the oldest queued note and stop keeping its weak reference."""
         note = self.left[0]
         self._awaited.pop(id(note), None)
         return note

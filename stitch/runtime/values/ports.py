@@ -1,4 +1,4 @@
-"""Input ports: the slots of a loaded program, as its calls see them."""
+"""Input ports: the input slots of a loaded program, as calls use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SMALL_NBYTES = 16384
 
 
 class InputPort:
-    """An input slot as the call path sees it: what arrays become, and which tensors fit."""
+    """An input slot for calls: the type that arrays must have, and the tensors that match."""
 
     __slots__ = (
         "accepted", "desc", "dtype", "host_desc", "host_key", "is_small", "name", "origin",
@@ -24,9 +24,9 @@ class InputPort:
         self.dtype = kind.data_type.dtype
         self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
         self.host_key = key
-        #: Whether an array is copied sooner than it is looked at who may write to it.
+        #: Whether copying an array is cheaper than checking who may write to it.
         self.is_small = self.host_desc.elements * self.dtype.itemsize <= SMALL_NBYTES
-        #: What `InstanceRecord.signature` says of a host array in this slot.
+        #: The `InstanceRecord.signature` of a host array in this slot.
         self.signature = (Space.HOST, 0, key, 0, key)
-        #: Keys of the descriptors that have been linked to this slot before.
+        #: Keys of descriptors known to match this slot.
         self.accepted: set[int] = set()

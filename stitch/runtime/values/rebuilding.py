@@ -1,9 +1,8 @@
-"""Mending: what an interrupt has left half done in the records is brought to an end or taken back.
+"""Rebuild the memory records after an interrupt left them inconsistent.
 
-Some of the records say what is so, and are changed in one step each: where a buffer is (the place
-that it is found by), where a value lies (its instances), which leases there are, what is queued.
-The rest (who lies in a buffer, which leases are idle, what the allocators hold) follows from them,
-and is made from them anew.
+Some records are authoritative and change in one step each: a buffer's address (its key in the
+table), a value's instances, the list of output slots, the queue. The others (users of a buffer,
+idle slots, allocators) are derived from them again.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from stitch.runtime.values.state import BufferRecord, Status, ValueRecord
 
 
 def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
-    """Everything follows from what is so; the values that nobody can read any more, and are gone.
+    """Rebuild all derived records; returns the values that were dropped as unreferenced.
 
-    `queued` are the values of the window: they stay, whoever refers to them.
+    `queued` are the values of the queue, which are kept.
     """
     in_queue = {id(value) for value in queued}
     present = records.all_buffers()
@@ -34,7 +33,7 @@ def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list
                 gone[id(value)] = value
         buffer.users = users
     for value in gone.values():
-        # Those of a host array too, which is no place.
+        # Also in buffers of host arrays, which have no address.
         for instance in value.instances:
             instance.buffer.users = [u for u in instance.buffer.users if u is not value]
         value.instances, value.status = (), Status.FREED
@@ -46,7 +45,7 @@ def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list
 
 
 def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
-    """Leases are those that the records list, idle those where nothing lies."""
+    """Rebuild the owners of buffers and the idle output slots from the list of slots."""
     leases = list(records.leases.values())
     listed = {id(lease) for lease in leases}
     known = [lease for buffer in buffers for lease in buffer.leases]

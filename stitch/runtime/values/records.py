@@ -1,4 +1,4 @@
-"""The records of a device: which buffers and values there are, and how a plan changes them."""
+"""The memory records of a device: buffers and values, and how a plan changes them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from stitch.runtime.values.state import (
     ValueRecord,
 )
 
-#: Of places that are taken at once: how many, of what part of free memory (of an eighth, plans near
-#: a full space found their way barred by places that nobody used yet), and of how many bytes.
+#: Limits for allocating several output slots at once: count, fraction of free memory (an eighth
+#: blocked plans in nearly full spaces), and bytes.
 AT_ONCE = 64
 PART_AT_ONCE = 256
 AT_ONCE_NBYTES = 1 << 20
-#: By space: (address, end), in order and apart.
+#: By space: disjoint (address, end) in order.
 Ranges = Mapping[Space, Sequence[tuple[int, int]]]
-#: Over all devices: a tensor of another device never passes for one of this.
+#: Unique over all devices: a tensor of another device never matches.
 _next_desc_key = itertools.count().__next__
 
 
 class Records:
-    """Buffers by place, and the values that lie in them."""
+    """The buffers of a device by address, and the values in them."""
 
     def __init__(self, spaces: dict[Space, SpaceMemory]) -> None:
         self._spaces = spaces
@@ -44,27 +44,27 @@ class Records:
         self._buffers: dict[Place, BufferRecord] = {}
         self.is_debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
-        #: Those of loaded programs, by where bytes of theirs lie, and their form.
+        #: Constants of loaded programs, by address of their bytes and by layout.
         self.constants: dict[object, ConstantRecord] = {}
-        #: The same by their form, by what kind of mark they have, and by that.
+        #: The same by layout, kind of mark, and mark.
         self.constants_by_form: dict[object, dict[str, dict[Mark, dict[ConstantRecord, None]]]] = {}
-        #: Those of all recordings, in the order in which they were made.
+        #: The output slots of all executables, in order of creation.
         self.leases: dict[int, AnyLease] = {}
-        #: How many leases had to give their memory to somebody else.
+        #: Number of output slots whose memory was taken for something else.
         self.revocations = 0
-        #: Counts what the allocators were told: while it stands still, what was free is free.
+        #: Counts allocations and releases: while it is unchanged, free ranges stay free.
         self.generation = 0
-        #: Counts the changes in which constants came, left or moved.
+        #: Counts changes of the constants' addresses.
         self.constants_changed = 0
-        #: Whether no change is half done. A change of several steps clears it first; after an
+        #: Whether no change is incomplete. A change of several steps clears it first; after an
         #: exception in between, the next use of the device calls `rebuild_bookkeeping`.
         self.is_consistent = True
-        #: What has begun and will be done, by whoever is next: once more does no harm.
+        #: Completes a change that has begun; called by the next use of the device. Idempotent.
         self.pending_recovery: Callable[[], object] | None = None
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
-        """The allocators as if what leases have to spare were free: what anybody may have."""
+        """The allocators with spare output slots counted as free memory."""
         spare = self._spare_buffers()
         if not spare:
             return self._allocators
@@ -76,40 +76,40 @@ class Records:
 
     @property
     def buffers(self) -> dict[Place, BufferRecord]:
-        """The live buffers by place, without what leases have to spare."""
+        """The live buffers by address, without spare output slots."""
         return {place: b for place, b in self._buffers.items() if not b.is_spare}
 
     def all_buffers(self) -> dict[Place, BufferRecord]:
-        """The live buffers by place, those among them that leases have to spare."""
+        """Return the live buffers by address, including spare output slots."""
         return self._buffers
 
     def all_allocators(self) -> Mapping[Space, Allocator]:
-        """The allocators as they are: what leases have to spare is taken."""
+        """Return the allocators, with spare output slots counted as allocated."""
         return self._allocators
 
     def is_free(self, space: Space, address: int, size_per_bank: int) -> bool:
-        """Whether nothing is allocated there, no lease either."""
+        """Return whether a range is unallocated, also by output slots."""
         return self._allocators[space].is_free(address, size_per_bank)
 
     # -- leases ----------------------------------------------------------------------------------
 
     def _spare_buffers(self) -> list[BufferRecord]:
-        """What leases have to spare, each buffer once."""
+        """Return the unused buffers of output slots, each once."""
         buffers = {id(b): b for lease in self.leases.values() for b in lease.buffers if b.is_spare}
         return list(buffers.values())
 
     def spare_leases(self) -> list[AnyLease]:
-        """The leases with something to spare, least recently run first."""
+        """Return the output slots with unused buffers, least recently run first."""
         spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
         spare.sort(key=lambda lease: lease.last_run)
         return spare
 
     def spare_bytes(self, space: Space) -> int:
-        """What leases have to spare in a space, in bytes per bank."""
+        """Return the unused memory of output slots in a space, in bytes per bank."""
         return sum(b.size_per_bank for b in self._spare_buffers() if b.space is space)
 
     def use(self) -> dict[Space, SpaceUse]:
-        """What each space holds now."""
+        """Return the current contents of each space."""
         origins = {place: _said_of(buffer) for place, buffer in self._buffers.items()}
         used = {}
         for space, allocator in self.allocators.items():
@@ -123,10 +123,10 @@ class Records:
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], places: Iterable[Sequence[int]]
     ) -> list[list[BufferRecord]]:
-        """Take free places for buffers, which come with the keys of their descriptors, as often as
-        there are addresses for them.
+        """Allocate buffers at the given addresses, one set per entry of `places`.
 
-        Until they are leases' (`begin_leases`) the records are not whole.
+        Each buffer comes with the key of its descriptor. The records are inconsistent until
+        `begin_leases`.
         """
         self.is_consistent = False
         leased = []
@@ -140,7 +140,7 @@ class Records:
         return leased
 
     def begin_leases(self, leases: Sequence[AnyLease]) -> None:
-        """Their buffers, which come from `lease` or are another's too, are the holder's own."""
+        """Register output slots and assign their buffers, new or shared, to them."""
         for lease in leases:
             for buffer in lease.buffers:
                 first = buffer.lease
@@ -150,7 +150,7 @@ class Records:
                     buffer.sharers |= {first: None, lease: None}
                     first.shares = lease.shares = True
         holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
-        # The first is the next to be taken.
+        # Reversed: the first is taken next.
         idle = leases[::-1]
         # Atomic under the GIL: no call in between.
         self.leases |= by_key
@@ -159,9 +159,9 @@ class Records:
         self.is_consistent = True
 
     def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
-        """What lies in its places stays there as it would in any others; the rest is free.
+        """Dispose of output slots: live results keep their buffers, the others are freed.
 
-        `with_bytes`: debug mode poisons what was spare. Else a run has just written there.
+        `with_bytes`: in debug mode, poison freed memory (False if a run has just written there).
         """
         whole, self.is_consistent = self.is_consistent, False
         self.leases.pop(id(lease), None)
@@ -173,20 +173,19 @@ class Records:
         self.is_consistent = whole
 
     def end_leases_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
-        """No lease has any of these as its place any more."""
+        """Dispose of all output slots that contain one of these buffers."""
         for buffer in buffers:
             for lease in buffer.leases:
                 self.end_lease(lease, with_bytes=with_bytes)
 
     def revoke(self, leases: Sequence[AnyLease]) -> None:
-        """Somebody needs the memory that leases have to spare."""
+        """Dispose of output slots because their memory is needed."""
         for lease in leases:
             self.revocations += 1
             self.end_lease(lease)
 
     def at_once(self, buffers: Sequence[Buffer]) -> int:
-        """How many sets of such buffers may be taken before there is any use for all of them: a
-        small part of what is free, and of the host's memory; one at least."""
+        """Return how many sets of such buffers may be allocated in advance; at least one."""
         sizes: Counter[Space] = Counter()
         for buffer in buffers:
             sizes[buffer.space] += max(1, buffer.size_per_bank)
@@ -200,8 +199,8 @@ class Records:
     def outside_of(
         self, ranges: Ranges, buffers: Sequence[Buffer], count: int
     ) -> list[tuple[int, ...]]:
-        """Free addresses for so many sets of buffers, or fewer, outside of ranges. Nothing has
-        changed afterwards."""
+        """Return free addresses outside `ranges` for up to `count` sets of buffers; allocates
+        nothing."""
         addresses: list[list[int]] = []
         gaps: dict[Space, FreeGaps] = {}
         most = count
@@ -213,22 +212,22 @@ class Records:
             most = len(addresses[-1])
         places: list[tuple[int, ...]] = list(zip(*addresses, strict=False)) if buffers else [()]
         if not places and count > 1:
-            # As often as that the first may leave no room for the others.
+            # Many copies of the first buffer may leave no space for the others: try one set.
             return self.outside_of(ranges, buffers, 1)
         return places
 
     def pinned(self) -> list[BufferRecord]:
-        """The live buffers whose bytes somebody outside holds."""
+        """Return the live buffers that are exported."""
         return [buffer for buffer in self.buffers.values() if buffer.pins]
 
     def touch(self) -> None:
-        """Something that runs rest on has changed."""
+        """Invalidate cached runs: an assumption of theirs has changed."""
         self.generation += 1
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A number for a descriptor: the same for equal ones, never that of another device."""
+        """Return the key of a descriptor: equal descriptors, equal keys; unique to this device."""
         key = self._desc_keys.get(desc)
-        # Several threads may ask at once: the first one's stays.
+        # Threads may race here: the first key stays.
         return self._desc_keys.setdefault(desc, _next_desc_key()) if key is None else key
 
     # -- making and freeing ----------------------------------------------------------------------
@@ -236,9 +235,12 @@ class Records:
     def reserve(
         self, desc: TensorDesc, size: int, address: int | None, origin: str
     ) -> BufferRecord:
-        """A buffer outside any plan; raises `OutOfMemoryError`, or `LayoutError` for an address.
+        """Allocate a buffer outside any plan; the records are inconsistent until a value is
+        attached.
 
-        Until something lies in it the records are not whole.
+        Raises:
+            OutOfMemoryError: No free range is large enough.
+            LayoutError: The given address is invalid or allocated.
         """
         while True:
             whole, self.is_consistent = self.is_consistent, False
@@ -246,16 +248,16 @@ class Records:
                 address = _taken(self._allocators[desc.layout.space], size, address)
                 break
             except (LayoutError, OutOfMemoryError) as error:
-                self.is_consistent = whole  # Nothing was taken.
+                self.is_consistent = whole  # Nothing was allocated.
                 spare = self.spare_leases()
                 if not spare or isinstance(error, LayoutError):
                     raise
-            # The least recently run first, half of them at a time.
+            # Take half of the spare output slots at a time, least recently run first.
             self.revoke(spare[: max(1, len(spare) // 2)])
         return self._add(desc, self.desc_key(desc), size, address, origin)
 
     def check_fits_alone(self, blocks: Iterable[tuple[Space, int, int | None]]) -> None:
-        """Raise as `reserve` does where blocks (space, size, address) do not fit empty spaces."""
+        """Raise as `reserve` does if blocks (space, size, address) do not fit in empty spaces."""
         empty = {s: a.emptied() for s, a in self._allocators.items()}
         for space, size, address in blocks:
             _taken(empty[space], size, address)
@@ -270,14 +272,14 @@ class Records:
         return buffer
 
     def outside(self, desc: TensorDesc, array: Array, origin: str) -> BufferRecord:
-        """A host array outside the spaces, as a buffer."""
+        """Return a buffer for a host array outside the spaces."""
         buffer = BufferRecord(Space.HOST, None, 0, desc, self.desc_key(desc), origin)
         buffer.array = array
         return buffer
 
     def attach(self, value: ValueRecord, buffer: BufferRecord, offset: int) -> None:
-        """A value that nobody knows yet lies in a buffer, and is ready; a constant in its file as
-        well."""
+        """Make a new value ready in a buffer, at an offset; for a constant, as a copy of its
+        file."""
         users = [value]
         instance = InstanceRecord(buffer, offset, value.desc, value.desc_key)
         instances = (*value.instances, instance)
@@ -286,12 +288,12 @@ class Records:
         if buffer.users:
             self.generation += 1
         value.status = Status.READY
-        # Both at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         buffer.users += users
         value.instances = instances
 
     def release(self, value: ValueRecord) -> None:
-        """Forget a value's instances, and let go of the buffers that nobody else uses."""
+        """Drop a value's instances, and release buffers that become unused."""
         value.lease = None
         whole, self.is_consistent = self.is_consistent, False
         instances, value.instances = value.instances, ()
@@ -300,7 +302,7 @@ class Records:
         self.is_consistent = whole
 
     def forget_copies(self, value: ValueRecord) -> None:
-        """Keep a value's primary instance alone: its bytes have changed, or may have."""
+        """Drop all but a value's primary instance, whose bytes may have changed."""
         self.generation += 1
         whole, self.is_consistent = self.is_consistent, False
         copies, value.instances = value.instances[1:], value.instances[:1]
@@ -309,7 +311,7 @@ class Records:
         self.is_consistent = whole
 
     def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
-        """A value lies in a buffer no more."""
+        """Remove a value from a buffer."""
         users = buffer.users
         if value in users:
             users.remove(value)
@@ -317,7 +319,7 @@ class Records:
                 self.unused(buffer)
 
     def unused(self, buffer: BufferRecord) -> None:
-        """Nobody uses a buffer any more: its lease has it back, or it is free."""
+        """Return an unused buffer to its output slots, or free it."""
         lease = buffer.lease
         if lease is None:
             self.free(buffer)
@@ -328,7 +330,7 @@ class Records:
         lease.release_buffer(buffer)
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
-        """Give a buffer's region back; a buffer that is free already stays so."""
+        """Free a buffer; no effect if it is free already."""
         if buffer.address is None:
             buffer.array = None
             return
@@ -344,7 +346,7 @@ class Records:
         self.is_consistent = whole
 
     def keep_only(self, live: dict[Place, BufferRecord]) -> None:
-        """These buffers are there and no others, whatever the allocators say."""
+        """Replace the live buffers, and reset the allocators accordingly."""
         gone = [(place, b) for place, b in self._buffers.items() if live.get(place) is not b]
         self._buffers = live
         for space, allocator in self._allocators.items():
@@ -354,7 +356,7 @@ class Records:
         self.touch()
 
     def free_unused(self, places: Iterable[Place]) -> None:
-        """Give back the buffers among these in which nothing lies (their task never ran)."""
+        """Free the unused buffers at these addresses (their task did not run)."""
         for place in places:
             buffer = self._buffers.get(place)
             if buffer is not None and buffer.is_unused and buffer.lease is None:
@@ -369,15 +371,18 @@ class Records:
         note: Callable[[ValueRecord], None],
         then: Callable[[], object] | None = None,
     ) -> None:
-        """Change the records as a plan that has just run says.
+        """Update the records after a plan has run.
 
-        `value_of` finds the record of a value's number; `note` hears of values that are gone, and
-        `then` belongs to it: both may be called twice, and change no more than values.
+        Args:
+            effects: The changes.
+            value_of: Returns the record of a value's number.
+            note: Called for each value that is gone; may be called twice.
+            then: Called last, atomically with the rest; may be called twice.
         """
         whole, self.is_consistent = self.is_consistent, False
         left = {place: self._buffers[place] for place in effects.freed}
         left |= {place: self._buffers[place] for place, _ in effects.moved}
-        # What lies there stays where the plan has brought it.
+        # Values in these buffers stay where the plan has moved them.
         self.end_leases_at(left.values())
         new = [
             BufferRecord(b.space, b.address, b.size_per_bank, b.desc, key, b.origin)
@@ -396,7 +401,7 @@ class Records:
         gone = [value_of(number) for number in effects.gone]
         for value in gone:
             change.place(value, (), new, self._buffers)
-        # From here on it will happen: who mends the records does what an interrupt leaves.
+        # From here on the change is completed, by the recovery if interrupted.
         self.pending_recovery = commit = partial(self._commit, change, gone, note, then)
         commit()
         for space, address in left:
@@ -422,7 +427,7 @@ class Records:
         self.pending_recovery = None
 
     def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
-        """A result has overwritten a donated entry, and lies in its buffer now."""
+        """Move a donated entry's buffer to the result that has overwritten it."""
         (instance,) = entry.instances
         if instance.desc_key != ref.desc_key:
             instance = InstanceRecord(instance.buffer, 0, ref.desc, ref.desc_key)
@@ -435,7 +440,7 @@ class Records:
 
 
 def _said_of(buffer: BufferRecord) -> str:
-    """What a buffer is called where memory is looked at."""
+    """Return the name of a buffer in memory reports."""
     user = buffer.users[0] if buffer.users else None
     return user.name_and_readers() if isinstance(user, ConstantRecord) else buffer.origin
 
@@ -448,7 +453,7 @@ def _taken(allocator: Allocator, size: int, address: int | None) -> int:
 
 
 class _Change:
-    """Where buffers and values are once a plan has run, made aside; it may be committed twice."""
+    """The new state of buffers and values after a plan, built aside; `commit` is idempotent."""
 
     def __init__(
         self, present: dict[Place, BufferRecord], moved: Sequence[tuple[BufferRecord, int]]
@@ -457,7 +462,7 @@ class _Change:
         self._users: dict[BufferRecord, list[ValueRecord]] = {}
         self._origins: list[tuple[BufferRecord, str]] = []
         self._values: list[tuple[ValueRecord, list[InstanceRecord]]] = []
-        #: Whether it places constants, or moves them.
+        #: Whether it changes addresses of constants.
         self.has_constants = any(buffer.holds_constant for buffer, _ in moved)
 
     def _users_of(self, buffer: BufferRecord) -> list[ValueRecord]:
@@ -467,15 +472,14 @@ class _Change:
         self, value: ValueRecord, refs: Sequence[InstanceRef], new: Sequence[BufferRecord],
         before: Mapping[Place, BufferRecord],
     ) -> None:  # fmt: skip
-        """A value has these instances now: some that it had, in new buffers, or in those that were
-        there before."""
+        """Set the instances of a value: existing ones, in new buffers, or in resident buffers."""
         instances = []
         for ref in refs:
             if ref.kept >= 0:
                 instances.append(value.instances[ref.kept])
                 continue
             buffer = new[ref.made] if ref.place is None else before[ref.place]
-            # A constant keeps its name, whichever task it came back for.
+            # A constant keeps its name, independent of the task that fetched it.
             self._origins.append((buffer, value.by if value.is_constant else ref.origin))
             self._users_of(buffer).append(value)
             instances.append(InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key))
@@ -486,7 +490,7 @@ class _Change:
         self.has_constants |= value.is_constant
 
     def commit(self) -> None:
-        """It is so."""
+        """Apply the change."""
         for buffer, address in self.moved:
             buffer.address = address
         for buffer, users in self._users.items():

@@ -1,9 +1,8 @@
-"""Shared constants: equal bytes lie once on a device, however many programs and files they are of.
+"""Shared constants: equal bytes are stored once per device, for all programs and files.
 
-What lies at one place in the host's memory, as a segment does, is the same unread. Of what lies
-elsewhere nothing is read unless it has the form of another, and what tells most of them apart: the
-CRC-32 that a file says; where none does, as that would take reading all, how the bytes begin. Then
-the bytes decide. Programs read their own files' bytes all the same.
+Constants at the same host address, as segments of one file are, are equal without reading them.
+Others are compared only if type, layout and a cheap discriminator match: the CRC-32 of the file or,
+without one, the first bytes. Each program still reads its own file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from stitch.program import Array, TensorDesc, ValueType, dense_bytes, host_layou
 from stitch.runtime.values.records import Records
 from stitch.runtime.values.state import ConstantRecord, Mark, Reader, Store
 
-#: What tells arrays of one form apart that are no file's.
+#: Bytes that discriminate arrays without a file.
 _HEAD_NBYTES = 256
 
 
@@ -23,9 +22,11 @@ def hold_constant(
     records: Records, device: Store, kind: ValueType, desc: TensorDesc, data: Array,
     crc32: int | None, name: str, reader: Reader, kept: list[ConstantRecord],
 ) -> None:  # fmt: skip
-    """Add a constant's record to `kept`, that of another program where it has the same bytes in the
-    same layout; `reader` holds it until `dispose`, which may interrupt this anywhere. `crc32`: of
-    its bytes, as its file has it."""
+    """Append a constant's record to `kept`: a new one, or another program's with equal bytes.
+
+    `reader` holds it until `dispose`, also if this call is interrupted. `crc32`: the checksum of
+    its bytes in the file, if known.
+    """
     form = (kind, desc)
     key = ((data.__array_interface__["data"][0], data.strides), *form)
     record = records.constants.get(key)
@@ -49,7 +50,7 @@ def hold_constant(
 def _candidates(
     alike: dict[str, dict[Mark, dict[ConstantRecord, None]]], data: Array, crc32: int | None
 ) -> Iterator[ConstantRecord]:
-    """The records of one form that may have these bytes."""
+    """Yield the records with this type and layout that may have these bytes."""
     if "crc32" in alike:
         total = zlib.crc32(dense_bytes(data).data) if crc32 is None else crc32
         yield from alike["crc32"].get(("crc32", total), ())
@@ -62,9 +63,9 @@ def _head(data: Array) -> bytes:
 
 
 def dispose(records: Records, constants: Iterable[ConstantRecord], reader: Reader) -> None:
-    """A program is gone: what nobody else holds has no place any more. Once more does no harm."""
+    """Drop the constants of an unloaded program that no other program reads. Idempotent."""
     for record in constants:
-        # Its file's bytes may go with it, and others come to lie there.
+        # Its file may be unmapped, and other data may then have the same address.
         others = [held for who, held in record.readers.items() if who != reader]
         still = {key for held in others for key, _, _ in held}
         for key, _, _ in record.readers.get(reader, ()):
@@ -79,7 +80,7 @@ def dispose(records: Records, constants: Iterable[ConstantRecord], reader: Reade
 
 
 def _forget(records: Records, record: ConstantRecord) -> None:
-    """It is nobody's like; what is empty then goes."""
+    """Remove a record from the lookup tables."""
     alike = records.constants_by_form.get(record.form, {})
     marked = alike.get(record.mark[0], {})
     marked.get(record.mark, {}).pop(record, None)

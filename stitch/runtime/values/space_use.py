@@ -1,4 +1,4 @@
-"""What a space holds at one moment, as data for reports."""
+"""The contents of a space at one moment, as data for reports."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SpaceUse:
-    """Buffers (address, size, what made them) and holes of a space, in bytes per bank.
+    """Buffers (address, size, producer) and holes of a space, in bytes per bank.
 
-    What leases have to spare counts as free; `leased_nbytes` says how much of the free that is.
+    Spare output slots count as free; `leased_nbytes` is their part of the free memory.
     """
 
     buffers: tuple[tuple[int, int, str], ...]

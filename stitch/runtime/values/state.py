@@ -11,17 +11,16 @@ from stitch.errors import TaskError
 from stitch.program import Array, Layout, Space, TensorDesc
 from stitch.runtime.values.ports import InputPort
 
-#: Where the sources of some work lie in the device's memory: numbers of values, and addresses of
-#: all instances.
+#: Addresses of a batch's sources: value numbers, and the addresses of all instances.
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
-#: What a plan depends on in the sources of some work, but for their places; see `signature`.
+#: What a plan depends on in its sources, except addresses; see `ValueRecord.signature`.
 Forms = tuple[tuple[object, ...], ...]
-#: What tells bytes apart without comparing them: of what kind it is, and which of that kind.
+#: A cheap discriminator of byte contents: its kind, and a value of that kind.
 Mark = tuple[str, int | bytes]
 
 
 class Status(enum.IntEnum):
-    """The life of a value. Up to READY it can be used."""
+    """The state of a value. Up to READY it can be used."""
 
     PENDING = 0
     READY = 1
@@ -35,31 +34,31 @@ PENDING, READY = Status.PENDING, Status.READY
 
 
 class Store(Protocol):
-    """A device, as values and the handles on them know it."""
+    """A device, as values and their handles use it."""
 
-    #: Leaves a note that a value lost a handle: finalizers run anywhere, so they do no more.
+    #: Queues a value that lost a handle. Finalizers may run at any point, so they do no more.
     drop: Callable[[ValueRecord], None]
 
     def settle(self, value: ValueRecord) -> None:
-        """Make sure that a value is ready."""
+        """Make a value ready."""
 
     def layout_of(self, value: ValueRecord) -> Layout:
-        """Where it lies, or will lie, and how."""
+        """Return the current or declared layout of a value."""
 
     def read(self, value: ValueRecord) -> Array:
-        """Its elements in an array of their own."""
+        """Return a copy of its elements."""
 
     def export(self, value: ValueRecord) -> Array:
-        """Its very bytes."""
+        """Return its bytes in place."""
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free it now."""
 
     def view(self, tensor: Any, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
-        """A tensor on a part of it."""
+        """Return a view of rows `[start, stop)` of a tensor."""
 
     def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
-        """Whether it lies so."""
+        """Return whether a tensor has this layout."""
 
     def to_layout(
         self,
@@ -69,39 +68,39 @@ class Store(Protocol):
         retain: bool | None = None,
         copy: bool = ...,
     ) -> Any:
-        """A tensor of the same elements in another layout."""
+        """Return a tensor of the same elements in another layout."""
 
 
 class PlaceOwner(Protocol):
-    """A lease, as buffers and values know it: whose places they lie in, and who gets these back."""
+    """Output slots, as buffers and values use them."""
 
-    #: What whoever ran it last remembers.
+    #: Replay data of the last run.
     again: Any
-    #: Whether another has, or had, one of its buffers too.
+    #: Whether it shares, or shared, a buffer with other slots.
     shares: bool
 
     @property
     def holder(self) -> object:
-        """Whose lease it is."""
+        """The owner of the slots."""
 
     @property
     def buffers(self) -> tuple[BufferRecord, ...]:
-        """All that are its own."""
+        """The buffers of the slots."""
 
     def dispose(self) -> None:
-        """They are its own no more."""
+        """Dispose of the slots."""
 
     def release_value(self, value: ValueRecord) -> bool:
-        """A value without handles gives its place back, for the next run; False where it cannot."""
+        """Release an unreferenced value for the next run; False if it cannot be."""
 
     def readmit(self, value: ValueRecord) -> None:
-        """The last export of a value's bytes has ended, and no other value lies in them."""
+        """Make a value releasable again, after its last export has ended."""
 
     def release_buffer(self, buffer: BufferRecord) -> None:
-        """One of its buffers has lost its last user."""
+        """Handle a buffer that lost its last user."""
 
     def inherit(self, buffer: BufferRecord) -> None:
-        """What it shares with one that has ended is given back to it."""
+        """Take over a shared buffer from slots that were disposed of."""
 
 
 class BufferRecord:
@@ -129,49 +128,49 @@ class BufferRecord:
         self.origin = origin
         self.array: Array | None = None
         self.pins = 0
-        #: Those of them that expect to see it overwritten.
+        #: Number of pins whose owners expect the bytes to be overwritten.
         self.shared_pins = 0
-        #: The lease whose place this is, the last to take it where several share it: what lies here
-        #: is given back to it, not to the allocator.
+        #: The output slots that own the buffer (if shared, the ones that used it last): it returns
+        #: to them, not to the allocator.
         self.lease: PlaceOwner | None = None
-        #: All of them in order, once there was more than one.
+        #: All slots that share it, in order; empty if there never was more than one.
         self.sharers: dict[PlaceOwner, None] = {}
-        #: The values that lie in it, in the order in which they came.
+        #: The values in it, in order of attachment.
         self.users: list[ValueRecord] = []
 
     @property
     def is_spare(self) -> bool:
-        """Whether it is a lease's and nothing lies in it: memory that others may have."""
+        """Whether it belongs to output slots and is unused: counts as free memory."""
         return self.lease is not None and not self.users and not self.pins
 
     @property
     def leases(self) -> tuple[PlaceOwner, ...]:
-        """All leases that it is a place of."""
+        """All output slots that contain it."""
         return tuple(self.sharers) or (() if self.lease is None else (self.lease,))
 
     @property
     def holds_constant(self) -> bool:
-        """Whether a constant of a loaded program lies in it; then nothing else does."""
+        """Whether it contains a constant of a loaded program, and so nothing else."""
         return bool(self.users) and self.users[0].is_constant
 
     @property
     def is_open(self) -> bool:
-        """Whether what takes a donated value's place may be written over it."""
+        """Whether a result may overwrite a donated value in it."""
         return self.pins <= self.shared_pins
 
     @property
     def is_shared(self) -> bool:
-        """Whether others have its bytes, and all of them expect to see them overwritten."""
+        """Whether it is pinned, and all pins expect it to be overwritten."""
         return 0 < self.shared_pins >= self.pins
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing lies in it and nobody keeps it."""
+        """Whether it has no values and no pins."""
         return not (self.users or self.pins)
 
 
 class InstanceRecord:
-    """Where a value lies: buffer, byte offset into its footprint, descriptor without address."""
+    """A copy of a value: buffer, byte offset in its footprint, descriptor without address."""
 
     __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes", "signature", "view", "viewed_at")
 
@@ -183,24 +182,24 @@ class InstanceRecord:
         self.desc = desc
         self.desc_key = desc_key
 
-        #: What a plan depends on, but for the address, and for what is pinned.
+        #: What a plan depends on, except address and pins.
         self.signature = (buffer.space, buffer.size_per_bank, buffer.desc_key, offset_nbytes,
                           desc_key)  # fmt: skip
-        #: A dense array over its bytes, once it was read, and the address that this is for.
+        #: A cached dense array over its bytes, and the address for which it is valid.
         self.view: Array | None = None
         self.viewed_at: int | None = None
 
 
 class ValueRecord:
-    """One value: pending, ready or gone; every handle on it shares this record."""
+    """One value: pending, ready or gone; all handles on it share this record."""
 
-    # Attributes of the class would be found more slowly than those of the object.
+    # Instance slots: class attributes are slower to look up.
     __slots__ = (
         "by", "comparison", "consumed", "desc", "desc_key", "device", "handles", "instances",
         "is_exposed", "last_used", "lease", "number", "retain", "status", "version", "window",
     )  # fmt: skip
 
-    #: Whether it is an array of one call, which no handle ever refers to.
+    #: Whether it is a host array of one call; no handle refers to it.
     is_array = False
     #: Whether it is a constant of a loaded program.
     is_constant = False
@@ -212,31 +211,31 @@ class ValueRecord:
         self.by = by
         self.status = PENDING
         self.handles = self.last_used = self.version = 0
-        #: Its number in the window that last used it.
+        #: Its number in the batch that last used it.
         self.number = self.window = -1
-        #: Others hold its bytes too, and may write to them at any time without anyone's being told.
+        #: `is_exposed`: its bytes may be written from outside at any time, without notice.
         self.retain = self.consumed = self.is_exposed = False
-        #: The lease in whose place it was made, while nothing but reading was done with it: then
-        #: that lease may hand it out again when it has no handles.
+        #: The output slots in which it was computed, while it is only read: they may reuse it once
+        #: it has no handles.
         self.lease: PlaceOwner | None = None
-        #: Tells whether its copies have the bytes of the first, once they have been compared; None
-        #: where it was made for other instances, or these lie elsewhere by now (see `exposure`).
+        #: Compares its copies with the primary instance; returns None if instances or addresses
+        #: have changed (see `exposure`).
         self.comparison: Callable[[Sequence[InstanceRecord]], bool | None] | None = None
-        #: Where it lies, the primary one first.
+        #: Its instances, the primary one first.
         self.instances: Sequence[InstanceRecord] = ()
 
     @property
     def kept(self) -> bool:
-        """Whether somebody can still read it."""
+        """Whether a handle can still read it."""
         return self.handles > 0 and not self.consumed
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is pending or ready, not freed, donated, lost or failed."""
+        """Whether it is pending or ready: not freed, donated, lost or failed."""
         return self.status <= Status.READY and not self.consumed
 
     def check_usable(self) -> None:
-        """Raise `TaskError` saying who freed, donated or failed to make it."""
+        """Raise `TaskError` if it was freed, donated, lost or failed, naming the task."""
         if self.status <= READY and not self.consumed:
             return
         words = {
@@ -261,34 +260,34 @@ class ValueRecord:
         )
 
     def signature(self) -> tuple[object, ...]:
-        """What a plan that uses this value depends on, but for addresses."""
+        """Return what a plan that uses this value depends on, except addresses."""
         instances = self.instances
         if len(instances) == 1 and not instances[0].buffer.pins:
             return instances[0].signature
         return tuple([(i.signature, i.buffer.pins > 0, i.buffer.is_shared) for i in instances])
 
     def places(self) -> tuple[int | None, ...]:
-        """The addresses of its instances."""
+        """Return the addresses of its instances."""
         instances = self.instances
         if len(instances) == 1:
             return (instances[0].buffer.address,)
         return tuple([instance.buffer.address for instance in instances])
 
     def place(self) -> None:
-        """Say where it lies, unless that is known."""
+        """Create the record of its first instance if it does not exist yet."""
 
     def host_array(self) -> Array:
-        """The host array outside the spaces in which it lies."""
+        """Return the host array that is its primary instance."""
         array = self.instances[0].buffer.array
         assert array is not None
         return array
 
 
 class ArgumentRecord(ValueRecord):
-    """A host array of one call, which no handle refers to.
+    """A host array of one call, to which no handle refers.
 
-    Its first instance, outside the spaces, has a record only where a plan is made, or changes it:
-    see `place`. It has others only where a run failed half-way and left it copies.
+    Its first instance, outside the spaces, gets a record only when a plan is made or changes it:
+    see `place`. It has others only after a run failed and left copies.
     """
 
     __slots__ = ("array", "port")
@@ -296,12 +295,12 @@ class ArgumentRecord(ValueRecord):
     is_array = True
 
     def __init__(self, device: Store, array: Array, port: InputPort) -> None:
-        # `super()` takes as long as the call.
+        # `super()` would double the cost.
         ValueRecord.__init__(self, device, port.host_desc, port.host_key, port.origin)
         self.array, self.port, self.status = array, port, READY
 
     def place(self) -> None:
-        """Say where it lies."""
+        """Create the record of its first instance."""
         if self.status is READY and not self.instances:
             key, desc = self.desc_key, self.desc
             buffer = BufferRecord(Space.HOST, None, 0, desc, key, self.by)
@@ -310,26 +309,28 @@ class ArgumentRecord(ValueRecord):
             self.instances = (InstanceRecord(buffer, 0, desc, key),)
 
     def host_array(self) -> Array:
-        """The array."""
+        """Return the array."""
         return self.array
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A loaded program, as the constants that it reads know it: the key of its transformation, and
-    its name."""
+    """A loaded program that reads a constant: the key of its transformation, and its name."""
 
     key: int
     name: str
 
     def constant(self, name: str) -> str:
-        """How a constant of it is called."""
+        """Return the display name of one of its constants."""
         return f"constant {name!r} of {self.name!r}"
 
 
 class ConstantRecord(ValueRecord):
-    """A constant of loaded programs, which keep it: it lies in their files, and while there is room
-    in the space that it was compiled for. Each program reads its own file's."""
+    """A constant of loaded programs, which keep it alive.
+
+    Its primary instance is in a file; while memory is free it also has a copy in the space for
+    which it was compiled. Each program reads the bytes of its own file.
+    """
 
     __slots__ = ("address", "form", "mark", "readers")
 
@@ -339,13 +340,21 @@ class ConstantRecord(ValueRecord):
         self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, form: object,
         mark: Mark,
     ) -> None:  # fmt: skip
-        """`home`: the bytes of a file; `form`: only what has the same may be the same constant;
-        `mark`: what tells most of these apart."""
+        """Initialize.
+
+        Args:
+            device: The device.
+            desc: Layout for which it was compiled.
+            desc_key: Key of that without address.
+            home: The bytes of the file.
+            form: Type and layout; equal constants have equal ones.
+            mark: Discriminator of contents.
+        """
         ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
-        #: Where in its space it must lie, if the program says so.
+        #: The address that the program requires, or None.
         self.address = desc.layout.address
         self.form, self.mark = form, mark
-        #: The programs that read it: what each of its constants is found by, its bytes, its name.
+        #: The programs that read it, with the keys, bytes and names of their constants.
         self.readers: dict[Reader, list[tuple[object, Array, str]]] = {}
         self.handles, self.status = 1, READY
         home.users.append(self)
@@ -353,20 +362,20 @@ class ConstantRecord(ValueRecord):
 
     @property
     def is_placed(self) -> bool:
-        """Whether it lies where it was compiled for."""
+        """Whether it has a copy in the layout for which it was compiled."""
         return any(
             instance.desc_key == self.desc_key and self.address in (None, instance.buffer.address)
             for instance in self.instances[1:]
         )
 
     def take_name(self) -> None:
-        """It is called after the first of the programs that read it."""
+        """Name it after the first program that reads it."""
         first, held = next(iter(self.readers.items()))
         self.by = first.constant(held[0][2])
         for instance in self.instances:
             instance.buffer.origin = self.by
 
     def name_and_readers(self) -> str:
-        """Its name, and who else reads it."""
+        """Return its name and the other programs that read it."""
         others = ", ".join(repr(reader.name) for reader in list(self.readers)[1:])
         return f"{self.by}, shared by {others}" if others else self.by

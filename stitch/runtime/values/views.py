@@ -1,4 +1,4 @@
-"""Views: where in its footprint a part of a tensor begins."""
+"""Offsets of views within a tensor's footprint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from stitch.program import TensorDesc
 
 
 def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: MachineShape) -> int:
-    """Bytes from the start of a tensor's footprint to that of its rows `[start, stop)`.
+    """Return the byte offset of rows `[start, stop)` within a tensor's footprint.
 
-    `keep`: the view has rows; else it is row `start` without its dimension. Raises `LayoutError`
-    where the rows are not one range of bytes: in sharded tensors, and inside a tile.
+    `keep`: whether the view keeps the row dimension; otherwise it is row `start` without it.
+
+    Raises:
+        LayoutError: The rows are not one range of bytes: sharded tensors, or part of a tile.
     """
     layout, (start, stop) = desc.layout, rows
     if layout.is_sharded:
