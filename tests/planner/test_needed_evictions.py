@@ -9,7 +9,7 @@ import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.planner import Copy, PlanRequest, check_plan, plan
-from tests.planner.test_room_is_found import CROWDED, views_of_blocks
+from tests.planner.test_spilling_and_views import CROWDED, views_of_blocks
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.leaving_brute_force import needless
 from tests.support.planner.small_requests import random_request
