@@ -13,12 +13,9 @@ from stitch.errors import StitchError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.report import Device
-from stitch.runtime import aggregation
 from stitch.runtime.events import PlanMade
 from stitch.runtime.executors import LinkTerms
 from stitch.runtime.executors.host import NumpyExecutor
-from stitch.runtime.executors.onnx import OnnxRuntimeExecutor
-from stitch.tasks import TransformationKind
 from tests.support.short_threads import shorten
 from tests.support.stitched_models import (
     binary_op,
@@ -85,7 +82,7 @@ def test_a_chain_runs_as_one_program_with_the_same_result() -> None:
         assert "run as one" not in device.explain()
 
 
-def test_what_somebody_holds_is_kept_and_what_the_host_read_stays() -> None:
+def test_held_results_and_results_that_were_read_stay_when_programs_are_linked() -> None:
     x = integers()
     with stitch.open_device("tiny", aggregate="always") as device:
         a, b, c = chain(device)
@@ -142,7 +139,6 @@ def test_a_program_that_takes_an_input_over_stays_a_task_of_its_own() -> None:
 
 
 def test_only_sets_that_no_path_leaves_and_enters_again_are_linked() -> None:
-    """a feeds b and a host function, which feeds c with b: a and b may be one, c comes later."""
     x = integers()
 
     @stitch.task(returns=stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32)))
@@ -198,20 +194,6 @@ def test_auto_keeps_apart_what_would_change_or_gains_nothing(terms: LinkTerms, s
         assert explained.count("run apart") == 1
 
 
-def test_of_work_that_comes_once_nothing_is_said_that_gains_nothing() -> None:
-    with stitch.open_device("tiny", aggregate="auto") as device:
-        a, b, c = chain(device)
-        for shown in (0, 1, 1):
-            x = integers()
-            one(c(b(a(x)))).numpy()
-            assert device.explain().count("run apart") == shown
-    with stitch.open_device("tiny", aggregate="auto") as device:
-        a, *_ = chain(device)
-        for _ in range(4):
-            one(a(integers())).numpy()
-        assert "apart" not in device.explain()
-
-
 def test_a_prepared_graph_is_linked_by_the_same_counts() -> None:
     x = integers()
     a, b, c = [scaled(name, factor) for name, factor in zip("abc", (2.0, 3.0, 0.5), strict=True)]
@@ -234,7 +216,6 @@ def test_a_prepared_graph_is_linked_by_the_same_counts() -> None:
 
 
 def test_after_a_failure_the_members_that_can_run_do() -> None:
-    """`b` and `total` are one task; without what the host function gives only `b` can run."""
     x = integers()
     fails = True
 
@@ -267,27 +248,10 @@ def test_after_a_failure_the_members_that_can_run_do() -> None:
         assert any("+" in name for name in made[0])
 
 
-def test_constants_lie_once_and_go_with_their_programs() -> None:
-    x = integers()
-    with stitch.open_device("tiny", aggregate="always") as device:
-        a, b, c = chain(device)
-        before = {space: use.used_nbytes for space, use in device.memory_use().items()}
-        for _ in range(3):
-            one(c(b(a(x)))).numpy()
-        assert {space: use.used_nbytes for space, use in device.memory_use().items()} == before
-        del a, b
-        device.drain()
-        device.drain()
-        assert device.linking is not None
-        origins = [buffer.origin for buffer in device.records.buffers.values()]
-        assert origins
-        assert all(origin.endswith("of 'c'") for origin in origins)
-
-
 @pytest.mark.parametrize(
     "kib, why", [(12, "does not fit l1"), (16, "as one program they would make something give way")]
 )
-def test_where_the_whole_has_no_room_they_run_apart(kib: int, why: str) -> None:
+def test_programs_whose_linked_form_does_not_fit_run_separately(kib: int, why: str) -> None:
     """All slots of a linked program lie in L1 at once; of four cores, where a tensor has 16 KiB."""
     placement = ("input.x.space=l1", "output.y.space=l1")
     shape = (64, 64)
@@ -326,20 +290,6 @@ def test_hooks_see_each_program_that_was_called() -> None:
     assert seen == ["a", "b", "c"]
 
 
-def test_merged_programs_are_programs_to_those_who_listen() -> None:
-    with stitch.open_device("tiny", aggregate="always") as device:
-        a, b, _ = chain(device)
-        kinds: list[TransformationKind] = []
-
-        def note(event: Any) -> None:
-            if isinstance(event, PlanMade):
-                kinds.extend(task.transformation.kind for task in event.plan.request.tasks)
-
-        device.events.subscribe(note)
-        one(b(a(integers()))).numpy()
-    assert kinds == [TransformationKind.PROGRAM]
-
-
 @pytest.mark.parametrize("word", ["sometimes", "Always", None, True])
 def test_a_word_that_is_none_of_the_three_is_refused(word: Any) -> None:
     with pytest.raises(UsageError, match='"auto", "never" or "always" as aggregate'):
@@ -357,26 +307,8 @@ def test_onnx_runtime_computes_a_repeated_chain_as_one_with_the_same_bits() -> N
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_of_several_sets_only_those_are_linked_that_the_executor_accepts() -> None:
-    """Two by two they would be the same, more would not."""
-
-    class Pairs(Counting):
-        def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-            return LinkTerms("three differ") if len(programs) > 2 else self.terms
-
-    x = integers()
-    with stitch.open_device("tiny", executor=Pairs(LinkTerms(repeats=1))) as device:
-        a, b, c = chain(device)
-        made = run_names(device)
-        first, other = one(c(b(a(x)))), one(b(a(x + 1)))
-        np.testing.assert_array_equal(first.numpy(), expected(x, 2, 3, 0.5))
-        np.testing.assert_array_equal(other.numpy(), expected(x + 1, 2, 3))
-        assert made == [["a", "b", "c", "a+b"]]
-        assert "'a', 'b', 'c' run apart: three differ" in device.explain()
-
-
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
-def test_what_only_serves_an_output_that_nobody_reads_fails_as_it_does_apart(executor: str) -> None:
+def test_operations_of_an_unread_output_fail_as_in_separate_runs(executor: str) -> None:
     def gathering(b: ComputationGraphBuilder) -> None:
         x, at = b.input("x", (4, 64), "float32"), b.input("at", (4,), "int64")
         b.output("y", b.op("Gather", x, at, axis=0) + 1.0)
@@ -402,7 +334,7 @@ def test_what_only_serves_an_output_that_nobody_reads_fails_as_it_does_apart(exe
             np.testing.assert_array_equal(first.numpy(), expected(x, 2))
 
 
-def test_denormals_count_as_zero_where_they_did_apart() -> None:
+def test_denormals_are_flushed_as_in_separate_runs() -> None:
     """By the Softmax of an output that nobody reads, both programs flush; linked they still do."""
 
     def scaling(factor: float) -> Any:
@@ -429,40 +361,9 @@ def test_denormals_count_as_zero_where_they_did_apart() -> None:
         np.testing.assert_array_equal(array, seen[0])
 
 
-def test_more_kinds_of_work_than_are_remembered_are_not_linked_in_turn(
+def test_programs_on_inter_op_threads_are_linked_only_by_always(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aggregation, "MAX_KINDS", 4)
-    x: Any = integers()
-    with stitch.open_device("tiny", aggregate="always") as device:
-        programs = chain(device) * 2
-        made = []
-        for _ in range(4):
-            for kind in range(7):
-                held, h = [], x
-                for step, program in enumerate(programs[: kind + 2 if kind < 4 else 6]):
-                    h = one(program(h))
-                    if step == kind - 4:
-                        held.append(h)
-                h.numpy()
-                del h, held
-            made.append(device.statistics().plans_made)
-        assert made[1] == made[3]
-        assert "kinds of work are linked" in device.explain()
-
-
-@pytest.mark.parametrize("threads", [None, 2])
-@pytest.mark.parametrize("how", ["auto", "never", "always"])
-def test_only_always_fuses_across_seams(how: str, threads: int | None) -> None:
-    with stitch.open_device(
-        "tiny", executor="onnxruntime", threads=threads, aggregate=how
-    ) as device:
-        executor = device.backend.executor
-        assert isinstance(executor, OnnxRuntimeExecutor)
-        assert executor.fuse_across_seams == (how == "always")
-
-
-def test_what_runs_on_lanes_stays_apart_unless_always(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch)
     for how, linked in (("auto", False), ("always", True)):
         executor = Counting(LinkTerms(repeats=3))
@@ -482,33 +383,7 @@ def test_what_runs_on_lanes_stays_apart_unless_always(monkeypatch: pytest.Monkey
             assert ("run beside each other on threads" in told) is not linked
 
 
-def test_where_copies_are_forbidden_nothing_is_linked_nor_kept_apart() -> None:
-    with stitch.open_device("tiny", aggregate="always") as device:
-        a, b, c = chain(device)
-        with stitch.forbid_copies(device), pytest.raises(stitch.TaskError, match="forbidden"):
-            one(c(b(a(integers())))).numpy()
-        one(c(b(a(integers())))).numpy()
-        assert device.linking is not None
-        assert device.linking.notes == ("'a', 'b', 'c' run as one program, 'a+b+c'",)
-        assert device.account().total.programs == 1
-
-
-def test_what_was_given_up_is_gone_in_whatever_form_it_runs() -> None:
-    states = []
-    for how in ("never", "always"):
-        with stitch.open_device("tiny", aggregate=how) as device:
-            a, b, _ = chain(device)
-            hidden = one(a(integers()))
-            result = one(b(hidden))
-            hidden.deallocate()
-            result.numpy()
-            with pytest.raises(stitch.TaskError) as caught:
-                hidden.numpy()
-            states.append((hidden.is_pending, str(caught.value)))
-    assert states[0] == states[1] and not states[0][0]
-
-
-def test_why_programs_cannot_be_linked_is_said() -> None:
+def test_an_unlinkable_pair_is_explained() -> None:
     def storing(name: str, option: str) -> stitch.CompiledModel:
         builder = ComputationGraphBuilder(name)
         builder.output("y", builder.input("x", (32, 32), "float32") * 2.0)
@@ -521,21 +396,6 @@ def test_why_programs_cannot_be_linked_is_said() -> None:
         assert device.linking is not None
         (note,) = device.linking.notes
         assert "linked into one: program 'a' output 'y' feeds" in note
-
-
-def test_work_that_repeats_is_remembered_among_work_that_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(aggregation, "MAX_KINDS", 16)
-    executor = Counting(LinkTerms(repeats=100))
-    with stitch.open_device("tiny", executor=executor) as device:
-        programs = [device.load(scaled(f"p{i}", 1 + i * 0.01)) for i in range(12)]
-        x = integers()
-        for i in range(120):
-            one(programs[2](programs[1](programs[0](x)))).numpy()
-            one(programs[i % 12](programs[i // 12](x))).numpy()
-        assert device.linking is not None
-        assert any("run as one program" in note for note in device.linking.notes)
 
 
 def test_no_function_overtakes_another_though_linking_would_let_it() -> None:
@@ -567,7 +427,7 @@ def test_no_function_overtakes_another_though_linking_would_let_it() -> None:
 
 
 @pytest.mark.parametrize("aggregate", ["never", "always"])
-def test_damaged_constants_are_found_however_programs_run(aggregate: str) -> None:
+def test_damaged_constants_are_found_in_linked_and_separate_runs(aggregate: str) -> None:
     damaged = bytearray(scaled("b", 3.0).encode())
     damaged[damaged.rfind(np.float32(3).tobytes())] ^= 1
     with stitch.open_device("tiny", aggregate=aggregate) as device:

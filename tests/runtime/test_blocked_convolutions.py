@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
-import onnxruntime
 import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.runtime.executors.blocked_convolutions import (
-    MAX_ROUNDS,
-    ConvolutionGains,
-    blocked_part,
-)
-from stitch.runtime.executors.onnx.blocked_writer import block_channels
 from stitch.runtime.executors.onnx.onnx_model import write_model
-from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,
     operators,
@@ -28,7 +17,6 @@ from tests.support.executors.blocked_checks import (
 )
 from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
-from tests.support.executors.named_prices import TABLE
 from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 
@@ -57,10 +45,6 @@ def assert_fits_blocks(
     for one, other in zip(results(graph, arrays, "numpy"), found, strict=True):
         scale = np.abs(one).max(initial=1e-3)
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(scale) * 2e-5)
-
-
-def test_this_processor_has_blocks() -> None:
-    assert block_channels() in (8, 16)
 
 
 @pytest.mark.usefixtures("always")
@@ -121,7 +105,6 @@ def test_infinities_stay_in_their_channels() -> None:
 
 @pytest.mark.usefixtures("always")
 def test_what_only_looks_like_a_part_is_computed_apart() -> None:
-    """Results that are read twice or given, normalization by a batch, bounds that are operands."""
     net = Net()
     x = net.input("x", (1, 16, 8, 8))
     seen = net.conv(x, 16)
@@ -157,52 +140,6 @@ def test_what_follows_stays_in_blocks() -> None:
     assert_agrees(graph, drawn(graph, 4))
 
 
-def test_weights_of_small_images_are_not_arranged() -> None:
-    """Arranging a weight takes longer than what its few places save."""
-    net, y = residual(channels=32, side=4)
-    assert blocked_part(program_of(net.graph(y))).convolutions == {}
-    net, y = residual(channels=32, side=40)
-    assert len(blocked_part(program_of(net.graph(y))).convolutions) == 2
-
-
-def row(count: int, channels: int, side: int) -> ComputationGraph:
-    net = Net()
-    y = net.input("x", (1, channels, side, side))
-    for _ in range(count):
-        y = net.b.op("Relu", net.conv(y, channels))
-    return net.graph(y)
-
-
-def test_convolutions_in_a_row_share_the_way_into_blocks() -> None:
-    """One does not pay for its image's way in and out; the ends of a row do not, and stay."""
-    assert [len(blocked_part(program_of(row(n, 16, 20))).convolutions) for n in (1, 2, 4, 9)] == [
-        0, 0, 4, 9,
-    ]  # fmt: skip
-
-
-def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each but the first and the last would rather stay: so many tries would be a square."""
-    tries = list[int]()
-
-    unprofitable = ConvolutionGains.unprofitable
-
-    def counted(gains: ConvolutionGains, *, whole_chains: bool) -> set[int]:
-        tries.append(len(gains.convolutions))
-        return unprofitable(gains, whole_chains=whole_chains)
-
-    monkeypatch.setattr(ConvolutionGains, "unprofitable", counted)
-    assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}
-    assert tries[0] == 200
-    assert len(tries) == MAX_ROUNDS + 2
-
-
-def test_convolutions_in_the_rounds_of_a_scan_are_not_in_blocks() -> None:
-    """Bodies are written operation by operation, and cost what that does."""
-    program = program_of(row(2, 32, 40))
-    assert len(OperationPrices(program, TABLE, 1).blocked) == 2
-    assert OperationPrices(program, TABLE, 1, is_round=True).blocked == {}
-
-
 def test_constant_weights_are_left_to_onnx_runtime() -> None:
     b = ComputationGraphBuilder("net")
     weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3), dtype=np.float32)
@@ -222,26 +159,6 @@ def test_weights_that_change_are_read_again() -> None:
             found = function(**arrays)
             assert isinstance(found, stitch.Tensor)
             np.testing.assert_allclose(found.numpy(), want, rtol=1e-3, atol=1e-2)
-
-
-def test_weights_are_arranged_when_they_are_needed(tmp_path: Path) -> None:
-    """Not all of them before the first convolution: they would lie in memory all at once."""
-    net = Net()
-    y = net.input("x", (1, 32, 40, 40))
-    for _ in range(4):
-        y = net.b.op("Relu", net.norm(net.conv(y, 32)))
-    graph = net.graph(y)
-    arrays, options = drawn(graph, 0), onnxruntime.SessionOptions()
-    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    session = onnxruntime.InferenceSession(
-        write_model(program_of(graph)).serialized, options, providers=["CPUExecutionProvider"]
-    )
-    given = dict(zip((i.name for i in session.get_inputs()), arrays.values(), strict=True))
-    session.run(None, given)
-    ran = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    order = [e["args"]["op_name"] for e in ran if e["name"].endswith("kernel_time")]
-    moved = [op for op in order if op in ("Conv", "Transpose")]
-    assert moved == ["Transpose", "Conv"] * 4
 
 
 def test_without_such_a_layout_convolutions_are_as_they_are(

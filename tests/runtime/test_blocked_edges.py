@@ -1,5 +1,4 @@
-"""What stands at the edges of what is computed in blocks of channels: each of these is computed
-beside NumPy's kernels, as if blocks saved very much."""
+"""Edge cases of convolutions in blocks of channels, compared with NumPy's kernels."""
 
 from __future__ import annotations
 
@@ -132,7 +131,6 @@ def test_float64_is_never_in_blocks() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 16, 5, 5), (2, 16, 9), (1, 16, 4, 5, 3)])
 def test_other_shapes(shape: tuple[int, ...]) -> None:
-    """Empty batches, and images of one dimension and of three, are no images in blocks."""
     net, places = Net(), len(shape) - 2
     weight = net.input("weight", (16, 16, *[3] * places))
     graph = net.graph(net.b.op("Conv", net.input("x", shape), weight, pads=[1] * (2 * places)))
@@ -141,7 +139,6 @@ def test_other_shapes(shape: tuple[int, ...]) -> None:
 
 
 def test_windows_of_all_kinds() -> None:
-    """Padding that is found, that is longer than the window, and that takes places away."""
     kinds: list[dict[str, Any]] = [
         {"auto_pad": "SAME_UPPER", "strides": [2, 3]}, {"auto_pad": "SAME_LOWER"},
         {"auto_pad": "VALID", "dilations": [2, 1]}, {"pads": [4, 0, 7, 5]},

@@ -1,4 +1,4 @@
-"""Transposed convolutions in blocks of channels: what they are by weights that are turned."""
+"""Transposed convolutions in blocks of channels, compared with NumPy's kernels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from stitch.graph import ComputationGraph
-from stitch.program import is_scan
-from stitch.runtime.executors.blocked_convolutions import blocked_part, weight_conversion_ns
 from stitch.runtime.executors.onnx.onnx_model import write_model
-from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,
     operators,
@@ -21,7 +18,6 @@ from tests.support.executors.blocked_checks import (
 )
 from tests.support.executors.blocked_networks import Net, drawn
 from tests.support.executors.blocked_reference import blocked_results
-from tests.support.executors.named_prices import TABLE
 from tests.support.grids import in_turn
 
 
@@ -73,7 +69,6 @@ def test_one_without_strides_is_a_convolution_in_blocks(
 def test_others_stay_as_they_are(
     channels: tuple[int, int], kernel: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:
-    """By strides or groups, without whole blocks, or with more padding than windows are wide."""
     graph = transposed(channels, kernel, **attributes)
     found = operators(graph)
     assert (found["Conv*"], found["ConvTranspose"]) == (0, 1)
@@ -106,27 +101,3 @@ def test_what_follows_one_is_part_of_it() -> None:
     assert (found["Conv*"], found["ReorderOutput*"]) == (2, 1)
     assert not {"BatchNormalization", "Relu", "ConvTranspose"} & found.keys()
     assert_agrees(graph, drawn(graph, 4))
-
-
-def test_it_is_priced_as_a_convolution_and_the_turning_of_its_weights() -> None:
-    net = Net()
-    x, weight = net.input("x", (64, 32, 14, 14)), net.input("weight", (32, 16, 3, 3))
-    program = program_of(net.graph(net.b.op("ConvTranspose", x, weight, pads=[1] * 4)))
-    (index,) = (i for i, o in enumerate(program.operations) if not is_scan(o))
-    assert TABLE.onnxruntime is not None
-    products = 64 * 14 * 14 * 32 * 16 * 9
-    rate = TABLE.onnxruntime.convolutions_per_us.at(products)
-    want = products / rate + weight_conversion_ns(program, index) / 1000 + TABLE.onnxruntime.node_us
-    assert OperationPrices(program, TABLE, 1).of_onnx(index) == pytest.approx(want)
-    # A weight takes 3.5 ns more than one that is only arranged.
-    assert weight_conversion_ns(program, index) == pytest.approx(32 * 16 * 9 * 4.5)
-
-
-def test_few_places_for_each_weight_do_not_pay_for_its_turning() -> None:
-    def blocked(samples: int) -> int:
-        net = Net()
-        x, weight = net.input("x", (samples, 512, 7, 7)), net.input("weight", (512, 512, 3, 3))
-        graph = net.graph(net.b.op("ConvTranspose", x, weight, pads=[1] * 4))
-        return len(blocked_part(program_of(graph)).convolutions)
-
-    assert (blocked(1), blocked(16), blocked(64)) == (0, 0, 1)

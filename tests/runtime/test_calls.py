@@ -1,9 +1,8 @@
-"""Calls: what is captured when, which inputs are refused and how, what strict types mean."""
+"""Calls: when arrays are captured, which inputs are refused and how, strict types."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 import pytest
@@ -12,17 +11,7 @@ import stitch
 from stitch.errors import StitchError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Array, DataType, Layout, Space
-from stitch.runtime import capture
-from tests.support.stitched_models import binary_op, integers, model, one, scaled, several, tiny
-
-
-def test_a_writable_array_is_captured_at_the_call() -> None:
-    with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0))
-        x = integers()
-        y = one(a(x))
-        x[:] = -5
-        np.testing.assert_array_equal(y.numpy(), integers() * 2 + 1)
+from tests.support.stitched_models import binary_op, integers, model, one, scaled, tiny
 
 
 def test_a_borrowed_array_is_read_when_the_queue_runs() -> None:
@@ -50,26 +39,6 @@ def test_a_read_only_view_of_a_writable_array_is_captured_as_well() -> None:
         np.testing.assert_array_equal(y.numpy(), integers() * 2 + 1)
         np.testing.assert_array_equal(z.numpy(), expected)
         np.testing.assert_array_equal(w.numpy(), integers() * 2 + 1)
-
-
-def test_a_read_only_array_is_not_copied_at_the_call() -> None:
-    x = integers()
-    x.flags.writeable = False
-    with stitch.open_device("tiny") as device:
-        value = device.load(scaled("a", 2.0)).ports[0]
-        assert capture(x, value.shape, DataType.FLOAT32, False, "x") is x
-
-
-def test_a_tensor_given_twice_is_one_value_though_two_came_there_before() -> None:
-    with stitch.open_device("tiny", debug=True) as device:
-        sub = device.load(binary_op("sub", "Sub", (4, 64)))
-        s, t = device.tensor(integers()), device.tensor(integers(start=3))
-        for _ in range(3):
-            np.testing.assert_array_equal(one(sub(s, t)).numpy(), integers() - integers(start=3))
-        for values in (1, 2):
-            y = one(sub(s, s if values == 1 else t))
-            assert len(device.tasks.queued.sources) == values
-            np.testing.assert_array_equal(y.numpy(), integers() - integers(start=3 * (values - 1)))
 
 
 def test_what_an_array_was_is_kept_whether_or_not_the_call_follows_another() -> None:
@@ -187,43 +156,6 @@ def test_strict_types_refuse_a_link_that_changes_the_storage_type(strict: bool) 
             np.testing.assert_array_equal(one(b(h)).numpy(), (integers() * 2 + 1) * 3 + 1)
 
 
-def test_a_tensor_of_another_device_is_refused_pending_or_ready() -> None:
-    with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
-        mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0))
-        accepted = one(mine(one(mine(integers()))))
-        h = one(theirs(integers()))
-        for _ in range(2):
-            with pytest.raises(UsageError, match="tensor of another device"):
-                mine(h)
-            stitch.wait(h)
-        for use in (lambda: here.to_layout(h, Layout(DataType.FLOAT32, Space.L1)),
-                    lambda: here.write(h, integers())):  # fmt: skip
-            with pytest.raises(UsageError, match="another device"):
-                use()
-        np.testing.assert_array_equal(accepted.numpy(), (integers() * 2 + 1) * 2 + 1)
-
-
-def test_a_program_of_another_device_is_refused() -> None:
-    with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
-        program = there.load(scaled("a", 2.0))
-        with pytest.raises(UsageError, match="loaded on another device"):
-            here.submit(program, (integers(),))
-        with pytest.raises(UsageError, match="on another device"):
-            stitch.submit(here, program, 0, (integers(),))
-
-
-def test_several_outputs_come_as_a_tuple_in_slot_order() -> None:
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        x = b.input("x", (4, 64), "float32")
-        b.output("double", x * 2.0)
-        b.output("triple", x * 3.0)
-
-    with stitch.open_device("tiny", debug=True) as device:
-        double, triple = several(device.load(model("both", build))(integers()))
-        np.testing.assert_array_equal(triple.numpy(), integers() * 3)
-        np.testing.assert_array_equal(double.numpy(), integers() * 2)
-
-
 def test_addresses_of_pending_tensors_run_the_queue() -> None:
     with stitch.open_device("tiny") as device:
         y = one(device.load(scaled("a", 2.0))(integers()))
@@ -263,32 +195,6 @@ def times_ones(
         b.output("y", b.op("MatMul", x, w))
 
     return model("big", build, target=target)
-
-
-def test_without_spilling_what_does_not_fit_is_refused_at_load_and_nothing_stays() -> None:
-    with stitch.open_device("tiny", spill=False) as device:
-        loaded: list[stitch.LoadedProgram] = []
-        with pytest.raises(stitch.OutOfMemoryError):
-            loaded.extend(device.load(times_ones(128, factor=factor)) for factor in count())
-        before, other = device.memory_report(), times_ones(128, factor=-1)
-        with pytest.raises(stitch.OutOfMemoryError, match="no hole of"):
-            device.load(other)
-        assert device.memory_report() == before
-        loaded.pop()
-        loaded.append(device.load(other))
-
-
-def test_more_programs_than_fit_with_their_constants_are_loaded_and_run_in_turn() -> None:
-    compiled = [times_ones(128, factor=factor) for factor in range(6)]
-    with stitch.open_device("tiny") as device:
-        loaded = [device.load(each) for each in compiled[:4]]
-        before = device.memory_report()
-        loaded += [device.load(each) for each in compiled[4:]]
-        assert device.memory_report() == before, "for these there is no room before they run"
-        for factor, program in (*enumerate(loaded), *enumerate(loaded)):
-            y = one(program(np.ones((1, 128), np.float32))).numpy()
-            np.testing.assert_array_equal(y, np.full((1, 1024), 128 * factor))
-        assert "evict" not in device.explain()
 
 
 @pytest.mark.parametrize("spill", [True, False])

@@ -1,4 +1,4 @@
-"""Carries: a result that lies where a donated entry lay; its plan serves entries at any places."""
+"""Results in the buffer of a donated input: one plan serves inputs at any address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.machine import Machine
 from stitch.program import Space
 from tests.support.grids import in_turn
-from tests.support.stitched_models import Placement, consuming, model
+from tests.support.stitched_models import Placement, consuming, model, one
 
 SHAPE = (4, 64)
 
@@ -24,11 +24,6 @@ def doubled(
         b.output("y", b.input("x", shape, "float32") * factor)
 
     return model(name, build, target=target, placement=placement)
-
-
-def one(result: stitch.Tensor | tuple[stitch.Tensor, ...]) -> stitch.Tensor:
-    assert isinstance(result, stitch.Tensor)
-    return result
 
 
 def test_a_state_that_is_overwritten_again_and_again_needs_one_plan() -> None:
@@ -54,37 +49,6 @@ def test_a_state_that_is_overwritten_again_and_again_needs_one_plan() -> None:
         )  # fmt: skip
         # One for arrays, one for states, wherever they lie.
         assert after.plans_made == after.recordings_made == 2
-
-
-def test_an_overwritten_result_leaves_its_lease_and_gives_it_back_when_dropped() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        eat = device.load(consuming("eat", 2.0, SHAPE, target=device.machine))
-        x = np.ones(SHAPE, np.float32)
-        for step in range(12):
-            if step == 6:
-                settled = device.statistics()
-            first = one(eat(x))
-            first.numpy()
-            second = one(eat(first))
-            np.testing.assert_array_equal(second.numpy(), x * 4)
-            del first, second
-        after = device.statistics()
-        assert after.plans_made == settled.plans_made
-        assert after.bindings_made == settled.bindings_made
-
-
-def test_a_pipeline_overwrites_what_it_is_given_to_keep() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        eat = device.load(consuming("eat", 2.0, SHAPE, target=device.machine))
-        pipe = stitch.Pipeline([eat, eat])
-        state = one(pipe(np.ones(SHAPE, np.float32)))
-        for step in range(12):
-            before, spot = state, state.address
-            state = one(pipe(before))
-            assert state.address == spot
-            np.testing.assert_array_equal(state.numpy(), np.full(SHAPE, 4.0 ** (step + 2)))
-            with pytest.raises(stitch.TaskError, match="donated to 'eat'"):
-                before.numpy()
 
 
 #: Placement options of a program whose result is fed back, and whether it takes its input over.
@@ -128,25 +92,6 @@ def test_feeding_back_settles(way: str, count: int, window: int) -> None:
             settled.plans_made, settled.recordings_made, settled.bindings_made,
         )  # fmt: skip
         assert after.code_written == settled.code_written
-
-
-def test_a_donated_state_is_the_callers_still_where_a_hook_raises_after_the_run() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        pipe = stitch.Pipeline([device.load(consuming("eat", 2.0, SHAPE, target=device.machine))])
-        state = one(pipe(np.ones(SHAPE, np.float32)))
-        for _ in range(5):
-            state = one(pipe(state))
-
-        def fails(context: object) -> None:
-            raise RuntimeError("no")
-
-        undo = device.hooks.register(after_program=fails)
-        with pytest.raises(RuntimeError, match="no"):
-            pipe(state)
-        undo()
-        np.testing.assert_array_equal(state.numpy(), np.full(SHAPE, 2.0**7))
-        again = one(pipe(np.ones(SHAPE, np.float32)))
-        np.testing.assert_array_equal(again.numpy(), np.full(SHAPE, 2.0))
 
 
 def test_what_is_donated_to_a_settled_pipeline_is_looked_at_each_time() -> None:

@@ -63,20 +63,6 @@ def test_the_chain_over_one_or_three_files_keeps_weights_and_numbers(
         np.testing.assert_array_equal(found, expected(x, arrays))
 
 
-def test_a_called_chain_keeps_every_activation() -> None:
-    models = [binary_op(op.lower(), op, SHAPE, target=TARGET) for op in OPS]
-    rng = np.random.default_rng(8)
-    x, *arrays = (rng.standard_normal(SHAPE, dtype=np.float32) for _ in range(4))
-    with stitch.open_device(TARGET) as device:
-        programs = [device.load(together(*models), i) for i in range(3)]
-        first = one(programs[0](x, arrays[0]))
-        second = one(programs[1](first, arrays[1]))
-        third = one(programs[2](second, arrays[2]))
-        np.testing.assert_array_equal(third.numpy(), expected(x, arrays))
-        np.testing.assert_array_equal(first.numpy(), x + arrays[0])
-        np.testing.assert_array_equal(second.numpy(), (x + arrays[0]) * arrays[1])
-
-
 def test_an_output_that_its_reader_finds_in_place_is_not_copied() -> None:
     placement = ("input.x.space=l1", "output.y.space=l1", "input.w.space=l1")
     models = [binary_op(op.lower(), op, SHAPE, target=TARGET, placement=placement) for op in OPS]

@@ -1,13 +1,9 @@
-"""Host functions queue like programs: arrays by permission, order by edges, failures by name."""
+"""Host functions on a device: access rights, order, failures."""
 
 from __future__ import annotations
 
-import gc
 import pickle
-import threading
 import traceback
-import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +13,9 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError, TaskError, UsageError
-from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
+from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime.functions import HostResult
 from stitch.tasks import task
-from tests.support.lines_run import lines_run
 from tests.support.stitched_models import one, scaled, several, tiny, used
 
 SHAPE = (4, 64)
@@ -97,25 +92,7 @@ def test_what_is_read_cannot_be_made_writable(machine: str) -> None:
         np.testing.assert_array_equal(x.numpy(), X)
 
 
-def test_a_function_that_reshapes_what_it_reads_finds_it_whole_in_the_next_run() -> None:
-    shapes = []
-
-    @task(returns=DESC)
-    def flatten(x: Array) -> Array:
-        shapes.append(x.shape)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            x.shape = (256,)
-        return x.reshape(SHAPE)
-
-    with stitch.open_device("tiny") as device:
-        x = device.tensor(X)
-        for _ in range(4):
-            np.testing.assert_array_equal(one(device.call(flatten, x)).numpy(), X)
-    assert shapes == [SHAPE] * 4
-
-
-def test_what_a_function_reads_is_captured_where_it_is_given_on() -> None:
+def test_an_argument_that_a_function_passes_on_is_captured() -> None:
     """It is read-only, and yet its bytes are the device's, which change."""
     kept = []
 
@@ -154,7 +131,7 @@ def test_an_update_comes_after_those_that_read_before() -> None:
             x.numpy()
 
 
-def test_a_result_lies_where_it_is_described() -> None:
+def test_a_result_has_the_described_layout() -> None:
     binary = scaled("a", 3.0, placement=("input.x.space=l1", "output.y.space=l1"))
     with stitch.open_device("tiny") as device:
         a = device.load(binary)
@@ -182,20 +159,6 @@ def test_blocks_are_read_as_float32() -> None:
         np.testing.assert_array_equal(one(device.call(kind, blocks)).numpy(), 3)
 
 
-def test_errors_of_numpy_are_reported_as_by_default() -> None:
-    @task(returns=DESC)
-    def divide(x: Array) -> Array:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            result: Array = np.float32(1) / x
-        assert [str(w.message) for w in seen] == ["divide by zero encountered in divide"]
-        return result
-
-    with stitch.open_device("host") as device:
-        for _ in range(5):
-            assert np.isinf(one(device.call(divide, X)).numpy()[0, 0])
-
-
 # -- what has no descriptor ------------------------------------------------------------------------
 
 
@@ -210,7 +173,7 @@ def test_results_are_handed_on_before_they_are_there() -> None:
             pickle.dumps(first)
 
 
-def test_work_that_repeats_is_one_recording_whatever_it_is_given() -> None:
+def test_repeated_calls_share_one_plan_for_all_arguments() -> None:
     with stitch.open_device("host") as device:
         x = device.tensor(X)
         for i in range(40):
@@ -220,24 +183,6 @@ def test_work_that_repeats_is_one_recording_whatever_it_is_given() -> None:
             assert device.call(named, "n", i).result() == ("n", i)
         # The first brings x into a space.
         assert device.statistics().plans_made == 3
-
-
-def test_what_a_call_was_given_is_let_go_of() -> None:
-    class Large:
-        alive = 0
-
-        def __init__(self) -> None:
-            Large.alive += 1
-
-        def __del__(self) -> None:
-            Large.alive -= 1
-
-    look = task()(lambda large: None)
-    with stitch.open_device("host") as device:
-        for _ in range(6):
-            device.call(look, Large())
-            device.wait()
-            assert Large.alive == 0
 
 
 def test_the_null_executor_calls_nothing() -> None:
@@ -306,58 +251,6 @@ class Log:
         self.fail, self.plus_one = fail, plus_one
 
 
-@pytest.mark.parametrize("window", [1, 64])
-def test_what_is_independent_runs_also_where_a_window_has_no_room_as_a_whole(window: int) -> None:
-    log, large, in_l1 = Log(), np.ones((256, 8), np.float32), Layout(DataType.FLOAT32, Space.L1)
-    wide = stitch.compile(
-        lambda x: x + x, [large], target="tiny", name="wide",
-        placement=("input.0.space=l1", "output.0.space=l1"),
-    )  # fmt: skip
-    with stitch.open_device("tiny", window=window) as device:
-        loaded = device.load(wide)
-        pinned = [np.from_dlpack(device.tensor(large).to_layout(in_l1)) for _ in range(7)]
-        raised: list[str] = []
-
-        def attempt(queue: Callable[[], object]) -> object:
-            try:
-                return queue()
-            except (StitchError, ZeroDivisionError) as error:
-                raised.append(type(error).__name__)
-                return None
-
-        held = [
-            attempt(queue)
-            for queue in (
-                lambda: device.call(log.plus_one, X), lambda: loaded(large),
-                lambda: device.call(log.fail, X), lambda: device.call(log.plus_one, X),
-                device.wait, device.wait,
-            )
-        ]  # fmt: skip
-        assert log.called == ["plus one", "fail", "plus one"]
-        assert "ZeroDivisionError" in raised
-        del held, pinned
-
-
-def test_what_a_function_queues_that_depends_on_nothing_runs() -> None:
-    log, held = Log(), []
-    with stitch.open_device("tiny", window=64) as device:
-
-        @task(returns=DESC)
-        def spread(x: Array) -> Array:
-            held.append(device.call(log.plus_one, failed))
-            held.append(device.call(log.fail, X))
-            held.append(device.call(log.plus_one, X))
-            return x
-
-        device.call(spread, X)
-        failed = device.call(log.fail, X)
-        for _ in range(2):
-            with pytest.raises(ZeroDivisionError):
-                device.wait()
-        assert log.called == ["fail", "fail", "plus one"]
-        np.testing.assert_array_equal(one(held[2]).numpy(), X + 1)
-
-
 def test_what_is_to_be_updated_by_a_task_that_fails_is_read_before() -> None:
     log = Log()
 
@@ -378,24 +271,7 @@ def test_what_is_to_be_updated_by_a_task_that_fails_is_read_before() -> None:
             one(updated).numpy()
 
 
-def test_what_a_cancelled_call_was_given_is_let_go_of() -> None:
-    class Large:
-        pass
-
-    log, large = Log(), Large()
-    alive = weakref.ref(large)
-    with stitch.open_device("tiny", window=64) as device:
-        given: list[Any] = [device.call(log.plus_one, device.call(log.fail, X), large)]
-        del large
-        with pytest.raises(ZeroDivisionError):
-            device.wait()
-        given.clear()
-        device.wait()
-        gc.collect()
-        assert alive() is None
-
-
-def test_objects_of_a_failure_cancel_who_waits_for_them() -> None:
+def test_a_failed_object_cancels_its_readers() -> None:
     fails = task(name="opens")(lambda path: Path(path).read_text())
     with stitch.open_device("host", window=64) as device:
         opened = device.call(fails, "/there/is/nothing")
@@ -460,7 +336,7 @@ class Unsayable(Exception):
         raise RuntimeError("says nothing")
 
 
-def test_an_exception_that_says_nothing_stops_only_what_depends_on_it() -> None:
+def test_an_exception_without_text_cancels_only_dependants() -> None:
     @task(returns=DESC)
     def fails(x: Array) -> Array:
         raise Unsayable
@@ -474,35 +350,6 @@ def test_an_exception_that_says_nothing_stops_only_what_depends_on_it() -> None:
             failed.numpy()
 
 
-def test_what_follows_a_failure_takes_as_long_each_however_much_it_is() -> None:
-    fails = task(name="fails")(lambda: 1 / 0)
-
-    def lines(count: int) -> int:
-        with stitch.open_device("host", window=10_000) as device:
-            device.call(fails)
-            results = [device.call(named, i) for i in range(count)]
-
-            def run() -> None:
-                with pytest.raises(ZeroDivisionError):
-                    device.wait()
-
-            ran = lines_run(run)
-            assert [result.result() for result in results] == [(i,) for i in range(count)]
-            return ran
-
-    assert lines(200) < 2.5 * lines(100)
-
-
-def test_queueing_inside_takes_as_long_each_however_much_it_is() -> None:
-    def lines(count: int) -> int:
-        with stitch.open_device("host") as device:
-            spread = task()(lambda: [device.call(named, i) for i in range(count)] and None)
-            device.call(spread)
-            return lines_run(device.wait)
-
-    assert lines(800) < 2.5 * lines(400)
-
-
 def test_results_in_a_list_are_refused() -> None:
     with stitch.open_device("host") as device:
         first = device.call(named, "first")
@@ -512,7 +359,7 @@ def test_results_in_a_list_are_refused() -> None:
             device.call(named, "second", {"first": first})
 
 
-def test_a_device_that_closes_after_an_error_says_why_nothing_ran() -> None:
+def test_results_of_a_device_closed_after_an_error_say_so() -> None:
     kept: list[Any] = []
     with pytest.raises(KeyError), stitch.open_device("host") as device:
         kept += [device.call(named, "x")]
@@ -565,27 +412,6 @@ def test_a_pending_result_is_not_read_inside(machine: str) -> None:
         assert len(errors) == 5
         assert all("inside a host function running on device" in str(error) for error in errors)
         outside.clear()
-
-
-def test_threads_call_while_a_function_runs() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    @task(returns=DESC)
-    def waits(x: Array) -> Array:
-        entered.set()
-        assert release.wait(60)
-        return x + 1
-
-    with stitch.open_device("host") as device:
-        slow = one(device.call(waits, X))
-        reader = threading.Thread(target=slow.numpy)
-        reader.start()
-        assert entered.wait(60)
-        others = [one(device.call(double, X + i)) for i in range(5)]
-        release.set()
-        reader.join(60)
-        for i, other in enumerate(others):
-            np.testing.assert_array_equal(other.numpy(), (X + i) * 2)
 
 
 # -- bad calls -------------------------------------------------------------------------------------

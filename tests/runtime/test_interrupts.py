@@ -6,6 +6,7 @@ from __future__ import annotations
 import _thread
 import gc
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,6 @@ def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:
 
 
 def test_what_an_interrupted_window_reads_is_not_dropped() -> None:
-    """The end of the run was interrupted too, so the window is not back in the queue yet."""
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         given = device.tensor(integers())
@@ -142,7 +142,7 @@ def test_a_settled_pipeline_does_not_overwrite_what_an_interrupted_window_reads(
         np.testing.assert_array_equal(result.numpy(), (integers() * 2 + 1) * 0.5 + 1)
 
 
-def test_a_settled_pipeline_mends_what_an_interrupt_left_of_a_note_half_read() -> None:
+def test_a_settled_pipeline_recovers_where_releasing_a_result_was_interrupted() -> None:
     with stitch.open_device("tiny") as device:
         pipeline = stitch.Pipeline([device.load(DOUBLED)])
         for _ in range(4):
@@ -175,7 +175,7 @@ def test_running_the_queue_after_an_interrupt_is_no_call_from_within() -> None:
         np.testing.assert_array_equal(result.numpy(), integers() * 2 + 1)
 
 
-def test_a_recording_that_was_never_bound_is_bound_as_it_is_meant() -> None:
+def test_a_plan_whose_binding_was_interrupted_is_bound_again() -> None:
     """A host array that somebody holds leaves a copy on the device: no lease serves that."""
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
@@ -192,7 +192,7 @@ def test_a_recording_that_was_never_bound_is_bound_as_it_is_meant() -> None:
         np.testing.assert_array_equal(again.numpy(), integers() * 2 + 1)
 
 
-def test_recordings_that_were_to_be_dropped_are_dropped_the_next_time() -> None:
+def test_an_interrupted_drop_of_plans_is_repeated() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         for shift in range(3):
@@ -205,8 +205,7 @@ def test_recordings_that_were_to_be_dropped_are_dropped_the_next_time() -> None:
         assert device.records.leases == {}
 
 
-def test_what_runs_while_recordings_are_dropped_may_make_new_ones() -> None:
-    """As a collection may that comes in between, and finishes something that uses the device."""
+def test_a_run_while_plans_are_dropped_may_make_new_plans() -> None:
     with stitch.open_device("tiny") as device:
         a, b = device.load(DOUBLED), device.load(HALVED)
         one(a(integers())).numpy()
@@ -278,6 +277,45 @@ def test_an_interrupt_before_the_records_know_of_a_move_loses_nothing_that_is_he
     name: str, behind: bool
 ) -> None:
     moved_and_interrupted(Records, name, behind=behind)
+
+
+def test_an_interrupted_result_was_never_made() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        result = one(program(integers()))
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, OutputSlots, "take")
+            with pytest.raises(KeyboardInterrupt):
+                result.numpy()
+        with pytest.raises(stitch.TaskError, match="never made"):
+            result.numpy()
+        np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
+
+
+def test_another_thread_recovers_after_an_interrupt() -> None:
+    with stitch.open_device("tiny") as device:
+        held = one(device.load(DOUBLED)(integers()))
+        held.settle()
+        view = held[2:]
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, Records, "leave")
+            with pytest.raises(KeyboardInterrupt):
+                view.deallocate()
+        read: list[Array] = []
+        thread = threading.Thread(target=lambda: read.append(held.numpy()))
+        thread.start()
+        thread.join()
+        np.testing.assert_array_equal(read[0], integers() * 2 + 1)
+
+
+def test_constants_are_free_again_where_loading_is_interrupted() -> None:
+    with stitch.open_device("tiny") as device:
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, Records, "attach")
+            with pytest.raises(KeyboardInterrupt):
+                device.load(DOUBLED)
+        gc.collect()
+        assert held_by(device) == []
 
 
 def test_a_deferred_interrupt_is_raised_once_at_the_end_of_the_outermost_block() -> None:

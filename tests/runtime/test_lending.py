@@ -60,17 +60,6 @@ def test_what_was_taken_back_cannot_be_used(target: str) -> None:
         assert len(device.records.buffers) == before
 
 
-def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:
-    with stitch.open_device("host") as device:
-        program = _scaled(device)
-        for number in range(3):
-            array = np.full((4, 8), number, np.float32)
-            tensor = lend(device, array, "an array")
-            np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
-            take_back(device, tensor)
-        assert device.statistics().bindings_made == 3
-
-
 def test_a_tensor_of_another_shape_shares_the_bytes() -> None:
     with stitch.open_device("wormhole_n150") as device:
         program = _scaled(device)

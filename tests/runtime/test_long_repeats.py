@@ -218,17 +218,6 @@ def test_a_long_repeat_is_planned_once_and_computes_the_same(
         np.testing.assert_array_equal(tensors[1].numpy(), arrays[1])
 
 
-@pytest.mark.parametrize("loop", ["one", "several", "donated"])
-def test_the_runs_of_a_long_repeat_go_past_the_queue(files: Path, loop: str) -> None:
-    with stitch.open_device("tiny") as device:
-        pipeline = loaded(device, loop)
-        for _ in range(3):
-            before = device.statistics().windows
-            stitch.wait(pipeline.run(given()))
-        # What comes before the rounds, and after.
-        assert device.statistics().windows - before <= 4
-
-
 @pytest.mark.parametrize(
     ("at", "error", "loop"),
     in_turn([1, 64, 65, 200, 390], [RuntimeError, KeyboardInterrupt], ["one", "donated"]),

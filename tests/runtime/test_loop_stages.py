@@ -1,6 +1,4 @@
-"""Stages between cells, beside plain NumPy: what a loop overwrites stays in its cell, what somebody
-holds does not change, and an interrupted run takes only what it was overwriting.
-"""
+"""Stages over persistent buffers, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import TaskError, UsageError
+from stitch.errors import TaskError
 from stitch.program import Array, Ownership
 from stitch.runtime import HookContext, PersistentBuffers, StatefulExecutable, lend, share
 from tests.support.grids import every
@@ -174,7 +172,6 @@ def test_an_interrupted_turn_leaves_states_before_or_after_it(turns: int) -> Non
 
 @pytest.mark.parametrize("window", [1, 64])
 def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
-    """Programs, a copy and a host function between cells, each in the next run's way or not."""
     seen: list[float] = []
 
     def note(x: Array) -> None:
@@ -215,45 +212,6 @@ def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
         assert held_by(device) == []
 
 
-def test_a_cell_without_a_value_is_named_and_nothing_is_queued() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        loop = Loop(device)
-        loop.cells.drop((STATE,))
-        with pytest.raises(TaskError, match="input 'state' of 'look' has no value yet"):
-            loop.look([np.ones(SHAPE, np.float32)])
-        assert device.tasks.is_idle
-        loop.begin(np.ones(SHAPE, np.float32))
-        loop.turn(np.ones(SHAPE, np.float32))
-        loop.check()
-
-
-def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
-    with stitch.open_device("tiny") as device:
-        look = device.load(programs(device.machine)[0])
-        cells = PersistentBuffers(device)
-        cells.grow(3)
-
-        def stage(outputs: int, *, spare: bool = False, passes: bool = False) -> StatefulExecutable:
-            graph = stitch.TaskGraph("look")
-            x, state = (graph.input(port.desc, port.name) for port in look.ports)
-            if spare:
-                graph.input(look.ports[0].desc, "spare")
-            seen = graph.call(look, x, state)
-            for _ in range(outputs):
-                graph.output(x if passes else seen)
-            return StatefulExecutable(cells, graph.table(), (0, 1, 2)[: 2 + spare], range(outputs))
-
-        stage(1)
-        with pytest.raises(UsageError, match="a stage leaves each value in one cell"):
-            stage(2)
-        with pytest.raises(
-            UsageError, match="task graph 'look' cannot be prepared: input 'spare': no task reads"
-        ):
-            stage(1, spare=True)
-        with pytest.raises(UsageError, match="is one of the inputs, which no task makes"):
-            stage(1, passes=True)
-
-
 @pytest.mark.parametrize("machine", ["host", "tiny"])
 def test_what_others_share_is_overwritten_in_its_place(machine: str) -> None:
     with stitch.open_device(machine) as device:
@@ -287,16 +245,7 @@ def test_what_is_lent_and_shared_is_overwritten_where_its_owner_has_it() -> None
             np.testing.assert_array_equal(theirs, loop.state)
 
 
-def test_what_is_exported_and_not_shared_is_not_overwritten() -> None:
-    with stitch.open_device("tiny") as device:
-        loop = Loop(device)
-        array = np.from_dlpack(loop.tensor(STATE))
-        with pytest.raises(TaskError, match="exported"):
-            loop.turn(np.full(SHAPE, 1.0, np.float32))
-        np.testing.assert_array_equal(array, np.full(SHAPE, 64.0, np.float32))
-
-
-def test_what_is_shared_is_not_overwritten_while_somebody_else_has_it_too() -> None:
+def test_a_shared_value_that_is_also_exported_is_not_overwritten() -> None:
     with stitch.open_device("tiny") as device:
         loop = Loop(device)
         shared = share(loop.tensor(STATE))

@@ -50,22 +50,25 @@ def test_an_address_in_what_is_reserved_is_named() -> None:
     assert all(w in text for w in ("input 'x'", "0x18000", "l1", "[0x0, 0x195a0) is reserved"))
 
 
-def test_an_address_above_what_is_usable_is_named() -> None:
-    told = n150(limit=1_499_136)
+@pytest.mark.parametrize(
+    ("figures", "option", "said"),
+    [
+        (
+            {"limit": 1_499_136},
+            "output.y.address=0x16d000",
+            "from 0x166000 on is reserved",
+        ),
+        (TOLD_BEFORE, "input.x.address=0x40010", r"input 'x' at \[0x40010.*multiples of 32"),
+    ],
+)
+def test_an_address_above_what_is_usable_or_off_the_granule_is_named(
+    figures: dict[str, int], option: str, said: str
+) -> None:
     with (
         stitch.open_device("wormhole_n150") as device,
-        pytest.raises(IncompatibleError, match=r"0x16d000.*from 0x166000 on is reserved"),
+        pytest.raises(IncompatibleError, match=said),
     ):
-        device.load(file_for(told, "output.y.address=0x16d000"))
-
-
-def test_an_address_off_the_granule_is_named() -> None:
-    told = n150(**TOLD_BEFORE)
-    with (
-        stitch.open_device("wormhole_n150") as device,
-        pytest.raises(IncompatibleError, match=r"input 'x' at \[0x40010.*multiples of 32"),
-    ):
-        device.load(file_for(told, "input.x.address=0x40010"))
+        device.load(file_for(n150(**figures), option))
 
 
 def test_what_is_larger_than_a_space_is_named() -> None:

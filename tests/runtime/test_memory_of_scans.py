@@ -1,4 +1,4 @@
-"""A scan takes no more of the host's memory than `host_bytes` says, bodies within bodies too."""
+"""A scan takes no more host memory than `host_bytes` says, nested bodies included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraphBuilder, choose, repeat_while
 from stitch.machine import MachineShape
-from stitch.ops import KernelMemory
 from stitch.program import Array, Program
 from stitch.runtime import make_executor
 from stitch.runtime.executors import BoundProgram, ProgramBytes, Workspace, with_fp_errors_ignored
@@ -55,7 +54,7 @@ def measured(program: Program, machine: MachineShape) -> tuple[ProgramBytes, int
 
 
 @pytest.mark.parametrize(("width", "form"), in_turn(WIDTHS, FORMS))
-def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
+def test_a_scan_takes_no_more_than_host_bytes_says(form: str, width: int) -> None:
     width = min(width, 600) if form == "cell" else width
     model = stitch.compile(scanned_graph(form, width), target="host", schedule="rounds")
     said, taken, has_grown = measured(model.program, model.binary.machine)
@@ -66,7 +65,7 @@ def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_choice_and_a_loop_by_data_take_no_more_than_is_said(width: int) -> None:
+def test_a_choice_and_a_loop_take_no_more_than_host_bytes_says(width: int) -> None:
     b = ComputationGraphBuilder("by_data")
     x = b.input("x", (8, width), "float32")
     sides = (lambda t: [b.tanh(b.neg(t[0]))], lambda t: [b.exp(t[0])])
@@ -83,43 +82,7 @@ def test_a_choice_and_a_loop_by_data_take_no_more_than_is_said(width: int) -> No
     assert said.peak < 6 * taken + (8 << 20)
 
 
-def test_what_is_taken_within_is_free_again_and_what_was_taken_before_stays() -> None:
-    memory = KernelMemory()
-    memory.reserve(1 << 12)
-    before = memory.take(100)
-    places = []
-    for nbytes in (1000, 500):
-        with memory.kept():
-            memory.restart()
-            places.append(memory.take(nbytes))
-            with memory.kept():
-                memory.restart()
-                inner = memory.take(64)
-        assert not np.shares_memory(inner, places[-1])
-        assert not np.shares_memory(before, places[-1])
-    # The sides of a scan never run at the same time.
-    assert np.shares_memory(places[0], places[1])
-    assert not np.shares_memory(memory.take(64), before)
-
-
-def test_memory_that_grows_within_takes_nothing_from_anybody() -> None:
-    memory = KernelMemory()
-    before = memory.take(100)
-    with memory.kept():
-        region = memory.take(10_000)
-        with memory.kept():
-            memory.restart()
-            inner = memory.take(50_000)
-        memory.restart()
-        assert not np.shares_memory(inner, region)
-    other = memory.take(64)
-    for array in (before, region, inner):
-        assert array is before or not np.shares_memory(array, before)
-    assert not np.shares_memory(other, before)
-
-
 def test_a_body_that_several_scans_carry_is_counted_for_each() -> None:
-    """What is kept from binding on, steps among it, is there for each scan and each side."""
     executor = make_executor("numpy")
 
     def bound(times: int) -> int:

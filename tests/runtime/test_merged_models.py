@@ -17,18 +17,14 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.linker import Port, Wire, link_programs
 from stitch.machine import load_machine
 from stitch.program import Array, Constant, Operation, OutputSlot, Program, Seam, Value
-from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.ttb import Binary
 from tests.support.stitched_models import one
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from stitch.runtime.executors.onnx import OnnxRuntimeExecutor, onnxruntime_executor  # noqa: E402
-from stitch.runtime.executors.onnx.model_writer import OnnxModel  # noqa: E402
+from stitch.runtime.executors.onnx import onnxruntime_executor  # noqa: E402
 from stitch.runtime.executors.onnx.onnxruntime_executor import merge_models  # noqa: E402
-from stitch.runtime.executors.onnx.session import Session, write_optimised  # noqa: E402
 
 TARGET = "wormhole_n150"
 MACHINE = load_machine(TARGET).shape
@@ -100,28 +96,6 @@ def test_what_only_served_a_dropped_output_is_not_computed() -> None:
     assert found["Conv"] == 4 and found["ReorderOutput"] == 2
 
 
-def test_equal_parts_are_optimised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-
-    def counted(model: OnnxModel, path: str, constants: str, least: int) -> None:
-        made.append(model)
-        write_optimised(model, path, constants, least)
-
-    monkeypatch.setattr(onnxruntime_executor, "write_optimised", counted)
-    tables = [table(64, 64) for _ in range(3)]
-    merge_models(linked([dense(f"p{i}", tables[i % 3].copy()) for i in range(24)]))
-    assert len(made) == 3
-
-
-def test_weights_that_stay_as_they_are_are_not_copied() -> None:
-    whole = linked([dense("a", table(64, 64)), dense("b", table(64, 64))])
-    model = merge_models(whole)
-    given = [constant.data for constant in whole.constants if constant.data.nbytes > 1024]
-    assert len(model.weights) == len(given) == 2
-    assert all(any(np.shares_memory(data, one) for one in given) for _, data in model.weights)
-    assert len(model.serialized) < 4096
-
-
 def test_a_long_run_of_arithmetic_gets_its_shape_back_between_parts() -> None:
     b = ComputationGraphBuilder("run")
     y = b.input("x", (512, 256), "float32")
@@ -133,26 +107,6 @@ def test_a_long_run_of_arithmetic_gets_its_shape_back_between_parts() -> None:
     assert operators(whole)["Scan"] == 2
     model = merge_models(whole)
     assert all(np.prod(model.chunked[v]) == 512 * 256 for v in model.outputs)
-
-
-def test_the_whole_is_optimised_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = linked([dense("a", table(64, 64)), dense("b", table(64, 64))])
-    models: list[OnnxModel] = []
-    make = Session.__init__
-
-    def noted(session: Session, model: OnnxModel, threads: int) -> None:
-        models.append(model)
-        make(session, model, threads)
-
-    monkeypatch.setattr(Session, "__init__", noted)
-    make_executor("onnxruntime").prepare(whole, MACHINE)
-    make_executor("onnxruntime", fuse_across_seams=True).prepare(whole, MACHINE)
-    assert [model.is_optimised for model in models] == [True, False]
-    automatic = make_executor("auto", fuse_across_seams=True)
-    assert isinstance(automatic, AutomaticExecutor)
-    assert isinstance(automatic.onnxruntime, OnnxRuntimeExecutor)
-    assert automatic.onnxruntime.fuse_across_seams
-    assert make_executor("numpy", fuse_across_seams=True).name == "numpy"
 
 
 def test_nothing_is_left_in_the_temporary_folder(
@@ -174,7 +128,7 @@ def test_nothing_is_left_in_the_temporary_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_executor_that_cannot_write_says_so_and_the_device_goes_on(
+def test_an_unwritable_temporary_folder_is_named_and_the_device_works_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model_of(linked([dense("a", table(64, 64)), dense("b", table(64, 64))]))

@@ -1,5 +1,4 @@
-"""Next uses are learned: loops in room for less, planned in windows of any length, carry what the
-best loop carries."""
+"""Learned next uses: loops over more weights than fit cost the least possible copies."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.runtime.recording import foresight, next_uses
-from stitch.runtime.recording.next_uses import NextUses
+from stitch.runtime.recording import foresight
 from tests.support.stitched_models import binary_op, model, one, scaled, tiny
 
 WEIGHTS, ROOM = 6, 5
@@ -37,10 +35,6 @@ def least_loads(rounds: int) -> int:
 
     every = frozenset(range(WEIGHTS))
     return int(min(loads(every - {gone}, 0, every - {gone}) for gone in every))
-
-
-def test_the_best_loop_is_shorter_than_one_that_repeats_each_round() -> None:
-    assert [least_loads(rounds) for rounds in (1, 2, 5, 10)] == [2, 3, 6, 12]
 
 
 def times() -> stitch.CompiledModel:
@@ -106,42 +100,6 @@ def test_rounds_of_a_pipeline_file_carry_what_the_best_loop_carries(
     assert carried[1] - carried[0] == least_loads(10) * NBYTES
 
 
-def learned(device: stitch.Device) -> NextUses:
-    return device.maker._next_uses
-
-
-def test_without_pressure_nothing_is_noted_in_the_steady_state() -> None:
-    with stitch.open_device(tiny(l1_nbytes=1 << 17), window=1) as device:
-        program, (weight, *_) = device.load(times()), weights_of(device)
-        x = device.tensor(np.arange(32, dtype=np.float32)[None])
-        for _ in range(100):
-            x = one(program(x, weight))
-        x.numpy()
-        uses = learned(device)
-        assert not uses.is_wanted and len(uses._noted) < 10 and not uses._last
-
-
-def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(next_uses, "MAX_DISTANCES", 7)
-    monkeypatch.setattr(next_uses, "MAX_VALUES", 3)
-    monkeypatch.setattr(next_uses, "MAX_NOTED", 11)
-    random = Random(0)
-    with stitch.open_device(MACHINE, window=1) as device:
-        program, weights = device.load(times()), weights_of(device)
-        x = device.tensor(np.arange(32, dtype=np.float32)[None])
-        shift = 0
-        for _ in range(300):
-            k = random.randrange(WEIGHTS)
-            x, shift = one(program(x, weights[k])), shift + k
-        assert np.array_equal(x.numpy()[0], np.roll(np.arange(32, dtype=np.float32), -shift % 32))
-        uses = learned(device)
-        assert uses.is_wanted and 0 < len(uses._distances) <= 7 and 0 < len(uses._last) <= 3
-        assert uses._tasks == len(uses._noted) <= 11
-        assert len(uses._recent) <= next_uses.DEPTHS[0]
-
-
 def test_work_is_planned_anew_for_its_predictions_only_so_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,7 +117,6 @@ def test_work_is_planned_anew_for_its_predictions_only_so_often(
 
 
 def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path: Path) -> None:
-    """Its input is idle for longer with each task, among weights that come in turn."""
     file, plans, carried = rounds_in_a_file(tmp_path, 10), [], []
     with stitch.open_device(MACHINE, window=1) as device:
         pipe, weights = stitch.Pipeline.from_yaml(file, device=device), weights_of(device)
@@ -177,7 +134,6 @@ def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path
     (100, 101), (100, 64), pytest.param(1000, 64, marks=pytest.mark.campaign("random_work"))
 ])  # fmt: skip
 def test_a_queue_that_begins_anew_amid_a_cycle_settles(tasks: int, window: int) -> None:
-    """There, once a queue, weights come sooner than ever else: learned, and unlearned at once."""
     made = []
     with stitch.open_device(MACHINE, window=window) as device:
         program, weights = device.load(times()), weights_of(device)
@@ -193,7 +149,7 @@ def test_a_queue_that_begins_anew_amid_a_cycle_settles(tasks: int, window: int) 
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 16])
-def test_what_is_read_elsewhere_next_gives_way_in_l1(window: int) -> None:
+def test_a_tensor_that_is_read_from_dram_next_is_evicted_from_l1(window: int) -> None:
     """Three of a pass's tensors lie in L1 and are read from DRAM, in room for four: where these
     reads counted, what nobody reads again was written out each round."""
     machine = tiny(l1_nbytes=4 * 1024)

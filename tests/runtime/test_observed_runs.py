@@ -1,4 +1,4 @@
-"""Observed runs: another form of the code, the same way, plans, copies and results."""
+"""Observed runs have the plans, copies and bits of unobserved ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import stitch
 from stitch.planner import Execute, Plan
 from stitch.program import Array
 from stitch.report import ChromeTrace
-from stitch.runtime import HookContext, PlanRun, PlanStopped
+from stitch.runtime import HookContext, PlanStopped
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
 from tests.support.grids import in_turn
 from tests.support.stitched_models import integers, one, scaled, tiny
@@ -101,25 +101,6 @@ def test_nothing_is_made_or_written_anew_while_observers_come_and_go(name: str) 
         assert getattr(after, what) == getattr(before, what), what
 
 
-def test_contexts_are_made_once_and_show_what_lies_there_now() -> None:
-    seen: list[HookContext] = []
-    shown: list[Array] = []
-
-    def look(context: HookContext) -> None:
-        seen.append(context)
-        shown.append(context.outputs[0].copy())
-
-    with stitch.open_device("tiny") as device:
-        pipe = stitch.Pipeline([device.load(scaled("a", 2.0))])
-        device.hooks.register(after_operation=look)
-        for start in range(6):
-            one(pipe(integers(start=start)))
-    assert len({id(context) for context in seen}) == 2
-    for start in range(6):
-        np.testing.assert_array_equal(shown[2 * start], integers(start=start) * 2)
-        np.testing.assert_array_equal(shown[2 * start + 1], integers(start=start) * 2 + 1)
-
-
 def test_hooks_that_go_in_a_run_are_called_no_more_and_those_that_come_in_the_next() -> None:
     seen: list[str] = []
     undo: dict[str, Callable[[], None]] = {}
@@ -192,42 +173,6 @@ def steps_before(plan: Plan, program: str) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda x: x.astype(np.float64),
-        lambda x: x.tolist(),
-        lambda x: np.asfortranarray(x),
-        lambda x: x.view(np.recarray),
-        lambda x: x.astype(x.dtype.newbyteorder()),
-    ],
-    ids=["float64", "list", "fortran", "subclass", "byte order"],
-)
-@pytest.mark.parametrize("how", ["listener", "all moments"])
-def test_arrays_of_another_kind_enter_observed_runs_too(how: str, other: Any) -> None:
-    with stitch.open_device("tiny") as device:
-        pipe = stitch.Pipeline([device.load(scaled("a", 2.0))])
-        with observed(device, how):
-            for start in range(8):
-                x = integers(start=start)
-                given = other(x) if start % 2 else x
-                np.testing.assert_array_equal(one(pipe(given)).numpy(), x * 2 + 1)
-
-
-def test_times_of_runs_follow_each_other() -> None:
-    events: list[object] = []
-    with stitch.open_device("tiny") as device:
-        device.events.subscribe(events.append)
-        pipe = stitch.Pipeline([device.load(scaled("a", 2.0))])
-        for start in range(8):
-            pipe(integers(start=start))
-    runs = [event for event in events if isinstance(event, PlanRun)]
-    assert len(runs) == 8
-    ends = [0.0, *(run.began_seconds + run.seconds for run in runs)]
-    assert all(end <= run.began_seconds for end, run in zip(ends, runs, strict=False))
-    assert all(run.seconds > 0 for run in runs)
-
-
 CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
 
 
@@ -249,21 +194,3 @@ def test_hooks_run_in_the_context_of_the_caller_and_leave_nothing_in_it() -> Non
             CALLER.reset(token)
     quiet = dict.fromkeys(before, "ignore")
     assert seen == [(name, quiet) for name in ("first", "second", "third")]
-
-
-def test_a_hook_may_use_another_device() -> None:
-    found: list[Array] = []
-    with stitch.open_device("tiny") as device, stitch.open_device("tiny") as other:
-        inner = stitch.Pipeline([other.load(scaled("inner", 3.0))])
-        outer = stitch.Pipeline([device.load(scaled("outer", 2.0))])
-        undo = device.hooks.register(
-            after_program=lambda c: found.append(one(inner(integers())).numpy())
-        )
-        for start in range(4):
-            np.testing.assert_array_equal(
-                one(outer(integers(start=start))).numpy(), integers(start=start) * 2 + 1
-            )
-        undo()
-    assert len(found) == 4
-    for array in found:
-        np.testing.assert_array_equal(array, integers() * 3 + 1)

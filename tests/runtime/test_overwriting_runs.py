@@ -1,5 +1,6 @@
-"""What is raised while values are overwritten: they are as before the run or as after it, or, where
-neither can be had, one error says what was lost and how to go on."""
+"""After an exception in a run that overwrites, values are as before or after it, or an error says
+what was lost.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -227,38 +227,6 @@ def test_a_hook_that_raises_in_an_update_leaves_weights_before_or_after_it(
         end(steps, steps.is_after())
         assert state(steps.instance) == state(steps.reference)
     steps.close()
-
-
-CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
-
-
-def test_hooks_of_an_update_run_in_the_context_of_its_caller_and_leave_nothing_in_it() -> None:
-    seen: list[tuple[str, object]] = []
-
-    def hook(context: object) -> None:
-        seen.append((CALLER.get(), np.geterr()))
-        CALLER.set("a hook")
-
-    with np.errstate(all="raise"):
-        before = np.geterr()
-        steps = Steps("wormhole_n150", settled=3)
-        # Bare at first and at last: then it runs in a context of its own.
-        for name in ("nobody", "first", "second", "nobody"):
-            steps.passes()
-            steps.instance.device.flush()
-            token = CALLER.set(name)
-            observed = name != "nobody"
-            undo = steps.instance.device.hooks.register(before_program=hook) if observed else None
-            steps.step()
-            if undo is not None:
-                undo()
-            assert (CALLER.get(), np.geterr()) == (name, before)
-            CALLER.reset(token)
-            steps.follow()
-            assert state(steps.instance) == state(steps.reference)
-        steps.close()
-    quiet = dict.fromkeys(before, "ignore")
-    assert seen == [(name, quiet) for name in ("first", "second")]
 
 
 def test_an_exception_of_another_thread_in_the_middle_of_an_update_comes_after_it() -> None:

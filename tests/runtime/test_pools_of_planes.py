@@ -65,7 +65,6 @@ def test_what_planes_do_not_make_faster_is_pooled_whole(
 
 
 def test_images_that_lie_in_blocks_stay_there() -> None:
-    """Behind a convolution by constants."""
     b = ComputationGraphBuilder("net")
     weight = np.ones((16, 16, 3, 3), np.float32)
     y = b.op("Conv", b.input("x", LONG, "float32"), weight, pads=[1] * 4)

@@ -1,4 +1,4 @@
-"""Task graphs on a device: what they give is what their tasks give one by one, by one recording."""
+"""Prepared task graphs give what their tasks give one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stitch.errors import StitchError, TaskError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import lend
-from stitch.tasks import TaskGraph, task
+from stitch.tasks import TaskGraph, aggregate, task
 from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, one, scaled, several, used
 
@@ -29,11 +29,6 @@ def open_tiny(window: int = 64) -> Device:
 @task(returns=DESC)
 def double(x: Array) -> Array:
     return x * 2
-
-
-@task(returns=DESC)
-def difference(x: Array, y: Array) -> Array:
-    return x - y
 
 
 @task(updates="x")
@@ -78,86 +73,8 @@ def test_a_graph_gives_what_its_tasks_give(window: int, placement: tuple[str, ..
         assert device.statistics().plans_made <= 2
 
 
-@pytest.mark.parametrize("given", ["arrays", "a tensor", "another tensor"])
-def test_inputs_may_be_read_in_another_order_than_they_are_given(given: str) -> None:
-    graph = TaskGraph("order")
-    first, second, third = (graph.input(DESC, name) for name in ("first", "second", "third"))
-    hidden = double(third)
-    graph.output(difference(difference(hidden, first), second), "y")
-    with open_tiny() as device:
-        run = device.prepare(graph)
-        for start in range(5):
-            arrays = [X * np.float32(at + 1) + np.float32(start) for at in range(3)]
-            arguments: list[Any] = list(arrays)
-            if given != "arrays":
-                at = 0 if given == "a tensor" else 2
-                arguments[at] = device.tensor(arrays[at])
-            expected = arrays[2] * 2 - arrays[0] - arrays[1]
-            np.testing.assert_array_equal(one(run(*arguments)).numpy(), expected)
-        assert device.statistics().plans_made <= 2
-
-
-def test_held_results_stay_as_they_are() -> None:
-    with open_tiny() as device:
-        prepared = device.prepare(mixed(scaled("a", 3.0)))
-        held = [several(prepared(X + i, X)) for i in range(20)]
-        for i, results in enumerate(held):
-            for got, wanted in zip(results, mixed_reference(X + i, X), strict=True):
-                np.testing.assert_array_equal(got.numpy(), wanted)
-
-
-def test_graphs_that_run_in_turn_run_into_what_they_made_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with open_tiny() as device:
-        pipelines = [stitch.Pipeline([device.load(scaled(f"p{n}", n + 2.0))]) for n in range(3)]
-
-        def turn(given: Array) -> None:
-            for number, pipeline in enumerate(pipelines):
-                made = one(pipeline(given)).numpy()
-                np.testing.assert_array_equal(made, given * (number + 2) + 1)
-
-        for _ in range(4):
-            turn(X)
-        read: list[object] = []
-        monkeypatch.setattr(type(device), "run_queue", read.append)
-        for number in range(4):
-            turn(X + number)
-        monkeypatch.undo()
-        assert read == []
-
-
-def test_what_was_dropped_is_freed_before_the_next_run_of_a_graph() -> None:
-    with open_tiny() as device:
-        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
-        for _ in range(4):
-            pipeline(X)
-        held = device.empty(TensorDesc(SHAPE, Layout(DataType.FLOAT32, Space.DRAM)))
-        place = (held.space, held.address)
-        pipeline(X)
-        pipeline(X)
-        del held
-        assert place in device.records.buffers
-        pipeline(X)
-        assert place not in device.records.buffers
-
-
 @pytest.mark.parametrize("target", ["host", "tiny"])
-def test_what_is_written_to_lent_bytes_is_read_at_every_run(target: str) -> None:
-    with stitch.open_device(target) as device:
-        program = stitch.compile(lambda v: v * 3.0, (X,), target=target)
-        graph = TaskGraph()
-        x = graph.input(DESC, "x")
-        graph.output(graph.call(program, x))
-        prepared, bytes_of_another = device.prepare(graph), X.copy()
-        tensor = lend(device, bytes_of_another, "another")
-        for number in range(5):
-            bytes_of_another[:] = X + number
-            np.testing.assert_array_equal(one(prepared(tensor)).numpy(), (X + number) * 3)
-
-
-@pytest.mark.parametrize("target", ["host", "tiny"])
-def test_what_is_written_to_lent_bytes_after_runs_that_found_them_as_they_were_is_read(
+def test_writes_to_lent_bytes_after_unchanged_runs_are_read(
     target: str,
 ) -> None:
     with stitch.open_device(target) as device:
@@ -170,7 +87,7 @@ def test_what_is_written_to_lent_bytes_after_runs_that_found_them_as_they_were_i
                 np.testing.assert_array_equal(one(run(tensor)).numpy(), (X + number) * 3 + 1)
 
 
-def test_tensors_enter_where_they_lie_and_one_that_is_updated_is_gone() -> None:
+def test_tensor_inputs_are_read_in_place_and_updated_ones_are_gone() -> None:
     graph = TaskGraph()
     x, y = graph.input(DESC, "x"), graph.input(DESC, "y")
     graph.output(graph.call(increment, graph.host(np.subtract, x, y, returns=DESC)))
@@ -196,32 +113,6 @@ def test_a_donating_program_takes_its_input() -> None:
         for i in range(5):
             x_now = one(prepared(x_now))
             np.testing.assert_array_equal(x_now.numpy(), X * 2.0 ** (i + 1))
-
-
-@pytest.mark.parametrize("rounds_before", (0, 4))
-def test_a_failure_leaves_the_graph_as_it_was(rounds_before: int) -> None:
-    fails: list[bool] = []
-
-    @task(returns=DESC)
-    def perhaps(x: Array) -> Array:
-        if fails:
-            raise OverflowError("on purpose")
-        return x + 1
-
-    graph = TaskGraph()
-    graph.output(graph.call(double, graph.call(perhaps, graph.input(DESC, "x"))))
-    with open_tiny() as device:
-        prepared = device.prepare(graph)
-        one(prepared(X)).numpy()
-        before = used(device)
-        for _ in range(rounds_before):
-            one(prepared(X)).numpy()
-        fails.append(True)
-        with pytest.raises(OverflowError, match="on purpose"):
-            prepared(X)
-        fails.clear()
-        np.testing.assert_array_equal(one(prepared(X)).numpy(), (X + 1) * 2)
-        assert used(device) == before
 
 
 def compiled(name: str, f: Any, count: int, machine: str) -> stitch.CompiledModel:
@@ -257,30 +148,6 @@ def test_inputs_may_be_read_in_any_order(machine: str, kind: str) -> None:
     assert kind != "arrays" or windows[-1] == windows[-2], "it runs past the queue"
 
 
-def test_programs_are_loaded_once() -> None:
-    model = scaled("a", 3.0)
-    graph = TaskGraph()
-    value = graph.input(DESC, "x")
-    for _ in range(5):
-        value = graph.call(model, value)
-    graph.output(value)
-    with open_tiny() as device:
-        prepared = device.prepare(graph)
-        assert len({id(row.agent) for row in prepared._graph._rows}) == 1
-        assert one(prepared(np.zeros(SHAPE, np.float32))).numpy()[0, 0] == 1 + 3 + 9 + 27 + 81
-
-
-def test_one_value_may_be_two_outputs() -> None:
-    graph = TaskGraph()
-    y = graph.call(double, graph.input(DESC, "x"))
-    graph.output(y, "one")
-    graph.output(y, "two")
-    with open_tiny() as device:
-        first, second = several(device.prepare(graph)(X))
-        np.testing.assert_array_equal(first.numpy(), X * 2)
-        np.testing.assert_array_equal(second.numpy(), X * 2)
-
-
 def test_a_graph_for_effect_gives_nothing() -> None:
     seen: list[float] = []
     graph = TaskGraph()
@@ -292,7 +159,7 @@ def test_a_graph_for_effect_gives_nothing() -> None:
     assert seen == [256.0 * i for i in range(4)]
 
 
-def test_what_cannot_be_prepared_says_why() -> None:
+def test_graphs_that_cannot_be_prepared_are_refused_with_the_reason() -> None:
     with open_tiny() as device, open_tiny() as other:
         with pytest.raises(UsageError, match="it has no task"):
             device.prepare(TaskGraph("empty"))
@@ -325,7 +192,7 @@ def test_what_cannot_be_prepared_says_why() -> None:
 
 
 @pytest.mark.parametrize("window", (1, 64))
-def test_what_a_failure_leaves_half_way_is_given_back(window: int) -> None:
+def test_buffers_of_a_failed_run_are_freed(window: int) -> None:
     turns = iter(range(1000))
 
     @task(returns=DESC)
@@ -364,7 +231,6 @@ def test_what_a_failure_leaves_half_way_is_given_back(window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 64])
 def test_arrays_that_lie_in_a_space_after_a_failure_are_read_as_they_are(window: int) -> None:
-    """What one array's copy gives is not what another's does, in the run that fails and later."""
     programs = {
         name: stitch.compile(function, [X] * takes, target="tiny", name=name, placement=placement)
         for name, function, takes, placement in (
@@ -419,25 +285,7 @@ def test_one_value_as_two_outputs_is_two_in_every_run() -> None:
             del result, each
 
 
-def test_messages_call_a_graph_by_its_name() -> None:
-    graph = TaskGraph("steps")
-    graph.output(graph.call(double, graph.input(DESC, "x")))
-    with open_tiny() as device:
-        call = device.prepare(graph)
-        with pytest.raises(UsageError, match=r"wrong inputs for task graph 'steps'"):
-            call(z=X)
-        with pytest.raises(
-            UsageError, match=r"(?s)task graph 'e' cannot be prepared: tasks: it has no.*try"
-        ):
-            device.prepare(TaskGraph("e"))
-        with pytest.raises(
-            UsageError, match=r"^the task graph cannot be prepared: tasks: it has no"
-        ):
-            device.prepare(TaskGraph())
-
-
-def test_what_belongs_elsewhere_is_no_argument() -> None:
-    """A tensor of a device in a graph's call, and a graph's future in a device's."""
+def test_tensors_and_futures_of_other_owners_are_refused() -> None:
     graph = TaskGraph("steps")
     x = graph.input(DESC, "x")
 
@@ -462,3 +310,21 @@ def test_what_belongs_elsewhere_is_no_argument() -> None:
 
         with pytest.raises(UsageError, match="is no value of a device"):
             program(device.call(thing, tensor))
+
+
+def test_a_member_of_an_aggregated_task_that_fails_is_named_by_its_own_name() -> None:
+    @task(returns=DESC)
+    def broken(x: Array) -> Array:
+        raise ZeroDivisionError("no number")
+
+    graph = TaskGraph("steps")
+    graph.output(double(broken(double(graph.input(DESC, "x")))), "y")
+    merged = aggregate(graph)
+    assert [row.name for row in merged.tasks] == ["double+broken+double"]
+    with open_tiny() as device:
+        prepared = device.prepare(merged)
+        with pytest.raises(ZeroDivisionError, match="no number") as caught:
+            prepared(X)
+        notes = getattr(caught.value, "__notes__", [])
+        assert "'broken'" in "".join([str(caught.value), *notes])
+        assert "double+broken" not in str(caught.value)

@@ -1,37 +1,27 @@
-"""Tables of prices: ours are sound and sourced, a user's are checked, the nearest is taken."""
+"""Price tables: the shipped ones, the checks of a user's, the choice by processor."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 import stitch
 from stitch.errors import FormatError, UsageError
-from stitch.linker import expanded
-from stitch.program import Program
 from stitch.runtime.executors import make_executor, prices
-from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.prices import (
-    Curve,
-    Gain,
-    PriceTable,
     Processor,
     load_prices,
     nearest_table,
     parse_cpuinfo,
     parse_prices,
-    price_names,
 )
 from stitch.runtime.executors.torch_executor import CONVOLUTIONS, KERNELS
-from tests.support.executors.named_prices import FILE, TABLE
-from tests.support.stitched_models import model
+from tests.support.executors.named_prices import FILE
 
 SHIPPED = ("x86_avx512_amd", "x86_avx512_intel")
 FOLDER = Path(prices.__file__).parent / "price_tables"
@@ -92,26 +82,6 @@ def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
     assert named - {"Gemm", "MatMul"} - later == set(prices.functions_ns)
 
 
-def test_convolutions_of_torch_have_prices_where_they_were_measured() -> None:
-    for table, is_measured in (
-        (load_prices("x86_avx512_amd"), True), (load_prices("x86_avx512_intel"), True),
-        (TABLE, False),
-    ):  # fmt: skip
-        prices = table.torch
-        assert prices is not None and (prices.convolutions is not None) == is_measured
-
-
-def test_the_shipped_tables_are_the_two_of_the_decision() -> None:
-    assert price_names() == SHIPPED
-
-
-def test_a_table_of_a_file_is_that_of_its_text(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(text_of("x86_avx512_intel"))
-    mine, ours = load_prices(file), load_prices("x86_avx512_intel")
-    assert dataclasses.replace(mine, sources=()) == dataclasses.replace(ours, sources=())
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -138,11 +108,6 @@ def test_what_is_wrong_with_a_file_is_one_problem_with_its_line(
     assert int(line) > 1
 
 
-def test_all_problems_of_a_file_are_told_at_once() -> None:
-    text = changed("call_us: 0.6", "call_us: x").replace("node_us: 0.7", "node_us: -7", 1)
-    assert len(problems_of(text)) == 2
-
-
 def smallest() -> str:
     """A table of NumPy's prices alone."""
     return text_of().partition("\nonnxruntime:")[0]
@@ -165,7 +130,7 @@ def smallest() -> str:
         (smallest().replace("0.6", "!!python/name:os.system x"), "mine.yaml:"),
     ],
 )
-def test_what_is_no_table_at_all_is_said_in_one_error(text: str, said: str) -> None:
+def test_a_file_that_is_no_table_is_one_error(text: str, said: str) -> None:
     with pytest.raises(FormatError) as caught:
         parse_prices(text.encode(), "mine.yaml")
     assert said in str(caught.value)
@@ -216,35 +181,14 @@ def test_damaged_tables_are_tables_or_problems_with_their_lines(count: int) -> N
     assert count // 2 < refused < count
 
 
-def test_a_table_that_there_is_not_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+def test_an_unknown_table_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no price table 'x86_avx512_intle'; did you mean"):
         load_prices("x86_avx512_intle")
     with pytest.raises(UsageError, match="cannot read price table"):
         load_prices(tmp_path / "none.yaml")
 
 
-def test_a_curve_goes_by_the_logarithm_of_the_size_and_stays_beyond_its_ends() -> None:
-    curve = Curve(((16, 2.0), (256, 4.0)))
-    assert [curve.at(size) for size in (1, 16, 64, 256, 1 << 30)] == [2.0, 2.0, 3.0, 4.0, 4.0]
-
-
 # -- families --------------------------------------------------------------------------------------
-
-
-def test_of_the_tables_that_are_not_taken_no_figure_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read: list[str] = []
-    parse = prices.parse_prices
-
-    def noted(content: bytes, file_name: str) -> PriceTable:
-        read.append(file_name)
-        return parse(content, file_name)
-
-    monkeypatch.setattr(prices, "parse_prices", noted)
-    prices._shipped.cache_clear()
-    nearest_table(Processor("GenuineIntel", 512, 2 << 20))
-    assert read == ["x86_avx512_intel.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -275,15 +219,11 @@ def test_a_processor_takes_the_table_of_the_nearest_family(processor: Processor,
         ("flags : avx512f\n: :\nvendor_id", Processor("", 512, 7)),
     ],
 )  # fmt: skip
-def test_a_family_is_read_from_what_linux_says_of_a_processor(
-    cpuinfo: str, processor: Processor
-) -> None:
+def test_a_family_is_read_from_cpuinfo(cpuinfo: str, processor: Processor) -> None:
     assert parse_cpuinfo(cpuinfo, 7) == processor
 
 
-def test_where_the_system_says_nothing_a_table_is_taken_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_cpuinfo_a_table_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(prices, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(prices, "CACHES", tmp_path)
     prices.this_processor.cache_clear()
@@ -295,56 +235,6 @@ def test_where_the_system_says_nothing_a_table_is_taken_all_the_same(
 
 
 # -- what is chosen --------------------------------------------------------------------------------
-
-
-def program() -> Program:
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        x = b.input("x", (256, 512), "float32")
-        w = b.parameter("w", np.full((512, 512), 0.01, np.float32))
-        y = b.op("Where", b.op("Greater", x, 0.0), b.matmul(x, w), x)
-        b.output("y", b.op("Erf", y) + b.op("Pow", y, 3.0))
-
-    return expanded(model("chosen", build, target="host").binary.programs[0])
-
-
-def test_the_same_table_divides_alike_whatever_the_processor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole, divisions = program(), []
-    able = [True] * len(whole.operations)
-    for processor in (Processor("GenuineIntel", 512, 2 << 20), Processor("0x41", 128, 1 << 20)):
-        monkeypatch.setattr(prices, "this_processor", lambda found=processor: found)
-        divisions.append([divide(whole, able, load_prices(name)) for name in SHIPPED])
-    assert divisions[0] == divisions[1]
-
-
-def test_a_division_follows_the_table() -> None:
-    whole, table = program(), TABLE
-    able, onnx = [True] * len(whole.operations), table.onnxruntime
-    assert onnx is not None
-    nothing = Gain(0.0, 0.0)
-    table = dataclasses.replace(table, gains=dataclasses.replace(table.gains, division=nothing))
-    dear = {**onnx.functions_ns, "Erf": Curve(((1, 1e6),))}
-    without = dataclasses.replace(table, onnxruntime=dataclasses.replace(onnx, functions_ns=dear))
-    for priced, is_foreign in ((table, True), (without, False)):
-        foreign = {whole.operations[i].op for run in divide(whole, able, priced).runs for i in run}
-        assert ("Erf" in foreign) == is_foreign
-
-
-def test_without_prices_of_onnx_runtime_numpy_computes_all() -> None:
-    whole = program()
-    table = dataclasses.replace(TABLE, onnxruntime=None)
-    assert divide(whole, [True] * len(whole.operations), table).runs == ()
-
-
-def test_numpy_alone_is_taken_where_it_gains_enough() -> None:
-    whole, table = program(), TABLE
-    able = [True] * len(whole.operations)
-    assert table.onnxruntime is not None
-    slow = dataclasses.replace(table.onnxruntime, call_us=1e6)
-    gains = dataclasses.replace(table.gains, division=Gain(0.9, 1e9))
-    table = dataclasses.replace(table, onnxruntime=slow, gains=gains)
-    assert divide(whole, able, table).runs == ()
 
 
 def test_explain_names_the_table_and_its_family() -> None:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.fractal import FractalTensor
-from stitch.machine import shard_layout
-from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
+from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
@@ -77,15 +75,6 @@ def test_views_of_any_rows_are_runs_of_one_recording(device: stitch.Device) -> N
     assert now.windows == 8
 
 
-def test_elements_of_a_pending_nest_are_read_in_one_run(device: stitch.Device) -> None:
-    nest = FractalTensor(one(doubled(device)(integers())))
-    assert windows(device) == 0
-    results = [one(row(device)(element)) for element in nest]
-    assert windows(device) == 1
-    for i, result in enumerate(results):
-        np.testing.assert_array_equal(result.numpy(), expected(integers())[i] * 3 + 1)
-
-
 def test_a_view_that_was_queued_has_bytes_of_its_own() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         program = device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))
@@ -101,17 +90,6 @@ def test_a_view_that_was_queued_has_bytes_of_its_own() -> None:
         assert used(device)["l1"] < integers().nbytes
         np.testing.assert_array_equal(queued.numpy(), expected(integers())[1])
         del queued
-        gc.collect()
-        assert used(device)["l1"] == 0
-
-
-def test_a_view_whose_last_handle_is_dropped_before_it_ran_leaves_nothing() -> None:
-    with stitch.open_device("tiny", debug=True) as device:
-        whole = one(device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))(integers()))
-        for _ in range(3):
-            whole[1:][1]
-        del whole
-        device.flush()
         gc.collect()
         assert used(device)["l1"] == 0
 
@@ -174,27 +152,6 @@ def test_a_host_function_is_given_a_view_and_may_queue_one(device: stitch.Device
     np.testing.assert_array_equal(later[0].numpy(), expected(integers())[1:3])
 
 
-def test_what_is_no_view_is_refused_and_nothing_runs() -> None:
-    with stitch.open_device("tiny") as device:
-        whole = one(device.load(scaled("a", 2.0))(integers()))
-        with pytest.raises(stitch.LayoutError, match="consecutive"):
-            whole[::2]
-        with pytest.raises(IndexError, match="out of range"):
-            whole[4]
-        with pytest.raises(IndexError, match="out of range"):
-            whole[1:][3]
-        sharded = shard_layout(
-            (8, 64), MemoryLayout.HEIGHT_SHARDED, device.machine.shape, data_type=F32
-        )
-        with pytest.raises(stitch.LayoutError, match="sharded tensor has no views"):
-            device.tensor(integers((8, 64))).to_layout(sharded)[0]
-        tiled = device.tensor(integers((96, 40))).to_layout(Layout(F32, Space.DRAM, TILE_SHAPE))
-        for part in (slice(16, 48), 32):
-            with pytest.raises(stitch.LayoutError, match="starts and ends on a tile"):
-                tiled[part]
-        assert windows(device) == 0
-
-
 def test_views_of_pending_tiles_lie_in_tiles() -> None:
     tiles = Layout(F32, Space.DRAM, TILE_SHAPE)
     matrix, cube = integers((96, 40)), integers((3, 40, 40))
@@ -210,15 +167,6 @@ def test_views_of_pending_tiles_lie_in_tiles() -> None:
         np.testing.assert_array_equal(inner.numpy(), cube[1, 32:])
         np.testing.assert_array_equal(some.numpy(), cube[1:])
         assert windows(device) == 1
-
-
-def test_a_view_of_what_then_lies_in_tiles_is_there() -> None:
-    with stitch.open_device("tiny", debug=True) as device:
-        whole = one(device.load(scaled("a", 2.0, (32, 64)))(integers((32, 64))))
-        view = whole[5]
-        moved = whole.to_layout(Layout(F32, Space.DRAM, TILE_SHAPE), retain=False)
-        np.testing.assert_array_equal(view.numpy(), expected(integers((32, 64)))[5])
-        np.testing.assert_array_equal(moved.numpy(), expected(integers((32, 64))))
 
 
 @pytest.mark.parametrize("kind", [DataType.BFP8, DataType.BFP4])
@@ -272,15 +220,6 @@ def test_where_no_copy_fits_the_queue_runs_and_the_view_shares(rows: int) -> Non
         np.testing.assert_array_equal(result.numpy(), expected(x)[8 - rows :] * 3 + 1)
 
 
-def test_an_executor_that_computes_nothing_queues_views() -> None:
-    with stitch.open_device("tiny", executor="null") as device:
-        view = one(doubled(device)(integers()))[1:]
-        result = one(row(device)(view[0]))
-        assert windows(device) == 0
-        stitch.wait(result)
-        assert result.address is not None and view.shape == (3, *SHAPE[1:])
-
-
 def test_threads_may_ask_for_views_of_one_pending_tensor_at_once(device: stitch.Device) -> None:
     program = doubled(device)
     for _ in range(20):
@@ -304,15 +243,6 @@ def test_threads_may_ask_for_views_of_one_pending_tensor_at_once(device: stitch.
         for array in found:
             np.testing.assert_array_equal(array, expected(integers())[2])
         assert len(found) == 4
-
-
-def test_a_closed_device_has_no_views_of_what_was_pending() -> None:
-    with stitch.open_device("tiny") as device:
-        whole = one(doubled(device)(integers()))
-        view = whole[1]
-    for look in (view.numpy, lambda: whole[1]):
-        with pytest.raises(stitch.TaskError, match="closed"):
-            look()
 
 
 def test_more_kinds_of_views_than_programs_are_kept_are_made_anew(

@@ -589,7 +589,7 @@ def nothing_is_collected() -> Iterator[None]:
 @pytest.mark.parametrize(
     "how", ["listener", "hooks", "operation hooks", "trace and record", "no counts"]
 )
-def test_who_looks_on_changes_neither_results_nor_copies(
+def test_observers_change_neither_results_nor_copies(
     how: str, monkeypatch: pytest.MonkeyPatch, nothing_is_collected: None
 ) -> None:
     for seed, name in enumerate(MACHINES):

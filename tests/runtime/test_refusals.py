@@ -1,4 +1,4 @@
-"""What is said to those who use a device wrongly: what, expected, got, and a remedy that works."""
+"""Errors of wrong use: what, expected, got, and a remedy that works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,9 @@ import stitch
 from stitch.errors import UsageError
 from stitch.runtime import HookContext
 from stitch.runtime.queue import task_queue
-from tests.support.stitched_models import consuming, scaled
+from tests.support.stitched_models import consuming, one, scaled
 
 X = np.ones((4, 64), np.float32)
-
-
-def one(result: stitch.Tensor | tuple[stitch.Tensor, ...]) -> stitch.Tensor:
-    assert isinstance(result, stitch.Tensor)
-    return result
 
 
 def interrupt(context: HookContext | None) -> None:
@@ -38,7 +32,7 @@ def give_up(context: HookContext) -> None:
     (interrupt, ("task 'a' was interrupted by KeyboardInterrupt", "cancelled after an interrupt")),
     (give_up, ("task 'a' failed: MemoryError", "cancelled after a failure")),
 ])  # fmt: skip
-def test_a_tensor_whose_run_was_stopped_without_a_word_says_what_stopped_it(
+def test_a_tensor_of_a_stopped_run_names_the_exception(
     hook: Callable[[HookContext], object], said: tuple[str, str]
 ) -> None:
     with stitch.open_device("tiny") as device:
@@ -55,7 +49,7 @@ def test_a_tensor_whose_run_was_stopped_without_a_word_says_what_stopped_it(
             assert words in str(refused.value)
 
 
-def test_a_tensor_that_another_thread_was_to_make_says_whose_interrupt_it_was() -> None:
+def test_a_tensor_of_another_threads_run_names_the_interrupted_thread() -> None:
     with stitch.open_device("tiny") as device:
         a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
         queued = []
@@ -92,13 +86,16 @@ def test_the_remedy_for_a_donated_tensor_works() -> None:
         np.testing.assert_array_equal(kept.numpy(), X)
 
 
-def test_what_belongs_to_another_device_is_told_both() -> None:
+def test_errors_of_another_devices_objects_name_both_devices() -> None:
     with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
         mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0))
         assert repr(here) != repr(there)
-        tensor = there.tensor(X)
+        tensor, pending = there.tensor(X), one(theirs(X))
+        in_l1 = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
         uses: list[Callable[[], object]] = [
             lambda: mine(tensor),
+            lambda: mine(pending),
+            lambda: here.to_layout(tensor, in_l1),
             lambda: stitch.Pipeline([mine])(tensor),
             lambda: stitch.Pipeline([mine, theirs]),
             lambda: here.write(tensor, X),
@@ -114,7 +111,7 @@ def test_what_belongs_to_another_device_is_told_both() -> None:
             assert error.remedy
 
 
-def test_a_wrong_argument_is_told_with_the_call_and_what_it_was() -> None:
+def test_errors_of_wrong_arguments_name_call_and_value() -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         wrong: Any = X
@@ -145,20 +142,7 @@ def test_an_option_of_a_device_that_is_on_or_off_takes_nothing_else(
         stitch.open_device("tiny", **options)
 
 
-def test_a_pipeline_file_shows_itself_and_says_which_argument_is_too_many(tmp_path: Path) -> None:
-    scaled("a", 2.0).save(tmp_path / "a.ttb")
-    (tmp_path / "twice.yaml").write_text(
-        "modules: {a: a.ttb}\ninputs:\n  x: {shape: [4, 64], type: float32}\n"
-        "steps:\n  - {run: a, inputs: {x: x}, outputs: {y: r}}\noutputs: [r]\n"
-    )
-    with stitch.open_device("tiny") as device:
-        pipeline = stitch.Pipeline.from_yaml(tmp_path / "twice.yaml", device=device)
-        assert repr(pipeline) == f"<YamlPipeline twice(x: 4x64xf32) -> r on {device!r}>"
-        with pytest.raises(UsageError, match="surplus: argument 1"):
-            pipeline(X, X)
-
-
-def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_are() -> None:
+def test_devices_and_pipelines_have_a_repr_and_cannot_be_copied() -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         pipeline = stitch.Pipeline([a, a])
@@ -175,32 +159,7 @@ def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_
         device.load(scaled("a", 2.0))
 
 
-def test_devices_are_reached_from_what_lies_on_them_by_their_type() -> None:
-    """Type checkers are asked, too: what is reached is a `stitch.Device`."""
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0))
-        pipeline = stitch.Pipeline([program])
-        by_program: stitch.Device = program.device
-        by_tensor: stitch.Device = one(pipeline(X)).device
-        by_pipeline: stitch.Device = pipeline.device
-        assert by_program is by_tensor is by_pipeline is device
-        stitch.submit(program.device, program, 0, [X])
-        assert "tiny" in pipeline.device.explain()
-
-
-def test_a_training_and_its_device_are_typed_as_what_they_are() -> None:
-    builder = stitch.ComputationGraphBuilder("line")
-    x = builder.input("x", (4, 64), "float32")
-    weights = builder.parameter("w", np.zeros((1, 64), np.float32))
-    builder.output("y", builder.linear(x, weights))
-    model = stitch.compile(builder.build(), target="tiny", optimizer="sgd", loss="mse")
-    with stitch.open_device("tiny") as device, model.start(device) as instance:
-        by_instance: stitch.Device = instance.device
-        assert by_instance is device
-        assert "tiny" in instance.device.explain()
-
-
-def test_a_listener_that_uses_a_device_in_the_middle_of_a_plan_is_told_that_it_is_one() -> None:
+def test_a_listener_that_uses_a_device_during_a_plan_is_refused() -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         unsubscribe = device.events.subscribe(lambda event: device.tensor(X))
@@ -211,7 +170,7 @@ def test_a_listener_that_uses_a_device_in_the_middle_of_a_plan_is_told_that_it_i
 
 
 @pytest.mark.parametrize("way", ["call", "pipeline", "read"])
-def test_a_listener_that_answers_its_own_runs_for_ever_is_told_so(way: str) -> None:
+def test_a_listener_that_recurses_into_its_own_runs_is_refused(way: str) -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         pipeline, ready = stitch.Pipeline([a]), one(a(X))

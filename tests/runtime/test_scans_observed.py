@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -59,21 +58,7 @@ def test_hooks_see_a_scan_as_one_operation_and_change_nothing(form: str, debug: 
         assert np.array_equal(ours, theirs.astype(ours.dtype))
 
 
-def test_submitted_scans_give_what_calls_give() -> None:
-    with stitch.open_device("host") as device:
-        program = device.load(scanned_binary())
-        for number in range(4):
-            made = stitch.submit(device, scanned_binary(), 0, (FIRST, sequences(number)))
-            again = stitch.submit(device, program, "rounds", (FIRST, sequences(number)))
-            for ours, other, theirs in zip(
-                made, again, by_hand(FIRST, sequences(number)), strict=True
-            ):
-                np.testing.assert_allclose(ours.numpy(), theirs, 1e-6)
-                assert np.array_equal(ours.numpy(), other.numpy())
-
-
 def test_a_chain_of_scans_runs_in_a_pipeline_and_by_calls() -> None:
-    """The state that one leaves is where the next begins; no run sees what another left behind."""
     with stitch.open_device("host") as device:
         program: Any = device.load(scanned_binary())
         state: object = FIRST
@@ -88,51 +73,7 @@ def test_a_chain_of_scans_runs_in_a_pipeline_and_by_calls() -> None:
         np.testing.assert_allclose(state.numpy(), expected, 1e-5)
 
 
-def test_results_that_are_held_stay_while_the_program_runs_again() -> None:
-    with stitch.open_device("host") as device:
-        program = device.load(scanned_binary())
-        held = [program(FIRST, sequences(number)) for number in range(6)]
-        for number, made in enumerate(held):
-            for ours, theirs in zip(results(made), by_hand(FIRST, sequences(number)), strict=True):
-                np.testing.assert_allclose(ours, theirs, 1e-6)
-
-
-def test_scans_run_on_several_lanes() -> None:
-    with stitch.open_device("host", inter_op_threads=2) as device:
-        one, two = (device.load(scanned_binary()) for _ in range(2))
-        for number in range(8):
-            made = one(FIRST, sequences(number)), two(FIRST * 2, sequences(number + 1))
-            for result, first, at in zip(
-                made, (FIRST, FIRST * 2), (number, number + 1), strict=True
-            ):
-                for ours, theirs in zip(
-                    results(result), by_hand(first, sequences(at)), strict=True
-                ):
-                    np.testing.assert_allclose(ours, theirs, 1e-5)
-
-
-def test_scans_run_from_several_threads() -> None:
-    wrong: list[int] = []
-    with stitch.open_device("host") as device:
-        program = device.load(scanned_binary())
-
-        def work(start: int) -> None:
-            for number in range(start, start + 5):
-                made = results(program(FIRST, sequences(number)))
-                expected = by_hand(FIRST, sequences(number))
-                if not all(np.allclose(a, b, 1e-5) for a, b in zip(made, expected, strict=True)):
-                    wrong.append(number)
-
-        threads = [threading.Thread(target=work, args=(10 * i,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
-
-
 def test_a_device_with_memory_of_its_own_runs_scans() -> None:
-    """Tiled slots in its spaces: what is between rounds is dense, on the host."""
     placement = ("input.xs.layout=tile", "output.y1.layout=tile")
     model = stitch.compile(scanned_graph("cell"), target="tiny", placement=placement)
     plain = stitch.compile(scanned_graph("cell"), target="host")

@@ -10,7 +10,7 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError, UsageError
-from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space, TensorDesc
+from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space, TensorDesc
 from stitch.program import host_layout as host
 from tests.support.stitched_models import integers, one, scaled
 
@@ -70,17 +70,6 @@ def test_arrays_of_unsupported_types_are_refused_by_name(array: Array) -> None:
         assert device.statistics().plans_made == 0
 
 
-def test_retain_is_false_at_first_and_can_be_set() -> None:
-    with stitch.open_device("tiny") as device:
-        tensor = device.tensor(integers())
-        assert tensor.retain is False
-        tensor.retain = True
-        assert tensor.retain is True
-        assert tensor.to_layout(LAYOUTS["dram"]).retain is True
-        tensor.retain = False
-        assert tensor.to_layout(LAYOUTS["dram"]).retain is False
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_to_layout_keeps_shape_volume_and_numbers_there_and_back(
@@ -128,18 +117,6 @@ def test_has_layout_is_true_for_its_own_layout_alone(name: str, shape: tuple[int
                 assert stitch.has_layout(tensor, TensorDesc(shape, layout)) is (other == name)
             assert not stitch.has_layout(tensor, TensorDesc((1, *shape), LAYOUTS[name]))
             stitch.wait(tensor)
-
-
-def test_has_layout_sees_sharding_and_data_type() -> None:
-    machine = stitch.machine.load_machine("wormhole_n150")
-    sharded = stitch.machine.shard_layout(
-        (64, 128), MemoryLayout.HEIGHT_SHARDED, machine.shape, data_type=F32
-    )
-    with stitch.open_device(machine) as device:
-        tensor = device.tensor(integers((64, 128))).to_layout(sharded)
-        assert stitch.has_layout(tensor, sharded)
-        assert not stitch.has_layout(tensor, LAYOUTS["l1"])
-        assert not stitch.has_layout(tensor, Layout(BF16, Space.L1))
 
 
 @pytest.mark.parametrize("source", [F32, BF16], ids=["from f32", "from bf16"])
@@ -191,28 +168,6 @@ def test_a_borrowed_array_is_its_owner_and_a_copied_one_is_not() -> None:
         assert array[0, 0] == 5
 
 
-def test_later_runs_read_what_the_owner_of_a_borrowed_array_has_written() -> None:
-    array = integers()
-    with stitch.open_device("tiny", debug=True) as device:
-        program = device.load(scaled("a", 2.0))
-        tensor = device.tensor(array, borrow=True)
-        np.testing.assert_array_equal(one(program(tensor)).numpy(), integers() * 2 + 1)
-        array += 7
-        np.testing.assert_array_equal(one(program(tensor)).numpy(), (integers() + 7) * 2 + 1)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_bytes_of_device_and_host_tensors_reach_arrays_the_caller_owns(name: str) -> None:
-    with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(integers((8, 8))).to_layout(LAYOUTS[name])
-        target = np.zeros((8, 8), np.float32)
-        target[...] = tensor
-        np.testing.assert_array_equal(target, integers((8, 8)))
-        mine = tensor.numpy()
-        mine[:] = -1
-        np.testing.assert_array_equal(tensor.numpy().astype(np.float32), integers((8, 8)))
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_empty_tensor_takes_what_is_written_and_feeds_programs(name: str) -> None:
     with stitch.open_device("tiny", debug=True) as device:
@@ -232,35 +187,6 @@ def test_a_tensor_can_be_copied_onto_another_through_dlpack() -> None:
         target = device.empty(TensorDesc((4, 64), LAYOUTS["dram"]))
         device.write(target, source)
         np.testing.assert_array_equal(target.numpy(), integers())
-
-
-def test_writing_another_shape_or_kind_of_number_is_refused() -> None:
-    with stitch.open_device("tiny") as device:
-        tensor = device.tensor(integers())
-        for wrong in (integers((2, 2)), integers().astype(np.int32)):
-            with pytest.raises(stitch.LinkError, match="the array cannot feed the tensor"):
-                device.write(tensor, wrong)
-        np.testing.assert_array_equal(tensor.numpy(), integers())
-
-
-def test_reading_back_64_times_without_waiting_in_between_is_exact() -> None:
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0))
-        results = [one(one(program(integers(start=i))).to_layout(host(F32))) for i in range(64)]
-        stitch.wait(results)
-        for i, result in enumerate(results):
-            assert result.address is not None
-            np.testing.assert_array_equal(result.numpy(), integers(start=i) * 2 + 1)
-
-
-def test_the_system_description_tells_banks_sizes_and_grid() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        shape = device.machine.shape
-        assert shape.name == "wormhole_n150"
-        assert shape.core_grid[0] * shape.core_grid[1] == shape.space(Space.L1).banks
-        assert shape.space(Space.DRAM).banks == 12
-        assert shape.space(Space.L1).capacity > 1_000_000
-        assert {s.value for s in shape.spaces} == {"host", "dram", "l1"}
 
 
 def test_get_layout_says_what_a_program_of_a_binary_wants() -> None:

@@ -85,26 +85,6 @@ def test_threads_share_a_pipeline_and_never_each_others_results() -> None:
         together(*(run(1000 * i) for i in range(3)))
 
 
-def test_submits_to_two_devices_from_two_threads_give_every_result_once() -> None:
-    compiled = scaled("a", 2.0)
-    found: dict[int, stitch.Tensor] = {}
-    with stitch.open_device("tiny") as left, stitch.open_device("tiny") as right:
-
-        def half(device: stitch.Device, start: int) -> Callable[[], None]:
-            def work() -> None:
-                for i in range(start, ROUNDS, 2):
-                    (found[i],) = stitch.submit(device, compiled, 0, (integers(start=i),))
-
-            return work
-
-        together(half(left, 0), half(right, 1))
-        stitch.wait(found.values())
-        for i, tensor in found.items():
-            assert tensor.device is (right if i % 2 else left)
-            np.testing.assert_array_equal(tensor.numpy(), integers(start=i) * 2 + 1)
-    assert len(found) == ROUNDS
-
-
 def test_handles_may_die_in_any_thread() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         a = device.load(scaled("a", 2.0))

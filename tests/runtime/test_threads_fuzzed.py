@@ -1,8 +1,4 @@
-"""Several drills at once on one device: each thread finds what plain NumPy says, and nothing leaks.
-
-What a drill is: see `test_recordings_fuzzed`. Here the tasks of all threads meet in one queue, and
-each may run, or fail, in a window that another thread runs.
-"""
+"""Random use of one device by several threads: each finds what NumPy says, and nothing leaks."""
 
 from __future__ import annotations
 

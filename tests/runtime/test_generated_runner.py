@@ -1,4 +1,4 @@
-"""Plans as straight-line code: the same as the loop over prepared calls, failures included."""
+"""Generated code of a plan gives what the loop over its steps gives, failures included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stitch
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
 from stitch.runtime.recording import running
-from tests.support.stitched_models import integers, one, scaled, several
+from tests.support.stitched_models import integers, one, scaled
 
 F32 = DataType.FLOAT32
 
@@ -20,15 +20,6 @@ def picking() -> stitch.CompiledModel:
     x = builder.input("x", (4, 16), F32)
     rows = builder.input("rows", (2,), DataType.INT64)
     builder.output("y", builder.op("Gather", x, rows, axis=0))
-    return stitch.compile(builder.build(), target="tiny")
-
-
-def two_outputs() -> stitch.CompiledModel:
-    builder = ComputationGraphBuilder("both")
-    x = builder.input("x", (2, 16), F32)
-    y = builder.input("y", (2, 16), F32)
-    builder.output("sum", builder.op("Add", x, y))
-    builder.output("difference", builder.op("Sub", x, y))
     return stitch.compile(builder.build(), target="tiny")
 
 
@@ -70,19 +61,6 @@ def test_plans_that_are_too_long_to_be_written_out_run_as_well(
             for i in range(4):
                 expected = expected * np.float32(i + 2) + 1
             np.testing.assert_array_equal(one(pipe(integers(start=start))).numpy(), expected)
-
-
-def test_several_inputs_and_outputs_keep_their_order_and_their_holders() -> None:
-    x, y = (np.arange(32, dtype=np.float32).reshape(2, 16) * k for k in (1, 3))
-    with stitch.open_device("tiny") as device:
-        pipe = stitch.Pipeline([device.load(two_outputs())])
-        held = []
-        for i in range(6):
-            total, difference = several(pipe(x + i, y))
-            np.testing.assert_array_equal(total.numpy(), x + i + y)
-            held.append((i, difference))
-        for i, difference in held:
-            np.testing.assert_array_equal(difference.numpy(), x + i - y)
 
 
 @pytest.mark.parametrize(

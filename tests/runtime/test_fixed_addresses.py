@@ -1,5 +1,4 @@
-"""Results and inputs at addresses that programs name: what is held there is moved by the next run,
-as a counted copy, and nothing is planned or written once that has been seen."""
+"""Programs with fixed addresses: a held result there is moved once per run, and planning stops."""
 
 from __future__ import annotations
 

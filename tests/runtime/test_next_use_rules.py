@@ -1,5 +1,4 @@
-"""Rules by which next uses are learned and forgotten, each by itself: windows of tasks whose
-tensors are only names."""
+"""The rules by which next uses are learned and forgotten, each by itself."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ class Passage:
         return found
 
 
-def test_what_followed_a_use_follows_it_again() -> None:
+def test_the_distance_after_a_use_is_predicted_again() -> None:
     passage = Passage()
     weight = passage.value()
     for _ in range(3):
@@ -92,7 +91,7 @@ def test_what_followed_a_use_follows_it_again() -> None:
     assert passage.after(weight) == 1
 
 
-def test_of_stretches_that_are_alike_the_longest_decides() -> None:
+def test_the_longest_equal_history_decides() -> None:
     """After `first` a weight comes again in two tasks, after `second` in three."""
     passage = Passage()
     weight = passage.value()
@@ -110,8 +109,7 @@ def test_of_stretches_that_are_alike_the_longest_decides() -> None:
     assert passage.after(weight) == 1
 
 
-def test_what_was_learned_last_counts() -> None:
-    """Where no more than the task that reads it is alike."""
+def test_the_last_observation_counts() -> None:
     passage = Passage()
     weight = passage.value()
     for number, between in enumerate((1, 5, 0)):
@@ -122,7 +120,7 @@ def test_what_was_learned_last_counts() -> None:
     assert passage.after(weight) == 5 + 3
 
 
-def test_what_does_not_come_for_twice_as_long_was_predicted_wrongly() -> None:
+def test_a_prediction_that_is_overdue_by_twice_is_dropped() -> None:
     passage = Passage()
     weight = passage.value()
     passage.task("read", weight)
@@ -135,7 +133,7 @@ def test_what_does_not_come_for_twice_as_long_was_predicted_wrongly() -> None:
     assert found == [3, 2, 1, 1, 1, 1, inf, inf, inf]
 
 
-def test_a_read_in_another_space_is_no_use_and_no_reason_to_look_for_one() -> None:
+def test_a_read_in_another_space_is_no_use() -> None:
     """A tensor is read from DRAM in between: when it is read in L1 stays as it was."""
     passage = Passage()
     weight = passage.value()
@@ -151,7 +149,7 @@ def test_a_read_in_another_space_is_no_use_and_no_reason_to_look_for_one() -> No
     assert passage.after(weight) == 1
 
 
-def test_what_is_made_is_predicted_by_what_followed_its_making() -> None:
+def test_an_output_is_predicted_by_its_producer() -> None:
     passage = Passage()
     for _ in range(2):
         (made,) = passage.task("make", makes=1)
@@ -161,7 +159,7 @@ def test_what_is_made_is_predicted_by_what_followed_its_making() -> None:
     assert passage.after(made) == 2
 
 
-def test_slots_are_told_apart() -> None:
+def test_input_slots_are_distinguished() -> None:
     passage = Passage()
     often, seldom = passage.value(), passage.value()
     for _ in range(2):
@@ -173,7 +171,7 @@ def test_slots_are_told_apart() -> None:
     assert passage.after(often) == 1 and passage.after(seldom) == 5
 
 
-def test_a_use_that_was_not_seen_is_taken_to_be_like_the_last_one() -> None:
+def test_an_unseen_use_counts_as_the_last_one() -> None:
     passage = Passage()
     weight = passage.value()
     for _ in range(2):
@@ -185,9 +183,7 @@ def test_a_use_that_was_not_seen_is_taken_to_be_like_the_last_one() -> None:
     assert passage.after(weight) == 4
 
 
-def test_what_ran_since_is_learned_from_as_it_was() -> None:
-    """Windows are noted, and looked at when all have run: what a later one uses was not used yet
-    when the one before it began."""
+def test_noted_windows_are_learned_from_in_their_order() -> None:
     passage = Passage()
     weight = passage.value()
     passage.uses.is_wanted = False
@@ -214,7 +210,7 @@ def test_predictions_are_counted_from_the_window_on() -> None:
     assert passage.uses.predicted(window, kept, {7: weight, 9: passage.value()}) == ((7, 2),)
 
 
-def test_where_a_prediction_was_wrong_plans_are_made_by_more() -> None:
+def test_a_wrong_prediction_makes_a_new_version() -> None:
     passage = Passage()
     weight = passage.value()
     versions = []
@@ -226,7 +222,7 @@ def test_where_a_prediction_was_wrong_plans_are_made_by_more() -> None:
     assert versions[0] == 0 and versions[1] == versions[3] < versions[5]
 
 
-def test_the_values_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_values_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_uses, "MAX_VALUES", 2)
     passage = Passage()
     values = [passage.value() for _ in range(4)]
@@ -235,7 +231,7 @@ def test_the_values_that_were_used_last_are_remembered(monkeypatch: pytest.Monke
     assert set(passage.uses._last) == set(values[2:])
 
 
-def test_what_nobody_holds_any_more_is_forgotten() -> None:
+def test_values_without_handles_are_forgotten() -> None:
     passage = Passage()
     value, other = passage.value(), passage.value()
     passage.task("read", value)
@@ -244,7 +240,7 @@ def test_what_nobody_holds_any_more_is_forgotten() -> None:
     assert set(passage.uses._last) == {other}
 
 
-def test_what_was_learned_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_observation_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_uses, "MAX_DISTANCES", 8)
     passage = Passage()
     passage.idle(70)

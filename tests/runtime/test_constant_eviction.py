@@ -1,12 +1,9 @@
-"""Constants lie in their program's file: where memory is short they give way without a byte, and
-come back from the file when their program runs; what costs less than that gives way before."""
+"""Eviction of constants: no bytes are written, and the file provides them again at the next run."""
 
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -15,10 +12,8 @@ import pytest
 import stitch
 from stitch.cli.device_costs import copies_inside, planned_copies
 from stitch.graph import ComputationGraphBuilder
-from stitch.planner import Copy, Plan, check_plan
+from stitch.planner import Copy, Plan
 from stitch.program import Array, DataType, Layout, Ownership, Space
-from stitch.report import ChromeTrace, Recorder, read_record, replay
-from tests.support import plans_that_ran
 from tests.support.faults import Fuse, Planted, lay
 from tests.support.grids import every
 from tests.support.stitched_models import held_by, integers, model, one, tiny
@@ -64,7 +59,7 @@ def placed(device: stitch.Device, count: int, rows: int) -> list[stitch.Tensor]:
 
 
 @pytest.mark.parametrize("window", [1, 8, 64])
-def test_constants_that_do_not_fit_together_take_turns(window: int) -> None:
+def test_constants_that_do_not_fit_together_are_evicted_in_turn(window: int) -> None:
     a, b = holding("a", 40, 1), holding("b", 48, 2)
     x, y = integers((2, 40)), integers((2, 48))
     with stitch.open_device(MACHINE, debug=True, window=window) as device:
@@ -102,47 +97,7 @@ def test_a_tensor_goes_before_a_constant_that_costs_more() -> None:
         assert loads(device, "large") == 0
 
 
-def test_a_recording_notices_that_its_constants_are_gone_and_that_they_are_back() -> None:
-    with stitch.open_device(MACHINE, debug=True) as device:
-        program, x = device.load(holding("a", 40, 1)), integers((2, 40))
-        for _ in range(4):
-            one(program(x)).numpy()
-        plans = device.statistics().plans_made
-        held = placed(device, 1, 60)
-        assert device.statistics().plans_made > plans and loads(device, "a") == 0
-        np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-        assert loads(device, "a") == 1 and held[0].layout.space is Space.HOST
-        plans = device.statistics().plans_made
-        for _ in range(4):
-            np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-        assert loads(device, "a") == 1
-        assert device.statistics().plans_made <= plans + 1
-        np.testing.assert_array_equal(held[0].numpy(), np.ones((60, WIDTH)))
-
-
-def test_what_is_loaded_into_a_full_space_comes_when_it_runs() -> None:
-    with stitch.open_device(MACHINE, debug=True) as device:
-        held = placed(device, 1, 60)
-        program, x = device.load(holding("late", 40, 1)), integers((2, 40))
-        assert held[0].layout.space is Space.DRAM
-        np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-        assert loads(device, "late") == 1
-
-
-def test_memory_that_nobody_uses_is_taken_before_the_room_of_constants() -> None:
-    with stitch.open_device(MACHINE, debug=True, window=1) as device:
-        first, x = device.load(holding("first", 20, 1)), integers((2, 20))
-        held = placed(device, 1, 30)
-        late = device.load(holding("late", 20, 2))
-        held.clear()
-        placed(device, 1, 30)
-        assert device.memory_report().count("constant 'constant'") == 1
-        for program, seed in ((late, 2), (first, 1), (late, 2)):
-            np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(20, seed))
-        assert (loads(device, "first"), loads(device, "late")) == (0, 1)
-
-
-def test_a_constant_gives_way_to_what_a_program_names() -> None:
+def test_a_constant_is_evicted_for_a_fixed_address() -> None:
     dram = MACHINE.shape.dram
     assert dram is not None
 
@@ -163,61 +118,10 @@ def test_a_constant_gives_way_to_what_a_program_names() -> None:
         assert loads(device, "there") <= 1
 
 
-def test_where_nothing_may_spill_constants_stay() -> None:
-    with stitch.open_device(MACHINE, debug=True, spill=False, window=1) as device:
-        program, x = device.load(holding("a", 40, 1)), integers((2, 40))
-        with pytest.raises(stitch.OutOfMemoryError, match="dram cannot hold"):
-            placed(device, 1, 60)
-        with pytest.raises(stitch.OutOfMemoryError, match="no hole of"):
-            device.load(holding("b", 40, 2))
-        np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-        assert loads(device, "a") == 0
-
-
-def test_dropped_programs_leave_nothing_wherever_their_constants_lay() -> None:
-    with stitch.open_device(MACHINE, debug=True) as device:
-        programs = [device.load(holding(f"p{i}", 40, i)) for i in range(3)]
-        for program in programs:
-            one(program(integers((2, 40)))).numpy()
-        assert any("constant" in held for held in held_by(device))
-        programs.clear()
-        del program
-        gc.collect()
-        device.wait()
-        assert held_by(device) == []
-
-
-def test_the_checker_asks_where_each_constant_lies() -> None:
-    plans_that_ran.taken()
-    with stitch.open_device(MACHINE, debug=True) as device:
-        programs = [device.load(holding(f"p{i}", 40, i)) for i in range(2)]
-        for program in programs:
-            one(program(integers((2, 40)))).numpy()
-    plan = next(p for p in plans_that_ran.taken() if comes(p, "p1"))
-    (step,) = comes(plan, "p1")
-    assert check_plan(plan) == ()
-    without = replace(plan, steps=tuple(s for s in plan.steps if s is not step))
-    assert any(problem.kind == "content" for problem in check_plan(without))
-
-
-def test_records_and_traces_tell_of_constants_that_come_and_go() -> None:
-    x = integers((2, 40))
-    with stitch.open_device(MACHINE, debug=True, window=1) as device:
-        trace, recorder = ChromeTrace(device), Recorder(device)
-        programs = [device.load(holding(f"p{i}", 40, i)) for i in range(2)]
-        for program in (*programs, *programs):
-            one(program(x)).numpy()
-        record = recorder.text()
-        assert "constant" in json.dumps(trace.as_json())
-    assert replay(record).runs == 4
-    assert [problem for plan in read_record(record).plans.values()
-            for problem in check_plan(plan)] == []  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", every(4, range(12)))
-def test_programs_run_anyhow_where_little_fits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Constants, tensors and results crowd DRAM; some runs fail at any step. Every result that is
-    there is right, and the records are those of what lies there."""
+def test_random_runs_in_a_crowded_dram_with_failures_are_right(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw, fuse = Random(seed), Fuse()
     lay(monkeypatch, fuse)
     with stitch.open_device(MACHINE, debug=True, window=draw.choice([1, 3, 64])) as device:
@@ -254,61 +158,8 @@ def test_programs_run_anyhow_where_little_fits(seed: int, monkeypatch: pytest.Mo
         assert failed
 
 
-@pytest.mark.parametrize("executor", ["numpy", "null"])
-def test_three_programs_of_which_two_fit_take_turns_whatever_computes(executor: str) -> None:
-    names = ("a", "b", "c")
-    with stitch.open_device(MACHINE, debug=True, window=1, executor=executor) as device:
-        programs = [device.load(holding(name, 30, i)) for i, name in enumerate(names)]
-        assert device.memory_report().count("constant 'constant'") == 2
-        for _ in range(5):
-            for i, program in enumerate(programs):
-                y = one(program(integers((2, 30))))
-                device.flush()
-                assert f"B  constant 'constant' of '{names[i]}'" in device.memory_report()
-                if executor == "numpy":
-                    np.testing.assert_array_equal(y.numpy(), integers((2, 30)) @ table(30, i))
-        assert 5 <= sum(loads(device, name) for name in names) <= 13
-
-
-def test_a_constant_that_is_read_by_each_task_stays_and_a_result_that_is_read_late_leaves() -> None:
-    with stitch.open_device(MACHINE, debug=True, window=1) as device:
-        program, x = device.load(holding("often", 40, 1)), integers((2, 40))
-        late = placed(device, 1, 12)[0]
-        for i in range(6):
-            fresh = placed(device, 1, 16)[0]
-            np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-            assert fresh.layout.space is Space.DRAM, i
-            del fresh
-        assert loads(device, "often") == 0 and late.layout.space is Space.HOST
-        np.testing.assert_array_equal(late.numpy(), np.ones((12, WIDTH)))
-
-
-def test_programs_with_equal_tables_do_not_take_turns() -> None:
-    with stitch.open_device(MACHINE, debug=True, window=1) as device:
-        programs = [device.load(holding(name, 40, 1)) for name in "ab"]
-        x = integers((2, 40))
-        for program in programs * 3:
-            np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(40, 1))
-        assert (loads(device, "a"), loads(device, "b")) == (0, 0)
-
-
-def test_bytes_that_are_exported_stay_where_constants_take_turns() -> None:
-    with stitch.open_device(MACHINE, debug=True, window=1) as device:
-        held = placed(device, 1, 20)[0]
-        exported = np.from_dlpack(held)
-        where = exported.ctypes.data
-        programs = [device.load(holding(name, 40, i)) for i, name in enumerate("ab")]
-        x = integers((2, 40))
-        for i in (0, 1, 0, 1):
-            np.testing.assert_array_equal(one(programs[i](x)).numpy(), x @ table(40, i))
-        assert held.layout.space is Space.DRAM and exported.ctypes.data == where
-        np.testing.assert_array_equal(exported, np.ones((20, WIDTH)))
-
-
 @pytest.mark.parametrize("data_type", ["bfloat16", "float32"])
 def test_constants_with_padding_leave_and_move_as_tensors_do(data_type: str) -> None:
-    """Rows of 10 numbers: debug mode looks at the bytes between them where they leave."""
-
     def times(drawn: Array) -> Callable[[ComputationGraphBuilder], None]:
         def build(b: ComputationGraphBuilder) -> None:
             x = b.input("x", (60, 10), data_type)
@@ -337,7 +188,7 @@ def adding(name: str, seed: int) -> stitch.CompiledModel:
     return model(name, build, target=MACHINE, placement=placement)
 
 
-def test_what_is_given_away_is_overwritten_while_constants_take_turns() -> None:
+def test_donated_tensors_are_overwritten_while_constants_are_evicted() -> None:
     with stitch.open_device(MACHINE, debug=True, window=1) as device:
         programs = [device.load(adding(f"p{i}", i)) for i in range(3)]
         h, expected = placed(device, 1, 20)[0], np.ones((20, WIDTH), np.float32)
@@ -356,7 +207,7 @@ def crowded() -> tuple[stitch.Device, list[stitch.LoadedProgram]]:
     return device, [device.load(holding(f"p{i}", 40, i)) for i in range(2)]
 
 
-def test_a_run_that_stops_anywhere_while_constants_come_leaves_all_as_it_was(
+def test_a_failure_at_any_step_while_constants_are_loaded_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fuse, x = Fuse(), integers((2, 40))
@@ -383,7 +234,7 @@ def test_a_run_that_stops_anywhere_while_constants_come_leaves_all_as_it_was(
         device.close()
 
 
-def test_what_comes_from_a_file_is_no_input_on_its_way_in() -> None:
+def test_constants_from_the_file_are_not_counted_as_inputs() -> None:
     with stitch.open_device(MACHINE, window=1) as device:
         first, second = device.load(holding("a", 40, 1)), device.load(holding("b", 48, 2))
         for _ in range(3):
@@ -396,7 +247,7 @@ def test_what_comes_from_a_file_is_no_input_on_its_way_in() -> None:
         assert planned_copies(device) >= 1
 
 
-def test_where_copies_are_forbidden_a_constant_that_is_away_is_told_apart() -> None:
+def test_forbidden_copies_of_an_evicted_constant_are_named() -> None:
     with stitch.open_device(MACHINE, window=1) as device:
         first, second = device.load(holding("a", 40, 1)), device.load(holding("b", 48, 2))
         x = device.to_layout(device.tensor(integers((2, 40))), first.input_layout("x"))
@@ -409,7 +260,7 @@ def test_where_copies_are_forbidden_a_constant_that_is_away_is_told_apart() -> N
             one(first(x)).numpy()
 
 
-def test_where_nothing_may_leave_loading_says_what_it_was_and_why() -> None:
+def test_loading_without_spilling_names_program_and_reason() -> None:
     with stitch.open_device(MACHINE, spill=False) as device:
         kept = device.load(holding("a", 40, 1))
         with pytest.raises(stitch.OutOfMemoryError, match=r"(?s)loading 'b'.*spill=False.*turns"):

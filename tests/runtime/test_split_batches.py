@@ -1,4 +1,4 @@
-"""Long windows that repeat run in pieces: one is planned, and results stay the same."""
+"""Long batches that repeat are split: one piece is planned, and results stay the same."""
 
 from __future__ import annotations
 
@@ -70,17 +70,6 @@ def test_in_the_steady_state_pieces_are_neither_planned_nor_bound_nor_written(ma
         assert counts[-1] == counts[-2] == counts[-3]
 
 
-def test_pieces_are_at_most_as_long_as_the_whole_plans_of_short_windows() -> None:
-    with stitch.open_device("tiny", window=1024) as device:
-        lengths = lengths_of_plans(device)
-        result = chain(device.load(HALVED), device.tensor(integers()), 500)
-        np.testing.assert_array_equal(result.numpy(), expected(integers(), 500))
-        assert sum(lengths) == 500 and max(lengths) <= 64
-        lengths.clear()
-        chain(device.load(HALVED), device.tensor(integers()), 150).settle()
-        assert lengths == [150]
-
-
 def test_all_results_that_are_held_are_there() -> None:
     with stitch.open_device("host", window=1024, debug=True) as device:
         program = device.load(scaled("halved", 0.5, target="host"))
@@ -91,32 +80,6 @@ def test_all_results_that_are_held_are_there() -> None:
             held.append(now)
         for rounds in (0, 17, 63, 64, 200, 399):
             np.testing.assert_array_equal(held[rounds].numpy(), expected(integers(), rounds + 1))
-
-
-def test_elements_of_a_pending_tensor_and_a_state_are_one_window() -> None:
-    xs = integers((300, 64))
-    whole = scaled("whole", 2.0, xs.shape, target="host")
-
-    def cell(state: Array, x: Array) -> Array:
-        return state * F32(0.5) + x
-
-    zero = np.zeros(64, F32)
-    compiled = stitch.compile(cell, [zero, zero], name="cell", target="host")
-    wanted = zero
-    for x in xs * 2 + 1:
-        wanted = cell(wanted, x)
-    with stitch.open_device("host", window=1024) as device:
-        a, b = device.load(whole), device.load(compiled)
-        for turn in range(6):
-            before = device.statistics()
-            rows, state = one(a(xs)), device.tensor(zero)
-            for i in range(300):
-                state = one(b(state, rows[i]))
-            assert device.statistics().windows == before.windows
-            np.testing.assert_array_equal(state.numpy(), wanted)
-            after = device.statistics()
-            assert turn < 5 or after.bindings_made == before.bindings_made
-        assert after.plans_made <= 4
 
 
 def test_what_is_donated_from_task_to_task_is_handed_on() -> None:

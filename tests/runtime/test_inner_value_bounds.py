@@ -1,4 +1,4 @@
-"""The bound on the values inside a program holds for every order, and does not grow with depth."""
+"""The bound on a program's intermediate values holds for every order of its operations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Whoever comes into a call of his own thread (a signal handler, a finalizer, a trace function) and
-uses the same device is refused or served rightly; what he came into goes on with right results."""
+"""A signal handler, finalizer or trace function that uses the device that its thread is using is
+refused or served, and the interrupted call gives the right result.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +170,7 @@ def test_finalizers_and_weak_references_use_the_device_in_whose_call_they_are_ca
 
 
 @pytest.mark.parametrize("place", ["queue.task_queue", "loaded"])
-def test_who_comes_into_a_call_that_queues_is_refused(place: str) -> None:
+def test_reentry_while_a_task_is_queued_is_refused(place: str) -> None:
     """Half a task is in the queue: neither reading nor another call may bring it in order. Once
     where it is a new one, once where it followed before."""
     desk = Desk()
@@ -206,8 +207,7 @@ def test_closing_in_the_middle_of_a_call_is_refused_and_nothing_is_closed() -> N
     desk.check()
 
 
-def test_another_thread_of_who_comes_in_is_no_visitor() -> None:
-    """It queues, and what it reads waits for the run: no error."""
+def test_another_thread_started_by_a_hook_may_queue() -> None:
     desk = Desk()
     results: list[stitch.Tensor] = []
 

@@ -154,7 +154,7 @@ COMBINATIONS = tuple(itertools.product(WINDOWS, EXECUTORS))
 
 
 @pytest.mark.parametrize("number", every(3, range(len(COMBINATIONS))))
-def test_handles_used_anyhow_have_what_the_host_computes(number: int) -> None:
+def test_random_handle_use_gives_what_the_host_computes(number: int) -> None:
     assert campaign(number, *COMBINATIONS[number], steps=100, cases=3)["steps"] >= 100
 
 

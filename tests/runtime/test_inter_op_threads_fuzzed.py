@@ -1,7 +1,6 @@
-"""Devices with several lanes under random use: plans, copies and elements are those of one lane.
+"""Random use with several inter-op threads: plans, copies and elements are those of one thread.
 
-Work is drawn as for handles that are used anyhow, but windows are long, so that there is something
-to run beside each other, and every stretch counts as long enough.
+Windows are long, and every section counts as long enough to run concurrently.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def used(
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=LONG) for n in (1, 2))])
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
-def test_drawn_work_is_the_same_on_any_number_of_lanes(
+def test_drawn_work_is_the_same_on_any_number_of_threads(
     executor: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if executor != "numpy":
@@ -129,7 +128,7 @@ def fail_alike(seed: int, patch: pytest.MonkeyPatch, most: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 4, 12])
-def test_what_fails_in_any_lane_leaves_what_it_leaves_on_one(
+def test_what_fails_in_any_thread_leaves_what_it_leaves_on_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fail_alike(seed, monkeypatch, 12)
@@ -137,6 +136,6 @@ def test_what_fails_in_any_lane_leaves_what_it_leaves_on_one(
 
 @LONG
 @pytest.mark.parametrize("block", range(2))
-def test_what_fails_anywhere_in_any_lane(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_anywhere_in_any_thread(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = [fail_alike(seed, monkeypatch, 16) for seed in range(block * 20, block * 20 + 20)]
     assert sum(tried) > 5

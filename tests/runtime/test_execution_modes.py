@@ -39,8 +39,10 @@ MODES = {
     "one by one": Mode(one_by_one),
     "in one go": Mode(in_one_go),
     "linked": Mode(one_by_one, {"aggregate": "always"}),
-    "two lanes": Mode(one_by_one, {"inter_op_threads": 2}),
-    "two lanes in one go, linked": Mode(in_one_go, {"inter_op_threads": 2, "aggregate": "always"}),
+    "two threads": Mode(one_by_one, {"inter_op_threads": 2}),
+    "two threads in one go, linked": Mode(
+        in_one_go, {"inter_op_threads": 2, "aggregate": "always"}
+    ),
     "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep"))),
 }
 #: Runs of each graph; in one of them, which its seed says, functions fail.
@@ -127,7 +129,7 @@ def compare(workers: dict[str, Worker], seed: int, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("block", every(4, range(4)))
-def test_every_way_of_running_gives_the_same_bits_with_no_more_copies(
+def test_every_execution_mode_gives_the_same_bits_with_no_more_copies(
     workers: dict[str, Worker], block: int
 ) -> None:
     for seed in range(block * 25, block * 25 + 25):
@@ -136,7 +138,7 @@ def test_every_way_of_running_gives_the_same_bits_with_no_more_copies(
 
 @pytest.mark.campaign("random_work")
 @pytest.mark.parametrize("block", range(4))
-def test_every_way_of_running_gives_the_same_bits_in_large_graphs(
+def test_every_execution_mode_gives_the_same_bits_in_large_graphs(
     workers: dict[str, Worker], block: int
 ) -> None:
     for seed in range(1000 + block * 67, 1067 + block * 67):

@@ -1,4 +1,4 @@
-"""Lanes: stretches that are independent run beside each other, and nobody can tell but by time."""
+"""Inter-op threads: independent sections run concurrently, with the results of one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import StitchError, TaskError, UsageError
+from stitch.errors import StitchError, UsageError
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.report import ChromeTrace
@@ -105,7 +105,7 @@ def no_thread_stays() -> Iterator[None]:
     gc.collect()
     until = time.monotonic() + 30
     while any(t.name.startswith("stitch thread") for t in threading.enumerate()):
-        assert time.monotonic() < until, "a lane's thread lives on"
+        assert time.monotonic() < until, "an inter-op thread lives on"
         time.sleep(0.01)
 
 
@@ -121,7 +121,7 @@ def forks_of(device: stitch.Device) -> list[PlanRun]:
 
 
 @pytest.mark.parametrize("inter_op_threads", [0, -1, True, 1.5, "2", None, 257, 10**9])
-def test_lanes_are_a_positive_whole_number(inter_op_threads: Any) -> None:
+def test_inter_op_threads_are_a_positive_whole_number(inter_op_threads: Any) -> None:
     with pytest.raises(UsageError) as caught:
         stitch.open_device("tiny", inter_op_threads=inter_op_threads)
     assert "inter_op_threads" in str(caught.value)
@@ -146,20 +146,6 @@ def test_so_many_programs_are_in_the_middle_of_their_runs_at_once(
             np.testing.assert_array_equal(result.numpy(), arrays[i] @ arrays[i + 1])
 
 
-def test_one_lane_is_the_default_and_has_no_threads(
-    products: stitch.CompiledModel, arrays: list[Array]
-) -> None:
-    with stitch.open_device(MACHINE) as device:
-        assert device.inter_op_threads == 1
-        loaded, runs = device.load(products), forks_of(device)
-        results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
-        device.wait()
-        assert runs[0].forks == ()
-        assert "inter-op" not in device.explain()
-        assert not [t for t in threading.enumerate() if t.name.startswith("stitch thread")]
-        del results
-
-
 def test_pipelines_calls_and_held_results_are_the_same_on_two(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
@@ -182,20 +168,6 @@ def test_pipelines_calls_and_held_results_are_the_same_on_two(
     assert used(1) == used(2)
 
 
-def test_programs_that_share_scratch_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = shorten(monkeypatch)
-    placement = ("input.x.space=l1", "output.y.space=l1")
-    a, b = scaled("a", 2.0, placement=placement), scaled("b", 3.0, placement=placement)
-    assert a.program.scratch.size_per_bank
-    with stitch.open_device("tiny", inter_op_threads=2) as device:
-        first, second = device.load(a), device.load(b)
-        for i in range(4):
-            y, z = one(first(integers(start=i))), one(second(integers(start=i)))
-            np.testing.assert_array_equal(y.numpy(), integers(start=i) * 2 + 1)
-            np.testing.assert_array_equal(z.numpy(), integers(start=i) * 3 + 1)
-    assert found
-
-
 def test_what_is_overwritten_is_overwritten_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shorten(monkeypatch)
     with stitch.open_device("tiny", inter_op_threads=3) as device:
@@ -206,10 +178,10 @@ def test_what_is_overwritten_is_overwritten_once(monkeypatch: pytest.MonkeyPatch
             device.wait()
         for i, state in enumerate(states):
             np.testing.assert_array_equal(state.numpy(), integers(start=i) * 32)
-    assert not found, "what overwrites values is completed whatever is raised, so it has one lane"
+    assert not found, "what overwrites values is completed whatever is raised, so it has one thread"
 
 
-def test_errors_of_numpy_are_ignored_in_every_lane_and_reported_after(
+def test_errors_of_numpy_are_ignored_in_every_thread_and_reported_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = shorten(monkeypatch)
@@ -248,23 +220,7 @@ def test_host_functions_run_in_order_on_the_callers_thread(
     assert found
 
 
-def test_hooks_see_everything_on_the_callers_thread(
-    products: stitch.CompiledModel, arrays: list[Array]
-) -> None:
-    threads: list[int] = []
-    with stitch.open_device(MACHINE, inter_op_threads=2) as device:
-        loaded, runs = device.load(products), forks_of(device)
-        end = device.hooks.register(before_program=lambda _: threads.append(threading.get_ident()))
-        for _ in range(2):
-            results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
-            device.wait()
-            end()
-            del results
-        assert threads == [threading.get_ident()] * 2
-        assert [len(run.forks) for run in runs] == [0, 1]
-
-
-def test_events_and_traces_tell_the_lane(
+def test_events_and_traces_tell_the_thread(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     with stitch.open_device(MACHINE, inter_op_threads=2) as device:
@@ -272,11 +228,11 @@ def test_events_and_traces_tell_the_lane(
         results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
         device.wait()
         (run,) = runs
-        assert {lane for _, _, lane in run.spans()} == {0, 1}
+        assert {thread for _, _, thread in run.spans()} == {0, 1}
         assert all(start <= end for start, end, _ in run.spans())
         assert max(end for _, end, _ in run.spans()) <= run.began_seconds + run.seconds
-        for lane in range(2):
-            ends = [(start, end) for start, end, where in run.spans() if where == lane]
+        for thread in range(2):
+            ends = [(start, end) for start, end, where in run.spans() if where == thread]
             assert all(a[1] <= b[0] for a, b in pairwise(ends))
         lines = trace.as_json()["traceEvents"]
         trace.close()
@@ -295,7 +251,7 @@ def test_events_and_traces_tell_the_lane(
     ("options", "why"),
     [({"debug": True}, "debug mode"), ({"executor": "null"}, "'null'"), ({}, "100 us")],
 )
-def test_explain_says_why_nothing_ran_beside_anything(options: dict[str, Any], why: str) -> None:
+def test_explain_says_why_nothing_ran_concurrently(options: dict[str, Any], why: str) -> None:
     with stitch.open_device("tiny", inter_op_threads=2, **options) as device:
         a = device.load(scaled("a", 2.0))
         results = [a(integers()), a(integers())]
@@ -305,46 +261,7 @@ def test_explain_says_why_nothing_ran_beside_anything(options: dict[str, Any], w
         del results
 
 
-def test_an_executor_that_promises_nothing_has_one_lane(
-    products: stitch.CompiledModel, arrays: list[Array]
-) -> None:
-    executor = Meeting(1)
-    executor.supports_threads = False
-    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
-        loaded = device.load(products)
-        results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
-        device.wait()
-        assert executor.threads == {threading.get_ident()}
-        del results
-
-
-def test_every_device_has_threads_of_its_own_which_end_with_it(
-    products: stitch.CompiledModel, arrays: list[Array]
-) -> None:
-    def lanes() -> int:
-        return sum(t.name.startswith("stitch thread") for t in threading.enumerate())
-
-    devices = [stitch.open_device(MACHINE, inter_op_threads=2) for _ in range(3)]
-    for device in devices:
-        loaded = device.load(products)
-        results = [one(loaded(*arrays[:2])), one(loaded(*arrays[2:4]))]
-        device.wait()
-        np.testing.assert_array_equal(results[1].numpy(), arrays[2] @ arrays[3])
-        del loaded, results
-    for left in (2, 1, 0):
-        devices[left].close()
-        devices[left].close()
-        assert lanes() == left
-
-
-def test_threads_end_when_nobody_refers_to_them() -> None:
-    threads = ThreadPool()
-    runs = threads.beside([len, sum, max], [3, 4])
-    assert [run.result for run in runs] == [2, 7, 4]
-    del threads  # `no_thread_stays` looks.
-
-
-def test_whoever_is_interrupted_while_he_waits_goes_on_waiting() -> None:
+def test_an_interrupted_wait_for_threads_goes_on() -> None:
     threads, main, done, came = ThreadPool(), threading.get_ident(), [], []
 
     def interrupt(*_: object) -> None:
@@ -417,7 +334,7 @@ while threading.active_count() > 2:
     assert done.stdout.strip() == str(2.0 * N)
 
 
-def test_where_the_system_has_no_more_threads_one_takes_all_turns(
+def test_without_system_threads_one_thread_runs_everything(
     products: stitch.CompiledModel, arrays: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -436,7 +353,9 @@ class Broken(StitchError):
 
 
 @pytest.mark.parametrize("which", ["a", "b", "both"])
-def test_a_failure_in_a_lane_is_told_once_all_have_ended(which: str, arrays: list[Array]) -> None:
+def test_a_failure_in_a_thread_is_raised_once_all_have_ended(
+    which: str, arrays: list[Array]
+) -> None:
     x = np.ones((N, N), np.float32)
     models = {
         name: stitch.compile(product, (x, x), target=MACHINE, name=name) for name in ("a", "b", "c")
@@ -466,31 +385,7 @@ def test_a_failure_in_a_lane_is_told_once_all_have_ended(which: str, arrays: lis
                     result.numpy()
 
 
-def test_a_lane_that_uses_its_device_is_refused(
-    products: stitch.CompiledModel, arrays: list[Array]
-) -> None:
-    executor, said = Meeting(2), list[str]()
-    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
-
-        def use(_: str) -> None:
-            # A finalizer may run on any thread; this one waits for the lane.
-            for act in (device.wait, device.close, result.numpy):
-                with pytest.raises(TaskError) as caught:
-                    act()
-                said.append(str(caught.value))
-
-        loaded = device.load(products)
-        result = one(loaded(*arrays[:2]))
-        kept = one(loaded(*arrays[2:4]))
-        executor.at_end = use
-        device.wait()
-        assert len(said) == 6
-        assert all("in the middle of a plan" in text for text in said)
-        executor.at_end = None
-        np.testing.assert_array_equal(kept.numpy(), arrays[2] @ arrays[3])
-
-
-def test_an_interrupt_waits_for_the_other_lane(
+def test_an_interrupt_waits_for_the_other_thread(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     executor, main = Meeting(2), threading.get_ident()

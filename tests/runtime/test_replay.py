@@ -1,11 +1,9 @@
-"""What a lease remembers of its last run is run again only where nothing has changed."""
+"""A replay runs only where nothing has changed since the last run."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from stitch.errors import TaskError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import PreparedGraph, Replay, chain_graph, lend, take_back
-from stitch.runtime.graphs import replay
-from stitch.runtime.graphs.replay import MAX_NOTES_LEFT, only_of_leases
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import binary_op, one, scaled
 
@@ -41,16 +37,6 @@ def _sum(device: Device) -> PreparedGraph:
     return _prepared(device, binary_op("sum", "Add", SHAPE, target=device.machine))
 
 
-def _again(prepared: PreparedGraph) -> Any:
-    """What the lease of its last run remembers."""
-    prepared.device.run_queue()
-    assert prepared._last is not None
-    lease = prepared._last.ready()
-    assert lease is not None
-    assert lease.again is not None
-    return lease.again
-
-
 def _ready(prepared: PreparedGraph, *given: Any) -> None:
     for _ in range(4):
         prepared(*given)
@@ -59,7 +45,7 @@ def _ready(prepared: PreparedGraph, *given: Any) -> None:
 # The same tensors ------------------------------------------------------------------------------
 
 
-def test_tensors_that_change_places_are_read_where_they_are_given(device: Device) -> None:
+def test_swapped_tensors_are_read_in_their_new_order(device: Device) -> None:
     prepared = _prepared(device, binary_op("less", "Sub", SHAPE, target=device.machine))
     x, w = device.tensor(X), device.tensor(W)
     _ready(prepared, x, w)
@@ -67,7 +53,7 @@ def test_tensors_that_change_places_are_read_where_they_are_given(device: Device
     np.testing.assert_array_equal(one(prepared(x, w)).numpy(), X - W)
 
 
-def test_an_array_in_the_place_of_a_tensor_is_read_and_the_other_way_round(device: Device) -> None:
+def test_an_array_instead_of_a_tensor_is_read_and_the_reverse(device: Device) -> None:
     prepared, x = _sum(device), device.tensor(X)
     _ready(prepared, x, W)
     np.testing.assert_array_equal(one(prepared(W, W)).numpy(), W + W)
@@ -115,41 +101,6 @@ def test_what_is_written_to_a_tensor_that_others_see_since_is_read(space: str) -
         np.testing.assert_array_equal(one(prepared(made)).numpy(), np.full(SHAPE, 13.0))
 
 
-def test_what_others_may_write_to_since_is_looked_at(device: Device) -> None:
-    prepared, make = _sum(device), _prepared(device, scaled("a", 2.0, target=device.machine))
-    _ready(make, X)
-    x = one(make(X))
-    _ready(prepared, x, W)
-    again = _again(prepared)
-    assert again.arrays(again.entries, (x, W)) is not None
-    x._record.is_exposed = True
-    assert again.arrays(again.entries, (x, W)) is None
-
-
-@pytest.mark.parametrize("repeats", [False, True])
-def test_steps_that_were_done_before_one_failed_are_told(
-    host: Device, monkeypatch: pytest.MonkeyPatch, *, repeats: bool
-) -> None:
-    def fails(arrays: object) -> bool:
-        raise FloatingPointError("no number")
-
-    told: list[object] = []
-    monkeypatch.setattr(replay, "tell_stopped", lambda *what: told.append(what[1]))
-    prepared = _sum(host)
-    _ready(prepared, X, W)
-    again = dataclasses.replace(_again(prepared), run=fails)
-    if repeats:
-        repeat = prepared.repeat((X, W))
-        assert repeat is not None
-        repeat.lease.again = again
-        run = partial(dataclasses.replace(repeat, again=again), [X, W])
-    else:
-        run = partial(again.ran, [X, W])
-    with pytest.raises(FloatingPointError):
-        run()
-    assert told == [again.binding]
-
-
 def test_copies_that_others_do_not_see_are_compared_before_they_are_read() -> None:
     with stitch.open_device("tiny") as device:
         array = X.copy()
@@ -159,17 +110,6 @@ def test_copies_that_others_do_not_see_are_compared_before_they_are_read() -> No
         for number in range(3):
             array[...] = number
             np.testing.assert_array_equal(one(prepared(tensor, W)).numpy(), array + W)
-
-
-def test_notes_of_results_are_left_while_they_are_few() -> None:
-    def values(count: int, *, others: int = 0) -> Any:
-        leases: list[object] = [object()] * count + [None] * others
-        return [SimpleNamespace(lease=lease) for lease in leases]
-
-    assert only_of_leases(values(MAX_NOTES_LEFT))
-    assert not only_of_leases(values(MAX_NOTES_LEFT + 1))
-    assert not only_of_leases(values(2, others=1))
-    assert not only_of_leases(values(0, others=1))
 
 
 # Over and over, with copies of the results -----------------------------------------------------
@@ -213,23 +153,6 @@ def test_a_repeat_reads_its_arrays_and_what_is_lent_now(repeated: _Repeated) -> 
         results.append(made)
     for number, made in enumerate(results):
         np.testing.assert_array_equal(made, X * number + number)
-
-
-def test_a_repeat_is_counted_as_a_run_and_what_it_gives_as_read(repeated: _Repeated) -> None:
-    device = repeated.device
-
-    def counts() -> tuple[int, int]:
-        account = device.account()
-        return device.statistics().replays, sum(line.times for line in account.reads)
-
-    before = counts()
-    for _ in range(3):
-        repeated.made()
-    assert [now - then for now, then in zip(counts(), before, strict=True)] == [3, 3]
-    device.history.clear()
-    assert device.account().reads == ()
-    repeated.made()
-    assert sum(line.times for line in device.account().reads) == 1
 
 
 def _nothing(_: object) -> None: ...
@@ -290,7 +213,7 @@ def _shares(of: _Repeated) -> object:
          "ran otherwise",
          "listener", "hook", "closed"],
 )  # fmt: skip
-def test_a_repeat_does_nothing_where_anything_has_changed(
+def test_a_replay_refuses_where_anything_has_changed(
     repeated: _Repeated, change: Callable[[_Repeated], object]
 ) -> None:
     assert repeated.made() is not None
@@ -305,19 +228,6 @@ def test_an_array_of_another_form_is_not_repeated(repeated: _Repeated) -> None:
     assert repeated.made(X.astype(np.float64)) is None
     assert repeated.made(X[:2]) is None
     assert repeated.made() is not None
-
-
-def test_graphs_that_run_between_leave_a_repeat_as_it_is(repeated: _Repeated) -> None:
-    other = _sum(repeated.device)
-    _ready(other, X, X)
-    _ready(repeated.prepared, X, repeated.tensor)
-    repeat = repeated.prepared.repeat((X, repeated.tensor))
-    assert repeat is not None
-    for number in range(3):
-        other(X, X)
-        (made,) = repeat([X * number]) or (None,)
-        assert made is not None
-        np.testing.assert_array_equal(made, X * number + W)
 
 
 def test_nothing_is_repeated_before_it_ran_nor_on_tensors_that_may_be_given_away(
@@ -348,36 +258,6 @@ def test_only_a_run_on_the_very_same_tensors_is_repeated(repeated: _Repeated) ->
     assert prepared.repeat((X, W)) is not None
 
 
-def test_what_was_given_outside_the_spaces_or_inside_is_not_lent(host: Device) -> None:
-    prepared, make = _sum(host), _prepared(host, scaled("a", 2.0, target="host"))
-    _ready(make, X)
-    inside, outside = one(make(X)), host.tensor(W)
-    _ready(prepared, X, inside)
-    again = _again(prepared)
-    assert not again.reads_lent
-    assert not dataclasses.replace(again, entries=(None, outside._record)).reads_lent
-    lent = lend(host, W.copy(), "another")
-    assert dataclasses.replace(again, entries=(None, lent._record)).reads_lent
-
-
-def test_no_lease_that_others_share_is_run_into_for_good(repeated: _Repeated) -> None:
-    repeated.repeat.lease.shares = True
-    assert repeated.prepared.repeat((X, repeated.tensor)) is None
-
-
-def test_large_results_are_not_copied_under_the_lock(
-    repeated: _Repeated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay, "LARGE_NBYTES", X.nbytes)
-    assert repeated.prepared.repeat((X, repeated.tensor)) is None
-
-
-def test_a_repeat_says_when_its_lease_was_last_run_into(repeated: _Repeated) -> None:
-    repeated.repeat.lease.last_run = -1
-    repeated.made()
-    assert repeated.repeat.lease.last_run == repeated.device.tasks.queued.number
-
-
 def test_results_come_in_the_order_of_the_graphs_outputs(host: Device) -> None:
     graph = TaskGraph()
     x = graph.input(TensorDesc(SHAPE, host_layout(DataType.FLOAT32)), "x")
@@ -391,16 +271,6 @@ def test_results_come_in_the_order_of_the_graphs_outputs(host: Device) -> None:
     assert repeat is not None
     for made, wanted in zip(repeat([X]) or (), (X * 3 + 1, X * 2 + 1), strict=True):
         np.testing.assert_array_equal(made, wanted)
-
-
-def test_nothing_is_repeated_while_somebody_listens(host: Device) -> None:
-    prepared = _sum(host)
-    end = host.events.subscribe(_nothing)
-    _ready(prepared, X, W)
-    assert prepared.repeat((X, W)) is None
-    end()
-    _ready(prepared, X, W)
-    assert prepared.repeat((X, W)) is not None
 
 
 def test_a_kernel_that_fails_while_it_is_repeated_is_heard_of(repeated: _Repeated) -> None:
