@@ -116,6 +116,33 @@ def test_parameters_that_are_chosen_while_it_runs_are_those_of_eager_torch(choos
     assert_equal(dynamic, numbers())
 
 
+def test_fake_quantization_gives_what_eager_torch_gives() -> None:
+    assert_equal(
+        lambda x: (
+            torch.fake_quantize_per_tensor_affine(x, 0.037, 3, 0, 255),
+            torch.fake_quantize_per_tensor_affine(
+                x, torch.tensor(0.037), torch.tensor(3, dtype=torch.int32), 0, 15
+            ),
+            torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS.int(), 1, -128, 127),
+        ),
+        numbers(),
+    )
+
+
+def test_gradients_of_fake_quantization_are_those_of_eager_torch() -> None:
+    """As torch.compile takes a step of quantization-aware training."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x * 2, 0.037, 3, 0, 15).square().sum()
+
+    x, y = (numbers().requires_grad_() for _ in range(2))
+    function(x).backward()
+    torch.compile(function, backend="stitch")(y).backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    np.testing.assert_allclose(y.grad.numpy(), x.grad.numpy(), rtol=1e-6)
+
+
 class Converted(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
     """A network as PT2E converts it: int8 weights by channel, int8 activations by tensor."""
 
@@ -157,5 +184,5 @@ def test_zero_points_of_real_numbers_are_refused() -> None:
     def function(x: torch.Tensor) -> Any:
         return quantized.quantize_per_channel(x, SCALES, ZEROS.float(), 1, 0, 255, torch.uint8)
 
-    with pytest.raises(CompileError, match="floating-point zero points"):
+    with pytest.raises(CompileError, match="zero points of real numbers"):
         stitch.compile(Module(function), (numbers(),))

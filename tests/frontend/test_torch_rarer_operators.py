@@ -52,6 +52,13 @@ VIEWS: dict[str, Case] = {
     "as_strided repeating": (lambda x: x.as_strided((2, 3, 4), (0, 1, 3), 0), (X,)),
     "as_strided of what is turned": (lambda x: x.t().contiguous().t().as_strided((5,), (2,)), (X,)),
     "as_strided of nothing": (lambda x: x.as_strided((0, 3), (3, 1)), (X,)),
+    "copysign": (lambda x, y: (torch.copysign(x, y), torch.copysign(x, -2.0)), (X, Y)),
+    "fmax, fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (X, Y)),
+    "round to decimals": (lambda x: (x.round(decimals=2), (x * 99).round(decimals=-1)), (X,)),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, -1), (CUBE,)),
+    "logcumsumexp of bfloat16": (lambda x: torch.logcumsumexp(x, 0), (NARROW,)),
+    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
+    "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
     "as_strided_scatter": (
         lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (5, 1), 1), (X, torch.randn(2, 3)),
     ),
@@ -140,12 +147,13 @@ LAYERS: dict[str, Case] = {
 }  # fmt: skip
 #: Values that no rounding explains, and operators whose gradients torch runs: without gradients.
 ODDITIES: dict[str, Case] = {
-    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
+    "signs": (lambda x: (torch.signbit(x[:6]), torch.copysign(x[2], x[:6])), (ODD,)),
+    "fmax": (lambda x: (torch.fmax(x[:, None], x), torch.fmin(x[:, None], x)), (ODD,)),
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), (torch.tensor([-INF, -INF, 0, INF, NAN]),)),
     "embedding_bag of weights": (
         lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s),
         (TABLE, TAKEN, STARTS, torch.randn(6)),
     ),
-    "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
     "atan2": (lambda x: torch.atan2(x[:, None], x), (ODD,)),
     "hypot": (lambda x: torch.hypot(x[:, None], x), (ODD,)),
     "cummax": (lambda x: (x.cummax(0), x.cummin(0)), (torch.tensor([0, 1, INF, NAN, -INF, 1]),)),

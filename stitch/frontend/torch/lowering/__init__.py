@@ -49,7 +49,7 @@ _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, products,
         attention, norms, window_operators, backward_operators, random_numbers,
-        ordered_elements, embedding_bags, grid_samples,
+        ordered_elements, embedding_bags, grid_samples, quantized,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}

@@ -1,5 +1,5 @@
-"""ATen operators on ordered elements: running extremes, medians, k-th values, sorted searches,
-histograms.
+"""ATen operators on ordered elements: running extremes and log-sums, medians, k-th values, sorted
+searches, histograms.
 
 Running operators are scans by doubling (Hillis and Steele, 1986); searches are binary.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from stitch.frontend.torch.aten_call import Call, Number, Row, Value, rounded_once
+from stitch.frontend.torch.lowering.activations import log1p
 from stitch.frontend.torch.lowering.shapes import slice_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
@@ -57,6 +58,21 @@ def _running_extreme(op: str, call: Call, x: SymbolicTensor, dim: int) -> Two:
     start = b.broadcast(b.constant(numbers), x.shape)
     values, index = _running(call, [compared, start], axis, join)
     return call.cast(values), index
+
+
+@rounded_once
+def _running_log_sum(call: Call, x: SymbolicTensor, dim: int) -> SymbolicTensor:
+    if not x.shape:
+        return x
+
+    def join(before: Parts, here: Parts) -> Parts:
+        """log(exp(a) + exp(b)), also for infinities."""
+        b, (first, second) = call.builder, (before[0], here[0])
+        high, low = b.op("Max", first, second), b.op("Min", first, second)
+        difference = b.where(b.equal(first, second), 0.0, b.sub(low, high))
+        return [b.add(high, log1p(call, b.exp(difference)))]
+
+    return _running(call, [call.cast(x)], dim % len(x.shape), join)[0]
 
 
 # An element of a sorted row -------------------------------------------------------------------
@@ -202,6 +218,19 @@ def _masked_scatter(
     return b.where(covers, b.reshape(elements, call.shape), b.broadcast(x, call.shape))
 
 
+def _masked_scatter_backward(
+    call: Call, grad: SymbolicTensor, mask: SymbolicTensor, sizes: Sequence[int]
+) -> SymbolicTensor:
+    b, count = call.builder, math.prod(sizes)
+    if not count or not grad.size:
+        return call.filled(0)
+    covers = b.broadcast(mask, grad.shape)
+    parts = b.reshape(b.where(covers, grad, 0), (-1,))
+    empty = b.constant(np.zeros(count, grad.dtype))
+    index = _rank(call, covers, count)
+    return b.reshape(b.op("ScatterElements", empty, index, parts, axis=0, reduction="add"), sizes)
+
+
 def _rank(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
     """For each element of a flattened mask, the number of set ones before it, below `count`."""
     b = call.builder
@@ -213,6 +242,7 @@ def _rank(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
 LOWERINGS: dict[Any, Row] = {
     aten.cummax.default: partial(_running_extreme, "GreaterOrEqual"),
     aten.cummin.default: partial(_running_extreme, "LessOrEqual"),
+    aten.logcumsumexp.default: _running_log_sum,
     aten.kthvalue.default: _kth,
     aten.median.default: partial(_median, False), aten.nanmedian.default: partial(_median, True),
     aten.median.dim: partial(_median_along, False),
@@ -221,4 +251,5 @@ LOWERINGS: dict[Any, Row] = {
     aten.bucketize.Tensor: _bucketize, aten.bucketize.Scalar: _bucketize,
     aten.histc.default: _histogram,
     aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
 }  # fmt: skip

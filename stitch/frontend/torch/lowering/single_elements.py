@@ -310,7 +310,8 @@ _OF_TWO: dict[Any, Lowering] = {
 LOWERINGS_BY_NAME: dict[str, Lowering] = {"prims.fma.default": _multiply_add}
 
 
-# Special functions --------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
+# Special functions
 
 
 def negative(call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -362,6 +363,35 @@ def _hypot(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
     length = b.mul(most, b.sqrt(b.add(b.square(share), 1.0)))
     return b.where(b.logical_or(b.equal(first, math.inf), b.equal(second, math.inf)), math.inf,
                    b.where(plain, most, length))  # fmt: skip
+
+
+def _copy_sign(call: Call, x: Value, sign: Value) -> SymbolicTensor:
+    b, size = call.builder, call.builder.abs(call.cast(x))
+    return b.where(negative(call, call.cast(sign)), b.neg(size), size)
+
+
+def _extreme_number(op: str) -> Any:
+    def lowered(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+        """The extreme of two elements; NaN are ignored."""
+        b, first, second = call.builder, call.cast(x), call.cast(y)
+        extreme = b.op(op, first, second)
+        if not call.data_type.is_floating:
+            return extreme
+        is_nan = b.op("IsNaN", first), b.op("IsNaN", second)
+        return b.where(is_nan[0], second, b.where(is_nan[1], first, extreme))
+
+    return lowered
+
+
+@rounded_once
+def _rounded_at(call: Call, x: SymbolicTensor, *, decimals: int = 0) -> SymbolicTensor:
+    b, tensor = call.builder, call.cast(x)
+    if not call.data_type.is_floating:
+        return tensor
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return b.mul(b.round(b.div(tensor, scale)), scale)
+    return b.div(b.round(b.mul(tensor, scale)), scale)
 
 
 LOWERINGS: dict[Any, Row] = {
@@ -421,4 +451,8 @@ LOWERINGS: dict[Any, Row] = {
     aten.lift_fresh.default: _same, aten.dropout.default: _dropout,
     aten.native_dropout.default: lambda call, x, p, train: (_dropout(call, x, p, train), None),
     aten.atan2.default: _atan2, aten.angle.default: _angle, aten.hypot.default: _hypot,
+    aten.copysign.Tensor: _copy_sign, aten.copysign.Scalar: _copy_sign,
+    aten.signbit.default: negative,
+    aten.fmax.default: _extreme_number("Max"), aten.fmin.default: _extreme_number("Min"),
+    aten.round.decimals: _rounded_at,
 }  # fmt: skip
