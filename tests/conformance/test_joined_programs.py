@@ -1,4 +1,4 @@
-"""ONNX Runtime computes linked programs as it computes them apart, to the last bit."""
+"""Executors compute linked programs as they compute them apart, to the last bit."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def linked(chain: DrawnChain, device: stitch.Device, halves: bool = False) -> li
     return [tensor.numpy() for tensor in tensors(device.load(model_of(whole))(*given))]
 
 
-def assert_equal_bits(chain: DrawnChain, halves: bool = False) -> None:
-    with stitch.open_device(TARGET, executor="onnxruntime", aggregate="never") as device:
+def assert_equal_bits(
+    chain: DrawnChain, halves: bool = False, executor: str = "onnxruntime"
+) -> None:
+    with stitch.open_device(TARGET, executor=executor, aggregate="never") as device:
         wanted, found = apart(chain, device), linked(chain, device, halves)
     for port, one_way, other in zip(chain.kept, wanted, found, strict=True):
         assert np.isfinite(one_way.astype(np.float32)).all(), port
@@ -78,13 +80,17 @@ def assert_equal_bits(chain: DrawnChain, halves: bool = False) -> None:
 
 @pytest.mark.parametrize("seed", every(4, range(40)))
 def test_drawn_programs_that_feed_each_other(seed: int) -> None:
-    assert_equal_bits(drawn_chain(Random(seed)))
+    chain = drawn_chain(Random(seed))
+    for executor in ("numpy", "onnxruntime"):
+        assert_equal_bits(chain, executor=executor)
 
 
 @pytest.mark.campaign("executors")
 @pytest.mark.parametrize("seed", range(1000, 1300))
 def test_many_drawn_programs_that_feed_each_other(seed: int) -> None:
-    assert_equal_bits(drawn_chain(Random(seed), most=12))
+    chain = drawn_chain(Random(seed), most=12)
+    for executor in ("numpy", "onnxruntime"):
+        assert_equal_bits(chain, executor=executor)
 
 
 def layer(n: int, weights: Array) -> stitch.CompiledModel:
@@ -99,7 +105,9 @@ def test_sixty_four_small_programs(halves: bool) -> None:
     rng = np.random.default_rng(0)
     tables = [(rng.standard_normal((64, 64)) * 0.15).astype(np.float32) for _ in range(4)]
     models = [layer(n, tables[n % 4]) for n in range(64)]
-    assert_equal_bits(chained(models, rng.standard_normal((16, 64)).astype(np.float32)), halves)
+    chain = chained(models, rng.standard_normal((16, 64)).astype(np.float32))
+    for executor in ("numpy", "onnxruntime"):
+        assert_equal_bits(chain, halves, executor)
 
 
 def test_flushing_reaches_a_program_that_has_denormals_which_is_why_it_is_an_obstacle() -> None:

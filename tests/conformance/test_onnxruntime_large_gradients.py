@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
-from stitch.runtime.executors.onnx.onnx_model import write_model
 from tests.support.grids import in_turn
 from tests.support.stitched_models import one, several
 
@@ -22,12 +20,6 @@ from tests.support.stitched_models import one, several
 def device() -> Iterator[stitch.Device]:
     with stitch.open_device(executor="onnxruntime") as opened:
         yield opened
-
-
-def nodes_of(graph: ComputationGraph) -> list[onnx.NodeProto]:
-    converted = write_model(stitch.compile(graph).binary.programs[0])
-    onnx.checker.check_model(converted.serialized)
-    return list(onnx.load_model_from_string(converted.serialized).graph.node)
 
 
 def gelu_gradient(shape: tuple[int, ...], approximate: str) -> ComputationGraph:
@@ -63,36 +55,14 @@ def test_a_gelus_gradient_agrees_with_torch_in_blocks_and_without(
     np.testing.assert_allclose(found, right.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_only_sizes_that_fall_into_equal_blocks_are_cut() -> None:
-    def kinds(*shape: int) -> set[str]:
-        return {node.op_type for node in nodes_of(gelu_gradient(shape, "none"))}
-
-    assert "Scan" in kinds(64, 33, 64)
-    assert "Scan" not in kinds(4, 257)
-    assert "Scan" not in kinds(131101)
-
-
-@pytest.mark.parametrize(("ours", "theirs", "turns"), [(32, 64, True), (64, 32, False)])
-def test_a_wide_product_over_many_rows_is_turned(
-    device: stitch.Device, ours: int, theirs: int, turns: bool
-) -> None:
+@pytest.mark.parametrize(("ours", "theirs"), [(32, 64), (64, 32)])
+def test_a_wide_product_over_many_rows(device: stitch.Device, ours: int, theirs: int) -> None:
     graph = product(1024, ours, theirs)
-    assert [node.op_type for node in nodes_of(graph)] == ["Gemm", "Transpose"][: 1 + turns]
     rng = np.random.default_rng(1)
     a, b = (rng.normal(0, 1, (1024, n)).astype(np.float32) for n in (ours, theirs))
     made = device.load(stitch.compile(graph))(a=a, b=b)
     expected: Array = 0.5 * a.T.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_allclose(one(made).numpy(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_nodes_that_nobody_reads_come_last_and_the_last_of_them_first() -> None:
-    b = ComputationGraphBuilder("chain")
-    x = b.input("x", (3,), "float32")
-    first = b.exp(x)
-    b.output("side", b.neg(first))
-    second = b.relu(first)
-    b.output("far", b.tanh(second))
-    assert [n.op_type for n in nodes_of(b.build())] == ["Exp", "Relu", "Tanh", "Neg"]
 
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "auto"])

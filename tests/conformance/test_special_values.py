@@ -19,7 +19,7 @@ from stitch.ops import operators
 from stitch.program import SCAN
 from stitch.runtime.executors import Workspace, make_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from tests.support.executors.differences import PAGE, Line, lines
+from tests.support.executors.differences import PAGE, lines
 from tests.support.executors.named_prices import ATEN
 from tests.support.grids import every
 from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
@@ -180,13 +180,3 @@ def test_the_table_speaks_of_what_there_is_and_says_why() -> None:
         assert line.way in WAYS, line
         assert line.reason, line
     assert len(said()) == len({said_of[:2] for said_of in said()})
-
-
-def test_a_line_of_the_table_is_read_as_it_is_written() -> None:
-    page = "| operators | kernels | values | differ in | why |\n|---|---|---|---|---|\n" + (
-        "| Max, Min | torch | NaN, zero | number | so |\n"
-    )
-    assert lines(page) == (Line(("Max", "Min"), ("torch",), ("NaN", "zero"), "number", "so"),)
-    page = page.replace("torch", "onnxruntime, torch on some processors")
-    (line,) = lines(page)
-    assert line.kernels == ("onnxruntime", "torch") and line.optional == ("torch",)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from stitch.ops import evaluate
+from tests.support.operators.against_onnx import check
 
 FLOATS = ("f32", "f64", "f16")
 INTS = ("i8", "i32", "i64", "ui8", "ui32")
@@ -79,16 +79,13 @@ SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-30, -1e-30, 88.0, -88
     ("op", "operands", "attributes"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES]
 )
 def test_an_operator_agrees_with_onnx(
-    op: str,
-    operands: list[str],
-    attributes: dict[str, object],
-    agrees_with_onnx: Callable[..., None],
+    op: str, operands: list[str], attributes: dict[str, object]
 ) -> None:
-    agrees_with_onnx(op, operands, attributes)
+    check(op, operands, attributes)
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Div", "Less", "Equal", "Max", "Pow"])
-def test_random_shapes_broadcast_as_in_onnx(op: str, agrees_with_onnx: Callable[..., None]) -> None:
+def test_random_shapes_broadcast_as_in_onnx(op: str) -> None:
     rng = np.random.default_rng(11)
     for seed in range(12):
         shape = rng.choice([0, 1, 2, 3, 5], size=rng.integers(0, 5), p=[0.1, 0.2, 0.3, 0.2, 0.2])
@@ -97,7 +94,7 @@ def test_random_shapes_broadcast_as_in_onnx(op: str, agrees_with_onnx: Callable[
             cut = shape[rng.integers(0, len(shape) + 1) :]
             sizes = np.where(rng.random(len(cut)) < 0.3, 1, cut)
             sides.append(f"f32[{','.join(map(str, sizes))}]+")
-        agrees_with_onnx(op, sides, {}, seed=seed)
+        check(op, sides, {}, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +105,13 @@ def test_random_shapes_broadcast_as_in_onnx(op: str, agrees_with_onnx: Callable[
         *("IsNaN", "IsInf", "ThresholdedRelu"),
     ],
 )
-def test_special_values_agree_with_onnx(op: str, agrees_with_onnx: Callable[..., None]) -> None:
-    agrees_with_onnx(op, [SPECIAL.astype(np.float32)], {})
+def test_special_values_agree_with_onnx(op: str) -> None:
+    check(op, [SPECIAL.astype(np.float32)], {})
 
 
-def test_a_chain_longer_than_one_block_is_complete(agrees_with_onnx: Callable[..., None]) -> None:
+def test_a_chain_longer_than_one_block_is_complete() -> None:
     for op in ("Gelu", "Mish", "Elu", "Sigmoid"):
-        agrees_with_onnx(op, ["f32[3,16385]"], {})
+        check(op, ["f32[3,16385]"], {})
 
 
 @pytest.mark.parametrize(("kind", "limit"), [(np.float32, 3e-7), (np.float64, 1e-15)])

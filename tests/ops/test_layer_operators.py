@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stitch.program import Array
+from tests.support.operators.against_onnx import check
 
 
 def f32(*values: float) -> Array:
@@ -100,7 +100,5 @@ CASES: list[tuple[Any, ...]] = [*RECURRENT, *RESIZED, *QUANTIZED]
 
 
 @pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])
-def test_a_layer_operator_agrees_with_onnx(
-    row: tuple[Any, ...], agrees_with_onnx: Callable[..., None]
-) -> None:
-    agrees_with_onnx(*row)
+def test_a_layer_operator_agrees_with_onnx(row: tuple[Any, ...]) -> None:
+    check(*row)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stitch.program import Array
+from tests.support.operators.against_onnx import check
 
 
 def number(value: int) -> Array:
@@ -48,7 +48,5 @@ CASES: list[tuple[Any, ...]] = [*FOURIER, *GRIDS, *SAMPLED]
 
 
 @pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])
-def test_a_signal_operator_agrees_with_onnx(
-    row: tuple[Any, ...], agrees_with_onnx: Callable[..., None]
-) -> None:
-    agrees_with_onnx(*row)
+def test_a_signal_operator_agrees_with_onnx(row: tuple[Any, ...]) -> None:
+    check(*row)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.grids import every
+from tests.support.operators.against_onnx import check
 
 F = "f32"
 
@@ -283,7 +283,5 @@ CASES: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(
     "row", every(2, CASES), ids=[f"{i}-{'-'.join(map(str, c))}" for i, c in enumerate(CASES)]
 )
-def test_an_operator_agrees_with_onnx(
-    row: tuple[Any, ...], agrees_with_onnx: Callable[..., None]
-) -> None:
-    agrees_with_onnx(*row)
+def test_an_operator_agrees_with_onnx(row: tuple[Any, ...]) -> None:
+    check(*row)

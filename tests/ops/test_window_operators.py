@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from stitch.ops import evaluate
 from stitch.program import Array
+from tests.support.operators.against_onnx import check
 
 
 def at(value: Any, data_type: Any = np.int64) -> Array:
@@ -76,7 +76,5 @@ def test_counting_ends_whatever_skips_and_lengths_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])
-def test_a_window_operator_agrees_with_onnx(
-    row: tuple[Any, ...], agrees_with_onnx: Callable[..., None]
-) -> None:
-    agrees_with_onnx(*row)
+def test_a_window_operator_agrees_with_onnx(row: tuple[Any, ...]) -> None:
+    check(*row)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from stitch.ops import operators
 from stitch.ops.definition import OpDef
 from stitch.program import Array, DataType
 from tests.support.operators.drawn_operands import operands_of
+from tests.support.operators.lanes import rows
 
 #: Operands of more elements than this make a case too slow to be drawn thousands of times.
 SMALL = 3000
@@ -49,47 +48,12 @@ class Drawn:
 
 @cache
 def sound_cases() -> tuple[Drawn, ...]:
-    """A table's cases, of every operator of ONNX's own domain, and some of ours."""
+    """Cases of every operator, of the tables in `tests/ops` and of Stitch's own."""
     known = {(d.domain, d.name): d for d in operators()}
-    found = []
-    for path in sorted((Path(__file__).parents[2] / "ops").glob("test_*_operators.py")):
-        for op, specs, attributes, *more in importlib.import_module(f"tests.ops.{path.stem}").CASES:
-            found.append(
-                Drawn(known["", op], tuple(operands_of(specs)), attributes, *(more[:1] or [1]))
-            )
-    row, image, rng = (2, 6), (2, 3, 4, 4), np.random.default_rng(0)
-
-    def real(*shape: int) -> Array:
-        return rng.normal(size=shape).astype(np.float32)
-
-    number = np.array(0.5, np.float32)
-    ours: tuple[tuple[str, str, list[Array], dict[str, Any], int], ...] = (
-        ("", "CumProd", [real(*row), np.array(1)], {}, 1),
-        ("stitch", "GeluGradient", [real(*row), real(*row)], {}, 1),
-        ("stitch", "SoftmaxGradient", [real(*row), real(*row)], {}, 1),
-        ("stitch", "BatchNormalizationGradient",
-         [real(*image), real(*image), real(image[1])], {}, 3),
-        ("stitch", "BatchNormalizationGradient",
-         [real(*image), real(*image), *[real(image[1])] * 3], {}, 3),
-        ("stitch", "LayerNormalizationGradient",
-         [real(*row), real(*row), real(2, 1), real(2, 1), real(6)], {}, 3),
-        ("stitch", "MaxPoolGradient", [real(2, 3, 2, 2), real(*image), real(2, 3, 2, 2)],
-         {"kernel_shape": (2, 2), "strides": (2, 2)}, 1),
-        ("stitch", "ConvWeightGradient", [real(*image), real(2, 5, 3, 3)],
-         {"kernel_shape": (2, 2)}, 1),
-        ("stitch", "Window", [real(9, 2), np.array(1), np.array([2, 1])], {"lengths": (3, 2)}, 1),
-        ("stitch", "Window", [real(9), np.array(8), np.array([-2])], {"lengths": (4,)}, 1),
-        ("stitch", "Expect", [real(*row), np.array(1), np.array(1)], {"name": "x"}, 1),
-        ("ai.onnx.preview.training", "Momentum",
-         [number, np.array(1), real(*row), real(*row), real(*row)],
-         {"alpha": 0.1, "beta": 0.2, "mode": "standard", "norm_coefficient": 0.0}, 2),
-        ("ai.onnx.preview.training", "Adagrad",
-         [number, np.array(1), real(*row), real(*row), real(*row)], {}, 2),
-        ("ai.onnx.preview.training", "Adam",
-         [number, np.array(1), real(*row), real(*row), real(*row), real(*row)], {}, 3),
-    )  # fmt: skip
-    for domain, op, operands, attributes, outputs in ours:
-        found.append(Drawn(known[domain, op], tuple(operands), attributes, outputs))
+    found = [
+        Drawn(known[row.domain, row.op], tuple(operands_of(row.specs)), row.attributes, row.outputs)
+        for row in rows()
+    ]
     return tuple(case for case in found if all(a is None or a.size <= SMALL for a in case.operands))
 
 

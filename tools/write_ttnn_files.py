@@ -1,10 +1,10 @@
-"""Write the TTNN binaries of this folder that tt-mlir's own schema made: peers for our reader.
+"""Write the TTNN binaries of tests/formats/ttnn that are made by tt-mlir's own schema.
 
 Each is JSON of ours, turned into bytes by flatc, from the schema as it stood at a commit of
 github.com/tenstorrent/tt-mlir. It takes a checkout of that, and the flatc that it pins (for the
 schema's hash, which files carry):
 
-    python tests/formats/ttnn/write_peer_files.py CHECKOUT --flatc=FLATC --reflection=FOLDER
+    python tools/write_ttnn_files.py CHECKOUT --flatc=FLATC --reflection=FOLDER
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-HISTORY = HERE.parents[2] / "tools" / "generate_ttnn_history"
+TOOLS = Path(__file__).resolve().parent
+FOLDER = TOOLS.parent / "tests" / "formats" / "ttnn"
+HISTORY = TOOLS / "generate_ttnn_history"
 SCHEMA = "include/ttmlir/Target"
 
 N150 = {
@@ -274,7 +275,7 @@ def main() -> int:
         if any("schema_hash" in row for row in rows):
             body["schema_hash"] = digest
         content = packed(words.checkout, commit, words.flatc.resolve(), body)
-        (HERE / name).write_bytes(content)
+        (FOLDER / name).write_bytes(content)
         print(f"{name}: {len(content)} bytes, tt-mlir {commit}")
     return 0
 
