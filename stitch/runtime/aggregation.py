@@ -1,11 +1,10 @@
-"""Aggregation: programs of a queue that feed each other run as one, where that pays.
+"""Aggregation: run connected programs of the queue as one linked program if that is faster.
 
-Sets of programs such that no path leaves a set and comes back are linked; a host read in between
-keeps the value that it reads. Host functions and copies stay tasks of their own, the former in the
-order of their calls; so do programs that take an input over. `"auto"` links where the executor
-promises the same bits, once the same work has run so often that it pays: by counts, never by
-measured times, so that two runs of a script do the same. `"always"` links at once, also where the
-executor's sums may differ. What was linked and would make something give way runs apart again.
+A set of programs is linked if no path leaves it and returns; host reads in between keep the value
+that they read. Host functions (in call order), copies, and programs with donated inputs remain
+separate tasks. `"auto"` links if the executor guarantees identical bits and the same work has run
+often enough; it counts runs and never measures time, so it is deterministic. `"always"` links at
+once, even if sums may differ. Linked work that would evict something runs unlinked again.
 """
 
 from __future__ import annotations
@@ -38,66 +37,66 @@ from stitch.tasks import (
     order_of_groups,
 )
 
-#: Kinds of work that are remembered, of those that are not linked the last ones: linking in turn
-#: what is forgotten in turn costs more than it ever saves.
+#: Number of cached decisions. Unlinked work is evicted first, least recently used: relinking
+#: evicted work in turn would cost more than it saves.
 MAX_KINDS = 512
-#: Linked programs, and reasons, that are remembered for `explain`.
+#: Linked programs, and reasons against linking, kept for `explain`.
 MAX_NOTES = 16
-#: Runs after which it is said of work that linking it gains nothing: of what comes once, nothing.
+#: Runs after which a lack of benefit is reported: not for work that runs once.
 REPEATED = 2
 AGGREGATE: Final = ArgumentKind(
     '"auto", "never" or "always"', lambda value: value in ("auto", "never", "always")
 )
-#: The same tasks, of which the same values are kept.
+#: Tasks, and which of their values are kept.
 _Work: TypeAlias = tuple[TaskSequence, tuple[bool, ...]]
 
 
 class LinkingSite(Protocol):
-    """A device, as it is known here: where programs are linked."""
+    """A device, as aggregation uses it."""
 
     machine: Machine
     strict_types: bool
 
     def runs_on_threads(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
-        """Whether stretches of a window ran beside each other, as it is."""
+        """Return whether the unlinked plans of a batch run sections in parallel."""
 
     def load_made(self, program: Program) -> LoadedProgram:
-        """A program that lives nowhere else, ready to be run; for those who hold the lock."""
+        """Load a generated program; the caller holds the run lock."""
 
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """What is known of a kind of work."""
+    """The decision for one kind of work."""
 
     runs: int = 0
-    #: At which run it is linked, or said to gain nothing; None: it was not looked at yet.
+    #: The run at which it is linked or reported; None if not analyzed yet.
     when: int | None = None
     linked: Linked | None = None
-    #: What is said of the programs that were linked, by the names of these.
+    #: Reports of the linked programs, by their names.
     notes: tuple[tuple[str, str], ...] = ()
-    #: Whether nothing about it will change.
+    #: Whether the decision is final.
     is_settled: bool = False
 
 
 class Aggregation:
-    """The linked work of one device, by the work that it stands for."""
+    """The link decisions of one device, by kind of work."""
 
     def __init__(self, device: LinkingSite, executor: Executor, *, is_always: bool) -> None:
-        """`is_always`: whatever the executor promises."""
+        """`is_always`: link regardless of the executor's guarantees."""
         self._device, self._executor, self._is_always = device, executor, is_always
         self._kinds: dict[_Work, _Kind] = {}
-        #: Linked programs that some work runs: equal merged tasks become one.
+        #: Linked programs in use; equal merged tasks share one.
         self._programs: WeakValueDictionary[Hashable, LoadedProgram] = WeakValueDictionary()
-        #: What was linked, by the names of the parts; and for each reason the names of the first
-        #: that stay apart for it, and how often it was found.
+        #: Reports: linked programs by the names of their parts; and for each reason against linking
+        #: the first names and a count.
         self._joined: dict[str, str] = {}
         self._apart: dict[str, tuple[str, int]] = {}
-        #: The programs, by name, that would gain nothing in the work that is looked at.
+        #: Names of the programs in the current work that would not become faster.
         self._gain_nothing: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was linked, and what stays apart and why: a line each, the first ones."""
+        """One line for each linked set, and for each reason against linking."""
         apart = [
             f"{names} run apart{f', and {times - 1} more sets' if times > 1 else ''}: {why}"
             for why, (names, times) in self._apart.items()
@@ -128,19 +127,19 @@ class Aggregation:
         kind.linked, kind.is_settled, kind.notes = None, True, ()
 
     def forget(self, transformation: int) -> None:
-        """A program is gone: what was linked of it is of no use any more."""
+        """Drop the decisions that involve an unloaded program."""
         for work in [work for work in self._kinds if work[0].has(transformation)]:
             del self._kinds[work]
 
     def clear(self) -> None:
-        """Forget all work."""
+        """Drop all decisions."""
         self._kinds.clear()
 
     def _kind(self, graph: TaskSequence, kept: tuple[bool, ...]) -> _Kind:
         kinds = self._kinds
         kind = kinds.get((graph, kept))
         if kind is not None and len(kinds) >= MAX_KINDS and not (kind.is_settled or kind.linked):
-            # What runs again is not the next to go.
+            # Move to the end: LRU order.
             kinds[graph, kept] = kinds.pop((graph, kept))
         if kind is None:
             kind = _Kind()
@@ -157,7 +156,7 @@ class Aggregation:
     # -- what is linked ----------------------------------------------------------------------------
 
     def _look(self, kind: _Kind, window: TaskBatch, kept: tuple[bool, ...]) -> None:
-        """Find out when it pays to link a kind of work, and do so when that has come."""
+        """Determine when linking a kind of work pays, and link it at that run."""
         tasks, agents = window.graph.tasks, window.agents
         self._gain_nothing.clear()
         before = self._edges(tasks, agents)
@@ -183,7 +182,7 @@ class Aggregation:
     def _edges(
         self, tasks: Sequence[NumberedTask], agents: Sequence[Agent | None]
     ) -> list[dict[int, bool]]:
-        """For each task those before it, and whether the two may become one."""
+        """Return for each task its predecessors, and whether the two may be linked."""
         fitting: dict[tuple[int, int], bool] = {}
         edges = []
         last_call: int | None = None
@@ -195,7 +194,7 @@ class Aggregation:
                     fitting[pair] = self._fit(agents[other], agents[task])
                 found[other] = passes and fitting[pair]
             if tasks[task].transformation.kind is TransformationKind.HOST:
-                # Host functions are called in the order in which they were queued.
+                # Host functions run in the order in which they were queued.
                 if last_call is not None:
                     found[last_call] = False
                 last_call = task
@@ -203,14 +202,14 @@ class Aggregation:
         return edges
 
     def _fit(self, first: Agent | None, second: Agent | None) -> bool:
-        """Whether two tasks may become one."""
+        """Return whether two tasks may be linked."""
         for agent in (first, second):
             if not isinstance(agent, LoadedProgram) or agent.transformation.donated:
                 return False
         return self._repeats((first, second)) > 0
 
     def _repeats(self, agents: Sequence[Agent | None]) -> int:
-        """After how many runs it pays to link programs; 0: never, or they would not be the same."""
+        """Return the number of runs after which linking pays; 0 if never or not allowed."""
         if self._is_always:
             return 1
         programs = [agent.program for agent in agents if agent is not None]
@@ -225,8 +224,11 @@ class Aggregation:
         self, window: TaskBatch, kept: Sequence[bool], before: list[dict[int, bool]],
         groups: list[int],
     ) -> tuple[Linked | None, tuple[tuple[str, str], ...]]:  # fmt: skip
-        """The work with each set of programs as one, where they can be linked (None: nothing), and
-        what is said of the sets."""
+        """Link each set of programs.
+
+        Returns:
+            The linked work (None if no set could be linked), and the reports.
+        """
         tasks = window.graph.tasks
         notes = []
         made: dict[int, tuple[TaskRow, LoadedProgram]] = {}
@@ -243,7 +245,7 @@ class Aggregation:
         groups = [group if group in made else task for task, group in enumerate(groups)]
         sets = members_of(groups)
         graph = window.nothing
-        #: For each value its number in the linked work.
+        #: Value number → number in the linked work.
         at: dict[int, int] = {}
         order = order_of_groups(before, groups)
         for group in order:
@@ -272,7 +274,7 @@ class Aggregation:
         self, tasks: Sequence[NumberedTask], all_agents: Sequence[Agent | None],
         members: Sequence[int], outside: Collection[int],
     ) -> tuple[TaskRow, LoadedProgram] | None:  # fmt: skip
-        """Programs as one, and what it reads and makes; None where they stay apart."""
+        """Link a set of programs; None if they cannot be linked."""
         agents = [agent for i in members if isinstance(agent := all_agents[i], LoadedProgram)]
         assert len(agents) == len(members), "only programs fit"
         rows = [
@@ -290,12 +292,12 @@ class Aggregation:
         try:
             if program is None:
                 for agent in dict.fromkeys(agents):
-                    # The whole is of their bytes, and nobody looks at these again.
+                    # The linked program contains their constants, which are not verified again.
                     agent.verify()
                 device = self._device
                 whole = link_merged(merged, device.machine.shape, strict_types=device.strict_types)
                 program = self._programs[key] = device.load_made(whole)
-                # The key is of these for as long as it is known.
+                # Keep the parts alive: the key refers to them.
                 program.linked_from = tuple([agent.program for agent in agents])
         except StitchError as error:
             self._note_apart(_shown([row.agent.name for row in rows]), error.brief())
@@ -314,23 +316,23 @@ class Aggregation:
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Names of programs, for messages."""
+    """Return program names for messages."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(repr, names[:3])) + more
 
 
 def _sets(groups: Sequence[int]) -> list[list[int]]:
-    """The sets of several tasks, in order."""
+    """Return the groups of more than one task, in order."""
     return [members for members in members_of(groups).values() if len(members) > 1]
 
 
 def _outside(
     tasks: Sequence[NumberedTask], groups: Sequence[int], kept: Sequence[bool]
 ) -> set[int]:
-    """The values that stay when sets become one task each: wanted, read elsewhere, or by nobody.
+    """Return the values that remain outputs of linked tasks: kept, read elsewhere, or never read.
 
-    What only serves an output that nobody reads is computed, as it is apart: it may fail, and
-    executors go by what a program has.
+    Unread outputs are computed as in separate programs: they may fail, and executors depend on the
+    outputs that a program has.
     """
     maker = {n: groups[i] for i, task in enumerate(tasks) for n in task.outputs}
     readers = [(n, groups[i]) for i, task in enumerate(tasks) for n in task.inputs]

@@ -1,4 +1,4 @@
-"""Recordings: work that has been planned, bound and written out once, and runs again."""
+"""Executables: work that has been planned, bound and compiled to Python once, and is replayed."""
 
 from stitch.runtime.recording.agent import Agent
 from stitch.runtime.recording.code import GeneratedRunner, Ran

@@ -1,4 +1,4 @@
-"""An agent: what runs a task of a window."""
+"""`Agent`: the runner of a task in a batch."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from stitch.tasks import Transformation
 
 
 class Agent(Taker, Protocol):
-    """A loaded program, or a call of a host function, as those know it who plan its runs."""
+    """A loaded program or a host function call, as planning uses it."""
 
     @property
     def program(self) -> Program | None:
-        """What it runs; None for a host function."""
+        """The program; None for a host function."""
 
     @property
     def constants(self) -> Sequence[ConstantRecord]:
-        """What it reads beside its inputs."""
+        """Its constants."""
 
     @property
     def with_constants(self) -> Transformation:
-        """What it does where its constants are inputs, after its own."""
+        """The transformation with the constants as additional inputs."""
 
     @property
     def content_hash(self) -> bytes:
-        """The same for programs that compute the same."""
+        """Equal for programs that compute the same."""
 
     @property
     def least_microseconds(self) -> float | None:
-        """What a run takes of the host's time, at least; None for a host function, beside which
-        nothing runs."""
+        """A lower bound of a run's host time; None for a host function, which runs alone."""
 
     def prepared(self) -> PreparedProgram:
-        """The executor's form of it."""
+        """Return the executor's prepared program."""

@@ -1,8 +1,7 @@
-"""The steps of a recording bound to bytes, for any places of its sources and results.
+"""The bound steps of an executable, shared between bindings to different addresses.
 
-Only what touches such places differs from one binding to the next: that is bound anew for each, the
-rest once for all. Where written code is given arrays alone (`placed_objects`) steps at other places
-are bound only for hooks, and for listeners for whom no code is written yet.
+Only steps that touch sources or results are bound again for each binding. If the generated code
+takes only arrays (`placed_objects`), even these are bound only for hooks and for new listeners.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from stitch.runtime.backends import BoundPlan, BoundStep, HostMemory, LocalBacke
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.recording.placed_objects import PlacedObjects, RegionOf
 
-#: Of the host's memory, what is bound at a time to different places may take so much; some always
-#: are.
+#: Host memory limit for bindings to different addresses; the first few are always allowed.
 MAX_NBYTES = 128 << 20
 MIN_BOUND = 32
 
 
 class BoundParts:
-    """What all bindings of one recording share, and what each has for itself."""
+    """The steps that all bindings of an executable share, and those that vary."""
 
     def __init__(
         self,
@@ -42,8 +40,17 @@ class BoundParts:
         nbytes: Sequence[int],
         assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> None:
-        """`results`: the buffers of the results, which lie elsewhere each time, as sources do;
-        `nbytes`: what binding each task's program takes of the host's memory."""
+        """Initialize.
+
+        Args:
+            plan: The plan.
+            results: Numbers of result buffers, which like sources have different addresses per
+                binding.
+            programs: Prepared program per task.
+            bodies: Program per task, for hooks.
+            nbytes: Host memory to bind each task's program.
+            assignment: Threads of the steps.
+        """
         self._plan, self._programs, self._bodies, self._assignment = (
             plan,
             programs,
@@ -54,7 +61,7 @@ class BoundParts:
         buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
         elsewhere = {b.number for b in plan.request.buffers if b.address is not None} | set(results)
         touched = ((i, _touched_by(step)) for i, step in enumerate(plan.steps))
-        #: The buffers of the steps that differ from one binding to the next.
+        #: The buffers of the varying steps.
         self._varying = {
             index: tuple([buffers[number] for number in numbers])
             for index, numbers in touched
@@ -62,17 +69,17 @@ class BoundParts:
         }
         steps = [plan.steps[index] for index in self._varying]
         self._nbytes = sum([nbytes[step.task] for step in steps if isinstance(step, Execute)])
-        #: The others, once they are bound.
+        #: The shared steps, once bound.
         self._rest: BoundPlan | None = None
 
     @property
     def varying(self) -> Collection[int]:
-        """The steps that differ from one binding to the next, in order."""
+        """The steps that differ between bindings, in order."""
         return self._varying.keys()
 
     @property
     def most(self) -> int:
-        """For how many sets of places it is reasonable to be bound at a time."""
+        """The number of bindings that fit in the memory limit."""
         return max(MIN_BOUND, MAX_NBYTES // max(1, self._nbytes))
 
     def bound(
@@ -81,21 +88,24 @@ class BoundParts:
         addresses: Mapping[int, int],
         memory: HostMemory,
     ) -> BoundPlan:
-        """The plan with buffers (number → address) where they lie now.
+        """Return the plan bound to buffer addresses (number → address).
 
-        What binding steps anew takes of the host's memory is claimed before they are, but for the
-        first time, for as long as they live. Raises `OutOfMemoryError`.
+        Host memory for binding steps again is reserved for their lifetime, except for the first
+        binding.
+
+        Raises:
+            OutOfMemoryError: The reservation exceeds the limit.
         """
         rest = self._rest
         if rest is None:
             whole = backend.bind(
                 self._plan, self._programs, self._bodies, addresses, self._assignment
             )
-            # What has nothing to do at one place has nothing to do at any.
+            # A step without thunks has none at any address.
             for index in [*self._varying]:
                 if whole.steps[index].program is None and not whole.steps[index].thunks:
                     del self._varying[index]
-            # What is lent is its owner's to keep alive.
+            # Drop the varying steps: they would keep lent buffers alive.
             self._rest = whole.with_steps(dict.fromkeys(self._varying, BoundStep(())))
             return whole
         claimed = memory.reuse(self._plan, (), self._nbytes)
@@ -112,8 +122,11 @@ class BoundParts:
         self, objects: Sequence[Sequence[object]], addresses: Mapping[int, int],
         region_of: RegionOf,
     ) -> PlacedObjects | None:  # fmt: skip
-        """What written code is given for a binding to these addresses (`objects`, by varying
-        steps), to be made anew for others."""
+        """Return the arguments of the generated code for these addresses, so that they can be
+        recreated for other addresses.
+
+        `objects`: the arguments by varying step. Returns None if they cannot be recreated.
+        """
         elsewhere = [
             [buffer.where(addresses) for buffer in buffers if buffer.number in addresses]
             for buffers in self._varying.values()
@@ -121,7 +134,7 @@ class BoundParts:
         return PlacedObjects.of(zip(objects, elsewhere, strict=True), region_of)
 
     def bring_back(self, buffers: Iterable[Buffer], backend: LocalBackend) -> None:
-        """What lies in threads' own bytes comes to the addresses of its buffers."""
+        """Copy buffers from thread arenas to their addresses."""
         for buffer in buffers:
             assert self._rest is not None, "it has run"
             assert buffer.address is not None, "it lies in a space"
@@ -129,12 +142,12 @@ class BoundParts:
             region[...] = self._rest.own_bytes.of(self._assignment.buffers[buffer.number])
 
     def clear(self) -> None:
-        """Keep nothing for the next time."""
+        """Drop the shared steps."""
         self._rest = None
 
 
 def _touched_by(step: Step) -> tuple[int, ...]:
-    """The numbers of the buffers whose addresses a step is bound to."""
+    """Return the numbers of the buffers to whose addresses a step is bound."""
     if isinstance(step, Allocate):
         return (step.buffer.number,)
     if isinstance(step, Copy):

@@ -33,7 +33,7 @@ PENDING, READY, FAILED = Status.PENDING, Status.READY, Status.FAILED
 
 
 def place_all(values: Sequence[ValueRecord]) -> None:
-    """Arrays of a call are places that the records speak of, too."""
+    """Create the records of host arrays, so that the memory records can refer to them."""
     for value in values:
         value.place()
 
@@ -41,8 +41,10 @@ def place_all(values: Sequence[ValueRecord]) -> None:
 def finder_of(
     recording: Executable, records: Records, values: Sequence[ValueRecord]
 ) -> Callable[[int], ValueRecord]:
-    """The records of a plan's values by number, others than the window's included; asked for before
-    anything has changed, as where they lie tells which they are."""
+    """Return a function that maps a plan's value numbers to records, including affected values.
+
+    Call it before anything changes: affected values are identified by their addresses.
+    """
     others = recording.affected_values(records)
     if not others:
         return values.__getitem__
@@ -57,8 +59,10 @@ def after_failure(
     progress: Sequence[int],
     stopped: Stopped | None = None,
 ) -> None:
-    """A run has ended after as many steps as its progress says, or those that are said; may be
-    called twice."""
+    """Commit the completed steps of a failed run and mark the other outputs. Idempotent.
+
+    `stopped`: the completed steps, if not simply the first `progress[0]`.
+    """
     records, recording = device.records, binding.recording
     stopped = stopped or Stopped(range(progress[0]))
     plan, steps_done = stopped.plan(binding.plan)
@@ -66,7 +70,7 @@ def after_failure(
     place_all(values)
     value_of = finder_of(recording, records, values)
     if binding.lease is not None:
-        # What was finished takes its places for itself, with what lies there.
+        # Completed outputs keep the buffers of the output slots.
         records.end_leases_at(binding.lease.buffers, with_bytes=False)
     which = _Which(stopped.failures, binding.plan, window.merged)
     failed, left = _what_is_left(plan, steps_done, which, error)
@@ -85,8 +89,8 @@ def after_failure(
         for index, task in enumerate(plan.request.tasks)
         if index not in left
     }
-    # What a task that failed was overwriting: where that had not begun only what was made in the
-    # same run, of which nothing is known.
+    # Values that a failed task may have partly overwritten: if overwriting had not begun, only
+    # temporary values of the same run.
     begun = progress[1] == BEGUN
     intact = frozenset() if begun else frozenset(r.value for r in plan.request.residents)
     torn = {n for n in _donated_to(plan, failed) if n not in intact}
@@ -96,14 +100,14 @@ def after_failure(
         value = values[number]
         if value.instances and number not in wanted and not value.kept:
             records.release(value)
-    # Whoever has the window runs them.
+    # The caller runs these tasks.
     error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
     records.is_consistent = True
 
 
 def _found_place(device: Site, buffer: Buffer, taken: Sequence[Region]) -> int | None:
-    """A free address for what a thread has left, where its bytes can be had."""
+    """Return a free address for a buffer of a thread arena, if host memory allows it."""
     for (address,) in device.records.outside_of(ranges_of(taken), [buffer], 1):
         with suppress(OutOfMemoryError):
             what = f"what {buffer.origin} has left"
@@ -117,7 +121,7 @@ def _read_by(plan: Plan, tasks: Iterable[int]) -> Set[int]:
 
 
 def _donated_to(plan: Plan, tasks: Iterable[int]) -> list[int]:
-    """The values that tasks take over."""
+    """Return the values that are donated to these tasks."""
     taking = [plan.request.tasks[index] for index in tasks]
     return [task.inputs[at] for task in taking for at in task.transformation.donated]
 
@@ -125,9 +129,11 @@ def _donated_to(plan: Plan, tasks: Iterable[int]) -> list[int]:
 def _fail(
     plan: Plan, window: TaskBatch, why: Mapping[int, str], wanted: Set[int], torn: Collection[int]
 ) -> None:
-    """Outputs of tasks that were not made never will be. What these would have overwritten is as
-    it was, and its handle's again; what is `torn` is lost, but for what others read that run yet
-    (`wanted`). `why`: by task."""
+    """Mark the outputs of tasks that did not complete.
+
+    Values that these would have overwritten become usable again; those in `torn` are lost, unless a
+    task that still runs reads them (`wanted`). `why`: reason per task.
+    """
     values = window.values
     for index, said in why.items():
         task, call = plan.request.tasks[index], window.call(index)
@@ -145,7 +151,7 @@ def _fail(
 
 
 def undo_donation(value: ValueRecord, name: str) -> None:
-    """What was given to a program that did not run is its handle's again."""
+    """Return a value to its handles, because the program it was donated to did not run."""
     if (
         value.consumed
         and value.by == f"donated to {name!r}"
@@ -156,7 +162,7 @@ def undo_donation(value: ValueRecord, name: str) -> None:
 
 
 def _why(own: BaseException | None, first: BaseException) -> str:
-    """What befell a task that was stopped by an error of its own, or for what came first."""
+    """Return the reason for a task's failure: its own error, or the first error of the run."""
     if isinstance(own, Exception):
         return f"failed: {said_of(own) or type(own).__name__}"
     if own is not None:
@@ -167,7 +173,7 @@ def _why(own: BaseException | None, first: BaseException) -> str:
 
 
 def said_of(error: BaseException) -> str:
-    """What an exception says; nothing where that raises one itself."""
+    """Return the message of an exception; empty if `str()` raises."""
     try:
         return str(error)
     except Exception:
@@ -176,8 +182,8 @@ def said_of(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Which:
-    """What tells which tasks failed and are left: the failures in threads, the plan in the order in
-    which they know its steps, and which tasks stand for several."""
+    """Data to determine failed and remaining tasks: thread failures, the original plan, and which
+    tasks are linked."""
 
     failures: Sequence[ThreadFailure]
     plan: Plan
@@ -187,12 +193,11 @@ class _Which:
 def _what_is_left(
     plan: Plan, steps_done: int, which: _Which, error: BaseException, lost: Collection[int] = ()
 ) -> tuple[dict[int, BaseException], tuple[int, ...]]:
-    """The tasks that failed, with what they raised, and those that neither ran nor read what is
-    missing now (`lost`: what is gone besides).
+    """Return the failed tasks with their errors, and the tasks that can still run.
 
-    Of a task that stands for several (`merged`) some may run yet, whatever became of the others,
-    and so may those that read what it makes: all are left to who knows them. Where it was no
-    failure but an interrupt, nothing more is run.
+    A task can run if it does not read missing values (`lost`: additional ones). The tasks of a
+    linked program are all returned, with their readers: some may run. After an interrupt nothing
+    more is run.
     """
     tasks = plan.request.tasks
     finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
@@ -212,7 +217,7 @@ def _what_is_left(
             left.append(index)
         elif is_over or index in failed or not missing.isdisjoint(task.inputs):
             missing.update(task.outputs)
-            # What it would have overwritten is lost.
+            # Its donated inputs may be partly overwritten.
             missing.update(task.inputs[position] for position in task.transformation.donated)
         else:
             left.append(index)
@@ -220,12 +225,12 @@ def _what_is_left(
 
 
 def _first_of(steps: Iterable[Step], tasks: Sequence[NumberedTask]) -> list[int]:
-    """The task that ends first in these steps, if one does."""
+    """Return the first task that one of these steps completes, if any."""
     return list(islice((number for step in steps for number in _tasks_of(step, tasks)), 1))
 
 
 def _tasks_of(step: Step, tasks: Sequence[NumberedTask]) -> Iterator[int]:
-    """The task that a step ends: a program's run, or the copy that `to_layout` asked for."""
+    """Yield the task that a step completes: a program, or the copy of a `to_layout`."""
     if isinstance(step, Execute):
         yield step.task
     elif isinstance(step, Copy) and step.made != step.value:

@@ -1,4 +1,4 @@
-"""The predictions of next uses by which a plan evicts tensors, and whether they still hold."""
+"""The predictions of next uses on which a plan's evictions are based, and their validity."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from stitch.planner import PlanRequest
 from stitch.program import Space
 from stitch.runtime.values import Place, Records, ValueRecord
 
-#: How often work that makes tensors give way is planned anew because their next uses have changed.
+#: Limit for replanning the same work because predictions have changed.
 MAX_TRIES = 64
 
 
 class EvictionPrediction:
-    """Where what could have left lay and no task uses, the one read next first, as was predicted.
+    """The unused L1 buffers that could have been evicted, in order of predicted next use.
 
-    It tires: plans that follow each other because next uses have changed come to an end.
+    The number of replans because of changed predictions is limited.
     """
 
     __slots__ = ("_in_order", "_knowledge", "_tries")
@@ -25,14 +25,14 @@ class EvictionPrediction:
     def __init__(
         self, request: PlanRequest, knowledge: int, before: Iterable[EvictionPrediction | None]
     ) -> None:
-        """`knowledge`: the version of the predictions; `before`: of earlier recordings of the
-        work."""
+        """`knowledge`: version of the predictions; `before`: predictions of earlier executables of
+        the same work."""
         self._knowledge = knowledge
         tries = [foresight._tries for foresight in before if foresight is not None]
         self._tries = max(0, min([MAX_TRIES, *tries]) - 1)
         used = {value for task in request.tasks for value in task.inputs}
         later = {value: use for value, use in request.later if value not in used}
-        # What lies elsewhere cannot leave.
+        # Only unpinned L1 buffers can be evicted.
         places = {b.number: (b.space, b.address) for b in request.buffers
                   if b.space is Space.L1 and b.address is not None and not b.pinned}  # fmt: skip
         uses = [
@@ -48,8 +48,8 @@ class EvictionPrediction:
     def holds(
         self, records: Records, knowledge: int, next_use: Callable[[ValueRecord], float]
     ) -> bool:
-        """Whether what gives way would still be chosen, as far as the order tells in which the
-        others are read next, as predicted."""
+        """Return whether the evictions are still right: the predicted order of uses is
+        unchanged."""
         if not self._tries:
             return True
         if self._knowledge != knowledge:

@@ -1,4 +1,4 @@
-"""The thunks of a bound plan with hooks around its programs and operations."""
+"""Insert hooks between the thunks of a bound plan's programs and operations."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks, no
 
 
 def observed(bound: BoundPlan, hooks: Hooks) -> list[list[Thunk]]:
-    """The thunks of each step for the moments that have hooks now."""
+    """Return the thunks of each step, with the current hooks."""
     between = _Between(bound, hooks)
     return [between.step(step) for step in bound.steps]
 
 
-#: Candidates that are looked at for whether two arrays have bytes in common.
+#: Work limit for NumPy's exact test for shared memory.
 MOST_WORK = 10_000
 
 
 class _Replacement:
-    """Writes other elements into what an operation has just made, while its hooks are called."""
+    """Replaces the output of an operation while its hooks are called."""
 
     def __init__(self, program: Program, bound: BoundProgram, index: int) -> None:
         self._program = program
         self._bound = bound
         self._index = index
-        #: The thread that calls the hooks now; before and after, other values lie in these bytes.
+        #: The thread that calls the hooks now; at other times the bytes hold other values.
         self._thread: int | None = None
 
     def while_open(self, moment: MomentHooks, context: HookContext) -> None:
-        """Call the hooks of a moment, which may replace what was made."""
+        """Call the hooks of a moment, which may replace outputs."""
         self._thread = get_ident()
         try:
             call_hooks(moment, context)
@@ -66,7 +66,7 @@ class _Replacement:
             step()
 
     def _shared_with(self, value: int) -> int | None:
-        """A value that was there before and is still to be read, in whose bytes this one lies."""
+        """Return a live value that shares bytes with this one, or None."""
         program, arrays = self._program, self._bound.arrays
         later = program.operations[self._index + 1 :]
         read = {v for operation in later for v in operation.inputs}
@@ -83,7 +83,7 @@ class _Replacement:
 
 
 def _overlap(one: Array, other: Array) -> bool:
-    """Whether two arrays have bytes in common; so it is taken where that is hard to say."""
+    """Return whether two arrays share bytes; True if that is too hard to determine."""
     most: Any = MOST_WORK  # NumPy's own types know two numbers.
     try:
         return bool(np.shares_memory(one, other, max_work=most))
@@ -92,13 +92,13 @@ def _overlap(one: Array, other: Array) -> bool:
 
 
 def is_hook(thunk: Thunk) -> bool:
-    """Whether a thunk is one of those that `observed` has put between."""
+    """Return whether a thunk was inserted by `observed`."""
     func = thunk.func if type(thunk) is partial else None
     return func is call_hooks or isinstance(getattr(func, "__self__", None), _Replacement)
 
 
 class _Between:
-    """The thunks of a step so far; the contexts of hooks are made with them, once for all runs."""
+    """Builds the thunks of a step with hooks; hook contexts are created once for all runs."""
 
     def __init__(self, bound: BoundPlan, hooks: Hooks) -> None:
         self._bound = bound
@@ -108,7 +108,7 @@ class _Between:
         self.thunks: list[Thunk] = []
 
     def step(self, step: BoundStep) -> list[Thunk]:
-        """Those of one step."""
+        """Return the thunks of one step."""
         self.thunks = []
         self._step(step)
         return self.thunks
@@ -132,11 +132,11 @@ class _Between:
 
     def _operations(self, program: Program, bound: BoundProgram) -> None:
         before, after = self._around_operation
-        # Seen by itself is what an operation is computed by: its body, where it carries one.
+        # Operations with bodies are expanded: hooks see the inner operations.
         program, arrays = expanded(program), bound.arrays
         done = 0
         for index, first, stop in bound.operations:
-            # What fills the operands' arrays precedes whoever looks at them.
+            # Thunks that fill operands come before the hooks.
             self.thunks += bound.steps[done:first]
             done = stop
             operation = program.operations[index]

@@ -1,9 +1,8 @@
-"""A recording: one plan for a kind of work, which has been bound and written out, and runs again.
+"""`Executable`: a plan for one kind of work that is bound, compiled to Python, and replayed.
 
-Its guard says whether the plan may run now: what it works in must be free, and what it moves or
-frees must lie as it did. Where it moves nothing, the same plan serves values at any places: for
-each set of places that it reads from, and each lease that it writes its results to, there is one
-binding.
+Its guard tells whether it may run now: its working regions must be free, and what it moves or frees
+must be at the same addresses. A plan that moves nothing serves any addresses: there is one binding
+per set of source addresses and output slots.
 """
 
 from __future__ import annotations
@@ -49,19 +48,18 @@ from stitch.runtime.values import (
     ValueRecord,
 )
 
-#: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
-#: its own. Each is some 2 KB of Python's, and memory that others may have as soon as it is idle.
+#: Limit for the output slots of one executable; a result held longer than so many later runs leaves
+#: its slots. Each costs about 2 KB, and device memory that others can use while it is idle.
 MAX_LEASES = 2048
-#: New ones are made several at a time: at most this part of that.
+#: New slots are created in groups of at most this fraction.
 PART_AT_ONCE = 8
-#: Claims the host's memory for buffers of a plan at more addresses.
+#: Reserves host memory for a plan's buffers at more addresses.
 ClaimPlaces: TypeAlias = "Callable[[Plan, Sequence[tuple[Buffer, Sequence[int]]]], object]"
 
 
 @dataclass(frozen=True, slots=True)
 class AffectedBuffer:
-    """A buffer that the plan touches, and all the values that lay in it: whether or not a task of
-    the window uses them."""
+    """A buffer that a plan changes, with the signatures of all values in it."""
 
     place: Place
     users: tuple[object, ...]
@@ -69,33 +67,33 @@ class AffectedBuffer:
 
 @dataclass(slots=True, eq=False)
 class Binding:
-    """A plan bound to bytes: what runs; `index` numbers the bindings of a device.
+    """A plan bound to addresses; `index` numbers the bindings of a device.
 
-    `lease`: where its results go; None where running it makes and frees places (`effects`).
+    `lease`: its output slots; None if running it allocates and frees (`effects`).
     """
 
     index: int
     recording: Executable
-    #: Or what binds it, for those who need more than its code.
+    #: The bound plan, or a function that binds it when more than the code is needed.
     _bound: BoundPlan | Callable[[], BoundPlan]
     lease: OutputSlots[Binding] | None
-    #: Where buffers of sources and results lie that may lie elsewhere in another.
+    #: Addresses of source and result buffers, which differ between bindings.
     addresses: Mapping[int, int]
     tally: Tally
-    #: Its steps as one function, once it has run a few times: for those who observed it last.
+    #: The generated code for the last observers, after a few runs.
     straight: GeneratedRunner | OverwritingRun | None = None
-    #: For each kind of observers that it had; 0: nobody.
+    #: Generated code by observer bits (0: none).
     written: dict[int, GeneratedRunner | OverwritingRun] = field(default_factory=dict)
 
     @property
     def bound(self) -> BoundPlan:
-        """Its steps."""
+        """The bound plan."""
         if not isinstance(self._bound, BoundPlan):
             self._bound = self._bound()
         return self._bound
 
     def serves(self, observers: int) -> bool:
-        """Whether it runs for those who observe now without anything's being bound."""
+        """Return whether it can run for these observers without binding anything."""
         straight = self.straight
         is_written = straight is not None and straight.observers == observers
         return (is_written or isinstance(self._bound, BoundPlan)
@@ -103,16 +101,16 @@ class Binding:
 
     @property
     def plan(self) -> Plan:
-        """The plan that this is, with its results in the lease and its sources where they lie."""
+        """The plan with the actual addresses of sources and results."""
         return self.tally.plan
 
     def drop(self) -> None:
-        """It will not run again."""
+        """Mark it as never run again."""
         self.tally.is_closed = True
 
 
 class Executable(LeaseHolder["Binding"]):
-    """One plan for a kind of work: what it rests on, its leases and bindings."""
+    """One plan for a kind of work, with its guard, output slots and bindings."""
 
     def __init__(
         self,
@@ -128,88 +126,97 @@ class Executable(LeaseHolder["Binding"]):
         constants: Sequence[ConstantRecord],
         assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> None:
-        """`kept`: which of the window's values were still wanted when it left the queue: by now one
-        may have been given to a task of the next, which reads it later. `places`: where the sources
-        must lie; None where the plan changes only its results. Then these lie in leases, and
-        sources lie anywhere, as long as the same ones share buffers (`shared`: see `sharing`).
-        `bound_nbytes`: what binding each task's program takes of the host's memory.
-        `fixed_results`: whether programs say at which addresses results lie. `constants`: those
-        that the tasks read. `assignment`: how it runs on several."""
+        """Initialize.
+
+        Args:
+            plan: The plan.
+            effects: Its effects on the memory records.
+            kept: Which values of the batch were referenced when it left the queue (a later task may
+                have taken one since).
+            places: Required addresses of the sources; None if the plan changes only its results,
+                which then go to output slots, with sources at any addresses.
+            shared: Which sources share buffers; see `sharing`.
+            programs: Prepared program per task.
+            bodies: Program per task, for hooks.
+            bound_nbytes: Host memory to bind each task's program.
+            fixed_results: Whether programs require addresses for results.
+            constants: Constants that the tasks read.
+            assignment: Threads of the steps.
+        """
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = is_rebindable(plan)
-        #: Whether it overwrites values that were there before: then it is completed whatever is
+        #: Whether it overwrites existing values: such a run is completed even if an exception is
         #: raised.
         self.overwrites = plan.overwrites
-        #: The spaces of which a picture must tell where its plan is placed.
+        #: The spaces that a snapshot must include to rebind the plan.
         self.gives_way_in = frozenset(plan.pressured_spaces | {space for space, _ in plan.leaving})
         #: The numbers of existing values, and of those that are unreferenced after the run.
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
         self.programs, self.bodies, self.assignment = tuple(programs), tuple(bodies), assignment
-        #: By task: where a run puts the call of a host function that it makes.
+        #: By task: holder for the host function call of a run.
         self.boxes = tuple([
             (index, kernel.box)
             for index, kernel in enumerate(self.programs)
             if isinstance(kernel, CallKernel)
         ])  # fmt: skip
-        #: Where the constants lie that it reads, and what the records counted when they were last
-        #: seen there.
+        #: Addresses of its constants, and `constants_changed` when they were last checked.
         self._constant_places = [(constant, constant.places()) for constant in constants]
         self._constants_seen = -1
-        #: They are values of its plan, by number, where they may leave.
+        #: Constants that are values of the plan, since they may be evicted.
         self.constants: Mapping[int, ConstantRecord] = {}
         self.bystanders: tuple[AffectedBuffer, ...] = ()
-        #: Where the record of a bystander's value is found: value → (place, position among users).
+        #: Affected value → (place, position among the buffer's users).
         self.bystander_values: dict[int, tuple[Place, int]] = {}
-        #: The generation of the records at which what it works in was last seen to be free.
+        #: Records generation at which its working regions were last found free.
         self.generation = -1
-        #: How often its steps were called one by one.
+        #: Number of runs without generated code.
         self.runs_unwritten = 0
-        #: Its steps written out, for all bindings, by those who observe.
+        #: Generated code for all bindings, by observers.
         self.codes: dict[int, Code] = {}
-        #: Whether nobody finds it any more, and nothing is kept out of its way.
+        #: Whether it was evicted from the cache.
         self.is_dropped = False
-        #: What its first binding took of the host's memory.
+        #: Host memory reservation of the first binding.
         self.claim: Claim | None = None
-        #: The binding without a lease.
+        #: The binding without output slots.
         self.alone: Binding | None = None
         self.fixed_results = fixed_results
-        #: The results that were held when the next run needed a place.
+        #: Results that were still referenced when the next run needed slots.
         self.held_results: set[int] = set()
-        #: The numbers of the values that its leases hold, in their order.
+        #: Numbers of the values in its output slots, in order.
         self.own = tuple([number for number, _ in effects.own])
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
         temporary = needed_regions(plan.temporaries, ())
-        #: Whether its results lie in the plan where temporary values of the same run lay before.
+        #: Whether results overlap temporary values of the same run.
         self.lies_inside = any(overlap(a, b) for a in temporary for b in own)
-        #: Its results can lie in one place only: inside, or where they must. Then it runs only
-        #: while nobody holds them.
+        #: Whether results have one possible address (overlapping or required): then it runs only
+        #: while they are unreferenced.
         self.has_one_lease = fixed_results or self.lies_inside
-        #: Its steps, bound to bytes, where they may be bound to any places.
+        #: Its bound steps, if it can be bound to any addresses.
         self.parts: BoundParts | None = None
         if places is None:
             results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
             self.parts = BoundParts(
                 plan, results, self.programs, self.bodies, bound_nbytes, assignment
             )
-        #: Whether something gives way in it.
+        #: Whether it evicts or moves something.
         self.is_pressed = plan.is_pressed
-        #: What one run does; None before it is bound.
+        #: Totals of one run; None before it is bound.
         self.each: Totals | None = None
-        #: The numbers of the window's values that are host arrays, ascending: a run is given these
-        #: arrays in this order, and then those of constants that come from their files; and for
-        #: each array that a bound plan asks for its position among them.
+        #: Numbers of the batch's host arrays, ascending: the arguments of a run, followed by
+        #: constants from files; `order` maps the bound plan's argument positions to them.
         self.arrays: tuple[int, ...] = ()
         self.constant_arrays: list[Array] = []
         self.order: tuple[int, ...] = ()
-        #: By which predictions it makes tensors give way, where it does.
+        #: The predictions on which its evictions are based.
         self.foresight: EvictionPrediction | None = None
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
         }
-        #: Where it works, and what of that must be free: all but where its only lease may lie.
+        #: Its working regions, and those that must be free (all except those of its only output
+        #: slots).
         self.works_in: Sequence[Region] = plan.free_regions if places is not None else temporary
         self._beside_results: Sequence[Region] = self.works_in
         if places is None and self.has_one_lease:
@@ -218,11 +225,11 @@ class Executable(LeaseHolder["Binding"]):
         self.work: Sequence[Region] = self._beside_results
 
     def snapshot_neighbours(self, records: Records, picture: MemorySnapshot) -> None:
-        """Note what lies in the buffers that it touches, and where they are."""
+        """Record the contents of the buffers that it changes."""
         plan, effects, live = self.plan, self.effects, records.all_buffers()
         self.constants = picture.constants
         touched: list[Place] = []
-        # Those of the tasks' values too: a view that came since must not be freed with them.
+        # Also buffers of the tasks' values: a newer view must not be freed with them.
         for number in sorted(plan.touched):
             buffer = plan.request.buffers[number]
             if buffer.address is not None and (buffer.space, buffer.address) in live:
@@ -230,7 +237,7 @@ class Executable(LeaseHolder["Binding"]):
         wanted = {v for v, _ in effects.changed} | set(effects.gone)
         for number, value in picture.bystanders.items():
             if number in wanted:
-                # A host array has its first instance outside the spaces.
+                # The first instance of a host array has no address.
                 record = next(i.buffer for i in value.instances if i.buffer.address is not None)
                 assert record.address is not None
                 place = (record.space, record.address)
@@ -242,7 +249,7 @@ class Executable(LeaseHolder["Binding"]):
         )
 
     def on_first_bind(self, bound: BoundPlan) -> None:
-        """Note what is the same wherever it is bound."""
+        """Record what is the same for all bindings."""
         asked, constants = bound.argument_values, self.constants
         given = sorted(asked)
         self.arrays = tuple([number for number in given if number not in constants])
@@ -254,15 +261,15 @@ class Executable(LeaseHolder["Binding"]):
         )  # fmt: skip
 
     def has_code_anywhere(self, observers: int) -> bool:
-        """Whether code is written for those who observe that serves at any places as it is."""
+        """Return whether generated code for these observers works at any addresses."""
         code = self.codes.get(observers)
         return code is not None and code.placed is not None
 
     # -- the guard -------------------------------------------------------------------------------
 
     def holds(self, records: Records) -> bool:
-        """Whether what it works in is free, the bystanders are as they were, and the constants that
-        it reads lie where they did."""
+        """Return whether its guard holds: working regions free, affected buffers and constants
+        unchanged."""
         if self.bystanders and not self._bystanders_hold(records):
             return False
         if self.generation == records.generation:
@@ -291,7 +298,7 @@ class Executable(LeaseHolder["Binding"]):
         return True
 
     def affected_values(self, records: Records) -> dict[int, ValueRecord]:
-        """The values that it changes beside its window's, by number."""
+        """Return the values outside the batch that it changes, by number."""
         live = records.all_buffers()
         others: dict[int, ValueRecord] = dict(self.constants)
         for number, (place, position) in self.bystander_values.items():
@@ -299,7 +306,7 @@ class Executable(LeaseHolder["Binding"]):
         return others
 
     def conflicting_slots(self, records: Records) -> list[AnyLease]:
-        """The leases of others that have memory to spare where it works."""
+        """Return output slots of other executables with spare memory in its working regions."""
         return [
             lease
             for lease in records.spare_leases()
@@ -313,7 +320,7 @@ class Executable(LeaseHolder["Binding"]):
         ]
 
     def evict_conflicting_slots(self, records: Records) -> None:
-        """Take from others what their leases have to spare where it works."""
+        """Revoke them, and let their owners allocate new slots elsewhere."""
         leases = self.conflicting_slots(records)
         for lease in leases:
             lease.holder.makes_way = True
@@ -324,10 +331,11 @@ class Executable(LeaseHolder["Binding"]):
     def take_places(
         self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
     ) -> OutputSlots[Binding] | None:
-        """An idle lease, or a new one where memory has it to give; what it works in is free.
+        """Return idle output slots, or new ones if memory is free; None otherwise.
 
-        `works`: where all recordings work, itself among them: what is held lies elsewhere while
-        there is memory, or it would be in their way. Raises what `claim` raises."""
+        `works`: returns the working regions of all executables; held results are placed outside of
+        these while possible. Raises what `claim` raises.
+        """
         if self.makes_way and self.has_one_lease and not self.leases:
             self._move_results_out(records, works, claim)
             if not self.holds(records):
@@ -336,7 +344,7 @@ class Executable(LeaseHolder["Binding"]):
             lease = self.ready()
             if lease is not None:
                 return lease
-            # What it shares is held: from now on each has a place of its own for that.
+            # A shared buffer is held: dispose of the slots; new ones get a separate buffer for it.
             records.end_lease(self.idle[-1])
         results = [buffer for buffer, _ in self.effects.made]
         own = [buffer.address or 0 for buffer in results]
@@ -346,11 +354,11 @@ class Executable(LeaseHolder["Binding"]):
         )
         if self.has_one_lease or (is_first and not self.makes_way):
             return self._leased(records, claim, [own]) if is_first else None
-        # The last: where memory is short all that can be is shared.
+        # The second option shares as much as possible, for short memory.
         for spare_places in self._never_held, self._spare_places:
             spare = spare_places()
             wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
-            # As many again as there are.
+            # Double the number of slots.
             most = min(len(self.leases), self._most_leases() // PART_AT_ONCE)
             count = max(1, min(most, records.at_once(wanted)))
             places = self._apart(records, works, wanted, count)
@@ -359,7 +367,7 @@ class Executable(LeaseHolder["Binding"]):
         if not is_first:
             return None
         if self.lies_inside:
-            # Where no memory is left elsewhere: then what is held there keeps it from running.
+            # No memory elsewhere: results overlap the working regions and block runs while held.
             self.has_one_lease, self.work, self.generation = True, self._beside_results, -1
         return self._leased(records, claim, [own])
 
@@ -369,12 +377,12 @@ class Executable(LeaseHolder["Binding"]):
     ) -> OutputSlots[Binding]:  # fmt: skip
         lease = self._leased(records, claim, places, spare)
         for old in self.leases[: max(0, len(self.leases) - self._most_leases())]:
-            # What is held for so long lies there like any other tensor from now on.
+            # Results held for so long become ordinary tensors.
             records.end_lease(old)
         return lease
 
     def _most_leases(self) -> int:
-        """Fewer where each binds kernels of its own."""
+        """Return the limit of slots; lower if each binds kernels of its own."""
         if self.parts is None or any(map(self.has_code_anywhere, self.codes)):
             return MAX_LEASES
         return min(MAX_LEASES, self.parts.most)
@@ -382,8 +390,8 @@ class Executable(LeaseHolder["Binding"]):
     def _move_results_out(
         self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
     ) -> None:
-        """Let results lie outside of what it works in, so that they can be held; where no memory is
-        left for that, they stay where they are."""
+        """Place results outside the working regions, so that they can be held; no change without
+        free memory."""
         if self.fixed_results:
             return
         results = [buffer for buffer, _ in self.effects.made]
@@ -396,15 +404,17 @@ class Executable(LeaseHolder["Binding"]):
         self, records: Records, works: Callable[[], Ranges], results: Sequence[Buffer],
         count: int = 1,
     ) -> Sequence[Sequence[int]]:  # fmt: skip
-        """Free addresses, so many times or fewer, outside of where all recordings work, or at least
-        of where it does."""
+        """Return free addresses for up to `count` sets, outside all working regions or at least its
+        own."""
         places = records.outside_of(works(), results, count)
         return places or records.outside_of(ranges_of(self.works_in), results, count)
 
     def _never_held(self) -> list[BufferRecord | None]:
-        """The place that all leases share, for each result that was never found to be held; one
-        that was has a place of its own in each lease from then on. Places that were combined as
-        they come free would be bound in each combination."""
+        """Return for each result the buffer to share between slots, or None if it was ever held.
+
+        A result that was held has a separate buffer in each set from then on. Combining free
+        buffers freely would need a binding per combination.
+        """
         if not self.leases:
             return [None] * len(self.effects.made)
         shared = self.leases[0].buffers
@@ -412,7 +422,7 @@ class Executable(LeaseHolder["Binding"]):
         return [None if n in self.held_results else place for n, place in enumerate(shared)]
 
     def _spare_places(self) -> list[BufferRecord | None]:
-        """For each result a place of a lease in which nothing lies, where there is one."""
+        """Return for each result an unused buffer of some slots, or None."""
         places = [
             [lease.buffers[i] for lease in self.leases] for i in range(len(self.effects.made))
         ]
@@ -422,8 +432,10 @@ class Executable(LeaseHolder["Binding"]):
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None] = (),
     ) -> OutputSlots[Binding]:  # fmt: skip
-        """Leases at free addresses, the first of them, but for places that they share; outside of
-        where it works, so what was free there is."""
+        """Create output slots at free addresses, with some shared buffers; returns the first.
+
+        They are outside the working regions, so the guard stays valid.
+        """
         was_free = self.generation == records.generation
         spare = spare or [None] * len(self.effects.made)
         wanted = [
@@ -460,7 +472,7 @@ class Executable(LeaseHolder["Binding"]):
         ]
 
     def addresses_for(self, lease: OutputSlots[Binding], places: Places) -> dict[int, int]:
-        """Where the buffers of its results and sources lie, by their numbers in the plan."""
+        """Return the addresses of result and source buffers, by their numbers in the plan."""
         addresses: dict[int, int] = {}
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):
             if record.address is not None:
@@ -472,12 +484,12 @@ class Executable(LeaseHolder["Binding"]):
 
 
 def _signature(value: ValueRecord) -> tuple[object, ...]:
-    """What a plan that touches a bystander's buffer depends on."""
+    """Return what a plan that changes an affected buffer depends on."""
     return (value.signature(), value.places(), value.kept)
 
 
 def sharing(places: Places) -> tuple[int, ...]:
-    """Which of a window's sources lie in one buffer, as far as addresses tell; () if none do."""
+    """Return which sources share an address; () if none do."""
     if len(places) < 2:
         return ()
     addresses = [address for _, instances in places for address in instances]

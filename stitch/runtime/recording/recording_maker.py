@@ -1,4 +1,4 @@
-"""From a window to what runs: a recording of the same work, or a new one."""
+"""Find the cached executable for a batch, or create a new one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from stitch.runtime.recording.thread_work import assign_threads_for, on_threads
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import Forms, OutputSlots, Places, effects_of
 
-#: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
-#: lent at places of its own each time is kept alive by them.
+#: Limits for the bindings of one set of output slots (LRU); lower for lent sources, which a binding
+#: keeps alive.
 MAX_BINDINGS = 32
 MAX_LENT_BINDINGS = 8
 
 
 class RecordingMaker:
-    """Finds and makes the recordings of one device."""
+    """Finds and creates the executables of one device."""
 
     def __init__(self, device: Site) -> None:
         self._device = device
@@ -38,11 +38,15 @@ class RecordingMaker:
     def binding(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
-        """What runs a window now; raises what planning and binding raise, with nothing changed.
+        """Return the binding that runs a batch now.
 
-        `kept`: which values are still wanted, said when the window left the queue. With `at_most`
-        only a plan will do that changes nothing but its results, by at most so many copies: None
-        where there is none.
+        If planning or binding raises, nothing has changed.
+
+        Args:
+            window: The batch.
+            kept: Which values were referenced when the batch left the queue.
+            at_most: If given, accept only a plan that changes nothing but its results, with at most
+                so many copies; otherwise return None.
         """
         device = self._device
         forms, places = window.forms()
@@ -63,8 +67,8 @@ class RecordingMaker:
     def _planned_alone(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
     ) -> Planned | None:
-        """The plan for a window; None where `at_most` asks for less: then the window is better
-        planned with what comes next."""
+        """Plan a batch; None if the plan violates `at_most` (it is then better planned with later
+        tasks)."""
         if at_most is None:
             return self.plans.planned(window, kept)
         with suppress(StitchError):
@@ -78,10 +82,16 @@ class RecordingMaker:
     def again(
         self, variants: Sequence[Executable], places: Places, window: TaskBatch | None = None
     ) -> Binding | None:
-        """The one of these recordings that may run as things are, on sources at these places, with
-        its results where nothing lies; None where none may, or no memory is left to bind it once
-        more: then a new plan makes room first. `window`: what is to run, where that may take other
-        values' places."""
+        """Return the binding of a cached executable that may run now.
+
+        Returns None if none may, or if there is no memory for another binding; a new plan then
+        frees memory first.
+
+        Args:
+            variants: Executables of the work.
+            places: Addresses of the sources.
+            window: The batch, if evictions are allowed.
+        """
         device = self._device
         if not variants:
             return None
@@ -92,7 +102,7 @@ class RecordingMaker:
             and lease is not None
             and not device.copies_forbidden
         ):
-            # The steady state: all is as it was when this ran last.
+            # The steady state: nothing has changed since the last run.
             binding = lease.bindings.get(places)
             straight = None if binding is None else binding.straight
             if straight is not None and straight.observers == device.observers:
@@ -100,7 +110,7 @@ class RecordingMaker:
         try:
             binding = self._again(variants, places, window)
             if binding is None and len(variants) > 1:
-                # Not its first time round: what others' leases have to spare may well be taken.
+                # The work repeats: spare output slots of other work may be revoked.
                 binding = self._again(variants, places, window, clear=True)
         except OutOfMemoryError:
             return None
@@ -110,7 +120,7 @@ class RecordingMaker:
         self, variants: Sequence[Executable], places: Places, window: TaskBatch | None, *,
         clear: bool = False,
     ) -> Binding | None:  # fmt: skip
-        """As `again`; `clear`: after spare leases that lie in its way are revoked."""
+        """As `again`; `clear`: first revoke spare output slots of others in its working regions."""
         device = self._device
         records, shared = device.records, sharing(places)
         for recording in variants:
@@ -127,7 +137,7 @@ class RecordingMaker:
             if not recording.holds(records):
                 continue
             if recording.places is not None:
-                # An interrupt may have come between what it is and what it is bound to.
+                # Rebind if an interrupt came before the binding was stored.
                 return recording.alone or self._bound(recording, None, places)
             binding = self._at(recording, places)
             if binding is not None:
@@ -135,7 +145,7 @@ class RecordingMaker:
         return None
 
     def _holds(self, foresight: EvictionPrediction, window: TaskBatch | None) -> bool:
-        """Whether what it makes give way would still be chosen; nobody knows but for a window."""
+        """Return whether the evictions are still right; False without a batch."""
         uses = self._next_uses
         return window is not None and foresight.holds(
             self._device.records, uses.version, partial(uses.next_use, window)
@@ -147,7 +157,7 @@ class RecordingMaker:
             return None
         binding = lease.bindings.get(places) or self._bound(recording, lease, places)
         if not binding.serves(self._device.observers):
-            # Now, where nothing has begun: what it takes of the host's memory may be refused.
+            # Bind now, before anything has started: the memory reservation may fail.
             _ = binding.bound
         return binding
 
@@ -216,8 +226,7 @@ class RecordingMaker:
         self, recording: Executable, lease: OutputSlots[Binding] | None, places: Places, *,
         is_new: bool = False,
     ) -> Binding:  # fmt: skip
-        """Bind a recording's plan to places; kept for the next time. `is_new`: the plan was made
-        for this."""
+        """Bind a plan to addresses and store the binding. `is_new`: the plan was made for this."""
         device, plan, parts = self._device, recording.plan, recording.parts
         bound: BoundPlan | Callable[[], BoundPlan]
         addresses: Mapping[int, int] = {}
@@ -251,20 +260,19 @@ class RecordingMaker:
 
 
 def _fetches_constants(plan: Plan) -> bool:
-    """Whether all its copies bring constants back from their files."""
+    """Return whether all copies of a plan fetch constants from their files."""
     outside = {b.number for b in plan.request.buffers if b.address is None}
     files = outside - plan.request.entering()
     return all(isinstance(c, Copy) and c.source.buffer in files for c in plan.copies)
 
 
 def _reads_lent(places: Places) -> bool:
-    """Whether some of it lies in bytes that somebody else owns."""
+    """Return whether a source is in a lent buffer."""
     return any(a is not None and a >= LENT_ADDRESSES for _, addresses in places for a in addresses)
 
 
 def _has_fixed_results(plan: Plan) -> bool:
-    """Whether a result lies where a task leaves something, be it what the result overwrote, or
-    where another must find it."""
+    """Return whether a result has a required address, or overwrites another value."""
     final = {resident.value for resident in plan.final_values}
     own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
     return not own.isdisjoint(plan.fixed) or any(

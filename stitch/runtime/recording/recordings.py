@@ -1,7 +1,7 @@
-"""Recordings by the work that they do.
+"""Cache of executables by the work that they do.
 
-A kind of work is the same tasks on values of the same forms, of which the same are kept; its
-recordings differ in what was in their way.
+The key is the tasks, the signatures of the sources, and which values are kept; executables of one
+key differ in what was in memory.
 """
 
 from __future__ import annotations
@@ -14,49 +14,48 @@ from stitch.runtime.recording.recording import Executable
 from stitch.runtime.values import Forms, Ranges, Records
 from stitch.tasks import TaskSequence
 
-#: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
+#: Limits for cached keys, and for executables per key.
 MAX_KINDS = 512
 MAX_VARIANTS = 64
 
 
 @dataclass(slots=True, eq=False)
 class PlanKey:
-    """A kind of work: tasks, which values are kept, the sources' forms; and the recordings of it,
-    the last one made first."""
+    """A kind of work (tasks, kept values, source signatures) and its executables, newest first."""
 
     graph: TaskSequence
     kept: tuple[bool, ...]
     forms: Forms
     recordings: list[Executable]
-    #: When it was last asked for.
+    #: Clock value of its last lookup.
     last_used: int = 0
 
 
 class Recordings:
-    """The recordings of a device by the work that they do; kinds least recently used go first."""
+    """The executables of a device by key; the least recently used key is evicted first."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        #: By their tasks: of one graph there are few.
+        #: By task sequence: few keys share one.
         self._kinds: dict[TaskSequence, tuple[PlanKey, ...]] = {}
-        #: How often one was asked for.
+        #: Counts lookups.
         self._now = 0
-        #: Where they work, once somebody has asked.
+        #: Cached working regions of all executables.
         self._works: Ranges | None = None
-        #: How many plans, recordings and bindings were made; in the steady state all stand still.
+        #: Counters; constant in the steady state.
         self.plans_made = self.made = self.bindings_made = 0
 
     @property
     def kinds(self) -> int:
-        """How many kinds of work there are recordings of."""
+        """The number of keys."""
         return len(self._all())
 
     def _all(self) -> list[PlanKey]:
-        """A list of its own: a collection in between may finish what uses the device."""
+        """Return a copy as a list: a garbage collection may run finalizers that use the device."""
         return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
     def of(self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms) -> Sequence[Executable]:
-        """The recordings of a kind of work, the last one made first."""
+        """Return the executables of a key, newest first."""
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
                 kind.last_used = self._now = self._now + 1
@@ -64,7 +63,7 @@ class Recordings:
         return ()
 
     def works(self) -> Ranges:
-        """Where all of them work."""
+        """Return the working regions of all executables."""
         if self._works is None:
             recordings = [recording for kind in self._all() for recording in kind.recordings]
             self._works = ranges_of(part for each in recordings for part in each.works_in)
@@ -73,7 +72,7 @@ class Recordings:
     def add(
         self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, recording: Executable
     ) -> None:
-        """Keep a recording for the next time."""
+        """Cache an executable."""
         self._works = None
         kinds = self._kinds.get(graph, ())
         kind = next((k for k in kinds if k.kept == kept and k.forms == forms), None)
@@ -89,18 +88,18 @@ class Recordings:
             self._forget([min(self._all(), key=lambda kind: kind.last_used)])
 
     def forget(self, transformation: int) -> None:
-        """Drop what runs a transformation whose agent is gone."""
+        """Drop the executables that run an unloaded transformation."""
         self._forget([kind for kind in self._all() if kind.graph.has(transformation)])
 
     def clear(self) -> None:
-        """Drop all recordings."""
+        """Drop all executables."""
         self._forget(self._all())
 
     def _forget(self, kinds: Sequence[PlanKey]) -> None:
         for kind in kinds:
             for recording in kind.recordings:
                 self._drop(recording)
-            # Only now: what an interrupt leaves is found the next time.
+            # Last: an interrupted call can be repeated.
             others = tuple([k for k in self._kinds.get(kind.graph, ()) if k is not kind])
             if others:
                 self._kinds[kind.graph] = others
@@ -110,7 +109,7 @@ class Recordings:
     def _drop(self, recording: Executable) -> None:
         self._works = None
         recording.is_dropped, recording.generation = True, -1
-        # A pipeline may remember the recording for some time yet.
+        # Free its parts: a pipeline may still refer to the executable.
         recording.claim = None
         if recording.parts is not None:
             recording.parts.clear()

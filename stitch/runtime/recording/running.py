@@ -1,4 +1,4 @@
-"""Running: a binding's steps on the values of a window."""
+"""Run the steps of a binding on the values of a batch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ from stitch.runtime.values import Status, ValueRecord
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
-#: Runs, at whatever places, after which a plan's steps are written out as code (about 10 us a step,
-#: once).
+#: Runs after which code is generated (about 10 us per step, once).
 RUNS_TO_STRAIGHTEN = 2
-#: The most steps that are written out: those of longer plans are looped over, where calls weigh
-#: little.
+#: Longer plans are run by a loop: the call overhead matters less there.
 MAX_LINES = 1024
 
 
 def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
-    """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
+    """Run a plan on the values of a batch; on failure keep completed outputs.
 
-    After a run that overwrites, `leave_results` has to follow.
+    After a run that overwrites values, call `leave_results`.
     """
     values = window.values
     arrays = []
@@ -46,8 +44,7 @@ def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
         arrays += binding.recording.constant_arrays
     if binding.lease is None or binding.recording.overwrites:
         progress = binding.bound.progress
-        # What it moves lies elsewhere from that step on, and what it overwrites is another value,
-        # whoever hears how far it came.
+        # Recovery must know the progress, since moved and overwritten values change during the run.
         interrupted = partial(_stopped, device, binding, window, KeyboardInterrupt(), progress)
         # Atomic: no call in between.
         progress[0], progress[1] = 0, UNTOUCHED
@@ -71,8 +68,10 @@ def _stopped(
     device: Site, binding: Binding, window: TaskBatch, error: BaseException, progress: list[int],
     stopped: Stopped | None = None,
 ) -> None:  # fmt: skip
-    """A run has raised, or was interrupted; may be called twice. One that has overwritten all that
-    it does has left its results."""
+    """Recover after a run that raised or was interrupted; idempotent.
+
+    If everything was overwritten already, the results are committed.
+    """
     if progress[1] == COMPLETE:
         leave_results(device, binding, window.values, window.end)
     else:
@@ -80,7 +79,7 @@ def _stopped(
 
 
 def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
-    """The records say what a run has left; the queue's lock is held. May be called twice."""
+    """Update the records after a run; the queue lock is held. Idempotent."""
     records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
     records.is_consistent = False
@@ -103,8 +102,7 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
         if value.status is PENDING:
             value.status = FREED
         elif value.status is READY and not value.is_array:
-            # The plan has left it where it was; no handle refers to it any more, or it was given
-            # away.
+            # Still in memory, but unreferenced or donated: release it.
             place = value.lease
             if value.consumed or place is None or not place.release_value(value):
                 records.release(value)
@@ -117,9 +115,9 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
 
 
 def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
-    """Run the steps on arrays that have been looked at; gives their times where somebody listens.
+    """Run the steps on checked arrays; returns the times of steps if listeners want them.
 
-    An exception tells which steps were done: see `stopped_by`.
+    An exception records the completed steps: see `stopped_by`.
     """
     straight = binding.straight
     loop: Any = None
@@ -141,30 +139,33 @@ def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
 
 
 def stopped_by(error: BaseException) -> Stopped:
-    """What `perform` has done before it, or what came before or after, raised this."""
+    """Return the steps that `perform` completed before it raised `error`."""
     stopped: Stopped = error.__dict__.pop("stitch_stopped", Stopped())
     return stopped
 
 
 def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
-    """Tell who listens that a plan ran, and when its steps did."""
+    """Report a run and the times of its steps to the listeners."""
     assert isinstance(ran, tuple)
     forks = binding.recording.assignment.forks
-    # Where there were hooks, it ran on one thread.
+    # With hooks it ran on one thread.
     forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
     device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
 
 
 def tell_stopped(device: Site, binding: Binding, stopped: Stopped) -> None:
-    """Count and tell the steps that were done when one raised, if any."""
+    """Count and report the steps completed before an exception, if any."""
     if stopped.steps:
         device.events.report(PlanStopped(binding.index, binding.plan, stopped.steps))
 
 
 def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRun | None:
-    """The code of a binding's steps for those who observe just now; None where it is not worth
-    writing yet. Calls of hooks are always written out. What overwrites values is never written as
-    code: an exception could come in between two calls."""
+    """Return the code of a binding for the current observers; None if generating it does not pay
+    yet.
+
+    Hooks always use generated code. Plans that overwrite values use `OverwritingRun` instead: an
+    exception could come between two calls of Python code.
+    """
     observers = device.observers
     straight = binding.written.get(observers)
     if straight is None and binding.recording.overwrites:
@@ -187,7 +188,7 @@ def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRu
 
 
 def _of_another_binding(device: Site, binding: Binding, observers: int) -> GeneratedRunner | None:
-    """The code that was written for another binding, with the objects of this one."""
+    """Return the code generated for another binding, with the objects of this one."""
     code = binding.recording.codes.get(observers)
     if code is None:
         return None
@@ -199,12 +200,12 @@ def _of_another_binding(device: Site, binding: Binding, observers: int) -> Gener
 
 
 def _calls_others(device: Site, binding: Binding) -> bool:
-    """Whether there are hooks or another's kernels among a binding's steps."""
+    """Return whether a binding calls hooks, host functions or user kernels."""
     return bool(device.hooks.bits or binding.recording.boxes) or device.kernels_call_back
 
 
 def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
-    """Those of each step that differs from binding to binding."""
+    """Return the thunks of each step that differs between bindings."""
     parts = binding.recording.parts
     return [] if parts is None else [binding.bound.steps[i].thunks for i in parts.varying]
 
@@ -212,10 +213,10 @@ def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
 def _is_worth_writing(binding: Binding, observers: int) -> bool:
     recording = binding.recording
     if recording.assignment.forks:
-        # One by one they would run on one thread.
+        # Without generated code they would run on one thread.
         return True
     if observers in recording.codes:
-        # Its text is another than that of an earlier binding: perhaps so is the next one's.
+        # The text differs from an earlier binding's; the next one's may differ again.
         is_worth = binding.tally.runs > 0
     else:
         is_worth = recording.runs_unwritten >= RUNS_TO_STRAIGHTEN
@@ -223,7 +224,7 @@ def _is_worth_writing(binding: Binding, observers: int) -> bool:
 
 
 def _written(device: Site, binding: Binding) -> GeneratedRunner:
-    """The code of a binding's steps; where there are no hooks, other bindings have it too."""
+    """Generate the code of a binding; without hooks, other bindings share it."""
     recording, bound, hooks = binding.recording, binding.bound, device.hooks
     residents = {r.value: r for r in recording.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in sorted(bound.argument_values)]
@@ -270,7 +271,7 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
 
 
 def _steps_of(binding: Binding, thunks_left: int) -> int:
-    """How many steps were finished when a thunk raised, with so many after it."""
+    """Return the number of completed steps when a thunk raised, with `thunks_left` after it."""
     thunks_done = len(binding.bound.thunks) - thunks_left - 1
     return sum(1 for end in binding.bound.ends() if end <= thunks_done)
 
@@ -284,7 +285,7 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 def run_timed(
     counts: Iterable[int], moments: list[float], thunks: Iterable[Callable[[], object]]
 ) -> None:
-    """Call every thunk in order, so many for each step; note when it began and each step ended."""
+    """Call all thunks in order, and record the start and the end of each step."""
     moments.append(time.perf_counter())
     for count in counts:
         for thunk in islice(thunks, count):

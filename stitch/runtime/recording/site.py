@@ -1,4 +1,4 @@
-"""A site: what making and running recordings takes of a device."""
+"""`Site`: the parts of a device that create and run executables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stitch.runtime.values import Records, ValueRecord
 
 
 class Site(Protocol):
-    """A device, as recordings know it: where they are made and run."""
+    """A device, as executables use it."""
 
     machine: Machine
     backend: LocalBackend
@@ -25,22 +25,22 @@ class Site(Protocol):
     events: EventStream
     history: History
     hooks: Hooks
-    #: For whom code is written: which listeners and hooks there are, as a number.
+    #: Bits of the active listeners and hooks: code is generated per combination.
     observers: int
-    #: Whether kernels are not Stitch's own, and may call back.
+    #: Whether kernels are user code, which may call back.
     kernels_call_back: bool
-    #: How many inter_op_threads runs may have.
+    #: Number of threads for independent sections of a plan.
     inter_op_threads: int
-    #: Whether tensors may wait on the host.
+    #: Whether tensors may be evicted to host memory.
     spills: bool
     copies_forbidden: int
     code_written: int
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A small number for a descriptor."""
+        """Return a small integer that identifies the descriptor."""
 
     def make_room(self) -> None:
-        """Give back what the host's memory can do without."""
+        """Release host memory that the device can do without."""
 
     def lost_all(self, value: ValueRecord) -> None:
-        """A value lost its last instance in a plan."""
+        """Mark a value that lost its last instance in a plan."""

@@ -1,4 +1,4 @@
-"""A window: the stretch of tasks that is queued, its numbered values, and who asked for it."""
+"""`TaskBatch`: a batch of queued tasks, its numbered values, and the agents of its tasks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stitch.tasks import NumberedTask, TaskSequence, Transformation
 
 
 class TaskBatch:
-    """The queue of a device between two runs; `number` tells windows apart, and counts tasks.
+    """The tasks between two runs of a queue; `number` identifies the batch and counts tasks.
 
-    While it runs, the next one fills: `value.window` and `value.number` then speak of that one, so
-    who runs this one goes by the numbers in it.
+    While it runs, the next batch fills: `value.window` and `value.number` then refer to that one,
+    so the runner uses the numbers of the batch.
     """
 
     __slots__ = (
@@ -24,34 +24,37 @@ class TaskBatch:
     )  # fmt: skip
 
     def __init__(self, number: int, nothing: TaskSequence) -> None:
-        """`nothing`: the device's graph without tasks, which all its work comes after."""
+        """`nothing`: the device's empty task sequence, the root of all its sequences."""
         self.number = number
         self.graph = self.nothing = nothing
-        #: Whether others may have written to a source's bytes, and whether the one before it failed
-        #: when tasks of this one may have asked for its results.
+        #: Whether sources may be written from outside; whether tasks may read failed results of the
+        #: previous batch.
         self.reads_exposed = self.reads_failed = False
-        #: Whether what runs it is known: an interrupt before that leaves it in the queue. Then,
-        #: whether it has run, to its end or as far as it can.
+        #: Whether it is planned (before that, an interrupt returns it to the queue), and whether it
+        #: has finished.
         self.is_planned = self.is_done = False
-        #: Whether no task is half queued.
+        #: Whether no task is partially enqueued.
         self.is_whole = True
-        #: Every value by its number, the ones that existed before with theirs, and the agent of
-        #: each task.
+        #: All values by number, and the agent of each task.
         self.values: list[ValueRecord] = []
         self.agents: list[Agent | None] = []
-        #: Values that somebody freed while it ran.
+        #: Values freed while it ran.
         self.given_up: list[ValueRecord] = []
-        #: Of each task whether it stands for several of another window; () where none does.
+        #: Per task, whether it is a linked program; () if none is.
         self.merged: tuple[bool, ...] = ()
 
     def after(
         self, what: Transformation, inputs: Sequence[ValueRecord]
     ) -> tuple[TaskSequence, Iterable[ValueRecord], Sequence[ValueRecord]]:
-        """What `take` is given for one more task: the graph with it, which of its inputs have no
-        number yet, and which it takes over."""
+        """Number the inputs of one more task.
+
+        Returns:
+            The sequence with the task, the inputs without a number so far, and the donated inputs:
+            arguments of `take`.
+        """
         now, number = self.number, len(self.values)
         fresh, numbers = [], []
-        # Until the graph has the task, the lists and the values may say too much: see `of`.
+        # Incomplete until the sequence contains the task: see `of`.
         self.is_whole = False
         for value in inputs:
             if value.window != now:
@@ -70,8 +73,10 @@ class TaskBatch:
         outputs: Sequence[ValueRecord],
         gone: Sequence[ValueRecord] = (),
     ) -> None:
-        """The next task is the last of `graph`: it reads values that have numbers or are `fresh`,
-        makes `outputs`, and those that are `gone` are its own."""
+        """Append the last task of `graph`.
+
+        `fresh`: its inputs without a number; `outputs`: its new values; `gone`: its donated inputs.
+        """
         now, values = self.number, self.values
         number = len(values)
         self.is_whole = False
@@ -96,8 +101,10 @@ class TaskBatch:
 
     @classmethod
     def of(cls, number: int, *windows: TaskBatch) -> TaskBatch:
-        """The tasks of these windows as one, but for one that is half queued. Its number is above
-        `number` where an attempt that was interrupted has given that to values already."""
+        """Concatenate batches, without a partially enqueued task.
+
+        The new number is at least `number`, and above any that an interrupted attempt has assigned.
+        """
         after = [value.window + 1 for window in windows for value in window.values]
         joined = cls(max([number, *after]), windows[0].nothing)
         for window in windows:
@@ -112,38 +119,37 @@ class TaskBatch:
 
     @property
     def end(self) -> int:
-        """The number of the next one."""
+        """The number of the next batch."""
         return self.number + (len(self.agents) or 1)
 
     @property
     def sources(self) -> list[tuple[int, ValueRecord]]:
-        """Those that existed before, with their numbers."""
+        """The values that existed before, with their numbers."""
         return [(number, self.values[number]) for number in self.graph.sources]
 
     @property
     def constants(self) -> list[ConstantRecord]:
-        """Those that its programs read, each once."""
+        """The constants of its programs, each once."""
         agents = dict.fromkeys([agent for agent in self.agents if agent is not None])
-        # Several may read the same one.
+        # Programs may share constants.
         return list(dict.fromkeys([c for agent in agents for c in agent.constants]))
 
     @property
     def has_constants_placed(self) -> bool:
-        """Whether all of them lie in their spaces."""
+        """Whether all its constants are in device memory."""
         return all(constant.is_placed for constant in self.constants)
 
     def call(self, index: int) -> FunctionCall | None:
-        """The call that a task makes, where it runs a host function."""
+        """Return the host function call of a task, if it is one."""
         agent = self.agents[index]
         return agent if isinstance(agent, FunctionCall) else None
 
     def following(self) -> TaskBatch:
-        """An empty one, for what comes after it."""
+        """Return an empty batch that follows this one."""
         return TaskBatch(self.end, self.nothing)
 
     def alone(self, index: int, task: NumberedTask) -> tuple[TaskBatch, list[int]]:
-        """One of its tasks, the one with this index, as a window that was never queued; and the
-        numbers that the values of that one have in this."""
+        """Return one task as a separate batch, and the numbers of its values in this one."""
         single = TaskBatch(self.number, self.nothing)
         single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
@@ -155,13 +161,14 @@ class TaskBatch:
         return single, numbers
 
     def forms(self) -> tuple[Forms, Places]:
-        """What a plan depends on in the sources but for where they lie; and where those of them lie
-        that are not just arrays of a call."""
+        """Return the signatures of the sources, and the addresses of those that are not plain host
+        arrays."""
         forms: list[tuple[object, ...]] = []
         places, values = [], self.values
         for number in self.graph.sources:
             value = values[number]
-            # After a failure an array may have copies in the spaces, too: those a plan would read.
+            # After a failure a host array may have copies in device memory, which a plan would
+            # read.
             if type(value) is ArgumentRecord and len(value.instances) < 2:
                 forms.append(value.port.signature)
             else:

@@ -1,4 +1,4 @@
-"""How plans run on threads here: what their steps cost, and the programs' forms for each thread."""
+"""Parallel execution of plans: costs of steps, and per-thread programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stitch.runtime.recording.site import Site
 def assign_threads_for(
     device: Site, plan: Plan, agents: Sequence[Agent | None]
 ) -> ThreadAssignment:
-    """How a plan that changes only its results runs here; what overwrites values has one thread."""
+    """Assign a plan's steps to threads; plans that overwrite values use one thread."""
     if (
         device.inter_op_threads == 1
         or plan.overwrites
@@ -37,7 +37,7 @@ def assign_threads_for(
 
 
 def _microseconds(step: Step, agents: Sequence[Agent | None]) -> float | None:
-    """What a step takes at least; None where nothing may run beside it."""
+    """Return a lower bound of a step's time; None if nothing may run in parallel with it."""
     if isinstance(step, Allocate | Free):
         return 0.0
     if isinstance(step, Copy):
@@ -55,7 +55,7 @@ def on_threads(
     assignment: ThreadAssignment,
     backend: LocalBackend,
 ) -> list[PreparedProgram | None]:
-    """The programs of a plan's tasks, each in the form for the thread on which it runs."""
+    """Return the programs of a plan's tasks, prepared for the threads on which they run."""
     own: dict[tuple[int, int], PreparedProgram] = {}
     there = [*kernels]
     for task, thread in assignment.of_tasks(plan).items():
