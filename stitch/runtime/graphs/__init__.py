@@ -1,4 +1,4 @@
-"""Task graphs on a device: prepared once, called in one go."""
+"""Task graphs on a device: prepared once, run in one call."""
 
 from stitch.runtime.graphs.chain_graph import Slot, chain_graph
 from stitch.runtime.graphs.placed_graph import PlacedGraph

@@ -1,6 +1,6 @@
-"""The task graph of loaded programs that run one after the other.
+"""The task graph of loaded programs that run in sequence.
 
-Inputs that nothing feeds are the graph's own.
+Inputs that no output feeds are inputs of the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stitch.program import FreeNames
 from stitch.runtime.loaded import LoadedProgram
 from stitch.tasks import Future, TaskGraph, TaskTable
 
-#: A slot: the number of a program, and the position among its inputs or outputs.
+#: A slot: number of a program, and position among its inputs or outputs.
 Slot = tuple[int, int]
 
 
@@ -23,11 +23,14 @@ def chain_graph(
     results: Sequence[Slot] = (),
     owners: Sequence[str] = (),
 ) -> tuple[TaskTable, tuple[Slot, ...]]:
-    """The graph, and the slots that its inputs are, in their order: by programs, then positions.
+    """Return the graph, and the slots of its inputs in order: by program, then by position.
 
-    `feeds`: for each program the position of an input → the output that feeds it. `results`: the
-    outputs that are the graph's; those of the last program, if none are told. `owners`: what the
-    programs are called where slots of one name are told apart, else as they are.
+    Args:
+        programs: The programs in order.
+        feeds: For each program: input position → the output that feeds it.
+        name: Name of the graph.
+        results: Slots of the graph's outputs; by default, the outputs of the last program.
+        owners: Program names to make slot names unique; by default, the programs' names.
     """
     owners = owners or [program.name for program in programs]
     sources = tuple([
@@ -62,9 +65,11 @@ def chain_graph(
 
 
 def _told_apart(slots: Sequence[tuple[int, str, str]]) -> list[str]:
-    """The names of slots, given the numbers of their programs, what these are called, and their own
-    names: one that several programs use is told apart by its program, and by the number of the
-    call where these have one name too."""
+    """Return unique names for slots, given as (program number, program name, slot name).
+
+    A name used by several programs is qualified with the program's name, and with its number if
+    that is not unique.
+    """
     times = Counter(name for _, _, name in slots)
     times_in = Counter((owner, name) for _, owner, name in slots)
     free, apart = FreeNames(), []

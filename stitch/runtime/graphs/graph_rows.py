@@ -1,4 +1,4 @@
-"""The tasks of a task graph on one device: programs are loaded, host functions have agents."""
+"""The tasks of a task graph on one device, with loaded programs and host function agents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stitch.ttb import Binary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRow:
-    """A task: what runs it (None for a copy to `desc`), and the numbers of its values.
+    """A task: its agent (None for a copy to `desc`) and the numbers of its values.
 
-    `ports`: of its inputs. `gone`: the positions of those that it takes over.
+    `ports`: of its inputs. `gone`: positions of donated inputs.
     """
 
     agent: LoadedProgram | HostAgent | None
@@ -32,11 +32,11 @@ class GraphRow:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name in messages."""
         return "to_layout" if self.agent is None else self.agent.name
 
     def gives(self, device: Any) -> Sequence[tuple[TensorDesc, int]]:
-        """What its values are described by, and the device's keys for that."""
+        """Return the descriptors of its results, with the device's keys."""
         if self.agent is None:
             assert self.desc is not None, "a copy"
             descs = [self.desc.without_address()]
@@ -48,7 +48,7 @@ class GraphRow:
 
 
 class GraphRows:
-    """Makes the rows of a table; each source of a program is loaded once."""
+    """Creates the rows of a table; each source of a program is loaded once."""
 
     def __init__(self, device: Any, table: TaskTable, title: str) -> None:
         self._device, self._table, self._title = device, table, title
@@ -57,8 +57,11 @@ class GraphRows:
         self._loaded: dict[int, LoadedProgram] = {}
 
     def all(self) -> tuple[GraphRow, ...]:
-        """All rows, in order. Raises `UsageError` for programs of another device, and what loading
-        raises."""
+        """Return all rows in order.
+
+        Raises:
+            UsageError: A program is loaded on another device.
+        """
         return tuple([self._row(*row) for row in self._table.tasks])
 
     def _row(self, agent: Agent, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> GraphRow:
@@ -97,5 +100,5 @@ class GraphRows:
 
 
 def _type_of(desc: TensorDesc) -> ValueType:
-    """What arrays of it are."""
+    """Return the type of arrays with this descriptor."""
     return ValueType(desc.shape, desc.layout.data_type.in_arrays)

@@ -1,4 +1,4 @@
-"""`PlacedGraph`: a task graph on one device, ready to be queued."""
+"""`PlacedGraph`: a task graph on one device, ready to be enqueued."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
 from stitch.tasks import TaskTable, run_problems
 
-#: A value's descriptor, the key of that, and which task makes it.
+#: A value's descriptor, its key, and the task that makes it.
 MadeValue: TypeAlias = "tuple[TensorDesc, int, str]"
 
 
 class PlacedGraph:
     """The tasks of a graph with the programs and agents of a device.
 
-    Raises `UsageError` for a graph without tasks, with an input that no task reads or an output
-    that no task makes, and for programs of another device.
+    Raises:
+        UsageError: The graph has no tasks, an unread input or an output that no task makes, or a
+            program is loaded on another device.
     """
 
     def __init__(self, device: RuntimeDevice, table: TaskTable, title: str = "") -> None:
-        """`title`: what it is called in messages, where that is not its name."""
-        table = table.flattened()  # The members of merged tasks are queued one by one.
+        """`title`: its name in messages, if not the graph's name."""
+        table = table.flattened()  # Merged tasks are enqueued member by member.
         self.device, self.name = device, table.name or "task graph"
         named = f"task graph {table.name!r}" if table.name else "the task graph"
         self.title = title or named
         self.input_names = tuple([name for name, _ in table.inputs])
         self.output_names = tuple([name for name, _ in table.outputs])
-        #: The values that its outputs are, by number.
+        #: Value numbers of its outputs.
         self.outputs = tuple([number for _, number in table.outputs])
         problem = next(run_problems(table), None)
         if problem is not None:
@@ -44,13 +45,14 @@ class PlacedGraph:
             )  # fmt: skip
         self._rows = GraphRows(device, table, self.title).all()
         self.task_count = len(self._rows)
-        #: Whether any task may fail by itself: the queue knows which others run nevertheless.
+        #: Whether a task may fail by itself: then it runs through the queue, which runs the
+        #: independent tasks.
         self.calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
-        #: What its tasks make, by number, and which of its inputs they take over, with why.
+        #: Its tasks' values by number; and donated inputs by number, with the reason.
         self.made: dict[int, MadeValue] = {}
         self.taken_over: dict[int, str] = {}
         readers: dict[int, InputPort] = {}
-        #: Who reads what a run is given: the task, its port, and the number of the input.
+        #: Readers of the inputs: task, port, and number of the input.
         self._links: list[tuple[GraphRow, InputPort, int]] = []
         for row in self._rows:
             for position, number in enumerate(row.inputs):
@@ -61,11 +63,11 @@ class PlacedGraph:
                     self.taken_over[number] = f"donated to {row.name!r}"
             for number, output in zip(row.outputs, row.gives(device), strict=True):
                 self.made[number] = (*output, row.name)
-        #: What each input takes, as the first task that reads it has it.
+        #: The port of each input, from the first task that reads it.
         self.ports: tuple[InputPort, ...] = tuple([readers[number] for _, number in table.inputs])
 
     def link(self, given: Sequence[ValueRecord]) -> None:
-        """Raise what says so where a value for an input is none for a task that reads it."""
+        """Raise `TaskError`, `UsageError` or `LinkError` if a value does not match its input."""
         for row, port, number in self._links:
             value = given[number]
             if row.desc is None:
@@ -74,10 +76,10 @@ class PlacedGraph:
                 target_desc(value.desc, row.desc, self.device.machine.shape)
 
     def queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
-        """Put all tasks into the queue, whose lock is held; their values by number, pending.
+        """Enqueue all tasks; returns their values by number. The queue lock is held.
 
-        Raises `TaskError` for values that are gone; tasks queued before the one that reads such a
-        value stay in the queue.
+        Raises:
+            TaskError: A value is gone; earlier tasks remain in the queue.
         """
         tasks, values = self.device.tasks, list(given)
         for row in self._rows:

@@ -1,4 +1,4 @@
-"""Once more: what a lease remembers of the last run into it, to run into it again."""
+"""Replay of the last run of a graph into the same output slots."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import InstanceRef, Notes, OutputSlots, Records, Status, ValueRecord
 
 READY = Status.READY
-#: Called by C for one array after the other.
+#: Called by `map`, without Python frames.
 _COPY = np.ndarray.copy
-#: Notes of dropped results that are left to the graphs that made them, which run in turn.
+#: Limit for unprocessed notes of dropped results, left for graphs that run in turn.
 MAX_NOTES_LEFT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Details:
-    """Of a recording: its results that lie in leases, and those that lie in the buffers of entries.
+    """The results of an executable: in output slots (`own`), and in buffers of donated entries
+    (`carried`).
 
-    `order`: for each output of the graph its position among both; None where it is the same.
+    `order`: for each output of the graph its position among both; None if equal.
     """
 
     own: tuple[MadeValue, ...]
-    #: Position of the entry, how the result lies there, and the result.
+    #: Position of the entry, the result's instance, and the result.
     carried: tuple[tuple[int, InstanceRef, MadeValue], ...]
     order: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayTarget:
-    """How a lease is run into once more while the generation of the records is the same.
+    """How to run into output slots again while the records' generation is unchanged.
 
-    `known`: whose work it is. `entries`: what it was given (None: arrays only); `exposed`: which of
-    them others can write to, all of them lent, or outside the spaces. `note`: what the handle on
-    its only result calls in the end, None where it has several.
+    `known`: the plan cache of the graph. `entries`: its arguments (None: arrays only); `exposed`:
+    which of them are externally writable (lent, or host arrays). `note`: the finalizer of the
+    handle on its only result; None if it has several.
     """
 
     device: RuntimeDevice
@@ -60,8 +61,7 @@ class ReplayTarget:
     note: Callable[[], object] | None
 
     def ran(self, arguments: Sequence[Any]) -> Ran:
-        """Run it; False, with nothing done, where the arguments are others. Raises what its steps
-        raise."""
+        """Run; returns False, without running, if the arguments differ."""
         arrays = arguments if self.entries is None else self.arrays(self.entries, arguments)
         try:
             return arrays is not None and self.run(arrays)
@@ -70,8 +70,7 @@ class ReplayTarget:
             raise
 
     def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Any] | None:
-        """The arrays among the arguments; None where a tensor is none of the entries, or is not to
-        be read as it lies."""
+        """Return the arrays among the arguments; None if a tensor differs or needs a check."""
         arrays = []
         for entry, was_exposed, argument in zip(entries, self.exposed, arguments, strict=True):
             if type(argument) is Tensor:
@@ -87,15 +86,15 @@ class ReplayTarget:
         return arrays
 
     def ran_on(self, arguments: Sequence[Any]) -> bool:
-        """Whether what ran was given these very tensors, and as many arrays."""
+        """Return whether the arguments are these tensors and as many arrays."""
         if self.entries is None:
             return not any(type(argument) is Tensor for argument in arguments)
         return self.arrays(self.entries, arguments) is not None
 
     @property
     def reads_lent(self) -> bool:
-        """Whether the tensors that it was given are lent: they are nobody's to give away, and whose
-        owner takes one back moves the generation on."""
+        """Whether all its tensors are lent: they cannot be donated, and ending a loan changes the
+        generation."""
         for entry in self.entries or ():
             for instance in () if entry is None else entry.instances:
                 address = instance.buffer.address
@@ -106,18 +105,17 @@ class ReplayTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """A run on lent tensors, over and over into one lease that stays idle: its results are copied
-    out as soon as it has run, so nobody holds any.
+    """A repeated run on lent tensors into slots that stay idle, since results are copied at once.
 
-    `results`: the bytes of each output of the graph; `reads`: how often such were read. The
-    device's lock is held by who calls.
+    `results`: the bytes of each graph output; `reads`: the read counters. The caller holds the run
+    lock.
     """
 
     again: ReplayTarget
     lease: OutputSlots[Binding]
     results: tuple[Array, ...]
     reads: tuple[list[int], ...]
-    #: What each call looks at.
+    #: State checked by each call.
     records: Records
     tasks: TaskQueue
     dropped: Sequence[ValueRecord]
@@ -125,8 +123,11 @@ class Replay:
 
     @staticmethod
     def of(again: ReplayTarget, lease: OutputSlots[Binding]) -> Replay | None:
-        """The repeat of what a lease remembers; None where somebody looks on, where it has or reads
-        what may change without a word, or a result is no dense array."""
+        """Return the replay of the last run in these slots.
+
+        Returns None with observers, shared slots or non-lent arguments, or if a result is not dense
+        or is large.
+        """
         device, details = again.device, again.details
         if device.observers or lease.shares or not again.reads_lent:
             return None
@@ -144,18 +145,20 @@ class Replay:
         )  # fmt: skip
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array] | None:
-        """Run it on the arrays of a call: its results, in arrays of their own. None, with nothing
-        done, where anything is not as it was. Raises what its steps raise."""
+        """Run on the arrays of a call and return copies of the results.
+
+        Returns None, without running, if anything has changed.
+        """
         again, lease, records, tasks = self.again, self.lease, self.records, self.tasks
         if (
             records.generation != again.generation
             or lease.again is not again
-            # What others let go of is looked at first: it may be all that they hold of a result.
+            # Process pending notes first: an export of a result may have ended.
             or lease.held
             or lease.shares
             or self.notes.left
             or (self.dropped and not only_of_leases(self.dropped))
-            # Else an interrupted window may read what the last run made.
+            # An interrupted batch may read the previous result.
             or not tasks.is_idle
             or not records.is_consistent
         ):
@@ -173,12 +176,12 @@ class Replay:
 
 
 def only_of_leases(dropped: Sequence[ValueRecord]) -> bool:
-    """Whether reading notes would only give places back to their leases, and there are few: then
-    those that made them find them as they are."""
+    """Return whether pending notes are few and only release values to output slots, so that they
+    can wait."""
     count = len(dropped)
     if count > MAX_NOTES_LEFT:
         return False
-    # Finalizers leave notes at any time: no iterator outlives that.
+    # No iterator: finalizers may append at any time.
     for position in range(count):  # noqa: SIM110 (each step of a generator costs a call)
         if dropped[position].lease is None:
             return False

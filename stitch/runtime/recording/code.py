@@ -1,8 +1,8 @@
-"""GeneratedRunner-line code: the steps of a bound plan as one function, written out call by call.
+"""Generated code: the steps of a bound plan as one straight-line Python function.
 
-A loop over prepared calls pays for the loop and for every `partial`; written out, a step costs what
-a programmer's own line would. There is a bare form and one for each kind of observers: the same
-steps with calls around them. All names in the source are generated; objects reach it as arguments.
+A loop over prepared calls pays for the loop and each `partial`; generated code costs what a
+handwritten line would. There is one version per combination of observers. All names in the source
+are generated; objects are passed as arguments.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from stitch.runtime.recording.code_text import Source
 from stitch.runtime.recording.forked import Stopped, steps_before
 from stitch.runtime.recording.placed_objects import PlacedObjects
 
-#: The type and shape that an array must have.
+#: Required type and shape of an array.
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
-#: What a run gives: when it began and when each step had ended where somebody wants the times,
-#: else True.
+#: Result of a run: the start and the end of each step if timed, else True.
 Ran: TypeAlias = "tuple[float, ...] | bool"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedRunner:
-    """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind;
-    `run(arrays, True)` does not look. It runs in a context in which NumPy ignores errors: its own,
-    where there are only kernels in it, else a copy of the caller's.
+    """Generated code for one binding.
 
-    `observers`: for whom it was written. `ends`: the last line of each step of the plan, from the
-    function's first on.
+    `run(arrays)` returns False without running if an array has the wrong type or shape;
+    `run(arrays, True)` skips the check. It runs in a context in which NumPy ignores errors: a
+    private one if it only calls kernels, else a copy of the caller's. `observers`: the observers
+    for which it was generated. `ends`: the last line of each step, relative to the function.
     """
 
     run: Callable[..., Ran]
@@ -47,30 +46,31 @@ class GeneratedRunner:
     ends: tuple[int, ...]
 
     def stopped(self, error: BaseException) -> Stopped:
-        """The steps that were finished when one of them raised; none if the error is another's."""
+        """Return the steps completed before `error`; none if another function raised it."""
         return Stopped.at(steps_before(error, self.code, self.ends), error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """The steps of a recording written out, for all its bindings: steps at other places are the
-    same text with other objects."""
+    """The generated code of an executable, for all bindings: they differ only in the objects."""
 
-    #: Gives the function; takes the objects of the steps that differ from binding to binding.
+    #: Returns the function, given the objects of the varying steps.
     bind: Callable[..., Callable[..., Ran]]
-    #: The lines of these steps.
+    #: The lines of the varying steps.
     own_lines: tuple[str, ...]
     order: tuple[int, ...]
     observers: int
     ends: tuple[int, ...]
-    #: Calls it in a context in which NumPy ignores errors.
+    #: Calls the function in a context in which NumPy ignores errors.
     in_context: Callable[..., Any]
-    #: What it is given for any binding, where that can be told without binding a kernel.
+    #: The objects for other addresses, if they can be recreated without binding kernels.
     placed: PlacedObjects | None = None
 
     def objects(self, own: Iterable[Sequence[Thunk]]) -> list[list[object]] | None:
-        """What the function is given for a binding, by steps: `own` are the thunks of those that
-        differ, in order. None where they have another text."""
+        """Return the objects of a binding by varying step, or None if its text differs.
+
+        `own`: the thunks of the varying steps.
+        """
         source = Source(self.order)
         named = [0]
         for thunks in own:
@@ -82,7 +82,7 @@ class Code:
         return [source.own.objects[start:end] for start, end in pairwise(named)]
 
     def straight(self, objects: Iterable[object], tally: Tally) -> GeneratedRunner:
-        """The function for a binding with these objects; `tally` counts its runs."""
+        """Return the function for a binding with these objects; `tally` counts its runs."""
         run = self.bind(*objects, tally)
         code = run.__code__
         return GeneratedRunner(partial(self.in_context, run), self.observers, code, self.ends)
@@ -94,13 +94,19 @@ def written(
     is_timed: bool = False, calls_others: bool = False,
     forks: Sequence[Fork] = (), threads: ThreadPool | None = None,
 ) -> Code:  # fmt: skip
-    """Code that checks its arrays' kinds and calls all steps.
+    """Generate code that checks its arrays and calls all steps.
 
-    `steps`: the thunks of each step of the plan, and whether they differ from binding to binding.
-    `order[p]` tells which array takes position p among the arguments of `stage`; `tally` stands for
-    those that count. `is_timed`: it gives when it began, and when each step had ended; then, for
-    each fork, when all had ended, and when each thread began. `calls_others`: there are hooks or
-    another's kernels in it. `forks`: their threads are functions, run on these `threads`.
+    Args:
+        steps: The thunks of each step, and whether they vary between bindings.
+        kinds: Required type and shape per array.
+        order: `order[p]` is the array at argument position p of `stage`.
+        tally: Counts the runs.
+        observers: Bits of the observers.
+        is_timed: Return the start and the end of each step; then for each fork when all threads had
+            ended and when each began.
+        calls_others: Whether it calls hooks, host functions or user kernels.
+        forks: Sections that run in parallel; each of their threads becomes a function.
+        threads: The thread pool for the forks.
     """
     source = Source(order)
     source.take_arrays(len(kinds))

@@ -1,6 +1,6 @@
-"""The text of straight-line code: lines, functions, and the names of the objects in them.
+"""The text of generated code: lines, functions, and names of objects.
 
-All names in the source are generated; objects reach it as arguments.
+All names in the source are generated; objects are passed as arguments.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
 from stitch.runtime.recording.forked import WrittenFork
 
-#: Where NumPy deprecates a third position, as it looks like a third operand.
+#: NumPy deprecates a positional `out` here.
 _BY_KEYWORD = (np.maximum, np.minimum)
-#: Target, source, casting.
+#: Number of positional arguments: target, source, casting.
 COPYTO_CASTING = 3
-#: The name of the file in which tracebacks show the code.
+#: File name of the code in tracebacks.
 PLAN_FILE = "<stitched plan>"
 
 
 def is_plain_copy(thunk: partial[object]) -> bool:
-    """Whether it is `copyto` without a mask: assigning takes a third of the time."""
+    """Return whether a thunk is `copyto` without a mask, which assignment replaces in a third of
+    the time."""
     return (
         thunk.func is np.copyto
         and len(thunk.args) <= COPYTO_CASTING
@@ -38,8 +39,8 @@ def is_plain_copy(thunk: partial[object]) -> bool:
 
 
 def shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[str, object]]:
-    """The same call in the form that NumPy takes least time for: no keyword where a position does
-    (30 ns a ufunc), a method where a function looks for overriding types first (100 ns a `dot`)."""
+    """Return the fastest equivalent call: positional instead of keyword `out` (30 ns per ufunc), a
+    method instead of a function with dispatch (100 ns per `dot`)."""
     func, arguments, keywords = thunk.func, thunk.args, thunk.keywords
     if keywords.keys() == {"out"}:
         if isinstance(func, np.ufunc) and func not in _BY_KEYWORD and len(arguments) == func.nin:
@@ -51,12 +52,12 @@ def shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[s
 
 @lru_cache(maxsize=256)
 def _compiled(text: str) -> CodeType:
-    """The same steps at other places are the same text: only the objects are others."""
+    """Compile a text; bindings to different addresses share the result."""
     return compile(text, PLAN_FILE, "exec")
 
 
 class _Names:
-    """Objects, and the names that they have in the text."""
+    """Objects and their names in the text."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -75,29 +76,29 @@ class _Names:
 
 
 class _Function:
-    """The lines of one function: of a whole run, or of a thread of a fork."""
+    """The lines of one function: of the whole run, or of a thread of a fork."""
 
     def __init__(self, head: str) -> None:
         self._head = head
         self.lines = [""]
-        #: Tuples of outputs, made once: NumPy takes one in 20 ns less than an array by itself.
+        #: Tuples of outputs, created once: 20 ns faster than an array for NumPy.
         self.outs: dict[str, None] = {}
         #: The last line of each step.
         self.ends: list[int] = []
-        #: The names of the times that it takes, in order.
+        #: The names of its time variables, in order.
         self.moments: list[str] = []
 
     def line(self, text: str) -> None:
         self.lines.append("    " + text)
 
     def text(self) -> str:
-        """All lines, in the function around it."""
+        """Return the complete function."""
         self.lines[0] = f"def {self._head}{''.join(self.outs)}):"
         return "\n        ".join(self.lines)
 
 
 class _Fork:
-    """A fork that is being written: a function for each thread."""
+    """A fork under construction: one function per thread."""
 
     def __init__(self, fork: Fork, written: WrittenFork, functions: list[_Function]) -> None:
         self.written, self.functions = written, functions
@@ -105,7 +106,7 @@ class _Fork:
 
 
 class Source:
-    """The lines so far, and the names of the objects in them: those of all bindings, and of one."""
+    """The generated lines so far, and their objects: shared by all bindings, or of one."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = tuple(order)
@@ -113,11 +114,10 @@ class Source:
         self._threads: list[_Function] = []
         self.shared, self.own = _Names("v"), _Names("w")
         self.name = self.shared.name
-        #: The lines of steps that differ from binding to binding.
+        #: The lines of the varying steps.
         self.own_lines: list[str] = []
         self._now = ""
-        #: The names of the times when steps had ended; of those that belong to forks; how many
-        #: there are.
+        #: Time variables: of step ends, of forks, and their number.
         self._ended: list[str] = []
         self._of_forks: list[str] = []
         self._moments = 0
@@ -133,7 +133,7 @@ class Source:
         self._now_in.line(text)
 
     def check(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Types of built-in dtypes are singletons; anything else takes the careful way."""
+        """Check an array's type: built-in dtypes are singletons; others take the slow path."""
         array = f"a{index}"
         self._line(
             f"if (type({array}) is not {self.name(np.ndarray)}"
@@ -147,7 +147,7 @@ class Source:
             self._moment()
 
     def fork(self, fork: Fork, threads: ThreadPool) -> None:
-        """The next steps are those of a fork, thread by thread."""
+        """Begin a fork; the following steps belong to its threads."""
         functions = []
         for _ in fork.threads:
             self._now_in = _Function(f"thread{len(self._threads)}(arrays")
@@ -158,16 +158,16 @@ class Source:
             if self._now:
                 self._moment()
         self._fork = _Fork(fork, WrittenFork(threads, list(fork.threads)), functions)
-        # The call, once it is known what it gives.
+        # Placeholder for the call, whose results are known at `join`.
         self._main.line("")
 
     def enter(self, index: int) -> None:
-        """The next step belongs to its thread."""
+        """Continue in the function of the thread that runs a step."""
         assert self._fork is not None
         self._now_in = self._fork.functions[self._fork.thread_of[index]]
 
     def join(self) -> None:
-        """The fork ends here."""
+        """End the fork."""
         assert self._fork is not None
         fork, self._fork, main = self._fork, None, self._main
         called = self.name(fork.written)
@@ -186,7 +186,7 @@ class Source:
             self._of_forks += [main.moments[-1], *[each.moments[0] for each in fork.functions]]
 
     def step_ended(self, *, has_run: bool) -> None:
-        """A step of the plan ends here; those that run nothing end with the one before."""
+        """End a step; one without thunks ends together with the previous one."""
         function = self._now_in
         function.ends.append(len(function.lines) - 1)
         if self._now:
@@ -232,7 +232,7 @@ class Source:
             self._line(f"{self.name(func)}({', '.join(given)})")
 
     def count(self, tally: Tally) -> None:
-        """What counts is a binding's own."""
+        """Count a run in the binding's tally."""
         self._line(f"{self.own.name(tally)}.runs += 1")
 
     def end(self, tally: Tally) -> None:
@@ -241,8 +241,8 @@ class Source:
         self._line(f"return ({', '.join(moments)},)" if self._now else "return True")
 
     def function(self) -> tuple[Callable[..., Callable[..., Any]], tuple[int, ...]]:
-        """What gives the function, once it is given the objects of a binding; and the last line of
-        each step, from the function's first on."""
+        """Return the factory of the function, which takes a binding's objects, and the last line of
+        each step relative to the function."""
         functions = "\n        ".join([each.text() for each in (*self._threads, self._main)])
         text = (
             f"def make({self.shared.all()}):\n    def bind({self.own.all()}):\n"

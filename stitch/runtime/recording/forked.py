@@ -1,6 +1,4 @@
-"""Forks in written code: their threads' functions run beside each other, and what is left where one
-fails.
-"""
+"""Forks in generated code: parallel thread functions, and recovery if one fails."""
 
 from __future__ import annotations
 
@@ -13,23 +11,23 @@ from typing import Any, TypeAlias
 from stitch.planner import Allocate, Buffer, Free, Plan, Region, after_steps, touched_by
 from stitch.runtime.backends import ThreadFunction, ThreadPool, ThreadRun
 
-#: Finds an address for a buffer outside of what lies in a space and some regions.
+#: Finds a free address for a buffer outside the given regions.
 FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]
 
 
 @dataclass(slots=True, eq=False)
 class WrittenFork:
-    """A fork in written code: for each thread its steps, and the last line of each, from its
-    function's first on."""
+    """A fork in generated code: for each thread its steps, and their last lines relative to its
+    function."""
 
     threads: ThreadPool
     steps: list[tuple[int, ...]] = field(default_factory=list)
     ends: list[tuple[int, ...]] = field(default_factory=list)
 
     def __call__(self, functions: Sequence[ThreadFunction], arrays: Sequence[Any]) -> list[Any]:
-        """Run the threads' functions beside each other; gives what they gave.
+        """Run the thread functions in parallel and return their results.
 
-        Where some fail, all have ended, and the one is raised that failed in the plan's first step.
+        If some fail, wait for all, and raise the error of the earliest step.
         """
         runs = self.threads.beside(functions, arrays)
         for run in runs:
@@ -56,13 +54,13 @@ class WrittenFork:
             error.__dict__["stitch_beside"] = tuple(done), tuple(failures)
             raise error
         finally:
-            # Its traceback holds this frame.
+            # Break the cycle: the traceback references this frame.
             del error, failures, run, runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadFailure:
-    """What a thread raised, and its steps from there on."""
+    """The exception of a thread, and its steps from the failed one on."""
 
     steps: tuple[int, ...]
     error: BaseException
@@ -70,15 +68,16 @@ class ThreadFailure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stopped:
-    """A run that ended before its end: the steps that were done, in the plan's order, and what
-    failed in threads, first what is raised."""
+    """An incomplete run: the completed steps in plan order, and the thread failures, the raised one
+    first."""
 
     steps: Sequence[int] = ()
     failures: tuple[ThreadFailure, ...] = ()
 
     @classmethod
     def at(cls, count: int, error: BaseException) -> Stopped:
-        """After so many steps outside of forks, and what the error knows of those inside."""
+        """Create from `count` steps outside forks, and those that the error recorded inside
+        forks."""
         beside = error.__dict__.pop("stitch_beside", None)
         if beside is None:
             return cls(range(count))
@@ -86,10 +85,10 @@ class Stopped:
         return cls(sorted([*range(count), *done]), failures)
 
     def plan(self, plan: Plan) -> tuple[Plan, int]:
-        """The plan in an order in which these steps are the first, and how many they are.
+        """Return the plan reordered so that the completed steps come first, and their number.
 
-        It is as good a plan: steps of one thread keep their order, those of different threads have
-        none. What is still read by steps to come is not given back yet.
+        The order is valid: steps of one thread keep their order, and threads are independent.
+        Buffers that remaining steps read are not freed yet.
         """
         if isinstance(self.steps, range):
             return plan, len(self.steps)
@@ -103,9 +102,10 @@ class Stopped:
 
 
 def steps_before(error: BaseException, code: CodeType, ends: Sequence[int]) -> int:
-    """How many steps of a written function were done when one raised; 0 if the error is another's.
+    """Return the number of completed steps of a generated function when it raised; 0 if another
+    function raised `error`.
 
-    `ends`: the last line of each, from the function's first on.
+    `ends`: the last line of each step, relative to the function.
     """
     traceback = error.__traceback__
     while traceback is not None:
@@ -118,10 +118,11 @@ def steps_before(error: BaseException, code: CodeType, ends: Sequence[int]) -> i
 def without_own_places(
     plan: Plan, steps_done: int, own: Collection[int], wanted: Collection[int], find: FindPlace
 ) -> tuple[Plan, int, list[Buffer]]:
-    """A plan that stopped after so many steps, with what lies in threads' own bytes given back, but
-    for what tasks read yet (`wanted`, values): these buffers, whose bytes come to addresses of the
-    space. That is the plan's where nothing else has it by now, as steps of other threads went on;
-    else one that is found. What finds none is given back.
+    """Remove the buffers in thread arenas from a stopped plan, except those that tasks in `wanted`
+    still read.
+
+    The remaining ones get an address in their space: the plan's if it is free, else one from
+    `find`. Those without a free address are freed.
     """
     buffers, values = after_steps(plan, steps_done)
     passing = [number for number in buffers if number in own]
@@ -162,5 +163,5 @@ def _region_of(buffer: Buffer) -> Region:
 
 
 def overlap(a: Region, b: Region) -> bool:
-    """Whether two regions have bytes in common."""
+    """Return whether two regions share bytes."""
     return a[0] is b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]

@@ -1,10 +1,11 @@
-"""Runs of plans that overwrite values which others keep: parameters, optimizer states, carried
-values. Once such a run has begun to overwrite, it is completed whatever is raised, and then the
-exception goes on.
+"""Runs of plans that overwrite existing values: parameters, optimizer states, loop-carried values.
 
-C calls the thunks one after the other, so neither a signal handler nor an exception that another
-thread sets comes in between two of them: what raised is a thunk. It is called again, and those
-after it, unless it may have overwritten part of what it reads. Only then are values lost.
+Once such a run has begun to overwrite, it is completed whatever is raised, and then the exception
+propagates.
+
+C code calls the thunks in sequence, so neither a signal handler nor an asynchronous exception can
+come between two of them: a thunk raised. It is called again, with those after it, unless it may
+have overwritten part of its input. Only then are values lost.
 """
 
 from __future__ import annotations
@@ -31,28 +32,37 @@ from stitch.runtime.recording.code_text import is_plain_copy, shortest
 from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import is_hook
 
-#: What `BoundPlan.progress[1]` says of a run: no value is overwritten yet, some may be in part, all
-#: are. Whoever starts a run sets it to UNTOUCHED first.
+#: Values of `BoundPlan.progress[1]`: nothing overwritten yet; perhaps partly; completely. The
+#: caller sets UNTOUCHED before a run.
 UNTOUCHED, BEGUN, COMPLETE = 0, 1, 2
 
 
 class OverwritingRun:
-    """Runs a bound plan; `observers` as in `GeneratedRunner`, which serves other plans."""
+    """Runs a bound plan that overwrites values; `observers` as in `GeneratedRunner`."""
 
     def __init__(
         self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
         tally: Tally, backend: LocalBackend, observers: int, *, is_timed: bool, calls_others: bool,
     ) -> None:  # fmt: skip
-        """`plan`: with buffers where they lie. `steps`: the thunks of each of its steps. `order[p]`
-        tells which array of a run takes position p of the bound plan's. `tally` counts runs.
-        `is_timed`: a run gives the times of its steps. `calls_others`: there are hooks or another's
-        kernels in it."""
+        """Initialize.
+
+        Args:
+            plan: The plan with actual addresses.
+            bound: The bound plan.
+            steps: The thunks of each step.
+            order: `order[p]` is the array of a run at argument position p of the bound plan.
+            tally: Counts the runs.
+            backend: The backend of the plan.
+            observers: Bits of the observers.
+            is_timed: Whether a run returns the times of its steps.
+            calls_others: Whether it calls hooks, host functions or user kernels.
+        """
         self.observers, self._tally = observers, tally
         self._arguments, self._order, self._progress = bound.arguments, order, bound.progress
         begin: Thunk = partial(setitem, self._progress, 1, BEGUN)
         end: Thunk = partial(setitem, self._progress, slice(None), (len(steps), COMPLETE))
         overwritten = _overwritten_regions(backend, plan)
-        #: The position of the first thunk that overwrites.
+        #: Position of the first thunk that overwrites a value.
         self._first = -1
         thunks: list[Thunk] = [perf_counter] if is_timed else []
         #: For each step the position of the first thunk after it, and of its time.
@@ -76,11 +86,11 @@ class OverwritingRun:
         in_context: Callable[..., Any] = with_fp_errors_ignored
         if is_alone:
             in_context = prepared_context_run()
-        #: Exhausts an iterator of what thunks give: the list of it where it is timed, else None.
+        #: Calls all thunks of an iterator; returns their results if timed, else None.
         self._exhaust = partial(in_context, collect)
 
     def run(self, arrays: Sequence[Any], sure: bool = True) -> Ran:
-        """Run all steps on arrays that have been looked at; gives their times where it is timed."""
+        """Run all steps on checked arrays; returns their times if timed."""
         loop = iter(self._thunks)
         try:
             if self._order:
@@ -100,7 +110,7 @@ class OverwritingRun:
         return tuple([moments[at] for at in self._moments]) if moments is not None else True
 
     def stopped(self, error: BaseException) -> Stopped:
-        """The steps that were done when a run raised."""
+        """Return the steps completed before a run raised."""
         stopped: Stopped | None = error.__dict__.pop("stitch_stopped", None)
         return stopped or self._stopped_at(-1)
 
@@ -110,9 +120,11 @@ class OverwritingRun:
         return Stopped(range(sum(1 for end in self._ends if end <= at)))
 
     def _complete(self, at: int) -> int:
-        """Call the thunk that raised once more, and those after it, without hooks; gives the
-        position of the one that raises again. Where that is the first that overwrites, no value is
-        overwritten yet."""
+        """Call the thunk that raised again, and those after it, without hooks.
+
+        Returns the position of the thunk that raises again. If that is the first one that
+        overwrites, nothing has been overwritten.
+        """
         thunks = [tuple if is_hook(thunk) else thunk for thunk in self._thunks]
         tried = -1
         while self._progress[1] == BEGUN and at != tried and _is_repeatable(thunks[at]):
@@ -121,7 +133,7 @@ class OverwritingRun:
             try:
                 with_fp_errors_ignored(deque, map(call, loop), 0)
             except BaseException:
-                # What is raised is what came first.
+                # The caller raises the first exception.
                 at = len(thunks) - length_hint(loop) - 1
         if self._progress[1] == BEGUN and at == self._first and _is_repeatable(thunks[at]):
             self._progress[1] = UNTOUCHED
@@ -129,8 +141,7 @@ class OverwritingRun:
 
 
 def _overwritten_regions(backend: LocalBackend, plan: Plan) -> list[list[Array]]:
-    """For each step of a plan the bytes of the values that were there before, and that the step
-    takes over."""
+    """Return for each step the bytes of existing values that are donated to it."""
     request = plan.request
     buffers = {buffer.number: buffer for buffer in request.buffers}
     lying = {resident.value: resident.instances for resident in request.residents}
@@ -151,7 +162,7 @@ def _overwritten_regions(backend: LocalBackend, plan: Plan) -> list[list[Array]]
 
 
 def _in_short(thunk: Thunk) -> Thunk:
-    """The same call in the form that NumPy takes least time for, with nothing of Python in it."""
+    """Return the fastest equivalent call, without Python code in it."""
     if type(thunk) is not partial:
         return thunk
     if is_plain_copy(thunk):
@@ -165,7 +176,7 @@ def _arrays(things: Iterable[object]) -> list[Array]:
 
 
 def _written(thunk: Thunk) -> list[Array] | None:
-    """What a thunk writes, where that can be told."""
+    """Return the arrays that a thunk writes, or None if unknown."""
     if type(thunk) is partial:
         func, arguments = thunk.func, thunk.args
         if isinstance(func, np.ufunc):
@@ -184,10 +195,10 @@ def _may_write(thunk: Thunk, regions: Sequence[Array]) -> bool:
 
 
 def _is_repeatable(thunk: Thunk) -> bool:
-    """Whether a thunk that raised may be called again: what it reads is as it was.
+    """Return whether a thunk that raised may be called again, because its inputs are unchanged.
 
-    A function of C raises before it writes; one of Python may have written, so what it writes must
-    lie apart from what it reads.
+    A C function raises before it writes. A Python function may have written, so its outputs must
+    not overlap its inputs.
     """
     if type(thunk) is not partial:
         return isinstance(thunk, type | Arrivals) or getattr(thunk, "is_repeatable", False)

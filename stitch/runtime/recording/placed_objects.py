@@ -1,8 +1,7 @@
-"""The objects that written code is given for one binding, made anew for buffers that lie elsewhere.
+"""The objects of generated code for one binding, recreated for other buffer addresses.
 
-Code of a recording takes the arrays of the steps that differ from binding to binding as objects.
-Where all that depends on an address is an array over a buffer, as with NumPy's kernels, the next
-binding needs no kernel bound: the same arrays over other bytes.
+If only arrays over buffers depend on the address, as for NumPy kernels, another binding needs no
+new kernels: just the same arrays over other bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from stitch.planner import Buffer
 from stitch.program import Array, Space
 from stitch.runtime.executors import CallBox
 
-#: Gives the bytes of a footprint.
+#: Returns the bytes of a footprint.
 RegionOf: TypeAlias = Callable[[Space, int, int], Array]
-#: What is the same at any address.
+#: Types that do not depend on addresses.
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type, np.generic, np.dtype, np.ufunc,
     type(np.copyto), Arrivals, CallBox,
@@ -31,7 +30,7 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The object at some position is an array over bytes of a buffer, or a method of one."""
+    """An object that is an array over a buffer's bytes, or a method of one."""
 
     position: int
     buffer: Buffer
@@ -43,7 +42,7 @@ class _View:
 
 
 class PlacedObjects:
-    """Objects of which some are arrays over buffers."""
+    """Objects, some of which are arrays over buffers."""
 
     __slots__ = ("_objects", "_views")
 
@@ -56,8 +55,10 @@ class PlacedObjects:
         steps: Iterable[tuple[Sequence[object], Sequence[Buffer]]],
         region_of: RegionOf,
     ) -> PlacedObjects | None:
-        """Of the objects of some steps, each with the buffers that may lie elsewhere the next time;
-        None where what they are does not tell how they depend on these."""
+        """Analyze the objects of steps, each with the buffers whose addresses may change.
+
+        Returns None if their dependence on the addresses is unknown.
+        """
         objects: list[object] = []
         views: list[_View] = []
         for own, buffers in steps:
@@ -81,12 +82,12 @@ class PlacedObjects:
                                 array.shape, array.strides, method,
                             )
                         )  # fmt: skip
-                        thing = None  # Its bytes may be gone by then.
+                        thing = None  # Do not keep the bytes alive.
                 objects.append(thing)
         return cls(objects, views)
 
     def at(self, addresses: Mapping[int, int], region_of: RegionOf) -> list[object]:
-        """The objects with buffers (number → address) where they lie now."""
+        """Return the objects for these buffer addresses (number → address)."""
         objects = [*self._objects]
         regions: dict[int, Array] = {}
         for view in self._views:
@@ -103,7 +104,7 @@ class PlacedObjects:
 
 
 def _array_of(thing: object) -> Array | None:
-    """The array that something is, or is a method of."""
+    """Return the array that an object is, or is a method of; else None."""
     owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else thing
     return owner if isinstance(owner, np.ndarray) else None
 

@@ -1,10 +1,10 @@
-"""Plans for windows: as things are now, or a recording's, placed where things lie now.
+"""Plan a batch: make a new plan, or rebind one of a cached executable to the current addresses.
 
-A plan is made in a picture in which all leases are occupied and what nobody will refer to stays
-where it is, so that running it changes nothing but its results; where that asks for moves or
-evictions, or does not fit, it is made in the true picture, and leases give their memory up, least
-recently run first. Where a recording of the same work does not run only as things lie elsewhere,
-its plan is placed where they lie now (`planner.rebind_plan`).
+A plan is first made against a snapshot in which all output slots are occupied and unreferenced
+values stay, so that running it changes nothing but its results. If that would need moves or
+evictions, or does not fit, it is made against the actual state, and output slots are revoked, least
+recently run first. If only addresses prevent the replay of an executable, its plan is rebound
+(`planner.rebind_plan`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stitch.tasks import NumberedTask
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan, the picture that it was made in, and the leases whose spare memory it takes.
+    """A plan, its snapshot, and the output slots whose spare memory it uses.
 
-    `only_results`: it changes nothing but its results, wherever its sources lie. `is_known`: its
-    steps are those of an earlier one, bound to where things lie.
+    `only_results`: it changes nothing but its results, for any source addresses. `is_known`: its
+    steps are those of an earlier plan, rebound.
     """
 
     plan: Plan
@@ -39,7 +39,7 @@ class Planned:
 
 
 class WindowPlans:
-    """Makes and places the plans of one device's windows."""
+    """Makes and rebinds the plans for the batches of one device."""
 
     def __init__(self, device: Site, next_uses: NextUses) -> None:
         self._device = device
@@ -48,8 +48,10 @@ class WindowPlans:
     def placed(
         self, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
     ) -> Planned | None:
-        """The plan of a recording of the same work, bound to where things lie now; None where none
-        finds its places, or constants have lost theirs."""
+        """Rebind the plan of an executable of the same work to the current addresses.
+
+        Returns None if no plan fits, or a constant was evicted.
+        """
         taken = self._device.records.all_allocators()
         requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
         for recording in variants if window.has_constants_placed else ():
@@ -66,10 +68,10 @@ class WindowPlans:
         return None
 
     def planned(self, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
-        """The plan for a window's work as things are; raises where there is none.
+        """Plan a batch in the current state.
 
-        Constants keep their places, unless one that it reads has none, there is no other room, or
-        what gives way to them costs more than bringing them back does.
+        Constants keep their addresses, unless one that it reads is evicted, memory is short, or
+        evicting other values costs more than fetching constants again.
         """
         best: Planned | None = None
         if window.has_constants_placed:
@@ -90,7 +92,7 @@ class WindowPlans:
         return other if best is None else min(best, other, key=_foreseen)
 
     def _constants_may_leave(self, spaces: Collection[Space]) -> bool:
-        """Whether one lies in these spaces, of whichever program, and something may leave DRAM."""
+        """Return whether these spaces contain a constant, and eviction is allowed."""
         return self._device.spills and any(
             buffer.holds_constant and buffer.space in spaces
             for buffer in self._device.records.all_buffers().values()
@@ -100,14 +102,14 @@ class WindowPlans:
         self, window: TaskBatch, kept: tuple[bool, ...],
         constants: Sequence[ConstantRecord] | None = None,
     ) -> Planned:  # fmt: skip
-        """The plan for a window's work; `constants`: those that it reads, where all may leave."""
+        """Plan a batch; `constants`: those that it reads, if all constants may be evicted."""
         records, spills = self._device.records, self._device.spills
         spare = records.spare_leases()
         best: Planned | None = None
         staying = _passing(window, kept) if constants is None else ()
         request, picture = self._request(window, kept, (), staying, constants)
-        # Nothing given up, then the older half, then all; where nothing stays that could leave, the
-        # first picture is true.
+        # Revoke no slots, then the older half, then all; if nothing has to stay, the first snapshot
+        # is the actual state.
         counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
         to_try = [count for count in counts if picture.keeps_some or count]
         try:
@@ -123,10 +125,10 @@ class WindowPlans:
             if not picture.keeps_some:
                 best = Planned(first, picture, [], False)
         except StitchError:
-            # No name keeps it: its own frames would, and with them all that a caller holds.
+            # Do not store the error: its frames would keep the caller's objects alive.
             if not to_try:
                 raise
-        # The first is kept unless more saves time.
+        # Keep the first plan unless revoking more slots is faster.
         for count in to_try:
             if best is not None and not best.plan.is_pressed:
                 break
@@ -152,8 +154,10 @@ class WindowPlans:
         constants: Sequence[ConstantRecord] | None = None,
         spaces: Collection[Space] | None = None,
     ) -> tuple[PlanRequest, MemorySnapshot]:
-        """What is asked of the planner, and the picture that it is asked in: of these spaces, and
-        of what is read later, as predicted (None: of all there is)."""
+        """Return a plan request and its snapshot.
+
+        `spaces`: spaces to include, besides values with predicted uses (None: all).
+        """
         device, values = self._device, window.values
         for value in values:
             value.place()
@@ -173,7 +177,7 @@ class WindowPlans:
 
 
 def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[NumberedTask, ...]:
-    """The tasks of a window, which read their programs' constants, too."""
+    """Return the tasks of a batch with constants as additional inputs."""
     numbers = {constant: number for number, constant in picture.constants.items()}
     return tuple([
         task if agent is None else
@@ -187,7 +191,7 @@ def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[Numbere
 
 
 def _foreseen(planned: Planned) -> tuple[float, int]:
-    """What a plan costs, and bringing back the constants that leave in it."""
+    """Return the cost of a plan, including fetching the constants that it evicts again."""
     plan, picture = planned.plan, planned.picture
     left = {r.value for r in plan.final_values if len(r.instances) == 1}
     back = [
@@ -196,19 +200,19 @@ def _foreseen(planned: Planned) -> tuple[float, int]:
         if value.is_constant and number in left and len(value.instances) > 1
     ]
     seconds, nbytes = predicted_cost(plan)
-    # As there: what takes as long must not differ by a rounding.
+    # As in `predicted_cost`: equal times must not differ by rounding.
     seconds = round(seconds + sum(seconds for _, seconds in back), 15)
     return seconds, nbytes + sum(nbytes for nbytes, _ in back)
 
 
 def _passing(window: TaskBatch, kept: tuple[bool, ...]) -> set[int]:
-    """The sources that nobody will refer to: they are freed when the window has run, unless an
-    output of its tasks takes their buffer."""
+    """Return the unreferenced sources, which are freed after the run, except those overwritten by
+    an output."""
     return {number for number, _ in window.sources if not kept[number]} - window.graph.taken_over()
 
 
 def _reads_fixed(plan: Plan, window: TaskBatch) -> bool:
-    """Whether what it may leave out depends on where a source lies."""
+    """Return whether the plan may depend on a source being at a required address."""
     inside = {n for n, value in window.sources if not value.is_array or len(value.instances) > 1}
     return any(
         number in inside and desc.layout.address is not None
