@@ -1,4 +1,4 @@
-"""Backends: what allocates, copies, prepares, executes and frees on behalf of plans."""
+"""Backends: memory spaces, host memory limits, threads, and binding of plans."""
 
 from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
 from stitch.runtime.backends.host_memory import HostMemory, Taker

@@ -1,4 +1,4 @@
-"""What a plan is once it is bound: steps to call, and what a run of them is given."""
+"""A bound plan: steps to call, and their arguments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Thunk = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundStep:
-    """One step of a plan: its thunks, and, for programs, what hooks need. `claim`: what binding it
-    took of the host's memory, where that is not the plan's."""
+    """One step of a plan: its thunks and, for programs, data for hooks.
+
+    `claim`: host memory reserved for binding it, if separate from the plan's.
+    """
 
     thunks: tuple[Thunk, ...]
     program: Program | None = None
@@ -27,25 +29,24 @@ class BoundStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnBytes:
-    """The arena slots of a plan's runs; `bases` are the arenas, by thread."""
+    """The arenas of a plan's threads (`bases`), and the assignment of its buffers to them."""
 
     assignment: ThreadAssignment
     bases: tuple[Array, ...]
 
     def of(self, place: ArenaSlot) -> Array:
-        """The bytes of one place."""
+        """Return the bytes of an arena slot."""
         return self.bases[place.thread][place.offset : place.offset + place.nbytes]
 
 
 @dataclass(slots=True, eq=False)
 class BoundPlan:
-    """A plan bound to bytes.
+    """A plan bound to memory.
 
-    `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
-    order of `argument_values` (numbers of the values outside the spaces). `positions`: of buffers
-    outside the spaces, among the arguments. `progress[0]`: how many steps are done at least, while
-    a plan runs that changes more than its results; `progress[1]`: how far it is with what it
-    overwrites (see `OverwritingRun`).
+    `thunks` run it; `arguments` receives the host arrays before a run, in the order of
+    `argument_values` (numbers of host values). `positions`: buffer → argument position.
+    `progress[0]`: lower bound of completed steps, in plans that change more than their results;
+    `progress[1]`: state of overwriting (see `OverwritingRun`).
     """
 
     steps: tuple[BoundStep, ...]
@@ -59,17 +60,17 @@ class BoundPlan:
 
     @property
     def thunks(self) -> tuple[Thunk, ...]:
-        """Those of all steps, in order."""
+        """The thunks of all steps in order."""
         if self._thunks is None:
             self._thunks = tuple([thunk for step in self.steps for thunk in step.thunks])
         return self._thunks
 
     def ends(self) -> tuple[int, ...]:
-        """How many thunks are done when each step is."""
+        """Return the number of thunks up to the end of each step."""
         return tuple(accumulate([len(step.thunks) for step in self.steps]))
 
     def with_steps(self, others: Mapping[int, BoundStep]) -> BoundPlan:
-        """The same with other steps at some positions; it receives its arrays in the same list."""
+        """Return a copy with some steps replaced; it shares the list of arguments."""
         steps = list(self.steps)
         for index, step in others.items():
             steps[index] = step

@@ -1,9 +1,8 @@
-"""What a device takes of the host's memory, asked for before it is taken.
+"""Host memory of a device, reserved before it is allocated.
 
-A plan that is found again asks nothing: what it writes to is claimed for as long as it can run.
-
-Counted are the pages of the spaces that plans write to, what executors take (`ProgramBytes`), and
-host arrays on their way in. Not counted: the mappings of files, Python's own objects, libraries.
+Replaying a plan reserves nothing: the memory that it writes stays reserved while it can run.
+Counted are the pages of the spaces that plans write, the memory of executors (`ProgramBytes`), and
+host arrays of calls. Not counted: file mappings, Python objects, libraries.
 """
 
 from __future__ import annotations
@@ -31,54 +30,54 @@ from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import ProgramBytes, committed_nbytes
 from stitch.runtime.values import BufferRecord
 
-#: Names of programs that an error lists.
+#: Number of program names listed in an error.
 _LISTED = 3
 #: A range of a space's bytes.
 Region = tuple[Space, int, int]
 
 
 class Taker(Protocol):
-    """A loaded program, as far as it takes of the host's memory."""
+    """A loaded program, as memory reservations use it."""
 
     name: str
-    #: What it took once it was prepared.
+    #: Its reservation, once prepared.
     host_claim: Claim | None
 
     @property
     def host_bytes(self) -> ProgramBytes:
-        """What running it takes beside the spaces."""
+        """Its host memory needs outside the spaces."""
 
 
 class HostMemory:
-    """A device's claims: on its spaces, on what its programs share, on what each one keeps."""
+    """The reservations of a device: for spaces, shared workspaces, plans and programs."""
 
     def __init__(self, backend: LocalBackend, allowed: int | str | None) -> None:
         self.backend = backend
         self.machine = backend.machine
         self.allowed = allowed_nbytes() if allowed is None else parse_nbytes(allowed)
-        #: Without an executor that computes nothing is written, but for padding in debug mode.
+        #: Without data nothing is written, except padding in debug mode.
         self._writes = backend.executor.computes or backend.debug
         self._spaces = backend.spaces
         self._written = {space: ByteRanges() for space in backend.spaces}
         self._in_spaces: list[Claim] = []
-        #: The common bytes of programs, by thread: values inside them, kernels' memory, what passes
-        #: in forks. Larger ones are taken beside those that earlier bindings still use.
+        #: Shared memory of programs by thread: values, kernel workspaces, arenas. Larger ones are
+        #: allocated in addition to those that earlier bindings use.
         self._common: dict[int, tuple[int, int, int]] = {}
         self._shared: list[Claim] = []
-        #: What each plan that can still run writes to.
+        #: Regions that live plans write.
         self._regions: weakref.WeakKeyDictionary[Claim, tuple[Region, ...]] = (
             weakref.WeakKeyDictionary()
         )
-        #: The most that was claimed at any time.
+        #: Highest reservation so far.
         self.peak_nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        """What is claimed now, but for what programs and plans keep for themselves."""
+        """The current reservation, without that of single programs and plans."""
         return sum(c.nbytes for c in (*self._in_spaces, *self._shared))
 
     def written_nbytes(self, space: Space) -> int:
-        """The bytes of a space that plans write to, in whole pages."""
+        """Return the bytes of a space that plans write, in whole pages."""
         return self._written[space].nbytes
 
     def take(
@@ -88,10 +87,16 @@ class HostMemory:
         make_room: Callable[[], object],
         assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> Claim | None:
-        """Claim what a plan takes, before it is bound; what is given is the plan's to keep.
+        """Reserve the memory of a plan before it is bound; the plan keeps the claim.
 
-        `assignment`: its threads. `make_room` drops what the device can do without. Raises
-        `OutOfMemoryError`; then nothing has changed.
+        Args:
+            plan: The plan.
+            agents: Agent per task.
+            make_room: Releases memory that the device can do without.
+            assignment: Threads of the plan.
+
+        Raises:
+            OutOfMemoryError: The limit is exceeded; nothing has changed.
         """
         if not self._writes:
             return None
@@ -110,7 +115,7 @@ class HostMemory:
             what += f" (its {most.largest} alone takes up to {most.kernels} B while it runs)"
 
         def parts() -> tuple[tuple[int, str], ...]:
-            # Asked for anew once room was made: then less may be written already.
+            # Recomputed after `make_room`, which may reduce the written pages.
             shared = self._more_in_common(values, kernels, assignment)
             device = f"device {self.machine.name!r}"
             return (
@@ -137,19 +142,24 @@ class HostMemory:
     def reuse(
         self, plan: Plan, places: Iterable[tuple[Buffer, Sequence[int]]], nbytes: int = 0
     ) -> Claim | None:
-        """Claim what a plan takes, once it has all of its own, to write to buffers at more
-        addresses; `nbytes`: what binding steps anew takes. Raises `OutOfMemoryError`."""
+        """Reserve memory for a known plan to write its buffers at more addresses.
+
+        `nbytes`: memory for binding steps again.
+
+        Raises:
+            OutOfMemoryError: The limit is exceeded.
+        """
         if not self._writes:
             return None
         regions = []
         for buffer, addresses in places:
-            # The same for all of them.
+            # Equal for all addresses.
             _, first, last = self._region(buffer.space, 0, buffer.desc)
             banks = self._spaces[buffer.space].shape.banks
             regions += [(buffer.space, first + at * banks, last + at * banks) for at in addresses]
         added = self._added(regions)
         if not added and not nbytes:
-            # While anything can run, what was claimed stays so.
+            # Existing reservations persist while any plan can run.
             return None
         name = plan.request.tasks[0].transformation.name
         parts = ((added, f"in the spaces of device {self.machine.name!r}"),
@@ -162,7 +172,7 @@ class HostMemory:
         return mine
 
     def take_region(self, space: Space, address: int, desc: TensorDesc, what: str) -> None:
-        """Claim the bytes of a tensor outside any plan; raises `OutOfMemoryError`."""
+        """Reserve the memory of a tensor outside any plan; raises `OutOfMemoryError`."""
         if not self._writes:
             return
         region = self._region(space, address, desc)
@@ -171,16 +181,16 @@ class HostMemory:
             self._keep(BUDGET.claim(nbytes, what, allowed=self.allowed), [region])
 
     def _keep(self, claimed: Claim, regions: Iterable[Region]) -> None:
-        # What adds nothing is let go: a device that lives long makes many plans.
+        # Drop empty claims: a long-lived device makes many plans.
         self._in_spaces += [claimed] if claimed.nbytes else []
-        # After the claim is kept: nothing counts as written that is not claimed.
+        # After the claim is stored: no page may count as written without a claim.
         for space, start, stop in regions:
             self._written[space].update([(start, stop)])
 
     def release_buffer(self, live: Iterable[BufferRecord]) -> None:
-        """Give the system back what neither live buffers nor plans that can still run use."""
+        """Return memory to the system that neither live buffers nor live plans use."""
         if not self._regions:
-            # Nothing is bound to what programs share.
+            # No plan is bound to the shared workspaces.
             self.backend.forget_workspaces()
             self._shared.clear()
             self._common.clear()
@@ -197,11 +207,11 @@ class HostMemory:
         finally:
             nbytes = sum(written.nbytes for written in self._written.values())
             what = f"in the spaces of device {self.machine.name!r}"
-            # What was claimed before is claimed again: it always fits.
+            # This was reserved before, so it always fits.
             self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=1 << 62))
 
     def close(self, pinned: Iterable[BufferRecord]) -> None:
-        """Let everything go, and give back all bytes but those of buffers held by others."""
+        """Release everything except pinned buffers."""
         try:
             self.release_buffer(pinned)
         finally:
@@ -213,7 +223,7 @@ class HostMemory:
     # -- what programs share -----------------------------------------------------------------------
 
     def _more_in_common(self, values: int, kernels: int, assignment: ThreadAssignment) -> int:
-        """What the threads of a plan take beside what there is already."""
+        """Return the additional shared memory that a plan's threads need."""
         more = 0
         for thread, passing in enumerate(assignment.nbytes):
             v, k, p = self._common.get(thread, (0, 0, 0))
@@ -257,7 +267,7 @@ class HostMemory:
                 yield space, address * banks, (address + size) * banks
 
     def _entering(self, plan: Plan) -> int:
-        """Host arrays outside the spaces: captured at the call, staged where forms differ."""
+        """Return the memory of host arrays: captured at the call, staged if layouts differ."""
         outside = {b.number for b in plan.request.buffers if b.address is None}
         total = 0
         for step in plan.steps:
@@ -267,14 +277,14 @@ class HostMemory:
                     step.target.desc.layout.data_type is layout.data_type
                 )
                 nbytes = layout.data_type.nbytes(step.source.desc.elements)
-                # A large copy was claimed when it was made.
+                # Large copies were reserved when they were created.
                 captured = nbytes if nbytes < LARGE_NBYTES else 0
                 total += captured if same else captured + nbytes
         return total
 
 
 def _staged(plan: Plan, agents: Sequence[Taker | None], assignment: ThreadAssignment) -> int:
-    """What programs keep once more for each other thread that they run on."""
+    """Return the memory that programs need for each further thread that runs them."""
     pairs = {(thread, id(agent)): agent for task, thread in assignment.of_tasks(plan).items()
              if (agent := agents[task]) is not None}  # fmt: skip
     return sum(agent.host_bytes.staged for agent in pairs.values())

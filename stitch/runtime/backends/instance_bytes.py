@@ -1,4 +1,4 @@
-"""The bytes of instances: where they begin, and what lies there, as arrays."""
+"""Access to the bytes of instances: addresses and arrays."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from stitch.runtime.values import InstanceRecord
 
 
 class InstanceBytes:
-    """The bytes of instances: in a backend's memory spaces, and in host arrays outside."""
+    """Access to instances in a backend's memory spaces and in host arrays."""
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
         self._shape = backend.machine.shape
-        #: Whether the spaces hold data: an executor may only plan.
+        #: Whether the spaces contain data (not with the null executor).
         self.has_data = backend.executor.computes
 
     def address(self, instance: InstanceRecord) -> int | None:
-        """The address per bank at which an instance begins; None outside the spaces."""
+        """Return the start address per bank; None for host arrays."""
         start = self.start(instance)
         return None if start is None else start // self._shape.space(instance.buffer.space).banks
 
     def start(self, instance: InstanceRecord) -> int | None:
-        """Where in the bytes of its space an instance begins; None outside the spaces."""
+        """Return the start offset in the bytes of its space; None for host arrays."""
         buffer = instance.buffer
         if buffer.address is None:
             return None
         return buffer.address * self._shape.space(buffer.space).banks + instance.offset_nbytes
 
     def region(self, instance: InstanceRecord) -> Array:
-        """The bytes of an instance, from its offset to the end of its buffer."""
+        """Return the bytes of an instance, from its offset to the end of its buffer."""
         buffer = instance.buffer
         if buffer.array is not None:
             return as_bytes(np.ascontiguousarray(buffer.array))
@@ -43,7 +43,7 @@ class InstanceBytes:
         return whole[instance.offset_nbytes :]
 
     def dense(self, instance: InstanceRecord) -> Array | None:
-        """An instance as an array over its own bytes, None where its layout is not dense."""
+        """Return an array over the instance's bytes; None if its layout is not dense."""
         buffer = instance.buffer
         if buffer.array is not None:
             return buffer.array
@@ -55,16 +55,18 @@ class InstanceBytes:
         nbytes = instance.desc.elements * layout.data_type.itemsize
         flat = self.region(instance)[:nbytes].view(layout.data_type.dtype)
         view = flat.reshape(instance.desc.shape)
-        # Both at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         instance.view = view
         instance.viewed_at = buffer.address
         return view
 
     def elements(self, instance: InstanceRecord, desc: TensorDesc, allowed: int) -> Array:
-        """The elements of an instance in an array of their own, block formats as float32.
+        """Return a copy of the elements, block formats as float32.
 
-        `desc` is that of its value. Raises `OutOfMemoryError` where a large one takes more of the
-        host's bytes than `allowed`.
+        `desc` is the value's descriptor.
+
+        Raises:
+            OutOfMemoryError: A large array exceeds `allowed` bytes.
         """
         view = instance.view
         if view is None or instance.viewed_at != instance.buffer.address:

@@ -1,4 +1,4 @@
-"""`LocalBackend`: turns a plan into steps bound to bytes, and runs them."""
+"""`LocalBackend`: the memory spaces of a device, and the binding of plans to their bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from stitch.runtime.executors import (
 
 
 class LocalBackend:
-    """The spaces of one simulated machine in this process, and the executor that computes."""
+    """The memory spaces of one simulated machine in this process, and its executor."""
 
     def __init__(self, machine: Machine, executor: Executor, *, debug: bool = False) -> None:
         self.machine = machine
@@ -51,12 +51,12 @@ class LocalBackend:
             for space in machine.shape.spaces
         }
         self.threads = ThreadPool()
-        #: By thread: what its programs share, and the bytes of what passes in its forks.
+        #: By thread: the workspace that its programs share, and its arena.
         self._workspaces = [(Workspace(), Workspace())]
         self._kernels: dict[tuple[TensorDesc, TensorDesc], CopyKernel] = {}
 
     def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
-        """The prepared conversion between two descriptors."""
+        """Return the prepared conversion between two descriptors."""
         kernel = self._kernels.get((source, target))
         if kernel is None:
             kernel = prepare_copy(source, target, self.machine.shape)
@@ -64,12 +64,12 @@ class LocalBackend:
         return kernel
 
     def prepare(self, program: Program) -> PreparedProgram:
-        """The executor's form of a program; raises `CompileError`."""
+        """Return the executor's prepared program; raises `CompileError`."""
         return self.executor.prepare(program, self.machine.shape, self.workspace())
 
     @property
     def why_single_thread(self) -> str | None:
-        """Why nothing may run beside anything here, if so."""
+        """Why nothing may run in parallel, or None."""
         if self.debug:
             return "debug mode looks at the addresses of a plan, one step after the other"
         if not self.executor.supports_threads:
@@ -77,7 +77,7 @@ class LocalBackend:
         return None
 
     def workspace(self, thread: int = 0) -> Workspace:
-        """What the programs of a thread share."""
+        """Return the workspace that the programs of a thread share."""
         return self._workspaces_of(thread)[0]
 
     def _workspaces_of(self, thread: int) -> tuple[Workspace, Workspace]:
@@ -86,13 +86,13 @@ class LocalBackend:
         return self._workspaces[thread]
 
     def forget_workspaces(self) -> None:
-        """Begin anew, where nothing is bound to what programs share."""
+        """Release all workspaces; no plan may be bound to them."""
         for workspaces in self._workspaces:
             for workspace in workspaces:
                 workspace.forget()
 
     def region(self, space: Space, address: int, size_per_bank: int) -> Array:
-        """The bytes of a footprint, writable."""
+        """Return the bytes of a footprint, writable."""
         region: Array = self.spaces[space].region(address, size_per_bank)
         return region
 
@@ -101,11 +101,15 @@ class LocalBackend:
         bodies: Sequence[Program | None], addresses: Mapping[int, int] | None = None,
         assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> BoundPlan:  # fmt: skip
-        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies;
-        host functions have no body).
+        """Bind a plan to memory.
 
-        `addresses`: of buffers that lie elsewhere than the plan says, for plans that change nothing
-        but their results. `assignment`: its threads; the programs are prepared for them already.
+        Args:
+            plan: The plan.
+            programs: Prepared program per task (None for copies).
+            bodies: Program per task (None for copies and host functions).
+            addresses: Buffer addresses that differ from the plan's, for plans that change nothing
+                but their results.
+            assignment: Threads of the plan, for which the programs are prepared.
         """
         there = addresses or {}
         buffers = {b.number: b.where(there) for b in plan.request.buffers}
@@ -121,22 +125,24 @@ class LocalBackend:
         bodies: Sequence[Program | None], buffers: Iterable[Buffer], addresses: Mapping[int, int],
         rest: BoundPlan, claim: object,
     ) -> BoundStep:  # fmt: skip
-        """Bind one step of a plan that moves nothing to other places; `buffers` are those that it
-        touches, `rest` is the plan's."""
+        """Bind one step to other addresses, in a plan that moves nothing.
+
+        `buffers`: those that the step touches; `rest`: the bound plan.
+        """
         there = {buffer.number: buffer.where(addresses) for buffer in buffers}
         binding = _PlanBinding(self, programs, bodies, there, addresses, rest.own_bytes)
         binding.arguments, binding.positions = rest.arguments, dict(rest.positions)
         return binding.step(step, claim)
 
     def write_counts(self) -> tuple[int, int]:
-        """How many writes the spaces have seen, and how many bytes."""
+        """Return the number of writes to the spaces, and their bytes."""
         counters = [space.counter for space in self.spaces.values()]
         return sum(c.writes for c in counters), sum(c.nbytes for c in counters)
 
 
 @dataclass(slots=True, eq=False)
 class _PlanBinding:
-    """One binding under construction: follows the buffers through the steps."""
+    """A binding under construction: tracks buffers through the steps."""
 
     backend: LocalBackend
     programs: Sequence[PreparedProgram | None]
@@ -144,7 +150,7 @@ class _PlanBinding:
     buffers: dict[int, Buffer]
     addresses: Mapping[int, int]
     own_bytes: OwnBytes
-    #: Of the step that is being bound.
+    #: Index of the step being bound.
     index: int = 0
     thunks: list[Thunk] = field(default_factory=list)
     progress: list[int] = field(default_factory=lambda: [0, 0])
@@ -154,8 +160,12 @@ class _PlanBinding:
     staging_nbytes: int = 0
 
     def bound(self, plan: Plan, *, only_results: bool) -> BoundPlan:
-        """All steps; where more changes than its results each says at its begin how many are done,
-        but freeing, after which others may lie there, says that it is."""
+        """Bind all steps.
+
+        In plans that change more than their results, each step first records how many are
+        completed; a `Free` counts as completed when it begins, since its buffer may then be
+        overwritten.
+        """
         steps = []
         for self.index, step in enumerate(plan.steps):
             bound = self.step(step)
@@ -170,7 +180,7 @@ class _PlanBinding:
         )  # fmt: skip
 
     def step(self, step: Step, claim: object = None) -> BoundStep:
-        """One step."""
+        """Bind one step."""
         self.thunks = []
         program: Program | None = None
         bound: BoundProgram | None = None
@@ -187,7 +197,7 @@ class _PlanBinding:
 
     def _place(self, step: Allocate | Free | Relocate) -> None:
         spaces = self.backend.spaces
-        # Where nothing is computed no bytes are moved either: there is no padding to guard.
+        # Without data no bytes are moved: there is no padding to check.
         debug = self.backend.debug and self.backend.executor.computes
         if isinstance(step, Allocate):
             buffer = step.buffer.where(self.addresses)
@@ -229,7 +239,8 @@ class _PlanBinding:
         return whole[instance.offset_nbytes :]
 
     def _copy(self, step: Copy) -> None:
-        """A host array enters a dense target of its type at once, any other by way of staging."""
+        """Bind a copy; a host array is written directly to a dense target of its type, otherwise
+        staged."""
         target = self._region(step.target)
         memory = self.backend.spaces[step.target.desc.layout.space]
         kernel = self.backend.kernel(step.source.desc, step.target.desc)
@@ -266,10 +277,10 @@ class _PlanBinding:
             else:
                 scratch = self.own_bytes.of(place)
             if self.backend.debug:
-                # Nothing alive may lie here: what does, is destroyed now rather than by chance.
+                # Poison the scratch: a live value here must fail reliably.
                 self.thunks.append(partial(scratch.fill, POISON_BYTE))
         bound = prepared.bind(
-            # Constants may follow, which are read from the file.
+            # Constants may follow; they are read from the file.
             tuple(self._region(i) for i in step.inputs[:takes]),
             tuple(self._region(i) for i in step.outputs),
             scratch,
@@ -280,27 +291,29 @@ class _PlanBinding:
 
 
 def move_all(moves: Sequence[Thunk], back: Sequence[Thunk]) -> None:
-    """Make all moves, the last call of which says so, or none: they run no line of Python, so no
-    interrupt comes in between, and where one fails those before it are taken back, in the order
-    of `back`."""
+    """Make all moves or none.
+
+    They run no Python code, so no interrupt comes between them; if one fails, those before it are
+    undone with `back`. The last call records completion.
+    """
     left: Any = iter(moves)
     try:
         deque(map(call, left), 0)
     except BaseException:
         failed = len(moves) - left.__length_hint__() - 1
-        # An interrupt comes before the first or after the last.
+        # An interrupt comes before the first move or after the last.
         if 0 < failed < len(back):
             deque(map(call, back[-failed:]), 0)
         raise
 
 
 def _returning(t: Transfer) -> Transfer:
-    """What takes a transfer back: the bytes that it overwrote had gone elsewhere before."""
+    """Return the transfer that undoes `t`: the bytes that it overwrote were saved before."""
     return Transfer(
         t.target_space, t.target_address, t.source_space, t.source_address, t.nbytes
     )  # fmt: skip
 
 
 def stage(into: Array, arguments: list[Any], position: int) -> None:
-    """A host array of this run goes into the bytes of a space, or to where it is converted."""
+    """Copy a host array of this run to a space or a staging array."""
     into[...] = arguments[position]

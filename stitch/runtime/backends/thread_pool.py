@@ -1,12 +1,12 @@
-"""The thread pool of a device: threads that run functions beside the caller, and wait.
+"""The thread pool of a device.
 
-A thread has a NumPy error state of its own, and knows neither plans nor devices. It begins when it
-is first given something, and ends with its device: when that is closed or dropped, or the
-interpreter exits. In the child of a fork there are none, and the device is closed.
+Each thread has its own NumPy error state. It starts on first use and ends when the device is closed
+or dropped, or the interpreter exits. In the child of a fork there are no threads, and the device is
+closed.
 
-Whoever gives something waits until all have ended, whatever happens to him meanwhile: what runs
-beside him writes to the bytes of plans. An interrupt is raised then. What is given is given by one
-call of C, so what was interrupted before it was known to be given is found by asking behind it.
+The caller always waits until all functions have ended, since they write to the memory of plans; an
+interrupt is raised afterwards. Work is submitted by one C call, so after an interrupt the caller
+finds all submitted work by submitting a marker and waiting for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ThreadFunction: TypeAlias = Callable[[Sequence[Any]], Any]
 
 
 class ThreadRun:
-    """One run of a function: what came of it."""
+    """One run of a function, and its result."""
 
     __slots__ = ("_arrays", "_ended", "error", "function", "is_done", "is_over", "result")
 
@@ -33,13 +33,13 @@ class ThreadRun:
         self._ended = threading.Lock()
         self._ended.acquire()
         self.result: Any = None
-        #: What it raised.
+        #: The exception that it raised.
         self.error: BaseException | None = None
-        #: Whether it came to its end, and whether nothing of it runs any more.
+        #: Whether it completed, and whether it has ended in any way.
         self.is_done = self.is_over = False
 
     def run(self) -> None:
-        """Call the function; raises nothing."""
+        """Call the function; never raises."""
         try:
             self.result = self.function(self._arrays)
             self.is_done = True
@@ -50,7 +50,7 @@ class ThreadRun:
         self._ended.release()
 
     def wait(self) -> None:
-        """Wait until it is over; may be interrupted, and asked again."""
+        """Wait for the end; may be interrupted and called again."""
         while not self.is_over:
             self._ended.acquire()
 
@@ -59,29 +59,33 @@ Given: TypeAlias = "SimpleQueue[ThreadRun | None]"
 
 
 class ThreadPool:
-    """The threads of one device, those that there are."""
+    """The threads of one device, started on demand."""
 
     __slots__ = ("__weakref__", "_given", "_own", "_threads")
 
     def __init__(self) -> None:
-        #: By thread; what a thread is given it takes in order, and ends with None.
+        #: Queue per thread; None ends the thread.
         self._given: list[Given] = []
         self._threads: list[threading.Thread] = []
-        #: What threads these are.
+        #: Identifiers of its threads.
         self._own: set[int] = set()
-        # Threads refer to their queues only, so an unreferenced device is collected.
+        # Threads reference only their queues, so an unreferenced device is collected.
         weakref.finalize(self, _end, self._given)
 
     def beside(
         self, functions: Sequence[ThreadFunction], arrays: Sequence[Any]
     ) -> Sequence[ThreadRun]:
-        """Run the first function here, the others each on a thread of its own, all with the same
-        arrays; what came of each, when all are over. Raises interrupts of the caller alone."""
+        """Run the first function here and the others on threads, all with the same arrays.
+
+        Returns:
+            One `ThreadRun` per function, after all have ended. Exceptions are stored there, also
+            interrupts of the caller.
+        """
         runs = [ThreadRun(function, arrays) for function in functions]
         own, *others = runs
         if len(self._given) < len(others):
             with suppress(RuntimeError):
-                # The system has no more threads: this one takes the turns of those.
+                # No more threads available: the caller runs those functions.
                 self._begin(len(others))
         threads = len(self._given)
         try:
@@ -96,14 +100,14 @@ class ThreadPool:
                 own.error = own.error or interrupt
                 self.rest()
         except BaseException as interrupt:
-            # One that came while the other was noted.
+            # Another interrupt, during the handling of the first.
             own.error = own.error or interrupt
             self.rest()
         return runs
 
     def rest(self) -> None:
-        """Wait until all that was given is over, however often that is interrupted; the last
-        interrupt is raised then."""
+        """Wait until all submitted work has ended, despite interrupts; the last interrupt is raised
+        afterwards."""
         interrupt: BaseException | None = None
         for given in tuple(self._given):
             behind = ThreadRun(_nothing, ())
@@ -130,24 +134,24 @@ class ThreadPool:
                 self._given.append(given)
                 self._threads.append(thread)
             except BaseException:
-                # An interrupt, or no more threads: nobody would give it anything, or take it.
+                # Interrupted, or no more threads: end a thread that was started.
                 self._given[:] = [each for each in self._given if each is not given]
                 given.put(None)
                 raise
 
     def run_here(self) -> bool:
-        """Whether the thread that asks is one of these."""
+        """Return whether the current thread belongs to this pool."""
         return threading.get_ident() in self._own
 
     def close(self) -> None:
-        """Wait for what runs, and end all threads; twice does no harm."""
+        """Wait for running work and end all threads. Idempotent."""
         _end(self._given)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
     def forget(self) -> None:
-        """In the child of a fork: there are no threads."""
+        """In the child of a fork: drop the threads."""
         self._given.clear()
         self._threads.clear()
 
@@ -157,7 +161,7 @@ def _nothing(_: Sequence[Any]) -> None:
 
 
 def _serve(given: Given, own: set[int]) -> None:
-    """The life of a thread; it notes that it is one of these."""
+    """Run a thread: call submitted functions until None arrives."""
     ident = threading.get_ident()
     own.add(ident)
     ignore_errors()
@@ -167,7 +171,7 @@ def _serve(given: Given, own: set[int]) -> None:
             own.discard(ident)
             return
         run.run()
-        # What it was given is its device's.
+        # Do not keep the device alive.
         del run
 
 

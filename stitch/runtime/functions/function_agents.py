@@ -1,4 +1,4 @@
-"""A device's host functions: what their calls have in common is made once and kept."""
+"""The host functions of a device: cached agents by function and argument types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, ValueRecord, as_array, capture
 from stitch.tasks import Future, HostCall, HostFunction, host_call
 
-#: What agents of one function differ in: the types of its tensors, and which of them it updates.
+#: Cache key of an agent: types of its tensors, and positions of updated ones.
 _Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
 
 
@@ -28,19 +28,19 @@ _OBJECTS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class FunctionHome(Caller, Settling, Protocol):
-    """A device, as those know it who call functions on it."""
+    """A device, as host functions use it."""
 
     deaths: Reclaimer
     recordings: Recordings
 
 
 class HostAgents:
-    """The agents of a device, for as long as their functions live."""
+    """The agents of a device, cached while their functions live."""
 
     def __init__(self, device: FunctionHome) -> None:
         self._device = device
         self._agents: WeakKeyDictionary[HostFunction, dict[_Form, HostAgent]] = WeakKeyDictionary()
-        #: Of functions that deal in objects only, by their identities: found in no time.
+        #: Agents of functions without tensors, by function identity: a fast path.
         self._of_objects: dict[int, HostAgent] = {}
 
     def __len__(self) -> int:
@@ -49,9 +49,10 @@ class HostAgents:
     def call_on_objects(
         self, function: HostFunction, arguments: tuple[Any, ...]
     ) -> tuple[HostAgent, HostCall] | None:
-        """What a call queues that is given and gives objects only; None where it may be another.
+        """Return agent and call for a call without tensors; None if that is not certain.
 
-        As `call`, in a quarter of the time: such tasks may well take no time themselves."""
+        As `call`, in a quarter of the time: such functions may be very short.
+        """
         agent = self._of_objects.get(id(function))
         if agent is None or agent.function() is not function:
             return None
@@ -69,8 +70,12 @@ class HostAgents:
     def call(
         self, function: HostFunction, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[HostAgent, HostCall, list[ValueRecord]]:
-        """What a call queues; nothing has changed yet. Raises `UsageError` for arguments that the
-        function does not take, or of another device."""
+        """Return agent, call and input values; changes nothing.
+
+        Raises:
+            UsageError: The function does not accept the arguments, or one belongs to another
+                device.
+        """
         call, given = host_call(function, arguments, named, _is_value)
         for argument in (*call.arguments, *[value for _, value in call.named]):
             if type(argument) is HostResult:
@@ -90,7 +95,7 @@ class HostAgents:
         return agent, call, values
 
     def agent(self, call: HostCall, types: tuple[ValueType, ...]) -> HostAgent:
-        """What such a call has in common with others on tensors of these types."""
+        """Return the agent for a call on tensors of these types."""
         device, function, form = self._device, call.function, (types, call.updated)
         agents = self._agents.get(function)
         if agents is None:
@@ -106,7 +111,7 @@ class HostAgents:
         return agent
 
     def _forget(self, function: int, agent: HostAgent) -> None:
-        """A function is gone, and with it what ran it."""
+        """Drop the executables of a collected function."""
         self._device.recordings.forget(agent.transformation.key)
         if self._of_objects.get(function) is agent:
             del self._of_objects[function]
@@ -140,8 +145,10 @@ class HostAgents:
 def queue_call(
     tasks: TaskQueue, agent: HostAgent, call: QueuedCall, inputs: Sequence[ValueRecord]
 ) -> list[ValueRecord]:
-    """Queue a call, and the copies to where its results shall lie; the queue's lock is held, or
-    nobody else queues."""
+    """Enqueue a call, and the conversions of its results to the declared layouts.
+
+    The queue lock is held, or the caller alone enqueues.
+    """
     values = tasks.append(agent.transformation, call, inputs, agent.outputs)
     for at, (desc, wanted) in enumerate(zip(agent.descs, agent.wanted, strict=True)):
         if desc != wanted:
@@ -150,7 +157,7 @@ def queue_call(
 
 
 def _is_value(argument: object) -> bool:
-    """Tensors and arrays are values; all else is given as it is, but for futures of graphs."""
+    """Return whether an argument is a tensor or array; raises `UsageError` for a graph's future."""
     if type(argument) is Future:
         raise UsageError(
             "a future of a task graph has no value on a device",
@@ -161,7 +168,7 @@ def _is_value(argument: object) -> bool:
 
 
 def _type_of(function: HostFunction, argument: Any) -> ValueType:
-    """What is given as an array."""
+    """Return the type of an argument as an array."""
     if type(argument) is Tensor:
         return ValueType(argument.shape, argument.data_type.in_arrays)
     array = as_array(argument, f"an argument of {function.name!r}")

@@ -1,4 +1,4 @@
-"""Calls of host functions: tasks of a queue whose transformation is a Python function."""
+"""Queued calls of host functions: tasks whose transformation is a Python function."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _NOTHING = ProgramBytes(0, 0, 0, 0, "")
 
 
 class Settling(Protocol):
-    """A device, as those know it who call functions on it and wait for what they give."""
+    """A device, as queued calls use it."""
 
-    #: How many host functions it is running.
+    #: Number of running host functions.
     calls_host: int
 
     @property
     def computes(self) -> bool:
-        """Whether what it is given is computed."""
+        """Whether the executor computes data."""
 
     def settle_result(self, result: HostResult) -> None:
         """Run the queue until the result exists or its task was cancelled."""
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A small number for a descriptor."""
+        """Return a small integer that identifies the descriptor."""
 
 
 class HostResult:
-    """What a host function without descriptors will give: any object, once its task has run.
+    """The future result of a host function that declares no outputs: any object.
 
-    It may be given to other host functions before that.
+    It may be passed to other host functions while it is pending.
     """
 
     __slots__ = ("__weakref__", "_device", "_value", "is_pending", "name", "why")
@@ -48,7 +48,7 @@ class HostResult:
         self._device, self.name = device, name
         self._value: Any = None
         self.is_pending = True
-        #: Why it will never be there.
+        #: Why it failed, or None.
         self.why: str | None = None
 
     @property
@@ -58,12 +58,15 @@ class HostResult:
 
     @property
     def function_queue(self) -> Any:
-        """Where a host function is queued that is called with it: its device."""
+        """The device, which enqueues host functions that are called with it."""
         return self._device
 
     def result(self) -> Any:
-        """The object; runs the queue if it is pending. Raises `TaskError` if its task failed or
-        was cancelled, with the reason."""
+        """Return the object; runs the queue if it is pending.
+
+        Raises:
+            TaskError: Its task failed or was cancelled; states the reason.
+        """
         if self.is_pending:
             self._device.settle_result(self)
         if self.why is not None:
@@ -75,11 +78,11 @@ class HostResult:
         return self._value
 
     def fulfil(self, value: object) -> None:
-        """Its task has run."""
+        """Store the value."""
         self._value, self.is_pending = value, False
 
     def fail(self, why: str) -> None:
-        """Its task will not come to its end."""
+        """Mark it as failed."""
         if self.is_pending:
             self.why, self.is_pending = why, False
 
@@ -92,13 +95,13 @@ class HostResult:
 
 
 class HostAgent:
-    """A host function on tensors of some shapes and types: what such calls have in common."""
+    """A host function on tensors of given types: the data that its calls share."""
 
     def __init__(self, device: Settling, call: HostCall, types: Sequence[ValueType]) -> None:
-        """`types`: of the values that it is called with."""
+        """`types`: of its tensor arguments."""
         function = call.function
         self.device = device
-        #: It does not keep its function, or neither would ever go.
+        #: A weak reference: the cache must not keep the function alive.
         self.function = ref(function)
         self.name = function.name
         self.ports = tuple([
@@ -108,7 +111,8 @@ class HostAgent:
         ])  # fmt: skip
         self.takes = len(self.ports)
         self.host_claim: Claim | None = None
-        #: How its results shall lie. It leaves them dense in host memory; a copy follows.
+        #: Declared layouts of its results. It writes them dense to host memory; a conversion
+        #: follows.
         self.wanted = call.outputs([port.desc for port in self.ports])
         dense = self.descs = tuple([_dense(desc) for desc in self.wanted])
         self.transformation = Transformation(
@@ -125,11 +129,10 @@ class HostAgent:
     def shown(
         self, arrays: tuple[Array, ...], call: HostCall
     ) -> tuple[list[Array], tuple[Array, ...]]:
-        """The arrays of the inputs as the function may see them, and those that it is to fill or
-        whose elements it returns."""
+        """Return the input arrays for the function, and the output arrays to fill."""
         returned = len(call.function.returns)
         inputs, outputs = arrays[: self.takes], arrays[self.takes :]
-        # Views of their own: a function may give one another shape, and the next run has it again.
+        # New views: a function may change a view's shape, and the next run needs the array again.
         seen = [array.view() for array in inputs]
         for at, array in zip(call.updated, outputs[returned:], strict=True):
             seen[at] = array
@@ -137,8 +140,8 @@ class HostAgent:
 
 
 class QueuedCall(FunctionCall):
-    """One call of a host function in a queue; `result`: for what it returns, where no descriptor
-    says what that is."""
+    """One queued call of a host function; `result`: receives the return value if no outputs are
+    declared."""
 
     __slots__ = ("_agent", "_call", "_result", "name")
 
@@ -155,7 +158,7 @@ class QueuedCall(FunctionCall):
 
     @property
     def host_claim(self) -> Claim | None:
-        """What it took of the host's memory once it was prepared: nothing."""
+        """Its host memory reservation: none."""
         return self._agent.host_claim
 
     @host_claim.setter
@@ -164,22 +167,22 @@ class QueuedCall(FunctionCall):
 
     @property
     def with_constants(self) -> Transformation:
-        """It reads none."""
+        """The transformation: it has no constants."""
         return self._agent.transformation
 
     def prepared(self) -> PreparedProgram:
-        """What recordings bind."""
+        """Return the kernel that executables bind."""
         return CallKernel(self._agent.transformation.inputs, self._agent.transformation.outputs)
 
     @property
     def is_cancelled(self) -> str | None:
-        """Why it cannot run, where a result that it is given was never made."""
+        """Why it cannot run, if a result among its arguments has failed."""
         call = self._call
         given = () if call is None else (*call.arguments, *[value for _, value in call.named])
         return next((o.why for o in given if type(o) is HostResult and o.why is not None), None)
 
     def run(self, arrays: tuple[Array, ...]) -> None:
-        """Call the function on its inputs' and outputs' arrays; what it raises is told where."""
+        """Call the function on its arrays; exceptions get a note that names the function."""
         call, agent = self._call, self._agent
         assert call is not None, "it runs once"
         # What it is given is its caller's again, whatever comes.
@@ -197,7 +200,7 @@ class QueuedCall(FunctionCall):
             else:
                 _leave(agent.name, given, outputs[len(call.function.writes) :] if arrays else ())
         except Exception as error:
-            # One that takes no note is raised as it is.
+            # Some exceptions do not accept notes.
             with suppress(Exception):
                 error.add_note(f"in host function {self.name!r}, a task of {device!r}")
             raise
@@ -205,14 +208,14 @@ class QueuedCall(FunctionCall):
             device.calls_host -= 1
 
     def stop(self, why: str) -> None:
-        """It will not give its result, nor take what it was given."""
+        """Mark its result as failed and drop its arguments."""
         self._call = None
         if self._result is not None:
             self._result.fail(why)
 
 
 def _settled(argument: Any) -> Any:
-    """What an argument stands for: results of earlier calls are there by now."""
+    """Return an argument, or the value of a `HostResult`."""
     return argument.result() if type(argument) is HostResult else argument
 
 
@@ -230,7 +233,7 @@ def _arrays(into: Sequence[Array]) -> str:
 
 
 def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
-    """Copy what was returned to where it belongs; raises `TaskError` for what does not fit."""
+    """Copy returned arrays to the outputs; raises `TaskError` if they do not match."""
     parts = (given,) if len(into) == 1 else () if given is None else given
     if not isinstance(parts, tuple | list) or len(parts) != len(into):
         raise TaskError(
@@ -251,5 +254,5 @@ def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
 
 
 def _dense(desc: TensorDesc) -> TensorDesc:
-    """How a host function leaves what is described: dense in host memory."""
+    """Return the dense host layout in which a host function writes this result."""
     return TensorDesc(desc.shape, host_layout(desc.layout.data_type.in_arrays))

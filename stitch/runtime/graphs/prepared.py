@@ -1,9 +1,9 @@
-"""`PreparedGraph`: a task graph on a device, called in one go; the fast steady path.
+"""`PreparedGraph`: a task graph on a device that runs in one call; the fast steady path.
 
-The first call records the whole graph; later calls look whether the recording's guard still holds,
-run its code, and hand out what it left in one of its leases. What a call is given are arrays, and
-tensors that are read where they lie. Graphs with host functions go by way of the queue each time:
-it runs what does not depend on one that fails.
+The first call plans the whole graph; later calls check the guard of its executable, run the
+generated code, and return the results in its output slots. Arguments are arrays, and tensors that
+are read in place. Graphs with host functions run through the queue each time: if a task fails, the
+queue runs the independent ones.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ from stitch.tasks import TaskTable
 
 
 class PreparedGraph:
-    """A task graph on a device, called in one go with arrays or tensors.
+    """A task graph on a device, called with arrays or tensors.
 
-    It gives the outputs of the graph, ready: one tensor, or a tuple. Tensors that are given to
-    inputs in `takes` are gone afterwards, as if donated. Raises `UsageError` for a graph without
-    tasks, or programs of another device.
+    A call returns the outputs of the graph, ready: one tensor, or a tuple. Tensors passed to inputs
+    in `takes` are consumed, as if donated.
+
+    Raises:
+        UsageError: The graph has no tasks, or a program is loaded on another device.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class PreparedGraph:
         graph, self._title = self._graph, self._graph.title
         self._calls_host, self._ports = graph.calls_host, graph.ports
         self._count = len(self._ports)
-        #: The numbers of its results, in the order in which tasks make them, and which of these
-        #: each output of the graph is, where that is another order.
+        #: Numbers of its results in the order of tasks, and their order as graph outputs if it
+        #: differs.
         self._given = sorted(set(graph.outputs))
         self._order = _unless_same([self._given.index(number) for number in graph.outputs])
-        #: What its results are described by, the keys of that, and which task makes them.
+        #: Descriptors of its results, their keys, and the tasks that make them.
         self._outputs = tuple([graph.made[number] for number in self._given])
-        #: Which of its inputs it takes over, and what is said of what was given there.
+        #: Consumed inputs, and the reason to report for their values.
         gone = {
             at: f"given away to {self._title}"
             for at, name in enumerate(graph.input_names)
@@ -76,19 +78,19 @@ class PreparedGraph:
         gone |= {at: why for at, why in graph.taken_over.items() if at < self._count}
         self._donated = tuple(sorted(gone.items()))
         self._known: PlanCache[Details] = PlanCache(device)
-        #: Whose leases remember how they are run into once more.
+        #: The executable whose output slots have replay data.
         self._last: LeaseHolder[Binding] | None = None
-        #: What each call looks at.
+        #: State checked by each call.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
         self._notes = device.deaths.notes
         self._lock, self._records = device.quick_lock, device.records
         self._runs_here = device.holds_run_lock
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the graph on arrays or tensors, by position or by name; gives its outputs, ready."""
+        """Run the graph on arrays or tensors, by position or name; returns its outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(self._title, self._input_types, arguments, named)
-        # What is called is a local: a method that an object only has costs 20 ns more to be found.
+        # A local variable: an attribute that only the instance has costs 20 ns more.
         holds_run_lock = self._runs_here
         with self.device.lock if holds_run_lock() else self._lock:
             handle = self._into_dropped(arguments)
@@ -103,11 +105,12 @@ class PreparedGraph:
             return self._run(given)
 
     def _into_dropped(self, arguments: Sequence[Any]) -> Tensor | None:
-        """Run into the place of its last result, of which the oldest note says that its last handle
-        was dropped; None where it says anything else. Graphs that run in turn leave each other's
-        notes alone."""
+        """Run into the buffer of the last result, if its last handle was just dropped.
+
+        Returns None otherwise. Graphs that run in turn leave each other's pending notes alone.
+        """
         dropped = self._dropped
-        # What others let go of is looked at first: it may be all that they hold of a result.
+        # Process pending notes first: an export of a result may have ended.
         if not dropped or self._notes.left or (len(dropped) > 1 and not only_of_leases(dropped)):
             return None
         value = dropped[0]
@@ -127,8 +130,8 @@ class PreparedGraph:
         ran = again.ran(arguments)
         if not ran:
             return None
-        # Nobody holds what the last run made, so it is this one's already; the note of its last
-        # handle goes as the new one comes.
+        # The result is unreferenced, so reuse its record; its pending note is replaced by the new
+        # handle.
         handle, note = Tensor(), again.note
         # Atomic under the GIL: no call in between.
         del dropped[0]
@@ -139,7 +142,7 @@ class PreparedGraph:
         return handle
 
     def run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
-        """As a call, on arrays and tensors, for those who hold the device's lock."""
+        """As a call; the caller holds the run lock."""
         handle = self._into_dropped(arguments)
         if handle is not None:
             return handle
@@ -147,9 +150,11 @@ class PreparedGraph:
         return self._run(self._linked(arguments)) if results is None else results
 
     def repeat(self, arguments: Sequence[Any]) -> Replay | None:
-        """How a run on these arguments is repeated by one who holds no results, but copies them: on
-        the same tensors, which are lent, and other arrays; None where none is remembered. The lock
-        is held."""
+        """Return a replay for these arguments, for a caller that copies the results at once.
+
+        It takes the same lent tensors and other arrays. Returns None if no replay data exists. The
+        caller holds the run lock.
+        """
         if self._dropped or self._notes.left:
             self.device.run_queue()
         lease = None if self._last is None else self._last.ready()
@@ -159,7 +164,7 @@ class PreparedGraph:
             or again is None
             or again.known is not self._known
             or again.generation != self._records.generation
-            # What a lease remembers need not be the last run: that may have gone by the queue.
+            # The replay data may be older than the last run, which may have used the queue.
             or not again.ran_on(arguments)
         ):
             return None
@@ -168,10 +173,10 @@ class PreparedGraph:
     def _results(
         self, lease: OutputSlots[Binding], binding: Binding, details: Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
-        """Handles on what a run has just left in an idle lease."""
+        """Return handles on the results that a run left in idle slots."""
         device = self.device
         now = device.tasks.queued.number
-        # Until there are handles on what the lease gives.
+        # Inconsistent until the results have handles.
         device.records.is_consistent = False
         values = lease.reuse(now)
         if values is None:
@@ -184,8 +189,7 @@ class PreparedGraph:
         return results
 
     def _run_past_queue(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
-        """Run what was recorded for values of these forms at these places; None where nothing was,
-        or its guard does not hold."""
+        """Run a cached executable for these arguments; None if there is none or its guard fails."""
         device, dropped, records = self.device, self._dropped, self._records
         if device.holds_queue_lock():
             device.check_outside()
@@ -230,7 +234,7 @@ class PreparedGraph:
         binding = None if known is None else known.binding(device)
         if known is None or binding is None:
             return None
-        # In the order in which the graph's tasks read them, which may be another.
+        # The executable may take the arrays in another order.
         all_given = known.is_in_order
         if not all_given:
             arrays = known.arrays(entries, arguments)
@@ -262,11 +266,10 @@ class PreparedGraph:
         self, binding: Binding, lease: OutputSlots[Binding], details: Details, entries: Entries,
         arrays: list[Array],
     ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
-        """Run what takes entries over, which are gone then, with whatever they shared; None where
-        somebody else refers to their bytes.
+        """Run with donated arguments, which are consumed together with their copies.
 
-        Where it raises they stay the caller's: as they were, or as a run that had begun to
-        overwrite them has left them.
+        Returns None if their buffers are also used elsewhere. If it raises, they remain the
+        caller's: unchanged, or as a run that had begun to overwrite them left them.
         """
         device, records = self.device, self.device.records
         given = [(value, by) for at, by in self._donated if (value := entries[at]) is not None]
@@ -276,7 +279,7 @@ class PreparedGraph:
                 if len(buffer.users) != 1 or not buffer.is_open:
                     return None
         lying = [value.instances for value, _ in given]
-        #: A result lies there as the entry did.
+        #: Entries that the result replaces with the same layout.
         same = {at for at, ref, _ in details.carried if _lies_as(entries[at], ref)}
         overwritten = [value for at, value in enumerate(entries) if at not in same]
         progress = binding.bound.progress if binding.recording.overwrites else [0, UNTOUCHED]
@@ -313,8 +316,11 @@ class PreparedGraph:
         lying: Sequence[Sequence[InstanceRecord]], progress: Sequence[int],
         overwritten: Sequence[ValueRecord | None],
     ) -> None:  # fmt: skip
-        """What was donated is the caller's again, with what lies there; it is lost where that is
-        half a result, or one of another kind (`overwritten`). Twice does no harm."""
+        """Return donated values to the caller after a failure. Idempotent.
+
+        A value is marked as lost if it was partly overwritten, or by a result of another layout
+        (`overwritten`).
+        """
         records = self.device.records
         for (value, by), instances in zip(given, lying, strict=True):
             for instance in instances:
@@ -325,11 +331,11 @@ class PreparedGraph:
                 value.by, value.status = by, Status.LOST
         # Atomic: no call in between.
         records.pending_recovery = None
-        # What the run made beside them has no handles: mending drops it.
+        # Other results of the run have no handles: the recovery drops them.
         records.is_consistent = progress[1] != COMPLETE
 
     def _take_over(self, given: Sequence[tuple[ValueRecord, str]]) -> None:
-        """What was donated is the caller's no more; twice does no harm."""
+        """Mark donated values as consumed. Idempotent."""
         records = self.device.records
         for value, by in given:
             records.release(value)
@@ -343,7 +349,7 @@ class PreparedGraph:
     # -- by way of the queue ---------------------------------------------------------------------
 
     def _linked(self, arguments: tuple[Any, ...]) -> list[ValueRecord]:
-        """The values that arguments stand for, by input."""
+        """Return the values of the arguments, by input."""
         device, ports = self.device, self._ports
         given = [
             link_argument(device, self._graph.name, port, argument, True)
@@ -353,7 +359,7 @@ class PreparedGraph:
         return given
 
     def _run(self, given: Sequence[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
-        """By way of the queue, as one window whatever its length."""
+        """Run through the queue, as one batch of any length."""
         device = self.device
         device.check_open()
         device.run_queue()
@@ -363,7 +369,7 @@ class PreparedGraph:
 
         def fill() -> None:
             nonlocal handles, results, is_queued
-            # Unless another thread was quicker: then what it has queued runs first.
+            # If another thread has enqueued tasks meanwhile, these run first.
             if not device.tasks.queued.agents:
                 results = self._queue(given)
                 handles = tuple([handle_on(value) for value in results])
@@ -386,7 +392,7 @@ class PreparedGraph:
         self, done: Done, forms: tuple[object, ...], given: Sequence[ValueRecord],
         results: Sequence[ValueRecord],
     ) -> None:  # fmt: skip
-        """What has just run serves values of these forms from now on."""
+        """Cache the executable that has just run for values of these signatures."""
         recording = done.binding.recording
         at = {value: number for number, value in enumerate(done.form.values)}
         numbers, made = [at[value] for value in given], [at[value] for value in results]
@@ -402,14 +408,14 @@ class PreparedGraph:
         self._known.remember(done.binding, forms, numbers, details)
 
     def _queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
-        """Put the graph into the empty queue, all of it or nothing; the pending results."""
+        """Enqueue the graph into the empty queue, completely or not at all; returns the results."""
         tasks = self.device.tasks
         for value in given:
             value.check_usable()
         try:
             values = self._graph.queue(given)
         except BaseException:
-            # The queue was empty before, and what earlier tasks took is its owner's again.
+            # The queue was empty before: empty it, and undo donations.
             for value in given:
                 value.consumed = False
             tasks.start_anew()
@@ -447,14 +453,14 @@ class PreparedGraph:
 
 
 def _lies_as(entry: ValueRecord | None, ref: InstanceRef) -> bool:
-    """Whether a result lies in an entry's buffer as the entry does."""
+    """Return whether a result has the layout of the entry that it replaces."""
     return entry is not None and [i.desc_key for i in entry.instances] == [ref.desc_key]
 
 
 def _in_order(
     results: Tensor | tuple[Tensor, ...], order: Sequence[int] | None
 ) -> Tensor | tuple[Tensor, ...]:
-    """What a run gives as the graph gives it; `order`: None where that is the same."""
+    """Return the results of a run in the order of the graph's outputs; `order`: None if equal."""
     if order is None:
         return results
     handles = results if isinstance(results, tuple) else (results,)
@@ -462,5 +468,5 @@ def _in_order(
 
 
 def _unless_same(order: Sequence[int]) -> tuple[int, ...] | None:
-    """An order, unless it is that in which things are."""
+    """Return an order as a tuple, or None for the identity."""
     return None if list(order) == list(range(len(order))) else tuple(order)

@@ -1,4 +1,4 @@
-"""Loops on a device: task graphs that run between cells, which hold what lies between two runs."""
+"""Loops on a device: buffers that persist between runs, and executables that update them."""
 
 from stitch.runtime.loops.cell_states import PersistentBuffers
 from stitch.runtime.loops.loop_stage import StatefulExecutable

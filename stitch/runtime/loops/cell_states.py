@@ -1,6 +1,7 @@
-"""PersistentBuffers: the values of a loop by number, and what comes after each of their states.
+"""`PersistentBuffers`: the values of a loop by cell number, and the transitions between their
+states.
 
-A cell holds a value as a handle does.
+A cell references a value as a handle does.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import Status, ValueRecord
 
-#: Called when it is certain that the cells change; perhaps twice.
+#: Called when the change of the cells is certain; must be idempotent.
 Then = Callable[[], object] | None
-#: States of cells that are remembered, with what comes after each.
+#: Limit for cached states.
 MAX_STATES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """What cells hold at one moment. A loop comes to the same states again: then one comparison
-    tells that all values are the same, and one assignment hands all results over.
+    """The values of all cells at one moment.
 
-    `resting`: values of leases that no cell holds any more, and whose handles are not given back
-    yet: the stage that made them runs into them again, or `RuntimeDevice.drain` gives them back.
+    A loop returns to the same states, so one comparison checks all values and one assignment stores
+    all results. `resting`: values in output slots that no cell references, but that are not
+    released yet: the executable that made them reuses them, or `RuntimeDevice.drain` releases them.
     """
 
     values: tuple[ValueRecord | None, ...]
     resting: frozenset[ValueRecord]
-    #: What comes next: where cells are emptied, and where a stage runs.
+    #: Successors: after emptying cells, and after runs.
     drops: dict[tuple[int, ...], State] = field(default_factory=dict)
     runs: dict[object, Any] = field(default_factory=dict)
 
 
 class _Held:
-    """The state of cells, which outlives them for as long as their end has not been seen to."""
+    """The state of the cells; outlives them until their finalizer note is processed."""
 
     __slots__ = ("known", "state")
 
@@ -49,7 +50,7 @@ class _Held:
     def found(
         self, values: tuple[ValueRecord | None, ...], resting: frozenset[ValueRecord]
     ) -> State:
-        """The state in which these are held; the same as before, if there was one."""
+        """Return the cached or a new state with these values."""
         key = (values, resting)
         state = self.known.get(key)
         if state is None:
@@ -59,15 +60,17 @@ class _Held:
         return state
 
     def forget(self) -> None:
-        """Nothing is known of what comes next, and no state refers to another."""
+        """Drop all cached states and their transitions."""
         for state in self.known.values():
             state.drops.clear()
             state.runs.clear()
         self.known.clear()
 
     def release_buffer(self, dropped: deque[ValueRecord], lender: object = None) -> bool:
-        """Leave the notes of what rests, where it is of one `lender` only what came from that, or
-        from nobody; whether there was any."""
+        """Queue resting values for release; returns whether there were any.
+
+        With `lender`, only values in its output slots or in none.
+        """
         state = self.state
         gone = [*state.resting]
         if lender is not None:
@@ -81,7 +84,7 @@ class _Held:
         return True
 
     def end(self, device: RuntimeDevice) -> None:
-        """Nobody refers to the cells any more; twice does no harm."""
+        """Release all values after the cells were dropped. Idempotent."""
         state = self.state
         gone = [*[value for value in state.values if value is not None], *state.resting]
         self.forget()
@@ -93,7 +96,7 @@ class _Held:
 
 
 class PersistentBuffers:
-    """Values by number; each counts as a handle on its value. A cell may be empty."""
+    """Values by cell number; each cell counts as a handle. A cell may be empty."""
 
     def __init__(self, device: RuntimeDevice) -> None:
         self.device, self.held = device, _Held()
@@ -102,24 +105,24 @@ class PersistentBuffers:
 
     @property
     def values(self) -> tuple[ValueRecord | None, ...]:
-        """What they hold."""
+        """The values of the cells."""
         return self.held.state.values
 
     def grow(self, count: int) -> None:
-        """So many more, empty."""
+        """Append `count` empty cells."""
         state = self.held.state
         self.held.state = self.held.found((*state.values, *[None] * count), state.resting)
 
     def tensor(self, number: int) -> Tensor | None:
-        """A handle on what a cell holds, None where it is empty."""
+        """Return a handle on a cell's value, or None if it is empty."""
         with self.device.lock:
             self.device.check_consistent()
             value = self.values[number]
             return None if value is None else handle_on(value)
 
     def is_alone(self, number: int) -> bool:
-        """Whether a cell's value may be written to: it is there, and nobody else holds it, nor its
-        bytes."""
+        """Return whether a cell's value may be overwritten: ready, and neither it nor its buffer is
+        used elsewhere."""
         with self.device.lock:
             self.device.check_consistent()
             self.device.drain()
@@ -130,7 +133,7 @@ class PersistentBuffers:
             return all(len(buffer.users) <= 1 and buffer.is_open for buffer in buffers)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
-        """A cell holds what a handle refers to, or nothing."""
+        """Store a tensor's value in a cell, or empty it."""
         with self.device.lock:
             self.device.check_consistent()
             value = None if tensor is None else tensor._record
@@ -144,7 +147,7 @@ class PersistentBuffers:
             self.device.drain()
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Empty cells: their values are freed once nobody else holds them."""
+        """Empty cells; their values are freed once unreferenced."""
         device, held = self.device, self.held
         with device.lock:
             device.check_consistent()
@@ -163,7 +166,7 @@ class PersistentBuffers:
             device.drain(resting=False)
 
     def close(self) -> None:
-        """Empty all cells, and give back what they held."""
+        """Empty all cells and release their values."""
         with self.device.lock:
             self.device.check_consistent()
             self.held.end(self.device)
@@ -172,9 +175,9 @@ class PersistentBuffers:
     def changed(
         self, changes: Mapping[int, ValueRecord | None], *, rests: bool = True
     ) -> tuple[State, list[ValueRecord]]:
-        """The state after some cells hold others, and what it has no place for.
+        """Return the state after changing some cells, and the values to release.
 
-        `rests`: what came from a lease rests, else nothing that is replaced does.
+        `rests`: values in output slots rest for reuse; otherwise all replaced values are released.
         """
         state, gone = self.held.state, []
         values, resting = [*state.values], {*state.resting}
@@ -195,13 +198,18 @@ class PersistentBuffers:
     def become(
         self, after: State, fresh: Sequence[ValueRecord], gone: Sequence[ValueRecord], then: Then
     ) -> None:
-        """Come to a state, with values that nobody else knows; the device's lock is held.
+        """Change to a state; the run lock is held.
 
-        `then` belongs to it: it comes before, may come twice, and does no harm.
+        Args:
+            after: The new state.
+            fresh: New values, which get their first handle.
+            gone: Values to release.
+            then: Called first, atomically with the change; may be called twice.
         """
         device = self.device
         finish = partial(self._finish, after, fresh, gone, then)
-        # From here on it will happen: `DeviceLocking.rebuild_bookkeeping` ends what is interrupted.
+        # From here on the change is completed, by `DeviceLocking.rebuild_bookkeeping` if
+        # interrupted.
         device.records.is_consistent = False
         device.records.pending_recovery = finish
         finish()

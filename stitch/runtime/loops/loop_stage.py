@@ -1,9 +1,8 @@
-"""Stages: task graphs of a loop between cells, which hold its tensors from one run to the next.
+"""`StatefulExecutable`: a task graph of a loop that reads and writes persistent cells.
 
-A cell holds a value as a handle does. A stage reads cells and leaves its results in cells, and what
-an output overwrites stays in its cell: where nobody else holds anything, a loop makes no handle and
-no value. A stage runs at once where the queue is empty and running it changes nothing but its
-results; else it waits in the queue, with what comes next, as any call.
+An output that overwrites an input stays in its cell: if nothing else references the values, a loop
+creates no handles and no values. It runs at once if the queue is empty and the run changes nothing
+but its results; otherwise it is enqueued like any call.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from stitch.runtime.values import AnyLease, InputPort, Status, ValueRecord
 from stitch.tasks import TaskTable
 
 READY = Status.READY
-#: How often it is planned alone and has to wait after all, before it always waits.
+#: Limit of failed attempts to run at once; after that it is always enqueued.
 MAX_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Result:
-    """A result of a run in places of a lease: its cell, and how its value is described."""
+    """A result in an output slot: its cell and description."""
 
     cell: int
     desc: TensorDesc
@@ -52,14 +51,14 @@ class _Result:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Details:
-    """Of a recording: its results in the order of its leases, and the positions of the entries that
-    are overwritten, and stay in their cells."""
+    """Of an executable: its results in the order of its output slots, and the positions of entries
+    that are overwritten in their cells."""
 
     results: tuple[_Result, ...]
     carried: tuple[int, ...]
 
     def overwritten(self, entries: Entries) -> tuple[ValueRecord, ...]:
-        """Those of the entries that are."""
+        """Return the overwritten entries."""
         return tuple([value for i in self.carried if (value := entries[i]) is not None])
 
 
@@ -69,18 +68,19 @@ class _RunFromState:
 
     known: CachedPlan[_Details]
     binding: Binding
-    #: How far a run is with what it overwrites: see `BoundPlan.progress`.
+    #: Progress of a run: see `BoundPlan.progress`.
     progress: list[int]
     lease: AnyLease
     entries: Entries
     carried: tuple[ValueRecord, ...]
     results: tuple[ValueRecord, ...]
     after: State
-    #: Values that leave their cells and do not rest there: their handles are given back.
+    #: Values that leave their cells and are released.
     gone: Sequence[ValueRecord]
 
     def holds(self, generation: int, exposed: int | None) -> bool:
-        """Whether nobody else has what it is about to write, and nothing else has changed."""
+        """Return whether the buffers it writes are used nowhere else, and nothing else has
+        changed."""
         if exposed is None or not self.known.holds(generation, exposed):
             return False
         lease = self.lease
@@ -96,11 +96,11 @@ class _RunFromState:
 
 
 class StatefulExecutable:
-    """Runs of a task graph between cells, called in one go with what it is given.
+    """Runs of a task graph on cells, called with the remaining inputs.
 
-    `reads`: for each input of the graph its cell, None for what a call is given. `writes`: for each
-    output its cell. `lost_by`: what is said of entries that a run had overwritten in part when it
-    failed.
+    `reads`: for each input of the graph its cell, None for an argument of the call. `writes`: for
+    each output its cell. `lost_by`: reason reported for entries that a failed run had partly
+    overwritten.
     """
 
     def __init__(
@@ -115,32 +115,32 @@ class StatefulExecutable:
         self._graph = PlacedGraph(cells.device, table)
         if len({*self._graph.outputs}) < len(self._graph.outputs):
             raise UsageError("a stage leaves each value in one cell", got="one output twice")
-        #: For each input its cell, None where a call is given it; what calls are given.
+        #: For each input its cell, None for an argument; ports and types of the arguments.
         self._cell_of_input = tuple(reads)
         given = zip(self._graph.ports, reads, strict=True)
         self._given_ports = tuple([port for port, cell in given if cell is None])
         self._given_forms = tuple([(port.dtype, port.shape) for port in self._given_ports])
-        #: The cells that it reads as they were before it, and those that it writes.
+        #: The cells that it reads, and those that it writes.
         self.reads, self.writes = tuple([n for n in reads if n is not None]), tuple(writes)
         self._known: PlanCache[_Details] = PlanCache(self.device)
         self._read_names = [
             name for name, cell in zip(self._graph.input_names, reads, strict=True)
             if cell is not None
         ]  # fmt: skip
-        #: The cells whose values it may overwrite, and handles on those that runs which wait in the
-        #: queue do: until it is known that they have run.
+        #: The cells whose values it may overwrite, and handles on these values while enqueued runs
+        #: are pending.
         taken = [reads[at] for at in self._graph.taken_over if at < len(reads)]
         self._overwritten = tuple([cell for cell in taken if cell is not None])
         self.replaced: list[tuple[int, Tensor]] = []
-        #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
+        #: Its key in `State.runs`. (`self` would keep the cells alive.)
         self._key = object()
-        #: Host functions may fail by themselves: the queue knows what runs nevertheless.
+        #: Host functions may fail by themselves: the queue runs the independent tasks.
         self._tries = 0 if self._graph.calls_host else MAX_TRIES
 
     def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
-        """Run once, now or with the queue, on arrays or tensors for what it is given.
+        """Run once, now or with the queue, with arrays or tensors as arguments.
 
-        `then` is called when it is certain that it runs, perhaps twice.
+        `then` is called when it is certain to run; must be idempotent.
         """
         device = self.device
         with device.lock:
@@ -166,7 +166,7 @@ class StatefulExecutable:
     # -- again -----------------------------------------------------------------------------------
 
     def _takes(self, arguments: Sequence[Any]) -> bool:
-        """Whether arrays are of the forms that were recorded."""
+        """Return whether the arguments are arrays of the cached types."""
         for argument, (dtype, shape) in zip(arguments, self._given_forms, strict=True):
             if (
                 type(argument) is not np.ndarray
@@ -177,19 +177,21 @@ class StatefulExecutable:
         return True
 
     def _entries(self) -> Entries:
-        """What the cells that it reads hold."""
+        """Return the values of the cells that it reads."""
         values = self.cells.values
         return tuple([values[number] for number in self.reads])
 
     def _run(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
-        """Run what is known into values that rest, and hand these over. What overwrites entries
-        is completed once it has begun to: they are as before the run or as after it."""
+        """Run a cached transition and store its results.
+
+        A run that has begun to overwrite entries is completed: they are as before or as after it.
+        """
         device, binding = self.device, run.binding
         records, commit = device.records, None
         run.lease.last_run = device.tasks.queued.number
         if run.carried:
             commit = partial(self._commit, run, then)
-            # Atomic: no call in between. From here on it is committed, whatever is raised.
+            # Atomic: no call in between. From here on it is committed.
             run.progress[1] = UNTOUCHED
             records.pending_recovery = commit
             records.is_consistent = False
@@ -212,8 +214,8 @@ class StatefulExecutable:
             tell_run(device, binding, ran)
 
     def _commit(self, run: _RunFromState, then: Then) -> None:
-        """What a run that overwrites entries has left: all that it makes, or nothing, or these are
-        lost; may be called twice."""
+        """Commit a run that overwrites entries, completely or not at all, or mark them lost.
+        Idempotent."""
         device, held, progress = self.device, self.cells.held, run.progress[1]
         after: State
         gone: Sequence[ValueRecord]
@@ -233,14 +235,16 @@ class StatefulExecutable:
         records.is_consistent = True
 
     def _lose(self, run: _RunFromState) -> None:
-        """Free what a run has overwritten in part."""
+        """Free entries that a run has partly overwritten."""
         for position, value in zip(run.known.details.carried, run.carried, strict=True):
             self.device.deaths.free(value, f"{self._read_names[position]!r}: {self.lost_by}")
             value.status = Status.LOST
 
     def _run_from_here(self) -> _RunFromState | None:
-        """What runs from here on, in places of an idle lease; None where nothing is known of it, or
-        somebody else has what it would overwrite."""
+        """Create and cache the transition from the current state, into idle output slots.
+
+        Returns None if no executable is cached, or an entry to overwrite is used elsewhere.
+        """
         device, cells = self.device, self.cells
         entries = self._entries()
         known = self._found_run(entries)
@@ -269,7 +273,7 @@ class StatefulExecutable:
         return run
 
     def _found_run(self, entries: Entries) -> CachedPlan[_Details] | None:
-        """What serves these entries, if nobody else has those that it overwrites."""
+        """Return the cached plan for these entries, unless one to overwrite is used elsewhere."""
         exposed = None if None in entries else self._known.count_exposed(entries)
         known = None if exposed is None else self._known.find(entries, exposed)
         for value in () if known is None else known.details.overwritten(entries):
@@ -285,7 +289,7 @@ class StatefulExecutable:
     # -- by way of the queue ---------------------------------------------------------------------
 
     def _queue(self, given: Sequence[ValueRecord], then: Then) -> None:
-        """Queue it; run that at once where it may be."""
+        """Enqueue a run; run it at once if possible."""
         device = self.device
         device.check_open()
         device.check_consistent()
@@ -313,8 +317,10 @@ class StatefulExecutable:
             self._remember(done.binding, forms, entries, numbers, cells)
 
     def take_back(self) -> bool:
-        """After a failure, cells hold again what they held, where what was to replace it was never
-        made, and it is as it was; whether that is so of all."""
+        """After a failure, restore the previous values of the cells, if intact.
+
+        Returns whether all were restored.
+        """
         is_back = bool(self.replaced)
         with self.device.lock:
             self.device.check_consistent()
@@ -328,7 +334,7 @@ class StatefulExecutable:
         return is_back
 
     def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
-        """Put it into the queue, whose lock is held."""
+        """Enqueue a run; the queue lock is held."""
         cells, held = self.cells, self.cells.values
         self.replaced = [(n, handle_on(v)) for n in self._overwritten if (v := held[n]) is not None]
         values = self._graph.queue(self._inputs(given))
@@ -337,7 +343,7 @@ class StatefulExecutable:
         cells.become(after, outputs, gone, then)
 
     def _inputs(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
-        """A value for each input of the graph."""
+        """Return a value for each input of the graph."""
         arguments, held, inputs = iter(given), self.cells.values, []
         for name, cell in zip(self._graph.input_names, self._cell_of_input, strict=True):
             value = next(arguments) if cell is None else held[cell]
@@ -351,7 +357,7 @@ class StatefulExecutable:
         return inputs
 
     def _link(self, port: InputPort, argument: Any) -> ValueRecord:
-        """What a call is given, as a value; a tensor that is copied first may be of any type."""
+        """Return the value of an argument; a tensor that is copied first may have any type."""
         if type(argument) is Tensor:
             self.device.check_device(argument, port.origin)
             value: ValueRecord = argument._record
@@ -364,11 +370,14 @@ class StatefulExecutable:
         self, binding: Binding, forms: tuple[object, ...], entries: Entries,
         numbers: Sequence[int], cells: Mapping[int, int],
     ) -> None:  # fmt: skip
-        """The next run on values of these forms may go past the queue; `numbers`: those that the
-        entries had in the window that has just run, `cells`: those of its results, with cells."""
+        """Cache the executable for values of these signatures.
+
+        `numbers`: the entries' numbers in the batch that has just run; `cells`: result number →
+        cell.
+        """
         effects, values = binding.recording.effects, self.cells.values
         if len(numbers) != len(self.reads):
-            return  # Some cell was empty.
+            return  # A cell was empty.
         carried = []
         for each in effects.carried:
             position = numbers.index(each.entry)
@@ -377,7 +386,7 @@ class StatefulExecutable:
             assert entry is not None
             assert result is not None
             if self.reads[position] != cell or entry.desc_key != result.desc_key:
-                return  # It does not stay in its cell as it is.
+                return  # Another cell or layout: the entry is not overwritten in its cell.
             carried.append(position)
         results = []
         for number, _ in effects.own:
