@@ -280,3 +280,15 @@ def test_a_split_has_as_many_parts_as_names_wanted_or_not(
     made = stitch.compile(proto, (x,), executor=executor)(x)
     at = 5 * outputs.index("y")
     np.testing.assert_array_equal(made.numpy(), x[:, at : at + 5])
+
+
+def test_group_normalization_had_one_scale_per_group_before_opset_21() -> None:
+    x, scale, bias = drawn(2, 6, 5), np.array([2, 3], np.float32), np.array([1, -1], np.float32)
+    nodes = [node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)]
+    weights = {"s": scale, "b": bias}
+    old = ours(model(nodes, [info("x", [2, 6, 5])], ["y"], weights, opset=18), [x])[0]
+    grouped = x.reshape(2, 2, 15)
+    centred = grouped - grouped.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt(grouped.var(-1, keepdims=True) + 1e-5)
+    expected = scaled * scale[:, None] + bias[:, None]
+    np.testing.assert_allclose(old, expected.reshape(x.shape), rtol=1e-4, atol=1e-5)

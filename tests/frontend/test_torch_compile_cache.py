@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor import codecache
 from torch.compiler._cache import CacheArtifactManager
 
 from stitch.frontend.torch.compile import graph_cache
@@ -259,3 +261,40 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_folder_that_serves(
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert said(begun(tmp_path))[2] == alone
+
+
+def test_what_writes_inductors_code_is_loaded_where_torch_key_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "torch._inductor.codegen.wrapper"
+    real = importlib.import_module(name)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, name)
+        with graph_cache._without_inductor():
+            lazy = importlib.import_module(name)
+            assert lazy is not real
+            assert not hasattr(lazy, "__wrapped__")
+            source = lazy.user_defined_triton_kernel_transitive_closure_source_code
+            assert sys.modules[name] is lazy
+            patch.setitem(sys.modules, name, real)
+            told: list[object] = []
+            patch.setattr(real, graph_cache._SOURCE_OF_KERNEL, told.append)
+            source("a kernel")
+            assert told == ["a kernel"]
+            assert lazy.PythonWrapperCodegen is real.PythonWrapperCodegen
+        assert sys.modules[name] is real
+        del sys.modules[name]
+        with graph_cache._without_inductor():
+            assert sys.modules[name] is not real
+        assert name not in sys.modules
+    assert sys.modules[name] is real
+    with graph_cache._without_inductor():
+        assert sys.modules[name] is real
+
+
+@pytest.mark.usefixtures("fresh_digest")
+def test_a_torch_whose_files_are_not_listed_is_known_by_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_cache, "distribution", installed(""))
+    assert graph_cache._torch_digest() == codecache.torch_key()

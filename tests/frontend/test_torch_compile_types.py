@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import Call
 from stitch.frontend.torch.compile import without_onednn
 from stitch.frontend.torch.lowering import LOWERINGS
+from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 from tests.support.grids import every, in_turn
@@ -200,6 +202,15 @@ def test_a_lowering_that_breaks_torchs_promise_is_an_internal_error(
     assert isinstance(found, InternalError)
     assert str(found.where).startswith("test_torch_compile_types.py:")
     assert (found.expected, found.got) == ("2x3xf32", "2x3xbf16")
+
+
+def test_bits_of_one_type_are_never_read_as_another() -> None:
+    with pytest.raises(InternalError, match="another type than its tensor in torch"):
+        tensor_on(np.ones(4, np.float32), torch.bfloat16)
+    with pytest.raises(InternalError, match="another type than its tensor in torch"):
+        tensor_on(np.ones(4, np.float32), torch.int32)
+    half = np.ones(4, DataType.BFLOAT16.dtype)
+    assert torch.equal(tensor_on(half, torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from stitch.errors import UsageError
+from stitch.frontend.torch.compile.backend import stitch_backend
 from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, compiled
 
@@ -143,3 +144,10 @@ def test_tangents_are_refused_and_not_lost() -> None:
         with pytest.raises(UsageError, match="forward-mode derivatives"):
             run(forward_ad.make_dual(x, torch.ones_like(x)), w)
     assert_same(run(x, w), plain)
+
+
+def test_arguments_in_lists_reach_a_graph() -> None:
+    module = torch.fx.symbolic_trace(lambda xs: (xs[0] - xs[1] * 2,))
+    x, y = torch.randn(3), torch.randn(3)
+    run = stitch_backend(module, [[x, y]])
+    assert torch.equal(run([x, y])[0], x - y * 2)

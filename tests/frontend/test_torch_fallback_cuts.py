@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stitch.frontend.torch.compile import GraphReport
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
+from stitch.frontend.torch.compile.subgraphs import restrided
 from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, storage_of
 
@@ -109,3 +110,15 @@ def test_what_a_backward_pass_is_given_is_put_into_the_strides_that_were_promise
     ((result,), _) = _run(module, {}, [dense], role=role)
     assert_same(result, torch.special.i0(dense), strides=False)
     assert result.stride() == ((1, 4) if role == "backward" else (3, 1))
+
+
+def test_a_saved_tensor_is_put_into_the_strides_that_were_promised() -> None:
+    dense = torch.arange(6.0).view(2, 3)
+    for strides in ((1, 2), (6, 2)):
+        made = restrided(dense, strides)
+        assert made.stride() == strides
+        assert_same(made, dense, strides=False)
+    wide = restrided(torch.ones(2, 3), (0, 1))
+    assert wide.stride() == (0, 1)
+    assert_same(wide, torch.ones(2, 3), strides=False)
+    assert restrided(dense, (3, 1)) is dense

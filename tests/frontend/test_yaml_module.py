@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import sys
 import textwrap
@@ -93,7 +94,7 @@ def test_numbers_take_the_first_tensors_type_and_lists_of_ints_are_int64() -> No
         inputs: {x: {shape: [2, 3], type: float16}}
         operations:
           - a = Add(1, x)
-          - y = Reshape(a, [3, -1])
+          - y = Reshape(a, [0x3, -1])
           - z = Mul(y, [0.5, 2])
         outputs: [z]
         """
@@ -435,6 +436,18 @@ def test_a_module_that_cannot_be_read_is_a_format_error(tmp_path: Path) -> None:
     for name in ("nowhere.yaml", "latin.yaml", "."):
         with pytest.raises(FormatError):
             load_module(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y", "y = Relu(x", "y = Relu(x) z", "1 = Relu(x)", "y = Relu(x y)", "y = Relu(a=1, x)",
+        "y = Relu(a=1, a=2)", "y = Relu('x')", "y = Relu(x, [1)", "y = Relu(a=)", "y = Relu(x)(x)",
+    ],
+)  # fmt: skip
+def test_what_is_no_statement_is_refused(text: str) -> None:
+    with pytest.raises(FormatError, match="expected"):
+        module(one(json.dumps([text])))
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,7 +13,18 @@ import pytest
 
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_placement, trace
-from stitch.program import Array, DataType, InputKind, ValueType
+from stitch.program import (
+    TILE_SHAPE,
+    Array,
+    DataType,
+    InputKind,
+    Layout,
+    MemoryLayout,
+    ShardSpec,
+    Space,
+    TensorDesc,
+    ValueType,
+)
 
 Run = Callable[..., dict[str, Array]]
 X = ValueType((2, 3), DataType.FLOAT32)
@@ -233,3 +244,25 @@ def test_an_output_takes_its_name_as_a_text_and_what_it_aliases_as_a_number() ->
         builder.output(wrong, x + x)
     with pytest.raises(UsageError, match=r"\.input takes one of InputKind"):
         trace(lambda x: x, X, kinds={"x": wrong})
+
+
+def test_inputs_are_called_like_the_functions_parameters() -> None:
+    graph = trace(lambda left, *rest: left + rest[0] + rest[1], X, X, X)
+    assert [slot.name for slot in graph.inputs] == ["left", "rest_0", "rest_1"]
+
+
+def test_a_desc_that_is_not_a_plain_host_layout_becomes_placement() -> None:
+    spec = ShardSpec((2, 1), (32, 64))
+    sharded = Layout(
+        DataType.BFP8, Space.L1, TILE_SHAPE, MemoryLayout.HEIGHT_SHARDED, spec, 0x20000
+    )
+    graph = trace(lambda x: x + 1, TensorDesc((64, 64), sharded))
+    assert graph.input_type(0).data_type is DataType.FLOAT32
+    assert [option.text() for option in graph.placement] == [
+        "input.x.space=l1",
+        "input.x.data_type=bfp8",
+        "input.x.layout=tile",
+        "input.x.memory_layout=height_sharded",
+        "input.x.shard_spec=2x1,32x64",
+        "input.x.address=0x20000",
+    ]
