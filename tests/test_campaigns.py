@@ -11,12 +11,9 @@ import pytest
 
 from tests.support.campaigns import (
     CAMPAIGNS,
-    Campaign,
     campaign_of,
     check_mark,
-    check_names,
     described,
-    thirds,
 )
 
 TESTS = Path(__file__).parent
@@ -31,27 +28,6 @@ def names_in_marks() -> set[str]:
 def test_each_campaign_has_a_test_and_was_measured_and_each_mark_has_a_campaign() -> None:
     assert names_in_marks() == CAMPAIGNS.keys()
     assert [name for name, row in CAMPAIGNS.items() if row.seconds <= 0] == []
-
-
-def test_each_campaign_is_described_in_one_line() -> None:
-    assert list(CAMPAIGNS) == sorted(CAMPAIGNS)
-    for row, line in zip(CAMPAIGNS.values(), described(), strict=True):
-        assert row.description and line.startswith(row.name) and row.description in line
-        assert len(line) <= 130
-
-
-def test_three_days_have_all_campaigns_and_none_much_more_than_another() -> None:
-    rows = [Campaign(str(n), "", seconds) for n, seconds in enumerate([0, 90, 50, 50, 30, 20, 0])]
-    parts = thirds(rows)
-    assert sorted(name for part in parts for name in part) == sorted(row.name for row in rows)
-    assert sorted(sum(rows[int(name)].seconds for name in part) for part in parts) == [70, 80, 90]
-    real = thirds(CAMPAIGNS.values())
-    assert {name for part in real for name in part} == CAMPAIGNS.keys()
-
-
-def test_an_unknown_name_is_told_with_those_there_are() -> None:
-    with pytest.raises(pytest.UsageError, match=r"here: unknown campaign 'none'.*hostile, "):
-        check_names(["zoo", "none"], "here")
 
 
 @pytest.mark.parametrize(

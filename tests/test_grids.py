@@ -5,18 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
-
 from tests.support.grids import (
-    CAMPAIGN,
-    covering,
     every,
     every_row,
-    first_of_each,
     in_pairs,
     in_turn,
-    named,
-    rows,
 )
 
 
@@ -41,30 +34,7 @@ def test_in_pairs_runs_every_two_values_of_different_parameters() -> None:
         assert {(point[first], point[second]) for point in ran} == wanted
 
 
-def test_what_is_for_the_campaign_alone_covers_nothing() -> None:
-    slow = pytest.param(3, marks=CAMPAIGN)
-    assert quick(in_turn("abcd", [1, 2, slow])) == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
-
-
-def test_names_stay_where_every_part_has_one() -> None:
-    both = in_turn([pytest.param(1, id="one")], [pytest.param(2, id="two")])
-    assert [p.id for p in both] == ["one-two"]
-    assert [p.id for p in in_turn([pytest.param(1, id="one")], [2])] == ["one-2"]
-    assert [p.id for p in in_turn([pytest.param(1, id="one")], [(2, 3)])] == [None]
-    assert [p.id for p in in_turn(named(str, [(2, 3)]), rows([(4, 5)]))] == ["(2, 3)-4-5"]
-
-
 def test_every_third_runs_always() -> None:
     assert quick(every(3, range(7))) == [(0,), (3,), (6,)]
     assert len(every(3, range(7))) == 7
     assert quick(every_row(2, zip("abc", range(3), strict=True))) == [("a", 0), ("c", 2)]
-
-
-def test_the_first_of_each_key_runs_always() -> None:
-    assert quick(first_of_each(str.lower, "aAbaB")) == [("a",), ("b",)]
-
-
-@pytest.mark.parametrize("sizes", [[3, 2], [7, 7, 2], [1, 4], [5]])
-def test_the_chosen_points_are_always_the_same(sizes: list[int]) -> None:
-    assert covering(sizes, 1) == covering(sizes, 1)
-    assert len(covering(sizes, 1)) == max(sizes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import re
 import shutil
@@ -17,10 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.benches import BENCH_NAMES
-
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn")
+EXTRAS = {"torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn"}
 #: Written by a generator, so neither their length nor their docstrings are ours.
 GENERATED = {ROOT / "stitch" / "ttb" / "generated.py"}
 
@@ -108,116 +105,39 @@ def test_every_contract_is_broken_by_an_import_against_it(tmp_path: Path) -> Non
         assert complaint in said, said
 
 
-#: What a device is made of, and what its parts ask of it: the runtime's own.
-INSIDE = {"access", "backend", "constant_cache", "contents", "copies_forbidden",
-          "desc_key", "drain", "exports", "host_memory", "look_again", "maker",
-          "deaths", "observers", "queue_lock", "recordings", "records",
-          "run_queue", "settle", "tasks", "_record"}  # fmt: skip
-
-
-def test_nobody_outside_of_the_runtime_reads_what_a_device_is_made_of() -> None:
-    found = []
-    for file in python_files("stitch"):
-        if ROOT / "stitch" / "runtime" in file.parents:
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in INSIDE:
-                owner = ast.unparse(node.value).rpartition(".")[2]
-                if owner.endswith("device") or (node.attr == "_record" and owner != "self"):
-                    found.append(f"{relative(file)}:{node.lineno} reads {node.attr}")
-    assert found == []
-
-
-#: A package that breaks every rule of `tools/structure` once, file by file.
-ILL_BUILT = {
-    "house/__init__.py": "",
-    "house/cellar/__init__.py": "",
-    "house/cellar/wine.py": "from __future__ import annotations\nimport sys\n_key = 1\n"
-                            "count = sys.getrefcount(_key)\n",
-    "house/cellar/stairs.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
-                              "    from house.cellar import ladder\n",
-    "house/cellar/ladder.py": "def up():\n    from house.cellar.stairs import down\n",
-    "house/attic/__init__.py": "",
-    "house/attic/wine.py": "from house.cellar.wine import count\nimport house.cellar as c\n"
-                           "print(c._key)\nclass Box: ...\nclass _Lid: ...\n",
-    "house/attic/long.py": "class Box: ...\nclass _Lid: ...\n" + "\n" * 800,
+#: What a process runs, what it must load, and what it must not.
+LOADED = {
+    "every name": ("import stitch; [getattr(stitch, name) for name in dir(stitch)]", set(), EXTRAS),
+    "compile and run": (
+        "import stitch; stitch.compile, stitch.load, stitch.open_device",
+        {"stitch.compiler", "stitch.runtime"},
+        {"stitch.frontend.onnx", "stitch.frontend.torch", "stitch.frontend.yaml", "stitch.cli",
+         "stitch.documents", "stitch.training", "stitch.ttb.ttnn.program_file",
+         "stitch.machine.systems"},
+    ),
+    "torch.compile": (
+        "from stitch.frontend.torch.compile import device_of; device_of()",
+        {"stitch.runtime.executors.torch_executor"},
+        {"stitch.training", "stitch.ttb.ttnn.program_file", "onnxruntime"},
+    ),
+    "stitch-run": (
+        "import stitch; stitch.compile(lambda x: x + x, (1.0,), target='tiny').save('a.ttb'); "
+        "from stitch.cli.run import main; main(['a.ttb', '--init=ones'])",
+        {"stitch.runtime"},
+        {"stitch.training", "stitch.documents.yaml_pipeline", "stitch.frontend.yaml"},
+    ),
 }  # fmt: skip
 
 
-def test_the_structure_names_each_breach_of_the_rules(tmp_path: Path) -> None:
-    for name, text in ILL_BUILT.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    tool = [sys.executable, str(ROOT / "tools" / "structure"), str(tmp_path / "house")]
-    found = subprocess.run([*tool, "--json"], capture_output=True, text=True, check=True)
-    structure = json.loads(found.stdout)
-    assert structure["findings"] == {
-        "deep imports": ["house.attic.wine:1 imports house.cellar.wine"],
-        "circles of files": ["house.cellar.ladder house.cellar.stairs"],
-        "uses of getrefcount": ["house.cellar.wine:4 uses getrefcount"],
-    }
-    assert structure["notes"] == {
-        "private reaches": ["house.attic.wine:3 reaches for _key"],
-        "files over 800 lines": ["house.attic.long has 802 lines"],
-    }
-    listed = subprocess.run(
-        [*tool, "--list", "--check"], capture_output=True, text=True, check=False
-    )
-    assert listed.returncode == 1
-    assert "house.attic.wine:1 imports house.cellar.wine" in listed.stdout
-    for name in ("cellar/wine.py", "cellar/ladder.py", "attic/wine.py"):
-        (tmp_path / "house" / name).unlink()
-    (tmp_path / "house/cellar/stairs.py").write_text("")
-    clean = subprocess.run([*tool, "--check"], capture_output=True, text=True, check=False)
-    assert clean.returncode == 0, clean.stdout
-
-
-def test_importing_stitch_loads_no_optional_extra() -> None:
-    code = (
-        "import sys, stitch; [getattr(stitch, name) for name in dir(stitch)]; "
-        f"print([m for m in {EXTRAS!r} if m in sys.modules])"
-    )
+@pytest.mark.parametrize("work", LOADED)
+def test_a_process_loads_what_it_uses_and_nothing_else(work: str, tmp_path: Path) -> None:
+    code, needed, unwanted = LOADED[work]
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "[]"
-
-
-def test_importing_stitch_loads_no_room() -> None:
-    code = (
-        "import sys, stitch; print([m for m in sys.modules if m.count('.') and m[:7] == 'stitch.'])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "['stitch.on_demand']"
-
-
-def test_compiling_and_running_load_neither_trainings_nor_front_ends() -> None:
-    code = (
-        "import sys, stitch; stitch.compile, stitch.load, stitch.open_device; print([*sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = set(ast.literal_eval(result.stdout))
-    assert {"stitch.compiler", "stitch.runtime"} <= loaded
-    unwanted = {f"stitch.frontend.{name}" for name in ("onnx", "torch", "yaml")}
-    assert not loaded & (unwanted | {"stitch.cli", "stitch.documents", "stitch.training"})
-    assert not loaded & {"stitch.ttb.ttnn.program_file", "stitch.machine.systems"}
-
-
-def test_the_device_of_torch_compile_loads_neither_trainings_nor_onnx_runtime() -> None:
-    code = (
-        "import sys; from stitch.frontend.torch.compile import device_of\n"
-        "device_of(); print([*sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = set(ast.literal_eval(result.stdout))
-    assert "stitch.runtime.executors.torch_executor" in loaded
-    assert not loaded & {"stitch.training", "stitch.ttb.ttnn.program_file", "onnxruntime"}
+        [sys.executable, "-W", "ignore", "-c", f"{code}\nimport sys; print([*sys.modules])"],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    loaded = set(ast.literal_eval(result.stdout.splitlines()[-1]))
+    assert loaded >= needed and not loaded & unwanted
 
 
 @pytest.mark.parametrize("command", ["compile", "inspect", "link", "run"])
@@ -235,37 +155,6 @@ def test_a_command_says_its_version_and_loads_nothing_for_it(command: str) -> No
     assert not {"numpy", "argparse", "stitch.api", f"stitch.cli.{command}.{command}_command"} & {
         *loaded
     }
-
-
-def test_a_chain_of_modules_loads_no_training(tmp_path: Path) -> None:
-    code = (
-        "import sys; from stitch.cli.run import main; code = main(['a.ttb', '--init=ones']); "
-        "print([code, *sys.modules])"
-    )
-    module = "import stitch; stitch.compile(lambda x: x + x, (1.0,), target='tiny').save('a.ttb')"
-    for source in (module, code):
-        result = subprocess.run(
-            [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=tmp_path
-        )
-    code, *loaded = ast.literal_eval(result.stdout.splitlines()[-1])
-    assert code == 0 and "stitch.runtime" in loaded
-    assert not {"stitch.training", "stitch.documents.yaml_pipeline", "stitch.frontend.yaml"} & {
-        *loaded
-    }
-
-
-def test_the_face_only_re_exports() -> None:
-    tree = ast.parse((ROOT / "stitch" / "__init__.py").read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree)
-    for node in tree.body[1:]:
-        if isinstance(node, ast.ImportFrom):
-            assert node.module in ("typing", "stitch.on_demand"), ast.unparse(node)
-        elif isinstance(node, ast.If):
-            assert all(isinstance(imported, ast.ImportFrom) for imported in node.body)
-            assert len(node.orelse) == 1
-        else:
-            names = [ast.unparse(t) for t in getattr(node, "targets", [])]
-            assert names == ["__all__"], ast.unparse(node)
 
 
 def faces_on_demand() -> list[str]:
@@ -323,14 +212,6 @@ def test_no_file_that_loads_later_hides_a_name_of_its_face() -> None:
         "    assert getattr(face, name) is before, (place, name)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_room_is_an_attribute_of_the_face() -> None:
-    import stitch
-
-    rooms = {f.stem for f in (ROOT / "stitch").iterdir() if f.suffix == ".py" or f.is_dir()}
-    for room in rooms - {"__init__", "__pycache__"}:
-        assert getattr(stitch, room) is importlib.import_module(f"stitch.{room}")
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -553,12 +434,6 @@ def test_the_index_of_decisions_names_every_record_with_its_status() -> None:
         assert status == (stated[1] if stated else "accepted"), file
 
 
-def test_the_page_of_benchmarks_names_every_script() -> None:
-    text = (ROOT / "docs" / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    benchmarks = {f"{name}.py" for name in BENCH_NAMES}
-    assert benchmarks == set(re.findall(r"\| `(\w+\.py)` \|$", text, re.MULTILINE))
-
-
 def test_the_table_of_packages_names_every_folder() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
@@ -567,12 +442,3 @@ def test_the_table_of_packages_names_every_folder() -> None:
     }
     packages = {file.parent.name for file in (ROOT / "stitch").glob("*/__init__.py")}
     assert packages - named == set()
-
-
-def test_the_commands_are_those_of_the_project_file() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    scripts: dict[str, str] = project["project"]["scripts"]
-    assert set(scripts) == {"stitch-compile", "stitch-run", "stitch-inspect", "stitch-link"}
-    for place in scripts.values():
-        module, _, function = place.partition(":")
-        assert callable(getattr(importlib.import_module(module), function))

@@ -7,7 +7,6 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ import torch
 import stitch
 from stitch.cli.chain import Chain
 from stitch.cli.module_files import ModuleFile, with_program
-from stitch.cli.rehearsal import _change_text, advise, rehearse
+from stitch.cli.rehearsal import advise, rehearse
 from stitch.compiler import split_graph, with_layouts
 from stitch.errors import StitchError
 from stitch.frontend import read_graph
 from stitch.linker import Wire
 from stitch.machine import load_machine
-from stitch.planner import Cost, Slot, SlotChange
-from stitch.program import Layout, Space
+from stitch.planner import Cost
+from stitch.program import Layout
 from stitch.report import read_copies
 from tests.support.grids import every
 
@@ -70,24 +69,6 @@ def assert_kept(lines: Sequence[str], now: Cost, then: Cost) -> None:
 
 
 # -- following it ----------------------------------------------------------------------------------
-
-
-def test_advice_on_the_demo_saves_what_it_says(cli: Cli) -> None:
-    digits = Path(__file__).resolve().parents[2] / "examples" / "digits"
-    features, classifier = (str(digits / f"{name}.yaml") for name in ("features", "classifier"))
-    assert cli("compile", features, "-o", "f.ttb").code == 0
-    assert cli("compile", classifier, "-o", "c.ttb").code == 0
-    assert ran(cli, "f.ttb", "c.ttb")[0] == []
-    apart = ("--set", "input.features.space=dram", "--set", "input.features.layout=tile")
-    assert cli("compile", classifier, "-o", "c.ttb", *apart).code == 0
-    lines, now = ran(cli, "f.ttb", "c.ttb")
-    assert len(lines) == 1
-    name, words = words_of(lines[0])
-    assert name == "classifier"
-    assert cli("compile", classifier, "-o", "c.ttb", *apart, *words).code == 0
-    again, then = ran(cli, "f.ttb", "c.ttb")
-    assert again == []
-    assert_kept(lines, now, then)
 
 
 def test_advice_on_a_transformer_in_six_saves_what_it_says(cli: Cli) -> None:
@@ -246,16 +227,6 @@ def test_a_module_is_placed_for_its_pipeline(cli: Cli) -> None:
     assert then.copies - now.copies == -1
 
 
-def test_a_fixed_address_of_the_pipeline_is_taken_over(cli: Cli) -> None:
-    Path("p.yaml").write_text(PIPELINE)
-    at = ("--set", "input.x.space=l1", "--set", "input.x.address=0x60000")
-    assert cli("compile", "b.yaml", "-o", "b_dram.ttb", *at).code == 0
-    done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml")
-    assert done.code == 0, done.err
-    lines, cost = ran(cli, "p.yaml")
-    assert lines == [] and cost.copies == 1  # the input's way in
-
-
 def test_other_modules_of_the_pipeline_come_first(cli: Cli) -> None:
     Path("p.yaml").write_text(PIPELINE)
     Path("b_dram.ttb").unlink()
@@ -263,20 +234,6 @@ def test_other_modules_of_the_pipeline_come_first(cli: Cli) -> None:
     assert done.code == 3 and not Path("mine.ttb").exists()
     assert "b_dram.ttb of the pipeline does not exist" in done.err and "p.yaml" in done.err
     assert "compile the other modules of a pipeline first, without --for" in done.err
-
-
-def test_an_address_that_had_better_go_is_told_as_a_option_to_leave_out(cli: Cli) -> None:
-    fixed = ("--set=output.y.space=l1", "--set=output.y.address=0x40000")
-    assert cli("compile", "a.yaml", "-o", "a.ttb", *fixed).code == 0
-    (program,) = stitch.load("a.ttb").programs
-    own = program.output_desc(0).layout
-    assert own.address == 0x40000
-    slots = [Slot(0, "output", 0), Slot(0, "input", 0)]
-    layouts = [own.without_address(), replace(program.input_desc(0).layout, space=Space.DRAM)]
-    freed, both = map(SlotChange, slots, layouts)
-    assert _change_text(program, [freed]) == "a without its placement option for output.y.address"
-    said = "a with --set input.x.space=dram and without its placement option for output.y.address"
-    assert _change_text(program, [both, freed]) == said
 
 
 SHARDED = """\
@@ -299,13 +256,6 @@ def test_advice_on_a_source_with_shards_can_be_followed_as_it_stands(cli: Cli) -
     done = cli("compile", "s.yaml", "-o", "s.ttb", *words)
     assert done.code == 0, done.err
     assert_kept(lines, now, ran(cli, "s.ttb", "t.ttb")[1])
-
-
-def test_what_the_words_say_stays(cli: Cli) -> None:
-    Path("p.yaml").write_text(PIPELINE)
-    words = ("--set", "output.y.space=l1")
-    done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml", *words)
-    assert done.code == 0 and done.out.splitlines()[-1] == "for p.yaml: as it is"
 
 
 @pytest.mark.parametrize(
@@ -371,14 +321,6 @@ def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) ->
     assert done.code == 0 and not done.err
 
 
-def test_saved_plans_are_compared_as_records_are(cli: Cli) -> None:
-    recorded(cli, "old.json", "a.ttb", "b.ttb")
-    recorded(cli, "new.json", "a.ttb", "b_dram.ttb")
-    by_record = cli("inspect", "--diff", "old.json", "new.json", "--json").out
-    folders = [f"{name}.folder/plans.json" for name in ("old.json", "new.json")]
-    assert json.loads(cli("inspect", "--diff", *folders, "--json").out) == json.loads(by_record)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -408,8 +350,3 @@ def test_forged_totals_are_no_record(cli: Cli) -> None:
         Path("bad.json").write_text(json.dumps(body))
         done = cli("inspect", "--diff", "old.json", "bad.json")
         assert done.code == 3 and "totals" in done.err, done.err
-
-
-def test_words_that_do_not_go_with_a_comparison_are_refused(cli: Cli) -> None:
-    assert cli("inspect", "a.ttb", "--max-added-bytes=1").code == 2
-    assert cli("inspect", "a.ttb", "--diff", "old.json", "new.json").code == 2

@@ -13,7 +13,7 @@ import stitch
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.documents.schedule import MAX_JOINED
 from stitch.errors import FormatError
-from tests.support.grids import every, in_turn
+from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, model
 
 Cli = Callable[..., Any]
@@ -63,17 +63,6 @@ def test_what_rounds_made_becomes_one_tensor(here: Path, count: int, window: int
         assert whole.shape == (count, 4, 8)
         np.testing.assert_array_equal(whole.numpy(), states(h, xs))
         np.testing.assert_array_equal(last.numpy(), h + xs.sum(0))
-
-
-def test_so_many_rounds_that_what_was_joined_is_joined_again(here: Path) -> None:
-    count = MAX_JOINED**2 + MAX_JOINED + 3
-    loop = LOOP.replace("xs[i]", "xs[0]")
-    text = (HEAD + loop).replace("[COUNT, 4, 8]", "[1, 4, 8]")
-    h, xs = arrays(1)
-    with stitch.open_device("wormhole_n150") as device:
-        whole, _ = opened(text, count, device).run((h, xs))
-        wanted = h + xs * np.arange(1, count + 1, dtype=np.float32)[:, None, None]
-        np.testing.assert_array_equal(whole.numpy(), wanted)
 
 
 def test_repeats_within_repeats_collect_what_was_collected(here: Path) -> None:
@@ -209,15 +198,6 @@ def test_a_mistake_is_named_with_its_line(
     assert said in str(caught.value) and f"p.yaml:{line}" in str(caught.value), str(caught.value)
 
 
-def test_what_is_collected_and_read_by_nobody_is_warned_of(cli: Cli, here: Path) -> None:
-    text = (HEAD + LOOP).replace("COUNT", "2").replace("all: hs, ", "")
-    Path("p.yaml").write_text(text)
-    done = cli("run", "p.yaml", "--init=ones", "--output=-")
-    assert done.code == 0 and "p.yaml:6: no step reads 'hs'" in done.err, done.err
-    Path("p.yaml").write_text(text.replace("hs", "_hs"))
-    assert "warning" not in cli("run", "p.yaml", "--init=ones", "--output=-").err
-
-
 @pytest.mark.parametrize("start", [-1, -2, 5, 4])
 def test_elements_are_taken_from_behind(here: Path, start: int) -> None:
     rounds = 5 if start in (-2, 4) else 6
@@ -229,19 +209,6 @@ def test_elements_are_taken_from_behind(here: Path, start: int) -> None:
     with stitch.open_device("wormhole_n150") as device:
         whole, _ = opened(text, 6, device).run((h, xs))
         np.testing.assert_array_equal(whole.numpy(), states(h, np.stack(taken)))
-
-
-def test_a_long_repeat_takes_elements_from_behind(here: Path) -> None:
-    text = (HEAD + LOOP).replace("[i]", "[-1-i]").replace("    collect: {hs: h_new}\n", "")
-    text = text.replace("all: hs, ", "")
-    h, xs = arrays(300)
-    with stitch.open_device("wormhole_n150") as device:
-        loop = opened(text, 300, device)
-        (last,) = loop.run((h, xs))
-        np.testing.assert_array_equal(last.numpy(), h + xs.sum(0))
-        whole = device.tensor(xs)
-        (last,) = loop.run((h, whole))
-        np.testing.assert_array_equal(last.numpy(), h + xs.sum(0))
 
 
 #: Long repeats, of which rounds run as one prepared graph: with what collects in loops, without
@@ -305,29 +272,3 @@ def test_long_repeats_collect_from_rounds_that_run_as_one(
                 np.testing.assert_array_equal(ours.numpy(), theirs)
             np.testing.assert_array_equal(h, arrays(300)[0])
         assert device.statistics().plans_made == before.plans_made
-
-
-@pytest.mark.parametrize("count", every(3, [128, 129, 300]))
-def test_a_long_repeat_collects_what_it_gives_away(here: Path, count: int) -> None:
-    consuming("eat", 0.5, (4, 8), target="wormhole_n150").save("cell.ttb")
-    text = """\
-modules: {cell: cell.ttb}
-inputs: {x: {shape: [4, 8], type: float32}}
-steps:
-  - {run: cell, inputs: [x], outputs: [y]}
-  - repeat: COUNT
-    carry: {y: z}
-    collect: {zs: z}
-    steps: [{run: cell, inputs: [y], outputs: [z]}]
-outputs: [zs]
-"""
-    x = np.ones((4, 8), np.float32) * 7
-    with stitch.open_device("wormhole_n150") as device:
-        one = device.load(stitch.load("cell.ttb"))
-        wanted, y = [], np.array(one(x))
-        for _ in range(count):
-            y = np.array(one(y))
-            wanted.append(y)
-        loaded = opened(text, count, device)
-        for _ in range(2):
-            np.testing.assert_array_equal(loaded.run((x,))[0].numpy(), np.stack(wanted))

@@ -29,15 +29,6 @@ def test_the_second_time_the_file_comes_from_the_cache(cli: Cli, here: Path) -> 
     assert files[0] == files[1] == files[2]
 
 
-def test_a_changed_module_is_compiled(cli: Cli, here: Path) -> None:
-    cli("compile", "a.yaml", "-o", "1.ttb", "--cache=kept")
-    text = (here / "a.yaml").read_text()
-    (here / "a.yaml").write_text(text.replace("seed: 1", "seed: 2"))
-    done = cli("compile", "a.yaml", "-o", "2.ttb", "--cache=kept")
-    assert "0 hits, 1 miss" in done.out
-    assert (here / "1.ttb").read_bytes() != (here / "2.ttb").read_bytes()
-
-
 def test_the_parts_of_a_split_are_kept_each(cli: Cli, here: Path) -> None:
     words = ("compile", "a.yaml", "-o", "m.ttb", "--split=2", "--cache=kept")
     assert "cache kept: 0 hits, 2 misses" in cli(*words).out
@@ -57,25 +48,10 @@ def test_a_damaged_entry_is_told_of_on_standard_error(cli: Cli, here: Path) -> N
     assert "1 hit, 0 misses" in again.out and again.err == ""
 
 
-def test_a_folder_that_takes_nothing_is_told_of_once_for_all_parts(cli: Cli, here: Path) -> None:
-    (here / "kept").write_text("a file")
-    done = cli("compile", "a.yaml", "-o", "m.ttb", "--split=2", "--cache=kept")
-    assert done.code == 0 and done.err.count("[cache_folder]") == 1
-    assert (here / "m.0.ttb").exists() and (here / "m.1.ttb").exists()
-
-
 def test_text_stays_alone_on_standard_output(cli: Cli) -> None:
     plain = cli("compile", "a.yaml", "--text")
     done = cli("compile", "a.yaml", "--text", "--cache=kept")
     assert done.out == plain.out and done.err == "cache kept: 0 hits, 1 miss\n"
-
-
-def test_a_small_folder_keeps_what_was_used_last(cli: Cli, here: Path) -> None:
-    for name in "ab":
-        words = ("--cache=kept", "--cache-size=3kB")
-        assert cli("compile", f"{name}.yaml", "-o", "o.ttb", *words).code == 0
-    assert len(list((here / "kept").glob("*.ttb"))) == 1
-    assert "1 hit" in cli("compile", "b.yaml", "-o", "o.ttb", "--cache=kept").out
 
 
 def test_a_size_without_a_folder_is_refused(cli: Cli, here: Path) -> None:

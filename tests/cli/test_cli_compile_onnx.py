@@ -43,13 +43,6 @@ BOUND = ("--input_shape=x=2x16", "--input=s=2xi64=4 8")
 GIVEN = ("--input=x=2x16xf32=@x.bin", "--input=s=2xi64=4 8")
 
 
-def test_a_model_compiles_and_runs(cli: Cli, onnx_here: Path) -> None:
-    assert cli("compile", "mlp.onnx", "-o", "m.ttb", *BOUND).code == 0
-    done = cli("run", "--module=m.ttb", *GIVEN)
-    assert done.code == 0
-    assert "4x8xf32" in done.out
-
-
 @pytest.mark.parametrize("how", ["--split=3", "--split_at=/l0/relu,r2"])
 def test_the_parts_of_a_split_chain_to_the_same_numbers(
     cli: Cli, onnx_here: Path, how: str
@@ -110,15 +103,6 @@ def test_words_for_onnx_models_are_refused_for_others(cli: Cli, here: Path) -> N
     assert (shaped.code, "input shapes are for ONNX models" in shaped.err) == (2, True)
     given = cli("compile", "a.yaml", "-o", "m.ttb", "--input=x=4x8xf32=1")
     assert (given.code, "example inputs are only for ONNX models" in given.err) == (2, True)
-
-
-def test_a_damaged_model_is_a_bad_file(cli: Cli, onnx_here: Path) -> None:
-    data = Path("mlp.onnx").read_bytes()
-    Path("mlp.onnx").write_bytes(data[: len(data) // 2])
-    done = cli("compile", "mlp.onnx", "-o", "m.ttb", *BOUND)
-    assert done.code == 3
-    assert "damaged" in done.err
-    assert not Path("m.ttb").exists()
 
 
 def test_a_node_with_a_comma_in_its_name_is_named_whole(cli: Cli) -> None:

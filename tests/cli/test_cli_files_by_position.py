@@ -15,7 +15,6 @@ import pytest
 from onnx import helper, numpy_helper
 
 from stitch.cli import compile as stitch_compile
-from stitch.machine import machine_names
 from stitch.machine.description import shipped_text
 
 Cli = Callable[..., Any]
@@ -38,22 +37,6 @@ def masked(*names: str) -> None:
     for name in names:
         Path(f"{name}.yaml").write_text(MASKED.format(name=name))
         assert stitch_compile.main([f"{name}.yaml", "-o", f"{name}.ttb"]) == 0
-
-
-def test_modules_by_position_run_as_those_after_module(cli: Cli, here: Path) -> None:
-    assert cli("run", "--module=a.ttb", "--module=b.ttb", "--input=@x.npy", "--output=@1.npy")
-    done = cli("run", "a.ttb", "b.ttb", "--input=@x.npy", "--expected_output=@1.npy", "--atol=0")
-    assert done.code == 0, done.err
-    assert "[SUCCESS]" in done.out
-
-
-def test_a_module_by_position_is_not_written_over(cli: Cli, here: Path) -> None:
-    before = (here / "a.ttb").read_bytes()
-    done = cli("run", "a.ttb", "--init=ones", "--trace=a.ttb")
-    assert done.code == 2 and "a.ttb" in done.err
-    done = cli("run", "a.ttb", "--init=ones", "--output=@a.npy", "--trace=./a.npy")
-    assert done.code == 2
-    assert (here / "a.ttb").read_bytes() == before
 
 
 def test_an_onnx_model_is_compiled_in_memory_and_that_is_said(cli: Cli, here: Path) -> None:
@@ -125,35 +108,12 @@ def test_an_input_that_nothing_feeds_is_answered_with_words_that_work(cli: Cli, 
     assert cli("run", "p.ttb", "q.ttb", "--input=@x.npy", of_p, of_q).code == 0
 
 
-def test_a_word_that_is_no_array_is_said_before_links_are_looked_at(cli: Cli, here: Path) -> None:
-    masked("p", "q")
-    done = cli("run", "p.ttb", "q.ttb", "--input=@x.npy", "--input=mask=4x8xf33=1")
-    assert done.code == 2 and "'mask=4x8xf33=1' is no input" in done.err
-
-
-def test_a_misspelled_input_of_a_chain_is_named(cli: Cli, here: Path) -> None:
-    masked("p", "q")
-    for word, said in (("maks", "did you mean 'mask'"), ("q.maks", "did you mean 'mask'"),
-                       ("r.mask", "no module is called 'r'")):  # fmt: skip
-        done = cli("run", "p.ttb", "q.ttb", "--init=ones", f"--input={word}=4x8xf32=1")
-        assert done.code == 2 and said in done.err and f"--input={word}" in done.err, done.err
-
-
 def test_of_two_slots_that_could_be_the_mask_none_is_guessed(cli: Cli, here: Path) -> None:
     masked("p", "q")
     words = ("--input=x=@x.npy", "--input=mask=@x.npy")
     done = cli("run", "p.ttb", "q.ttb", *words)
     assert done.code == 6 and "connect the slots by name" in done.err
     done = cli("run", "p.ttb", "q.ttb", "--wire=p.y=q.x", *words)
-    assert done.code == 0, done.err
-
-
-def test_a_module_s_own_mask_goes_before_the_one_for_all(cli: Cli, here: Path) -> None:
-    masked("p", "q")
-    np.save("want.npy", np.load("x.npy") * 2 * 5)
-    of_all, of_q = "--input=mask=4x8xf32=" + "2 " * 32, "--input=q.mask=4x8xf32=" + "5 " * 32
-    done = cli("run", "p.ttb", "q.ttb", "--input=@x.npy", of_all, of_q,
-               "--expected_output=@want.npy")  # fmt: skip
     assert done.code == 0, done.err
 
 
@@ -226,36 +186,6 @@ def test_a_slot_that_is_not_the_run_s_is_refused_with_the_option(
     done = cli("run", *front_and_back, "--wire=p.y=q.x", "--init=ones", word)
     assert done.code == 2 and said in done.err, done.err
     assert f"where: {word}" in done.err
-
-
-def test_two_modules_of_one_file_are_named_by_index(cli: Cli, here: Path) -> None:
-    masked("p")
-    np.save("want.npy", np.load("x.npy") * 10)
-    masks = (f"--input=0.mask={TWOS}", f"--input=1.mask={FIVES}")
-    done = cli("run", "p.ttb", "p.ttb", "--wire=0.y=1.x", "--input=@x.npy", *masks,
-               "--expected_output=1.y=@want.npy")  # fmt: skip
-    assert done.code == 0, done.err
-
-
-def test_the_members_of_an_archive_go_to_every_module_of_that_name(cli: Cli, here: Path) -> None:
-    masked("p", "q")
-    x = np.load("x.npy")
-    np.savez("in.npz", x=x, mask=np.full((4, 8), 3, np.float32))
-    np.save("want.npy", x * 9)
-    done = cli(
-        "run", "p.ttb", "q.ttb", "--wire=p.y=q.x", "--input=@in.npz", "--expected_output=@want.npy"
-    )
-    assert done.code == 0, done.err
-
-
-def test_a_machine_that_does_not_fit_is_answered_with_the_file_and_a_known_target(
-    cli: Cli, here: Path
-) -> None:
-    done = cli("run", "a.ttb", "--device=host", "--init=ones")
-    assert done.code == 4
-    assert "where: a.ttb" in done.err
-    assert "compile it with --target=host, or run it on 'wormhole_n150'" in done.err
-    assert {"host", "wormhole_n150"} <= set(machine_names())
 
 
 def test_a_machine_of_a_file_that_does_not_fit_is_answered_with_a_file_as_target(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.planner import Copy, check_plan
-from stitch.report.run_record import Recorder, read_record
+from stitch.planner import Copy
+from stitch.report.run_record import Recorder
 
 Cli = Callable[..., Any]
 
@@ -92,31 +90,6 @@ def test_two_modules_apart_cost_one_copy_and_the_advice_spares_it(cli: Cli) -> N
     assert again["copy_count"] == 0
 
 
-def test_the_planned_copies_are_those_that_memory_then_sees(cli: Cli) -> None:
-    planned = json.loads(cli("inspect", "a.ttb", "b_dram.ttb", "--json").out)["copy_count"]
-    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--result_file=r.json")
-    assert cli(*run).code == 0
-    assert json.loads(Path("r.json").read_text())["copies_per_pass"] == planned
-
-
-def test_tiles_and_types_are_part_of_the_advice(cli: Cli) -> None:
-    placement = ("--set", "input.x.layout=tile", "--set", "input.x.data_type=bfloat16")
-    assert cli("compile", "b.yaml", "-o", "t.ttb", *placement).code == 0
-    found = json.loads(cli("inspect", "a.ttb", "t.ttb", "--json").out)
-    (line,) = found["advice"]
-    assert line.startswith("compile a")
-    words = [word for word in line.split(": -1 copy")[0].split() if "=" in word]
-    sets = [part for word in words for part in ("--set", word)]
-    assert cli("compile", "a.yaml", "-o", "a2.ttb", *sets).code == 0
-    again = json.loads(cli("inspect", "a2.ttb", "t.ttb", "--json").out)
-    assert again["copy_count"] == 0 and again["advice"] == []
-
-
-def test_modules_that_cannot_be_stitched_are_a_link_error(cli: Cli) -> None:
-    done = cli("inspect", "a.ttb", "types.ttb")
-    assert done.code == 6 and "does not fit" in done.err
-
-
 def test_names_from_a_file_cannot_steer_the_terminal(cli: Cli, here: Path) -> None:
     builder = stitch.ComputationGraphBuilder("evil\x1b[2J")
     builder.output("y", builder.input("x", (2,), "float32") + 1.0)
@@ -153,43 +126,6 @@ def test_what_cannot_be_inspected_is_said_with_its_exit_code(
 
 
 # -- plans -----------------------------------------------------------------------------------------
-
-
-def test_the_plan_for_modules_is_confirmed(cli: Cli) -> None:
-    done = cli("inspect", "a.ttb", "b_dram.ttb", "--check-plan")
-    assert done.code == 0 and done.out.strip().endswith("sound")
-
-
-def test_a_recorded_plan_reads_back_as_it_was_and_is_confirmed(cli: Cli) -> None:
-    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--record=run.json")
-    assert cli(*run).code == 0
-    (plan,) = read_record(Path("run.json").read_text()).plans.values()
-    assert [task.transformation.name for task in plan.request.tasks] == ["a", "b"]
-    assert check_plan(plan) == ()
-    found = json.loads(cli("inspect", "--check-plan=run.json", "--json").out)
-    assert found["sound"] is True and found["plans"][0]["problems"] == []
-
-
-def test_plans_that_are_alike_are_one_line_and_what_is_not_sound_comes_first(cli: Cli) -> None:
-    body = json.loads(_record_of_a_crowd())
-    one, *_, two = sorted(body["plans"].values(), key=lambda plan: len(plan["steps"]))
-    body["plans"] = {str(n): one for n in range(1, 352)} | {"352": two}
-    Path("long.json").write_text(json.dumps(body))
-    done = cli("inspect", "--check-plan=long.json")
-    first, second = done.out.splitlines()
-    assert done.code == 0 and first.startswith("plan 1 and 350 like it: ")
-    assert second.startswith("plan 352: ")
-    two["steps"] = [s for s in two["steps"] if s["is"] != Copy.__name__]
-    body["plans"] = {str(n): one for n in range(1, 4)} | {
-        # No two of them have as many steps.
-        str(n): {**two, "steps": two["steps"] * n} for n in range(4, 40)
-    }  # fmt: skip
-    Path("long.json").write_text(json.dumps(body))
-    done = cli("inspect", "--check-plan=long.json")
-    lines = done.out.splitlines()
-    assert done.code == 6 and lines[0].startswith("plan 4: ") and lines[1].startswith("  - ")
-    assert sum(line.startswith("plan ") for line in lines) == 20
-    assert lines[-1] == "and 19 more plans, 16 with problems (--json lists them)"
 
 
 def test_a_forged_plan_is_not_confirmed(cli: Cli) -> None:
@@ -336,15 +272,6 @@ def test_wires_and_kept_outputs_decide_what_is_left(cli: Cli) -> None:
     assert len(program.outputs) == 2
 
 
-def test_a_linked_module_can_go_to_standard_output(here: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).parent / "stitch-link", "a.ttb", "b.ttb", "-o", "-"],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and b"linked into" in done.stderr
-    assert stitch.load(done.stdout).programs[0].name == "a_b"
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -365,13 +292,6 @@ def test_what_cannot_be_linked_is_said_and_nothing_is_written(
     assert not (here / "o.ttb").exists()
 
 
-def test_one_module_alone_is_refused_with_what_to_write(cli: Cli, here: Path) -> None:
-    done = cli("link", "a.ttb", "-o", "one.ttb")
-    assert done.code == 2 and "linking takes at least two modules" in done.err
-    assert "only a.ttb" in done.err and "try: stitch-link a.ttb b.ttb -o both.ttb" in done.err
-    assert not (here / "one.ttb").exists()
-
-
 def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
     cli: Cli, here: Path
 ) -> None:
@@ -381,9 +301,3 @@ def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
     assert "stitch-inspect --check_plan=FILE" in done.err
     assert cli("inspect", "--check_plan=r.json").code == 0
     assert cli("run", "--replay=r.json").code == 0
-
-
-def test_one_of_a_kind_is_said_in_the_singular(cli: Cli) -> None:
-    said = cli("run", "b.ttb", "--init=ones", "--print_statistics", "--memory").out
-    assert "1 timed pass: " in said and "host: 1 bank x" in said
-    assert "1 operation: Add x1" in cli("inspect", "b.ttb", "--section=operations").out

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from stitch.runtime.executors.onnx import foreign_calls, session
-from tests.support.files.ttnn_files import REAL
 
 Cli = Callable[..., Any]
 
@@ -106,27 +105,6 @@ def test_what_computes_nothing_is_refused(cli: Cli, word: str, how: str) -> None
     done = cli("run", "a.ttb", how, word)
     assert done.code == 2
     assert f"{how} executes nothing, and {word} needs a result" in done.err
-
-
-def test_programs_that_are_only_planned_are_refused_in_one_message(cli: Cli) -> None:
-    Path("real.ttnn").write_bytes(Path(REAL).read_bytes())
-    done = cli("run", "real.ttnn", "--executor=null", "--expected_operations=reference")
-    assert (done.code, done.err.count("error:")) == (2, 1)
-    assert "--expected_operations=reference needs a result" in done.err
-
-
-def test_the_saved_run_is_not_written_over(cli: Cli) -> None:
-    cli("run", *RUN, "--save_operations=run.npz")
-    done = cli("run", *RUN, "--expected_operations=run.npz", "--save_operations=run.npz")
-    assert done.code == 2
-    assert "does not overwrite it" in done.err
-
-
-def test_a_saved_run_has_the_name_of_an_archive(cli: Cli) -> None:
-    done = cli("run", *RUN, "--save_operations=run.npy")
-    assert done.code == 2
-    assert "results of operations need a .npz file" in done.err
-    assert not Path("run.npy").exists()
 
 
 def test_tolerances_alone_are_refused(cli: Cli) -> None:

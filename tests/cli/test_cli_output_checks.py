@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from stitch.api import load
-from stitch.cli import compile as compile_command
-from stitch.cli import link as link_command
 
 Cli = Callable[..., Any]
 RUN = ("run", "--module=a.ttb", "--input=x=@x.npy")
@@ -94,13 +92,6 @@ def test_what_would_be_lost_is_refused_before_anything_is_computed(
     _refused(cli, here, words, said)
 
 
-def test_a_split_module_does_not_write_over_a_file_of_another_kind(cli: Cli, here: Path) -> None:
-    (here / "m.1.ttb").write_text("mine\n")
-    done = cli("compile", "a.yaml", "--split=2", "-o", "m.ttb")
-    assert done.code == 2 and OTHER in done.err
-    assert not (here / "m.0.ttb").exists() and (here / "m.1.ttb").read_text() == "mine\n"
-
-
 def test_artifacts_do_not_write_over_what_the_run_reads(cli: Cli, here: Path) -> None:
     assert cli(*RUN, "--save_artifacts").code == 0
     assert cli(*RUN, "--save_artifacts").code == 0
@@ -143,29 +134,6 @@ def test_one_output_goes_to_standard_output_and_reports_to_standard_error(
     assert "1 program run, " in done.err
     after = cli(*RUN, "--explain")
     assert "1 program run, " in after.out and "1 program run, " not in after.err
-
-
-def test_compiled_and_linked_modules_go_to_standard_output(
-    here: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    for main, words in ((compile_command.main, ("a.yaml",)),
-                        (link_command.main, ("a.ttb", "b.ttb"))):  # fmt: skip
-        assert main([*words, "-o", "-"]) == 0
-        seen = capsysbinary.readouterr()
-        assert load(seen.out).programs and b"standard output: " in seen.err
-
-
-def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("computed")
-
-    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
-    for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
-                  (*RUN, "--record=x.npy/r.json")):  # fmt: skip
-        done = cli(*words)
-        assert done.code == 6 and "cannot write the file" in done.err, done.err
 
 
 # -- campaigns -------------------------------------------------------------------------------------
@@ -226,8 +194,3 @@ def test_each_written_file_is_named_on_standard_error_unless_quiet(cli: Cli) -> 
     for command in (("run", *words, "-q"), ("link", "a.ttb", "b.ttb", "-o", "ab.ttb", "--quiet")):
         quiet = cli(*command)
         assert (quiet.code, quiet.err) == (0, "")
-
-
-def test_standard_output_is_not_named_as_a_written_file(cli: Cli) -> None:
-    done = cli("run", "--module=a.ttb", "--input=@x.npy", "--result_file=-")
-    assert done.code == 0 and "wrote" not in done.out + done.err

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import stitch
 from stitch.documents import YamlPipeline, read_pipeline
-from stitch.errors import FormatError, UsageError
+from stitch.errors import UsageError
 from tests.support.stitched_models import scaled
 
 Cli = Callable[..., Any]
@@ -62,24 +60,6 @@ def test_a_pipeline_file_runs_steps_repeats_and_slices(cli: Cli, here: Path, xs:
     assert "[SUCCESS] 2 results" in done.out
 
 
-def test_window_one_gives_the_same_bits(cli: Cli, here: Path) -> None:
-    (here / "p.yaml").write_text(PIPELINE)
-    assert cli("run", "p.yaml", "--init=randn", "--output=@1.npz").code == 0
-    assert cli("run", "p.yaml", "--init=randn", "--output=@2.npz", "--window=1").code == 0
-    assert Path("1.npz").read_bytes() == Path("2.npz").read_bytes()
-
-
-def test_a_pipeline_can_be_planned_recorded_and_traced(cli: Cli, here: Path) -> None:
-    (here / "p.yaml").write_text(PIPELINE)
-    planned = cli("run", "p.yaml", "--dry_run", "--max_copies=0")
-    assert planned.code == 0 and "5 program runs" in planned.out
-    words = ("--init=randn", "--record=r.json", "--trace=t.json", "--save_artifacts")
-    assert cli("run", "p.yaml", *words).code == 0
-    assert cli("run", "--replay=r.json").code == 0
-    assert cli("inspect", "--check-plan=r.json").code == 0
-    assert json.loads(Path("t.json").read_text())["traceEvents"]
-
-
 def test_inputs_from_files_can_be_replaced(cli: Cli, here: Path, xs: Any) -> None:
     np.savez("arrays.npz", xs=xs, other=xs)
     text = PIPELINE.replace(
@@ -117,42 +97,6 @@ def test_indices_nest_and_may_be_shifted(here: Path) -> None:
         result, state = pipeline.run((x, xs))
         np.testing.assert_array_equal(state.numpy(), h)
         np.testing.assert_array_equal(result.numpy(), h + xs[2])
-
-
-def test_slices_of_a_programs_output_are_views(here: Path) -> None:
-    builder = stitch.ComputationGraphBuilder("many")
-    builder.output("ys", builder.input("xs", (3, 4, 8), "float32") * 2.0)
-    stitch.compile(builder.build(), placement=["output.ys.space=dram"]).save("many.ttb")
-    text = PIPELINE.replace("  encoder: b.ttb\n", "  encoder: b.ttb\n  many: many.ttb\n")
-    text = text.replace("steps:\n  - {run: enc", "steps:\n  - {run: many, inputs: [xs], outputs: "
-                        "[ys]}\n  - {run: enc").replace('"xs[', '"ys[')  # fmt: skip
-    (here / "p.yaml").write_text(text)
-    xs = np.arange(96, dtype=np.float32).reshape(3, 4, 8)
-    x = np.ones((4, 8), np.float32)
-    with stitch.open_device("wormhole_n150") as device:
-        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
-        result, state = pipeline.run((x, xs))
-        wanted = expected(x, xs * 2)
-        np.testing.assert_array_equal(result.numpy(), wanted[0])
-        np.testing.assert_array_equal(state.numpy(), wanted[1])
-
-
-def values_in(device: stitch.Device) -> list[object]:
-    """What lies in the spaces, without the constants of what is loaded."""
-    users = [user for buffer in device.records.buffers.values() for user in buffer.users]
-    return [user for user in users if not user.is_constant]
-
-
-def test_values_are_let_go_after_their_last_use(here: Path) -> None:
-    (here / "p.yaml").write_text(PIPELINE.replace("repeat: 3", "repeat: 2"))
-    with stitch.open_device("wormhole_n150", window=1) as device:
-        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
-        outputs = pipeline(np.ones((4, 8), np.float32), np.ones((3, 4, 8), np.float32))
-        device.flush()
-        assert len(values_in(device)) == 2
-        del outputs
-        device.flush()
-        assert not values_in(device)
 
 
 def test_a_writable_array_is_captured_at_the_call(here: Path) -> None:
@@ -218,24 +162,6 @@ def test_a_mistake_is_named_with_its_line(
     assert "Traceback" not in done.err
 
 
-def test_all_mistakes_are_named_at_once(here: Path) -> None:
-    text = PIPELINE.replace("run: encoder", "run: encodr").replace("xs[-1]", "xs[7]")
-    (here / "p.yaml").write_text(text)
-    with pytest.raises(FormatError) as caught:
-        read_pipeline("p.yaml")
-    assert len(caught.value.problems) >= 2
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("", 3), ("[1, 2", 3), ("- a", 3), ("modules: 3\nsteps: x\noutputs: 7", 3), ("\x00", 3)],
-)
-def test_texts_that_are_no_pipeline_are_refused(cli: Cli, here: Path, text: str, code: int) -> None:
-    (here / "p.yaml").write_text(text)
-    done = cli("run", "p.yaml")
-    assert done.code == code and "Traceback" not in done.err
-
-
 def test_a_module_that_is_not_there_and_a_pipeline_that_is_not_there(cli: Cli, here: Path) -> None:
     (here / "p.yaml").write_text(PIPELINE.replace("b.ttb", "gone.ttb"))
     missing = cli("run", "p.yaml", "--init=ones")
@@ -279,12 +205,6 @@ def test_the_file_may_name_its_device(cli: Cli, here: Path) -> None:
 
 
 # -- what is no error and worth a look -------------------------------------------------------------
-
-
-def test_a_sound_pipeline_is_run_without_a_warning(cli: Cli, here: Path) -> None:
-    (here / "p.yaml").write_text(PIPELINE)
-    assert cli("run", "p.yaml", "--init=ones").err == ""
-    assert read_pipeline("p.yaml").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -348,18 +268,6 @@ def test_strict_types_refuse_a_pipeline_input_of_another_floating_type_than_its_
     assert strict.code == 3 and "p.yaml:9" in strict.err and "x is 4x8xf64" in strict.err
 
 
-def test_nameless_bytes_of_a_file_are_bfloat16_where_the_pipeline_says_so(
-    cli: Cli, here: Path
-) -> None:
-    (here / "p.yaml").write_text(FROM_FILE)
-    np.save("f.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
-    done = cli("run", "p.yaml", "--init=ones", "--output=@g.npy")
-    assert done.code == 0 and np.load("g.npy").tolist() == [3, -4, 6], done.err
-    (here / "p.yaml").write_text(FROM_FILE.replace(", type: bfloat16", ""))
-    refused = cli("run", "p.yaml", "--init=ones")
-    assert refused.code == 3 and "declare it with type: bfloat16" in refused.err
-
-
 def nested(*times: int) -> str:
     """A pipeline of nested repeats around one run."""
     step = "{run: encoder, inputs: {x: x}, outputs: {y: h}}"
@@ -394,55 +302,6 @@ def test_how_many_programs_will_run_is_said_before_they_do(
     assert done.code == 0 and "60 program runs ahead: 5 passes of 12" in done.err
     done = cli("run", "--module=a.ttb", "--module=b.ttb", *words)
     assert done.code == 0 and "2 program runs ahead" in done.err
-
-
-def test_what_a_round_makes_may_be_carried_in_a_circle(here: Path) -> None:
-    text = (
-        "modules: {cell: cell.ttb}\ninputs:\n  a: {shape: [4, 8], type: float32}\n"
-        "  b: {shape: [4, 8], type: float32}\nsteps:\n"
-        "  - repeat: 3\n    carry: {a: b, b: c}\n    steps:\n"
-        "      - {run: cell, inputs: {x: a, h: b}, outputs: {h_next: c}}\noutputs: [b]\n"
-    )
-    (here / "p.yaml").write_text(text)
-    with stitch.open_device("wormhole_n150") as device:
-        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
-        one = np.ones((4, 8), np.float32)
-        (found,) = pipeline.run((one, one))
-        np.testing.assert_array_equal(found.numpy(), one * 5)
-
-
-def test_an_input_of_several_steps_enters_a_space_once(cli: Cli, here: Path) -> None:
-    steps = "\n".join(
-        f"  - {{run: cell, inputs: {{x: {x}, h: x}}, outputs: {{h_next: {y}}}}}"
-        for x, y in (("x", "p"), ("p", "q"), ("q", "r"))
-    )
-    text = "modules: {cell: cell.ttb}\ninputs: {x: {shape: [4, 8], type: float32}}\n"
-    (here / "p.yaml").write_text(f"{text}steps:\n{steps}\noutputs: {{y: r}}\n")
-    np.save("want.npy", np.load("x.npy") * 4)
-    words = ("--input=@x.npy", "--expected_output=@want.npy", "--num_runs=3", "--explain")
-    for window in ("--window=1", "--window=64"):
-        done = cli("run", "p.yaml", *words, window)
-        assert done.code == 0, done.err
-        entered = re.findall(r"copy   x(\d+) .*:host:\S+ -> \S+$", done.out, re.MULTILINE)
-        # Once a pass, as the cell's x in DRAM; from there to L1, as its state.
-        assert sum(map(int, entered)) == 3, done.out
-
-
-@pytest.mark.parametrize("rounds", [9, 150])
-def test_a_dry_run_keeps_the_copies_that_a_run_keeps(cli: Cli, here: Path, rounds: int) -> None:
-    text = (
-        "modules: {cell: cell.ttb}\n"
-        "inputs:\n  x: {shape: [4, 8], type: float32}\n  h: {shape: [4, 8], type: float32}\n"
-        f"steps:\n  - repeat: {rounds}\n    carry: {{h: after}}\n    steps:\n"
-        "      - {run: cell, inputs: {x: x, h: h}, outputs: {h_next: after}}\noutputs: [h]\n"
-    )
-    (here / "p.yaml").write_text(text)
-    sums = []
-    for words in (("--init=randn", "--explain"), ("--dry_run",), ("--dry_run", "--init=randn")):
-        done = cli("run", "p.yaml", "--window=4", *words)
-        assert done.code == 0, done.err
-        sums.append(done.out[done.out.index("wormhole_n150:") :].splitlines()[0])
-    assert f"{rounds} program runs, 2 copies" in sums[0] and len(set(sums)) == 1
 
 
 @pytest.mark.parametrize("window", [1, 8, 64])

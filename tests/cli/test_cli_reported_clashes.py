@@ -45,11 +45,6 @@ def ways(plans: list[Plan]) -> Iterator[Copy | Relocate]:
         yield from (c for c in plan.copies if isinstance(c, Relocate) or c.kind == "evict")
 
 
-def test_at_least_twenty_threads_are_here() -> None:
-    threads = {report.thread for report in REPORTS}
-    assert len(threads) == len(REPORTS) >= 20
-
-
 @pytest.mark.parametrize("report", [r for r in REPORTS if not r.over], ids=lambda r: r.name)
 def test_where_enough_is_free_a_move_makes_room_and_nothing_leaves(
     report: Report, predicted: Callable[..., list[Plan]]

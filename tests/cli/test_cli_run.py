@@ -64,13 +64,6 @@ def test_a_wrong_expectation_fails_with_how_many_how_much_and_where(cli: Cli) ->
     assert "largest difference 10 at [2, 5]" in failed[1]
 
 
-def test_with_both_in_l1_no_copy_lies_between_them(cli: Cli) -> None:
-    done = cli("run", *AB, "--input=@x.npy", "--explain", "--max_copies=0")
-    assert done.code == 0
-    between = [line for line in done.out.splitlines() if "input 'x' of 'b'" in line]
-    assert between == []
-
-
 def test_where_b_wants_dram_there_is_exactly_one_copy(cli: Cli) -> None:
     refused = cli("run", *AB_DRAM, "--input=@x.npy", "--explain", "--max_copies=0")
     assert refused.code == 7
@@ -78,12 +71,6 @@ def test_where_b_wants_dram_there_is_exactly_one_copy(cli: Cli) -> None:
     assert refused.err.count("input 'x' of 'b'") == 1
     assert refused.out.count("input 'x' of 'b'") == 1
     assert cli("run", *AB_DRAM, "--input=@x.npy", "--max-copies=1").code == 0
-
-
-def test_the_copy_budget_is_that_of_one_pass(cli: Cli) -> None:
-    words = ("--input=@x.npy", "--loops=3", "--num_runs=4", "--warmup_runs=2")
-    assert cli("run", *AB_DRAM, *words, "--max_copies=1").code == 0
-    assert cli("run", *AB_DRAM, *words, "--max_copies=0").code == 7
 
 
 def test_a_dry_run_plans_without_data_and_counts_planned_copies(cli: Cli) -> None:
@@ -106,19 +93,6 @@ def test_wires_by_name_connect_as_they_say(cli: Cli) -> None:
     np.testing.assert_array_equal(np.load("z.npy"), (b - np.float32(1)) + b)
 
 
-def test_an_input_whose_name_another_gets_to_be_told_apart_has_a_name_of_its_own(
-    cli: Cli,
-) -> None:
-    for name, mask in (("one", "mask"), ("two", "mask"), ("three", "one.mask")):
-        builder = stitch.ComputationGraphBuilder(name)
-        sides = [builder.input(side, (2, 2), "float32") for side in ("h", mask)]
-        builder.output("y", (sides[0] + sides[1]) * 2.0)
-        stitch.compile(builder.build(), target="tiny").save(f"{name}.ttb")
-    words = [f"--module={name}.ttb" for name in ("one", "two", "three")]
-    done = cli("run", *words, "--wire", "one.y=two.h", "--wire", "two.y=three.h", "--init=ones")
-    assert (done.code, done.err) == (0, "") and "22." in done.out
-
-
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
@@ -136,11 +110,6 @@ def test_a_wire_that_names_nothing_is_wrong_usage(cli: Cli, wire: str, said: str
 def test_an_input_cannot_be_fed_twice(cli: Cli) -> None:
     done = cli("run", *AB, "--wire=a.y=b.x", "--wire=0.0=1.0", "--input=@x.npy")
     assert done.code == 2 and "fed twice" in done.err
-
-
-def test_modules_that_do_not_fit_are_named_before_anything_runs(cli: Cli) -> None:
-    done = cli("run", "--module=a.ttb", "--module=types.ttb", "--init=zeros")
-    assert done.code == 6 and "'a'" in done.err and "'types'" in done.err
 
 
 # -- inputs ----------------------------------------------------------------------------------------
@@ -285,12 +254,6 @@ def test_long_inputs_are_made_up_in_parts_as_if_at_once(name: str, init: str) ->
         np.testing.assert_array_equal(long.reshape(-1), counted)
 
 
-def test_another_seed_makes_other_inputs(cli: Cli) -> None:
-    assert cli("run", "--module=a.ttb", "--init=randn", "--output=@1.npy").code == 0
-    other = cli("run", "--module=a.ttb", "--init=randn", "--seed=1", "--expected_output=@1.npy")
-    assert other.code == 1
-
-
 # -- outputs and expectations ----------------------------------------------------------------------
 
 
@@ -379,11 +342,6 @@ def test_bad_words_are_wrong_usage(cli: Cli, words: tuple[str, ...], code: int, 
     assert done.code == code and said in done.err, done.err
 
 
-def test_without_data_results_may_still_be_ignored(cli: Cli) -> None:
-    done = cli("run", "--module=b.ttb", "--dry_run", "--output=")
-    assert done.code == 0 and "planned only" in done.out
-
-
 def test_a_program_without_inputs_takes_none(cli: Cli, here: Path) -> None:
     (here / "none.yaml").write_text(
         "parameters:\n  w: {values: [1.0, 2.0]}\noperations:\n  - y = Add(w, 1.0)\noutputs: [y]\n"
@@ -413,24 +371,7 @@ def test_a_full_disk_is_said_and_leaves_no_part_of_a_file(cli: Cli, here: Path) 
     assert not Path("/dev/full").is_file()
 
 
-def test_an_existing_file_keeps_its_bytes_where_the_run_fails(cli: Cli, here: Path) -> None:
-    (here / "o.npy").write_bytes(b"old")
-    assert cli("run", "--module=a.ttb", "--output=@o.npy").code == 2
-    assert (here / "o.npy").read_bytes() == b"old"
-
-
 # -- modules and machines --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["run", "inspect"])
-def test_a_module_may_come_through_a_pipe(cli: Cli, here: Path, command: str) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, (here / "b.ttb").read_bytes())
-    os.close(writing)
-    pipe = f"/dev/fd/{reading}"  # As the shell's <(...) names it.
-    done = cli(command, *((f"--module={pipe}", "--init=ones") if command == "run" else (pipe,)))
-    os.close(reading)
-    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(
@@ -477,22 +418,6 @@ def test_a_binary_for_a_machine_of_ones_own_asks_for_its_description(cli: Cli, h
     assert refused.code == 2 and "--device" in refused.err
     assert cli("run", "--module=m.ttb", "--init=ones", "--device=mine.yaml").code == 0
     assert cli("run", "--module=m.ttb", "--init=ones", "--target=tiny").code == 0
-
-
-def test_results_for_which_dram_has_no_room_wait_on_the_host(cli: Cli) -> None:
-    text = Path("b.yaml").read_text().replace("[4, 8]", "[256, 512]")
-    Path("big.yaml").write_text(text)
-    fits = cli("compile", "big.yaml", "-o", "big.ttb", "--target=tiny", "--set",
-               "input.x.space=dram", "--set", "output.y.space=dram")  # fmt: skip
-    assert fits.code == 0, fits.err
-    wires = [f"--module={name}.ttb" for name in ["big"] * 6]
-    # Five results of 512 KiB stay alive, and tiny has 2 MiB of DRAM.
-    done = cli("run", *wires, "--wire=0.y=1.x", "--init=ones", "--output=@o.npz", "--explain")
-    assert done.code == 0 and "evict" in done.out and ":host:" in done.out
-    assert cli("run", wires[0], "--init=ones", "--output=@one.npz").code == 0
-    (one,) = np.load("one.npz").values()
-    results = list(np.load("o.npz").values())
-    assert len(results) == 5 and sum(np.array_equal(one, result) for result in results) == 4
 
 
 @pytest.mark.parametrize(
@@ -548,13 +473,6 @@ def test_statistics_memory_and_results_are_reported(cli: Cli) -> None:
     assert results["machine"] == "wormhole_n150"
 
 
-def test_a_failure_is_in_the_result_file_too(cli: Cli) -> None:
-    done = cli("run", *AB, "--result_file=r.json")
-    assert done.code == 2
-    results = json.loads(Path("r.json").read_text())
-    assert results["exit_code"] == 2 and "missing" in results["error"]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [(MemoryError(), 5, "out of host memory"), (KeyboardInterrupt(), 130, "interrupted"),
@@ -585,12 +503,6 @@ def test_the_results_survive_a_mismatch(cli: Cli) -> None:
     results = json.loads(Path("run_results.json").read_text())
     assert results["result"] == "mismatch"
     assert results["comparisons"][0]["max_abs_difference"] == 3
-
-
-def test_no_memory_is_left_when_all_tensors_are_dropped(cli: Cli) -> None:
-    words = ("--input=@x.npy", "--loops=3", "--num_runs=5", "--check_memory_leak")
-    done = cli("run", *AB_DRAM, *words, "--check_memory")
-    assert (done.code, done.err) == (0, "")
 
 
 def test_a_tensor_that_somebody_keeps_is_a_leak(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,36 +564,6 @@ def test_a_reader_that_goes_away_is_no_error_message(here: Path) -> None:
     assert done.returncode == 141 and done.stderr == b""
 
 
-def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("stitch.cli.run.run_command.run_session", interrupted)
-    done = cli("run", "--module=b.ttb", "--init=ones")
-    assert done.code == 130 and "interrupted" in done.err
-
-
-def test_a_fault_of_ours_is_one_line_unless_debug_is_on(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("oops")
-
-    monkeypatch.setattr("stitch.cli.run.run_command.run_session", broken)
-    done = cli("run", "--module=b.ttb")
-    assert done.code == 6 and "internal error: ZeroDivisionError: oops" in done.err
-    assert "Traceback" not in done.err
-    assert "Traceback" in cli("run", "--module=b.ttb", "--debug").err
-
-
-def test_the_console_script_gives_the_exit_code(here: Path) -> None:
-    done = subprocess.run(
-        [script("stitch-run"), "--module=b.ttb", "--init=ones", "--expected_output=4x8xf32=3"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "[FAILED]" in done.stdout and done.stderr == ""
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_standard_output_is_said(here: Path, unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
@@ -735,18 +617,6 @@ def test_a_folder_for_the_visualizer_counts_the_copies_of_the_run(cli: Cli) -> N
     totals = json.loads(Path("r.json").read_text())["totals"]
     assert counted == (totals["copies"], totals["nbytes"])
     assert json.loads(Path("v/config.json").read_text())["report_name"] == "v"
-
-
-def test_a_folder_for_the_visualizer_is_written_again_but_nothing_else_in_its_place(
-    cli: Cli,
-) -> None:
-    words = ("run", "a.ttb", "--dry_run", "--visualizer=v")
-    assert (cli(*words).code, cli(*words).code) == (0, 0)
-    Path("v/db.sqlite").write_text("notes")
-    done = cli(*words)
-    assert done.code == 2
-    assert "expected: an SQLite database" in done.err
-    assert Path("v/db.sqlite").read_text() == "notes"
 
 
 STATEFUL = """

@@ -80,12 +80,6 @@ def test_inspect_says_it_as_json(cli: Cli, files: Path) -> None:
     assert all("scan" not in operation for operation in plain["operations"])
 
 
-def test_inspect_counts_the_memory_of_a_scan(cli: Cli, files: Path) -> None:
-    done = cli("inspect", "rounds.ttb", "--section=memory", "--verify=full")
-    assert done.code == 0 and "B of it for stitch.Scan(8xf32, 5x3x8xf32, 8xf32)" in done.out
-    assert "all checksums match" in done.out
-
-
 def test_run_runs_a_scan_and_explains_what_it_copies(cli: Cli, files: Path) -> None:
     done = cli(
         "run", "--module=rounds.ttb", "--input=first=@first.npy", "--input=xs=@xs.npy",
@@ -97,44 +91,12 @@ def test_run_runs_a_scan_and_explains_what_it_copies(cli: Cli, files: Path) -> N
         np.testing.assert_allclose(np.load(files / f"{name}.npy"), theirs, 1e-6)
 
 
-def test_run_times_scans_and_keeps_the_numbers(cli: Cli, files: Path) -> None:
-    words = ("run", "--module=rounds.ttb", "--init=randn", "--seed=3", "--check_memory")
-    once = cli(*words).out
-    assert "result[0] last" in once
-    assert [line for line in cli(*words, "--loops=3").out.splitlines() if "result" in line][
-        -2:
-    ] == once.splitlines()[:2]
-
-
-def test_two_files_with_scans_are_linked_and_run_as_apart(cli: Cli, files: Path) -> None:
-    done = cli("link", "rounds.ttb", "squares.ttb", "-o", "both.ttb",
-               "--wire=rounds.last=squares.x")  # fmt: skip
-    assert done.code == 0 and "2 operations" in done.out, done.err
-    linked = load(files / "both.ttb", verify="full")
-    assert linked.requires == ("bodies", "scans", "seams")
-    assert len(linked.program(0).bodies) == 4
-    with stitch.open_device("host") as device:
-        given = [np.load(files / name) for name in ("first.npy", "xs.npy")]
-        program = device.load(linked)
-        found = program(*given)
-        assert isinstance(found, tuple)
-        made = [tensor.numpy() for tensor in found]
-    last, everything = expected(files)
-    for ours, theirs in zip(made, (everything, last**4), strict=True):
-        np.testing.assert_allclose(ours, theirs, 1e-5)
-
-
 def test_a_scan_is_linked_with_an_operation_that_carries_a_body(cli: Cli, files: Path) -> None:
     done = cli("link", "grown.ttb", "bodied.ttb", "-o", "both.ttb", "--wire=grown.y=bodied.x")
     assert done.code == 0, done.err
     shown = cli("inspect", "both.ttb", "--section=operations").out
     assert "6 rounds of body" in shown and "own.Gate(" in shown
     assert cli("run", "--module=both.ttb", "--init=randn").code == 0
-
-
-def test_files_with_scans_are_stitched(cli: Cli, files: Path) -> None:
-    done = cli("inspect", "rounds.ttb", "squares.ttb", "--wire=rounds.last=squares.x")
-    assert done.code == 0 and "can be stitched on host: 0 copies, 0 B" in done.out
 
 
 def test_compile_takes_a_schedule_and_says_how_loops_run(cli: Cli, here: Path) -> None:

@@ -59,14 +59,6 @@ def test_a_module_is_compiled_for_a_descriptor_and_runs_on_it(cli: Run) -> None:
 
 
 @pytest.mark.usefixtures("descriptors")
-def test_a_dry_run_plans_for_a_chip_of_a_descriptor(cli: Run) -> None:
-    made = cli("compile", "a.yaml", "-o", "mine.ttb", "--target=n300-llmbox.ttsys:5")
-    assert made.code == 0, made.err
-    done = cli("run", "--module=mine.ttb", "--device=n300-llmbox.ttsys:5", "--dry_run")
-    assert done.code == 0, done.err
-
-
-@pytest.mark.usefixtures("descriptors")
 def test_a_pipeline_names_a_descriptor_beside_it(cli: Run, here: Path) -> None:
     folder = here / "inner"
     folder.mkdir()

@@ -56,20 +56,6 @@ def test_json_has_the_whole_text_of_an_operation(cli: Cli, binaries: Path) -> No
     assert "host" not in program["memory"]
 
 
-def test_what_has_no_counterpart_is_named(cli: Cli, binaries: Path) -> None:
-    out = cli("inspect", "strange.ttnn").out
-    assert "  simplified: ND shards of 1x32x32 are shown as interleaved: strangers" in out
-
-
-def test_a_binary_whose_output_is_no_input_of_its_own_is_told_so(
-    cli: Cli, binaries: Path
-) -> None:  # fmt: skip
-    done = cli("inspect", "real.ttnn", "real.ttnn")
-    assert done.code == 6
-    assert "output 'result0' cannot feed program 'forward' input 'arg0'" in done.err
-    assert "shape [64, 96] is not [64, 128]" in done.err
-
-
 def test_a_binary_chains_with_itself_without_a_copy(cli: Cli, binaries: Path) -> None:
     done = cli("inspect", "layer.ttnn", "layer.ttnn", "--wire=0.result0=1.arg0", "--json")
     found = json.loads(done.out)
@@ -92,13 +78,6 @@ def test_a_hand_over_that_copies_says_bytes_and_what_another_layout_saves(
     assert any("temporaries in DRAM" in line for line in found["lacking"])
 
 
-def test_plans_of_foreign_binaries_are_sound(cli: Cli, binaries: Path) -> None:
-    done = cli("inspect", "layer.ttnn", "head.ttnn", "--wire=layer.result0=head.arg0",
-               "--check_plan")  # fmt: skip
-    assert done.code == 0
-    assert done.out.rstrip().endswith(": sound")
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [("real.ttnn", "double.ttb"), ("layer.ttnn", "wide.ttb")]
 )
@@ -109,11 +88,6 @@ def test_foreign_binaries_stitch_with_ours(
     found = json.loads(done.out)
     assert found["machine"] == "wormhole_b0"
     assert found["copy_count"] == 1
-
-
-def test_ours_stitch_with_foreign_binaries(cli: Cli, binaries: Path) -> None:
-    done = cli("inspect", "wide.ttb", "head.ttnn", "--wire=wide.0=head.arg0", "--json")
-    assert json.loads(done.out)["machine"] == "wormhole_n150"
 
 
 def test_a_run_without_data_takes_foreign_binaries(cli: Cli, binaries: Path) -> None:
@@ -133,10 +107,6 @@ def test_a_device_that_does_not_fit_is_answered_with_the_machine_of_the_file(
     assert "again, with its own compiler, for 'blackhole_p150'" in done.err
 
 
-def test_a_dry_run_needs_no_executor(cli: Cli, binaries: Path) -> None:
-    assert cli("run", "real.ttnn", "--dry_run").code == 0
-
-
 def test_a_run_with_data_is_refused_in_one_message(cli: Cli, binaries: Path) -> None:
     done = cli("run", "real.ttnn")
     assert done.code == 4
@@ -144,39 +114,11 @@ def test_a_run_with_data_is_refused_in_one_message(cli: Cli, binaries: Path) -> 
     assert "try: stitch-run --executor=null" in done.err
 
 
-def test_a_program_that_does_not_fit_l1_is_told_so(cli: Cli, binaries: Path) -> None:
-    text = (Path(stitch.__file__).parent / "machine" / "wormhole_n150.yaml").read_text()
-    small = text.replace("bank_nbytes: {value: 1_499_136", "bank_nbytes: {value: 160_000")
-    assert small != text
-    (binaries / "small.yaml").write_text(small)
-    done = cli("inspect", "layer.ttnn", "layer.ttnn", "--wire=0.result0=1.arg0",
-               "--device=small.yaml")  # fmt: skip
-    assert done.code in (4, 5)
-    assert "does not fit" in done.err
-
-
 def test_linking_refuses_opaque_programs(cli: Cli, binaries: Path) -> None:
     done = cli("link", "layer.ttnn", "wide.ttb", "-o", "both.ttb")
     assert done.code == 6
     assert "program 'layer' is opaque" in done.err
     assert not (binaries / "both.ttb").exists()
-
-
-def test_an_unknown_version_has_an_exit_code_of_its_own(cli: Cli, binaries: Path) -> None:
-    data = bytearray((binaries / "real.ttnn").read_bytes())
-    data[32:36] = (9999).to_bytes(4, "little")
-    (binaries / "newer.ttnn").write_bytes(data)
-    done = cli("inspect", "newer.ttnn")
-    assert done.code == 4
-    assert "expected: version 0.0.1 to 0.0.4013" in done.err
-
-
-def test_a_device_that_refused_an_opaque_program_runs_others(binaries: Path) -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        with pytest.raises(stitch.StitchError, match="is opaque"):
-            device.load(binaries / "layer.ttnn")
-        double = device.load(binaries / "double.ttb")
-        assert np.asarray(double(np.ones((64, 96), np.float32))).sum() == 2 * 64 * 96
 
 
 def test_a_pipeline_file_takes_foreign_binaries(cli: Cli, binaries: Path) -> None:
@@ -190,11 +132,6 @@ def test_a_pipeline_file_takes_foreign_binaries(cli: Cli, binaries: Path) -> Non
     )
     done = cli("run", "chain.yaml", "--dry_run")
     assert (done.code, done.out.count("wormhole_b0: 2 program runs")) == (0, 1)
-
-
-def test_programs_that_nobody_knows_take_no_time_that_is_told(cli: Cli, binaries: Path) -> None:
-    out = cli("run", "real.ttnn", "--dry_run").out
-    assert "the time of programs is unknown: they are opaque" in out
 
 
 def test_beside_programs_whose_time_is_known_they_are_counted(cli: Cli, binaries: Path) -> None:

@@ -58,37 +58,6 @@ def test_a_benchmark_prints_a_row_for_each_measurement(name: str, options: tuple
     assert json.loads(done.stdout) and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("packing", (CASE.replace("A.csv", "D.csv"), "--placements=1"), "goal missed: "),
-        ("silicon", ("--interval", "1"), "goal missed: "),
-    ],
-)
-def test_check_exits_1_and_names_a_missed_goal(
-    name: str, options: tuple[str, ...], said: str
-) -> None:
-    done = called_bench(name, *options, "--check")
-    assert done.returncode == 1 and said in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "said"),
-    [
-        ("overhead", "--machine=nosuch", "nosuch"),
-        ("peers", "--width=96", "multiples of 64"),
-        ("fractal", "--suite=nosuch", "no suite nosuch"),
-        ("fragmentation", "nowhere.csv", "cannot read"),
-    ],
-)
-def test_a_wrong_option_of_a_benchmark_is_one_clear_error(
-    name: str, option: str, said: str
-) -> None:
-    done = called_bench(name, option)
-    assert done.returncode in (2, 3) and done.stdout == ""
-    assert said in done.stderr and "Traceback" not in done.stderr
-
-
 @LONG
 def test_no_move_on_tiny_takes_more_than_1_1_of_the_best_fixed_method() -> None:
     rows = json.loads(run_bench("moves", "--machines", "tiny", "--cases", "4", "--json").stdout)

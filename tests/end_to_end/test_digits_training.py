@@ -64,7 +64,3 @@ def test_digits_are_learned_from_scratch_and_the_model_runs_alone(tmp_path: Path
     with stitch.open_device("wormhole_n150") as device:
         scores = np.asarray(device.load(tmp_path / "digits.ttb")(images))
     assert np.mean(scores.argmax(1) == labels) >= 0.95
-
-
-def test_the_example_has_at_most_80_lines() -> None:
-    assert len((DIGITS / "train.py").read_text().splitlines()) <= 80

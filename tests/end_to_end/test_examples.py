@@ -42,21 +42,10 @@ def test_the_demo_recognises_held_out_digits(digits: str) -> None:
     assert int(found[2]) == round(float(found[1]) * 360)
 
 
-def test_the_demo_agrees_with_numpy(digits: str) -> None:
-    found = re.search(r"^difference +(\S+) at most", digits, re.MULTILINE)
-    assert found is not None
-    assert float(found[1]) <= 1e-5
-
-
 def test_the_demo_copies_the_images_in_and_nothing_else(digits: str) -> None:
     assert "2 program runs, 1 copy, 92160 B" in digits
     assert "input 'image' of 'features' wants" in digits
     assert "input 'features' of 'classifier' wants" not in digits
-
-
-def test_the_demo_compiles_in_two_processes_and_reports_memory(digits: str) -> None:
-    assert digits.count("$ stitch-compile ") == 2
-    assert re.search(r"^  0x[0-9a-f]{8} +\d+ B  output 'features' of 'features'$", digits, re.M)
 
 
 def test_programs_that_agree_on_l1_need_no_copy_and_dram_needs_one() -> None:

@@ -119,9 +119,3 @@ def test_a_handler_that_comes_into_a_steady_call_leaves_nothing_broken() -> None
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_wherever_a_handler_comes_in_nothing_is_broken(scenario: str) -> None:
     nothing_is_broken(scenario, COMING_EVERY.get(scenario, 2), COME_IN)
-
-
-def test_a_scenario_that_is_not_there_is_refused_by_name() -> None:
-    done = inject("--scenario=nothing")
-    assert done.returncode == 2
-    assert "unknown scenario 'nothing'" in done.stderr and "steady_call" in done.stderr

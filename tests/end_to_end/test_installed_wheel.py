@@ -199,28 +199,3 @@ def test_the_wheel_carries_the_examples_and_what_they_need(wheel: Wheel) -> None
         if file.is_file() and "__pycache__" not in file.parts
     }
     assert here - names == set()
-
-
-def test_the_wheel_says_whose_it_is_and_where_it_runs(wheel: Wheel) -> None:
-    archive = zipfile.ZipFile(wheel.file)
-    (name,) = (n for n in archive.namelist() if n.endswith("METADATA"))
-    said = archive.read(name).decode()
-    assert re.search(r"^Requires-Python: >=3\.11$", said, re.MULTILINE)
-    for field in ("Author", "Classifier", "License", "Summary", "Keywords"):
-        assert re.search(rf"^{field}: \S", said, re.MULTILINE), field
-
-
-def test_the_version_is_the_package_s(wheel: Wheel, tmp_path: Path) -> None:
-    code = (
-        "import importlib.metadata as m, stitch; "
-        "assert stitch.__version__ == m.version('stitch-runtime'); print(stitch.__file__)"
-    )
-    done = wheel.run(tmp_path, sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(wheel.installed))
-
-
-def test_the_installed_commands_say_their_version(wheel: Wheel, tmp_path: Path) -> None:
-    for command in ("stitch-compile", "stitch-run", "stitch-inspect", "stitch-link"):
-        done = wheel.run(tmp_path, command, "--version")
-        assert re.fullmatch(rf"{command} \d+\.\d+\.\d+\n", done.stdout), done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -82,44 +81,6 @@ def test_a_wiring_says_what_feeds_what_and_what_stays() -> None:
     assert [slot.name for slot in free.program.inputs] == ["x", "minus.x", "h"]
 
 
-def test_a_linked_file_is_the_same_every_time() -> None:
-    a, b = scaled("a", 2.0), scaled("b", 3.0)
-    assert stitch.link([a, b]).encode() == stitch.link([a.encode(), b.binary]).encode()
-
-
-def test_many_programs_have_a_short_name_and_names_that_differ() -> None:
-    many = stitch.link([scaled("layer", 0.5)] * 40)
-    assert many.program.name == "layer_and_39_more"
-    names = [value.name for value in many.program.values]
-    assert len(set(names)) == len(names)
-
-
-def _wide() -> stitch.CompiledModel:
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        b.output("y", b.input("x", (8, 8), "float32") + 1.0)
-
-    return model("wide", build)
-
-
-def _of_integers() -> stitch.CompiledModel:
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        b.output("y", b.input("x", (4, 64), "int32") + 1)
-
-    return model("whole", build)
-
-
-def test_programs_that_do_not_fit_are_one_error_with_both_descriptors() -> None:
-    a = scaled("a", 2.0)
-    for other, wiring in ((_wide(), None), (_wide(), "a.y=wide.x"), (_of_integers(), None),
-                          (_of_integers(), "a.y=whole.x")):  # fmt: skip
-        with pytest.raises(stitch.LinkError) as caught:
-            stitch.link([a, other], wiring)
-        text = str(caught.value)
-        assert a.binary.programs[0].output_desc(0).text() in text
-        assert other.binary.programs[0].input_desc(0).text() in text
-        assert "'a'" in text and f"{other.binary.programs[0].name!r}" in text
-
-
 @pytest.mark.parametrize(
     ("wiring", "said"),
     [
@@ -171,10 +132,3 @@ def test_damaged_constants_do_not_become_sound_by_linking() -> None:
         loaded = device.load(bytes(data))
         with pytest.raises(stitch.FormatError, match="damaged"):
             stitch.link([loaded])
-
-
-def test_json_is_for_what_was_compiled() -> None:
-    linked: Any = stitch.link([scaled("a", 2.0)])
-    assert not hasattr(linked, "as_json")
-    with pytest.raises(stitch.FormatError):
-        stitch.CompiledModel.load(io.StringIO(linked.text()))

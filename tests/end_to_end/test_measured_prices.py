@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import UsageError
 from stitch.runtime.executors import load_prices
-from stitch.runtime.executors.blocked_convolutions import NO_BLOCKS, blocked_part
 from tests.support.stitched_models import model, one
 
 LONG = pytest.mark.campaign("benchmarks")
@@ -52,46 +50,6 @@ def test_what_is_measured_is_a_file_that_devices_take(tuner: Any, tmp_path: Path
         assert "by the prices 'mine'" in device.explain()
 
 
-def test_a_library_that_is_not_installed_has_no_prices(
-    tuner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuner, "LIBRARY_PRICES", ["numpy"])
-    table = tuner.tune(tmp_path / "mine.yaml", largest=SMALLEST, tries=1)
-    assert table.onnxruntime is None and table.torch is None
-
-
-def test_operations_are_measured_at_several_sizes(tuner: Any) -> None:
-    sizes = sorted({o.size for o in tuner.measured_operations(1 << 12) if o.name == "Erf"})
-    assert sizes == [64, 256, 4096]
-
-
-def test_convolutions_that_are_priced_out_of_blocks_are_in_none(tuner: Any) -> None:
-    """Else ONNX Runtime would be measured in the layout that has another price."""
-    measured = tuner.measured_operations(1 << 20)
-    found = [o.program for o in measured if o.name == "unblocked_convolutions"]
-    assert [blocked_part(program) for program in found] == [NO_BLOCKS] * 3
-
-
-def test_the_points_of_a_table_are_where_the_call_is_paid_back(tuner: Any) -> None:
-    numpy = {"call_us": 1.0, "function_us": 1.0, "products_per_us": 100.0,
-             "functions_ns": {"Sigmoid": 1000.0}}  # fmt: skip
-    onnx = {"call_us": 4.0, "node_us": 1.0, "packed_products_per_us": 200.0, "round_node_us": 0.5,
-            "functions_ns": {"Sigmoid": {1: 500.0}}}  # fmt: skip
-    # Half of 1/100 us for each multiply-add, and of 1 us for each element, pay for 4 us more.
-    assert tuner.points_of({"numpy": numpy, "onnxruntime": onnx}) == {
-        "multiply_adds": 1024, "elements": 16, "round_calls": 8,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("words", [{"largest": 1}, {"largest": 1 << 40}, {"tries": 0}])
-def test_sizes_that_tell_nothing_are_refused_and_no_file_is_written(
-    tuner: Any, words: dict[str, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="nothing to be told"):
-        tuner.tune(tmp_path / "mine.yaml", **words)
-    assert list(tmp_path.iterdir()) == []
-
-
 def prices(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, ROOT / "tools" / "prices", *words],
@@ -110,9 +68,3 @@ def test_the_tool_runs_networks_by_who_chooses_and_who_does_not(networks: str) -
         assert set(choice["ratios"]) == {"auto", "torch"}
     missed = any(ratio > 1.05 for choice in found for ratio in choice["ratios"].values())
     assert ran.returncode == int(missed)
-
-
-def test_the_tool_names_the_networks_that_there_are() -> None:
-    ran = prices("--check", "--networks", "mpl")
-    assert ran.returncode == 2
-    assert "there is no network 'mpl'" in ran.stderr and "gpt2_small" in ran.stderr

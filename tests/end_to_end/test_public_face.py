@@ -16,7 +16,7 @@ from stitch.errors import CompileError, IncompatibleError, UsageError
 from stitch.program import DataType, Space
 from stitch.ttb import Binary
 from tests.support.explained import without_the_computers_bytes
-from tests.support.stitched_models import integers, model, one, scaled
+from tests.support.stitched_models import integers, one, scaled
 
 
 def test_explain_prints_of_the_fifteen_lines_what_the_readme_says(
@@ -44,17 +44,6 @@ def test_two_files_that_never_met_are_stitched(tmp_path: Path) -> None:
         assert hidden.layout.address == hidden.address
         assert "1 copy" in device.explain()
         assert "output 'y' of 'a'" in device.memory_report()
-
-
-def test_a_traced_function_is_a_module() -> None:
-    compiled = stitch.compile(
-        lambda x, y: x @ y + 1.0, (integers((4, 8)), integers((8, 2))), target="tiny", name="f"
-    )
-    with stitch.open_device("tiny") as device:
-        f = device.load(compiled)
-        assert f.name == "f"
-        found = one(f(integers((4, 8)), integers((8, 2)))).numpy()
-    np.testing.assert_array_equal(found, integers((4, 8)) @ integers((8, 2)) + 1)
 
 
 def test_a_compiled_model_is_callable() -> None:
@@ -115,20 +104,6 @@ def test_load_reads_paths_bytes_and_models_without_a_device(tmp_path: Path) -> N
         stitch.load(b"nothing of the kind")
 
 
-def test_damaged_constants_are_found_when_the_program_is_first_run(tmp_path: Path) -> None:
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        b.output("y", b.input("x", (4, 64), "float32") + b.parameter("w", integers()))
-
-    data = bytearray(model("m", build).encode())
-    data[-3] ^= 0x40
-    with pytest.raises(stitch.FormatError, match="damaged"):
-        stitch.load(bytes(data), verify="full")
-    with stitch.open_device("tiny") as device:
-        m = device.load(bytes(data))
-        with pytest.raises(stitch.FormatError, match="damaged"):
-            one(m(integers())).numpy()
-
-
 def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no front end reads"):
         stitch.compile(tmp_path / "model.bin")
@@ -142,40 +117,6 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
         stitch.compile(lambda x: x, {"y": integers()}, target="tiny")
     with pytest.raises(UsageError, match="not a placement option"):
         scaled("a", 2.0, placement=("nonsense",))
-
-
-def test_examples_by_name_are_put_in_the_order_of_the_parameters() -> None:
-    compiled = stitch.compile(
-        lambda a, b: a - b,
-        {"b": integers(), "a": integers()},
-        target="tiny",
-        placement="input.b.space=l1",
-    )
-    np.testing.assert_array_equal(one(compiled(integers() * 3, integers())).numpy(), integers() * 2)
-
-
-def test_a_machine_is_opened_by_name_path_or_description(tmp_path: Path) -> None:
-    machine = stitch.machine.load_machine("tiny")
-    source = Path(stitch.machine.__file__).with_name("tiny.yaml")
-    path = tmp_path / "mine.yaml"
-    path.write_text(source.read_text().replace("name: tiny", "name: mine"))
-    for given, name in (("tiny", "tiny"), (machine, "tiny"), (path, "mine"), (str(path), "mine")):
-        with stitch.open_device(given) as device:
-            assert device.machine.name == name
-            a = device.load(scaled("a", 2.0, target=machine))
-            np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
-
-
-def test_wait_takes_one_tensor_several_and_several_devices() -> None:
-    with stitch.open_device("tiny") as left, stitch.open_device("tiny") as right:
-        tensors = [one(d.load(scaled("a", 2.0))(integers())) for d in (left, right)]
-        stitch.wait(tensors)
-        assert not any(tensor.is_pending for tensor in tensors)
-        pending = one(left.load(scaled("a", 2.0))(integers()))
-        stitch.wait(pending)
-        assert not pending.is_pending
-        stitch.wait(())
-        left.wait()
 
 
 def test_a_loaded_program_tells_what_it_takes_and_gives() -> None:

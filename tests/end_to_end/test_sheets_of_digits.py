@@ -103,30 +103,6 @@ def test_its_trace_has_each_task_and_an_arrow_for_each_value(folder: Path) -> No
     assert all(a.end <= b.start for flow in found.flows for a, b in pairwise(flow))
 
 
-def test_two_lanes_take_detectors_and_classifiers_of_half_the_sheets_each(folder: Path) -> None:
-    printed = (folder / "printed.txt").read_text(encoding="utf-8")
-    assert "2 inter-op threads: 4 sections ran concurrently" in printed
-    found = trace_of(folder)
-    for name in ("detector", "classifier"):
-        ran = Counter(found.tracks[each.track] for each in found.of("program") if each.name == name)
-        assert ran == {"inter-op thread 0": SHEETS // 2, "inter-op thread 1": SHEETS // 2}
-
-
-def test_all_that_its_run_allocated_is_freed_but_constants(folder: Path) -> None:
-    body = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
-    there: dict[str, str] = {}
-    for event in body["traceEvents"]:
-        if event["ph"] == "b":
-            there[event["id"]] = event["name"]
-        elif event["ph"] == "e":
-            assert there.pop(event["id"]) == event["name"], "a free without its allocation"
-    found = trace_of(folder)
-    # Of each sheet: seven values, copied where a program and a function read them in turn.
-    assert found.ended == SHEETS * (7 + 4)
-    assert found.begun - found.ended == len(there)
-    assert {name.split(" ")[0] for name in there.values()} == {"constant"}
-
-
 def test_a_file_that_is_no_image_stops_its_own_sheet_only(
     tmp_path: Path, example: dict[str, ModuleType]
 ) -> None:
@@ -144,41 +120,6 @@ def test_a_file_that_is_no_image_stops_its_own_sheet_only(
         counts = [count.item() for count in several(run())]
     told = [json.loads(image.with_suffix(".json").read_text(encoding="utf-8")) for image in images]
     assert counts == [len(each["digits"]) for each in told]
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("--trace={tmp}/sheets.npz", "--trace takes a file that ends in .json or .json.gz, not"),
-        ("--trace={tmp}/nowhere/trace.json", "--trace takes a file in a folder that is there, not"),
-        ("--folder={tmp}/sheets.npz", "--folder takes a folder, there or not"),
-        ("--folder={tmp}/sheets.npz/more", "--folder takes a folder, there or not"),
-        ("--inter_op_threads=0", "--inter_op_threads takes how many threads compute: at least 1"),
-        ("--sheets=0", "--sheets takes how many sheets to read: at least 1"),
-    ],
-)
-def test_words_that_cannot_be_right_are_refused_before_anything_runs(
-    word: str, said: str, tmp_path: Path, example: dict[str, ModuleType],
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    (tmp_path / "sheets.npz").write_bytes(b"weights")
-    monkeypatch.setattr(sys, "argv", ["read_sheets.py", word.format(tmp=tmp_path)])
-    with pytest.raises(SystemExit) as caught:
-        example["read_sheets"].main()
-    assert caught.value.code == 2 and said in capsys.readouterr().err
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"weights"]
-
-
-def test_a_missing_pillow_is_one_sentence() -> None:
-    code = (
-        "import runpy, sys; sys.modules['PIL'] = None; sys.path.insert(0, sys.argv[1]); "
-        "runpy.run_path(sys.argv[1] + '/read_sheets.py')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(DIGITS)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr == "read_sheets.py needs Pillow: pip install pillow\n"
 
 
 @pytest.mark.campaign("training")

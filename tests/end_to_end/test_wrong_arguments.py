@@ -11,11 +11,17 @@ import torch
 
 import stitch
 from stitch.errors import StitchError
+from stitch.report import (
+    ChromeTrace,
+    OperationComparison,
+    OperationStore,
+    Recorder,
+    VisualizerFolder,
+)
 from stitch.training import TrainingOptions
 
 F32 = stitch.DataType.FLOAT32
 LAYOUT = stitch.Layout(F32, stitch.Space.L1)
-DESC = stitch.TensorDesc((4,), LAYOUT)
 X = np.ones((2, 4), np.float32)
 #: What stands where something else should, by name.
 STRANGERS: dict[str, Any] = {
@@ -121,6 +127,18 @@ TABLE: list[Row] = [
         for word in ("before_program", "after_program", "before_operation", "after_operation")
     ),
     ("events.subscribe", "subscriber", lambda w, v: w.device.events.subscribe(v), ("class",)),
+    *(
+        (kind.__name__, word, lambda w, v, kind=kind: kind(w.device, v), takes)
+        for kind, word, takes in (
+            (ChromeTrace, "path", ("None", "str")), (OperationStore, "path", ("str",)),
+            (OperationComparison, "expected", ("str",)), (VisualizerFolder, "folder", ("str",)),
+        )
+    ),
+    *(
+        (kind.__name__, "device", lambda w, v, kind=kind: kind(v, "a.npz"), ())
+        for kind in (ChromeTrace, OperationComparison, OperationStore, VisualizerFolder)
+    ),
+    ("Recorder", "device", lambda w, v: Recorder(v), ()),
     ("program", "x", lambda w, v: w.program(v), ()),
     ("program.input_layout", "which", lambda w, v: w.program.input_layout(v), ("int", "str")),
     ("tensor.to_layout", "layout", lambda w, v: w.tensor.to_layout(v), ("layout",)),

@@ -13,13 +13,6 @@ from stitch.errors import StitchError
 from stitch.report import ChromeTrace, OperationStore, VisualizerFolder
 
 NAMES = ("a\0.ttb", "a\0/b.ttb", "\0", "a\ud800.ttb", "n" * 5000)
-PIPELINE = """device: host
-modules: {{a: {module}}}
-inputs: {{x: {{file: {array}}}}}
-steps:
-  - {{run: a, inputs: [x], outputs: [y]}}
-outputs: {{y: y}}
-"""
 
 
 @pytest.fixture
@@ -52,19 +45,3 @@ def test_every_function_that_takes_a_path_refuses_a_name_that_no_file_can_have(
             with pytest.raises(StitchError) as refused:
                 take(str(tmp_path / name))
             assert refused.value.what, taker
-
-
-@pytest.mark.parametrize("name", [r"a\0.x", r"a\0/b.x", r"\0"])
-@pytest.mark.parametrize("key", ["module", "array", "device"])
-def test_a_pipeline_file_names_the_line_of_such_a_path(
-    model: stitch.CompiledModel, name: str, key: str, tmp_path: Path
-) -> None:
-    model.save(tmp_path / "a.ttb")
-    np.save(tmp_path / "x.npy", np.ones((2, 2), np.float32))
-    paths = {"module": "a.ttb", "array": "x.npy"}
-    text = PIPELINE.format(**(paths | {key: f'"{name}"'}))
-    if key == "device":
-        text = text.replace("device: host", f'device: "{name}.yaml"')
-    (tmp_path / "p.yaml").write_text(text)
-    with pytest.raises(StitchError, match=r"p\.yaml:\d: "):
-        stitch.Pipeline.from_yaml(tmp_path / "p.yaml")

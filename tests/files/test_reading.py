@@ -82,11 +82,6 @@ def test_what_the_process_has_open_is_read(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_a_path_that_leads_nowhere_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_file(tmp_path / "none")
-
-
 def test_files_that_were_read_are_known_by_whatever_link(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     (tmp_path / "soft.npy").symlink_to("a.npy")

@@ -202,12 +202,6 @@ def test_links_are_followed_and_permissions_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
 
 
-def test_long_names_are_written(tmp_path: Path) -> None:
-    for name in ("n" * 255, "ü" * 127):
-        atomic_write(tmp_path / name, b"x")
-        assert (tmp_path / name).read_bytes() == b"x"
-
-
 def test_a_pipe_that_nobody_reads_is_refused_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StitchError, match="no process reads from this pipe"):

@@ -14,7 +14,6 @@ from stitch.forms import (
     ElementType,
     Entries,
     Field,
-    FieldType,
     Flag,
     ListOf,
     Name,
@@ -221,30 +220,3 @@ def test_a_figure_may_name_its_source_and_places_have_dots() -> None:
         "you mean 'size'? [unknown_key]",
         "car.yaml:1: wheels.a.size: must be a finite number above 0, not '0' [out_of_range]",
     ]
-
-
-def test_what_is_sound_is_there_beside_what_is_not() -> None:
-    root, log = read_yaml("doors: 3\nfuel: gas\nname: x", "car.yaml")
-    values = CAR.fields(root, ParseContext(log).root)
-    assert not values.sound and values.place.at("fuel").line == 2
-    assert (values.values["doors"], values.values["fuel"], values.values["name"]) == (
-        3,
-        "none",
-        "x",
-    )
-
-
-def test_a_form_says_all_that_it_checks() -> None:
-    """What prints a form reads keys, words and bounds off it."""
-    kinds: dict[str, FieldType[object]] = {row.key: row.kind for row in CAR.rows}
-    assert CAR.keys[:4] == ("name", "doors", "red", "fuel")
-    assert isinstance(kinds["fuel"], Choice) and kinds["fuel"].words == ("none", "petrol", "diesel")
-    assert isinstance(kinds["wheels"], Entries) and kinds["wheels"].kind is WHEEL
-    assert [row.wanted for row in (kind for kind in kinds.values())][:2] == [
-        "a word", "a whole number from 1 to 9",
-    ]  # fmt: skip
-
-
-def test_rows_and_dataclass_have_to_fit_each_other() -> None:
-    with pytest.raises(AssertionError, match="colour"):
-        Schema("a sack", Sack, Field("colour", Word()))

@@ -91,31 +91,6 @@ def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None
         assert "through dram" in text.lower()
 
 
-def test_reported_bytes_are_those_that_the_spaces_saw() -> None:
-    machine = tiny(l1_nbytes=2048)
-    placement = ("input.x.space=l1", "output.y.space=l1")
-    with stitch.open_device(machine) as device:
-        a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
-        held = [one(a(integers((8, 64), i))) for i in range(6)]
-        more = [one(a(tensor)) for tensor in held]
-        stitch.wait(more)
-        writes, nbytes = device.backend.write_counts()
-        lines = copy_lines(device.history.plans)
-        assert sum(line.times * line.nbytes for line in lines) == nbytes
-        assert writes >= sum(line.times for line in lines)
-
-
-def test_a_plan_as_json_survives_a_round_trip() -> None:
-    with stitch.open_device("tiny") as device:
-        one(device.load(scaled("a", 2.0))(integers())).numpy()
-        ((made, times),) = device.history.plans
-    assert times == 1
-    body = json.loads(json.dumps(plan_json(made)))
-    assert body["tasks"] == ["a"]
-    assert [copy["kind"] for copy in body["copies"]] == ["copy"]
-    assert body["seconds"] == made.seconds > 0
-
-
 @pytest.mark.parametrize("saved", [False, True], ids=["records", "plans"])
 def test_a_change_that_saves_conversions_is_no_run_of_another_length(saved: bool) -> None:
     def ran(conversions: int, runs: int = 1) -> RunCopies:
@@ -135,11 +110,6 @@ def test_a_change_that_saves_conversions_is_no_run_of_another_length(saved: bool
     assert change.unequal == ()
     assert change.added.nbytes == -2 * 1024
     assert difference(ran(3), ran(1, runs=2)).unequal == (("a", 1, 2),)
-
-
-def test_saved_plans_that_name_all_tasks_alike_are_still_read() -> None:
-    plan = {"tasks": ["a", "a", "to_layout"], "copies": [], "runs": 2, "program_seconds": 0.0}
-    assert read_copies(json.dumps([plan])).runs == {"a": 4, "to_layout": 2}
 
 
 def test_the_memory_report_names_every_buffer_and_adds_up() -> None:
@@ -197,34 +167,6 @@ def test_the_memory_report_ends_with_what_the_host_gave_as_explain_does() -> Non
         assert line.startswith(f"host memory: at most {peak} B claimed, {allowed} B allowed")
         assert peak > 0
         assert line in device.explain()
-
-
-def test_reports_of_an_idle_device_are_empty() -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        assert device.explain().startswith("wormhole_n150: 0 program runs, 0 copies, 0 B")
-        assert "0 B allocated" in device.memory_report()
-        assert copy_lines(device.history.plans) == ()
-
-
-def test_the_null_executor_plans_and_reports_but_holds_no_data() -> None:
-    texts = []
-    for executor in ("numpy", "null"):
-        with stitch.open_device("tiny", executor=executor) as device:
-            assert device.executor == executor
-            a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
-            pipeline = stitch.Pipeline([a, b])
-            for _ in range(3):
-                y = one(b(one(a(integers()))))
-                stitch.wait(y)
-                one(pipeline(integers()))
-            assert y.address is not None
-            lines = copy_lines(device.history.plans)
-            texts.append([(line.kind, line.nbytes, line.times, line.reason) for line in lines])
-            if executor == "null":
-                assert not device.memory("l1").any()
-                with pytest.raises(stitch.TaskError, match="computes no data"):
-                    y.numpy()
-    assert texts[0] == texts[1]
 
 
 def test_events_tell_of_plans_runs_and_reads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,8 @@ import pytest
 import stitch
 from stitch.errors import FormatError, UsageError
 from stitch.graph import ComputationGraphBuilder
-from stitch.machine import MachineShape
-from stitch.program import Array, Ownership, Program
-from stitch.report import OperationComparison, OperationStore, Tolerances
-from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, make_executor
-from stitch.runtime.executors.executor import ProgramBytes, Workspace
+from stitch.program import Array, Ownership
+from stitch.report import OperationComparison, OperationStore
 from stitch.runtime.executors.onnx import foreign_calls, session
 from tests.support.bodied_graphs import bodied_graph
 from tests.support.grids import in_turn
@@ -53,19 +49,6 @@ def off_by_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_calls, "session_call", wrong)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_right_kernels_agree_with_the_reference(executor: str) -> None:
-    with stitch.open_device("host", executor=executor) as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationComparison(device) as compared:
-            one(program(x())).numpy()
-    assert compared.first is None
-    assert [(o.op, o.runs, o.verdict.passed) for o in compared.lines] == [
-        ("MatMul", 1, True), ("Gelu", 1, True), ("Softmax", 1, True)
-    ]  # fmt: skip
-    assert all(line.verdict.pcc == pytest.approx(1) for line in compared.lines)
-
-
 @pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
 def test_a_wrong_kernel_is_found_and_those_after_it_are_right(
     executor: str, monkeypatch: pytest.MonkeyPatch
@@ -81,17 +64,6 @@ def test_a_wrong_kernel_is_found_and_those_after_it_are_right(
     assert text.startswith("program 'm', operation 1 (Gelu) at ")
     assert "output 0 ('gelu'), run 1: 4096 of 4096 elements differ" in text
     assert compared.first.verdict.max_abs_difference == pytest.approx(1, abs=1e-4)
-
-
-def test_a_correlation_alone_replaces_the_elementwise_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    off_by_one("Gelu", monkeypatch)
-    with stitch.open_device("host", executor="onnxruntime") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationComparison(device, how=Tolerances(pcc=0.99)) as compared:
-            one(program(x())).numpy()
-    assert compared.first is None
 
 
 @pytest.mark.parametrize(
@@ -157,38 +129,6 @@ def test_an_operation_with_a_body_is_compared_as_what_it_is_computed_by(executor
     assert {line.op for line in compared.lines} == {"Mul", "Tanh", "Add", "MatMul", "Exp"}
 
 
-def test_a_saved_run_is_what_another_executor_is_compared_with(tmp_path: Path) -> None:
-    path = tmp_path / "run.npz"
-    with stitch.open_device("host") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationStore(device, path):
-            for _ in range(2):
-                one(program(x())).numpy()
-    with stitch.open_device("host", executor="onnxruntime") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationComparison(device, str(path)) as compared:
-            for _ in range(2):
-                one(program(x())).numpy()
-            compared.check_complete()
-    assert compared.first is None
-    assert [line.runs for line in compared.lines] == [2, 2, 2]
-
-
-def test_what_is_forgotten_writes_nothing_when_it_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raised: list[Any] = []
-    monkeypatch.setattr("sys.unraisablehook", raised.append)
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0, SHAPE))
-        store = OperationStore(device, tmp_path / "run.npz")
-        one(program(integers(SHAPE))).numpy()
-        store.forget()
-        del store
-        gc.collect()
-    assert not raised and list(tmp_path.iterdir()) == []
-
-
 def test_an_interrupt_while_a_result_is_kept_stays_one_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,25 +160,6 @@ def test_a_saved_run_may_be_given_as_a_path(tmp_path: Path) -> None:
     assert compared.first is not None
 
 
-def test_a_saved_run_tells_what_has_added_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run.npz"
-    with stitch.open_device("host") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationStore(device, path):
-            one(program(x())).numpy()
-    off_by_one("MatMul", monkeypatch)
-    with stitch.open_device("host", executor="onnxruntime") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationComparison(device, str(path)) as compared:
-            one(program(x())).numpy()
-    # A softmax does not see that all of its row is larger.
-    assert [line.verdict.passed for line in compared.lines] == [False, False, True]
-    assert compared.first is not None
-    assert compared.first.op == "MatMul"
-
-
 def saved(path: Path) -> Path:
     """A saved run of one program, two operations."""
     with stitch.open_device("tiny") as device:
@@ -260,71 +181,12 @@ def test_an_operation_that_the_saved_run_has_not_is_refused(tmp_path: Path) -> N
     assert got.startswith("operation 0 (Mul)") and got.endswith("of program 'a', run 2")
 
 
-def test_an_operation_of_the_saved_run_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path / "run.npz")
-    with (
-        stitch.open_device("tiny") as device,
-        OperationComparison(device, str(path)) as compared,
-        pytest.raises(UsageError, match="operations that did not run now"),
-    ):
-        compared.check_complete()
-
-
 def test_arrays_of_something_else_are_no_saved_run(tmp_path: Path) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, y=integers(SHAPE))
     with stitch.open_device("tiny") as device:
         with pytest.raises(FormatError, match="has no results of operations"):
             OperationComparison(device, str(path))
-        assert not device.hooks.active
-
-
-def test_a_device_that_computes_nothing_is_refused() -> None:
-    with (
-        stitch.open_device("tiny", executor="null") as device,
-        pytest.raises(UsageError, match="this device computes no operations"),
-    ):
-        OperationComparison(device)
-
-
-class Whole(Executor):
-    """NumPy's kernels, whose operations nobody sees."""
-
-    name = "whole"
-
-    def prepare(
-        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
-    ) -> PreparedProgram:
-        return _Whole(make_executor("numpy").prepare(program, machine, workspace))
-
-    def host_bytes(self, program: Program) -> ProgramBytes:
-        return make_executor("numpy").host_bytes(program)
-
-
-class _Whole(PreparedProgram):
-    def __init__(self, prepared: PreparedProgram) -> None:
-        self.prepared = prepared
-
-    def bind(
-        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
-    ) -> BoundProgram:
-        return BoundProgram(self.prepared.bind(inputs, outputs, scratch).steps, (), {}, 0)
-
-
-def test_an_executor_that_shows_no_operations_is_refused() -> None:
-    with stitch.open_device("tiny", executor=Whole()) as device:
-        program = device.load(scaled("a", 2.0, SHAPE))
-        with (
-            OperationComparison(device),
-            pytest.raises(UsageError, match="without hooks of operations"),
-        ):
-            one(program(integers(SHAPE))).numpy()
-
-
-def test_a_comparison_that_is_closed_watches_no_more() -> None:
-    with stitch.open_device("tiny") as device:
-        with OperationComparison(device):
-            assert device.hooks.active
         assert not device.hooks.active
 
 

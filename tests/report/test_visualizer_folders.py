@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stitch
-from stitch.errors import StitchError
 from stitch.machine import load_machine
-from stitch.program import DataType, Layout, MemoryLayout, Orientation, ShardSpec, Space
+from stitch.program import Space
 from stitch.report import VisualizerFolder, memory_views
 from stitch.report.visualizer import (
     BUFFER_TYPES,
     TABLES,
-    ReportTables,
-    memory_config,
 )
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
@@ -101,45 +97,6 @@ def test_a_tensor_that_moves_is_another_one_at_another_address(tmp_path: Path, k
     check_references(tmp_path)
 
 
-def test_what_one_program_makes_is_what_the_next_one_reads(tmp_path: Path) -> None:
-    with stitch.open_device("tiny") as device, VisualizerFolder(device, tmp_path):
-        a, b = (device.load(scaled(name, 2.0, SHAPE)) for name in "ab")
-        stitch.wait(one(b(one(a(integers(SHAPE))))))
-    named = {name: i for i, name in rows(tmp_path, "SELECT operation_id, name FROM operations")}
-    made = rows(tmp_path, f"SELECT tensor_id FROM output_tensors WHERE operation_id={named['a']}")
-    read = rows(tmp_path, f"SELECT tensor_id FROM input_tensors WHERE operation_id={named['b']}")
-    assert made == read
-
-
-def test_each_operation_lists_no_two_buffers_at_one_place(tmp_path: Path) -> None:
-    with stitch.open_device("tiny") as device:
-        with VisualizerFolder(device, tmp_path):
-            a = device.load(scaled("a", 2.0, SHAPE))
-            pipeline = stitch.Pipeline([a, a])
-            held = [pipeline(integers(SHAPE, i)) for i in range(8)]
-            del held[::2]
-            stitch.wait(one(a(integers(SHAPE))))
-        del held
-    found = rows(
-        tmp_path, "SELECT operation_id, buffer_type, address, max_size_per_bank FROM buffers"
-    )
-    ends: dict[Any, int] = {}
-    for operation, kind, address, size in sorted(found):
-        assert address >= ends.get((operation, kind), 0)
-        ends[operation, kind] = address + size
-
-
-def test_a_machine_that_only_plans_is_told_as_well(tmp_path: Path) -> None:
-    with (
-        stitch.open_device("tiny", executor="null") as device,
-        VisualizerFolder(device, tmp_path),
-    ):
-        a = device.load(scaled("a", 2.0, SHAPE))
-        stitch.wait(one(a(integers(SHAPE))))
-        total = device.account().total
-    assert copies_told(tmp_path) == (total.copies, total.nbytes)
-
-
 def test_what_the_host_writes_and_a_failed_plan_did_is_there(tmp_path: Path) -> None:
     def fail(context: Any) -> None:
         raise ValueError("told to")
@@ -171,51 +128,3 @@ def test_the_device_row_is_what_tt_metal_would_say(tmp_path: Path) -> None:
     assert device_row["address_at_first_l1_cb_buffer"] == l1.base
     assert device_row["cb_limit"] == l1.limit - l1.base
     assert device_row["total_l1_for_sharded_buffers"] == 64 * l1.capacity
-
-
-def test_the_configuration_names_the_report(tmp_path: Path) -> None:
-    with stitch.open_device("host") as device:
-        VisualizerFolder(device, tmp_path / "my run").close()
-    config = json.loads((tmp_path / "my run" / "config.json").read_text())
-    assert config["report_name"] == "my run"
-    metadata = dict(rows(tmp_path / "my run", "SELECT key, value FROM report_metadata"))
-    assert (metadata["schema_version"], metadata["report_name"]) == ("2", "my run")
-
-
-def test_a_sharded_layout_is_said_as_tt_metal_says_it() -> None:
-    spec = ShardSpec((2, 4), (32, 64), Orientation.COL_MAJOR)
-    layout = Layout(DataType.BFLOAT16, Space.L1, (32, 32), MemoryLayout.BLOCK_SHARDED, spec)
-    assert memory_config(layout) == (
-        "MemoryConfig(memory_layout=TensorMemoryLayout::BLOCK_SHARDED,"
-        "buffer_type=BufferType::L1,shard_spec=ShardSpec(grid={[(x=0,y=0) - (x=3,y=1)]},"
-        "shape={32, 64},orientation=ShardOrientation::COL_MAJOR,halo=0))"
-    )
-
-
-def test_watching_changes_no_result_and_no_plan(tmp_path: Path) -> None:
-    def run(watched: bool) -> tuple[list[Any], int, int]:
-        with stitch.open_device("tiny") as device:
-            folder = VisualizerFolder(device, tmp_path) if watched else None
-            pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, SHAPE))])
-            got = [one(pipeline(integers(SHAPE, i))).numpy().tolist() for i in range(4)]
-            done = device.account().total
-            if folder is not None:
-                folder.close()
-            return got, done.copies, done.nbytes
-
-    assert run(False) == run(True)
-
-
-def test_a_folder_that_is_forgotten_is_not_written(tmp_path: Path) -> None:
-    with stitch.open_device("tiny") as device:
-        folder = VisualizerFolder(device, tmp_path / "report")
-        folder.forget()
-        folder.forget()
-    assert not (tmp_path / "report").exists()
-
-
-def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    tables = ReportTables()
-    tables.close()
-    with pytest.raises(StitchError, match="cannot write the database"):
-        tables.add("operations", [(1, "a", 0.0)])

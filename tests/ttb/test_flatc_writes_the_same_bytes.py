@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -51,21 +49,3 @@ def test_every_frozen_file_and_specimen() -> None:
 )
 def test_every_module_of_the_examples(path: Path, target: str) -> None:
     assert_both_write_the_same(stitch.compile(path, target=target).binary)
-
-
-@pytest.mark.parametrize("name", ["chain_in_l1", "full_l1", "traced_function"])
-def test_whatever_the_examples_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[Binary] = []
-    compile_one = stitch.compile
-
-    def compile_and_keep(*arguments: Any, **options: Any) -> stitch.CompiledModel:
-        model = compile_one(*arguments, **options)
-        compiled.append(model.binary)
-        return model
-
-    monkeypatch.setattr(stitch, "compile", compile_and_keep)
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert compiled
-    for binary in compiled:
-        assert_both_write_the_same(binary)

@@ -11,14 +11,12 @@ import pytest
 import stitch
 from stitch.errors import FormatError, IncompatibleError
 from stitch.graph import as_json, check_types, from_json
-from stitch.linker import Wire, expanded, link_programs
+from stitch.linker import Wire, link_programs
 from stitch.machine import load_machine
 from stitch.program import Array, is_scan
 from stitch.ttb import Binary, binary, encode, load
-from tests.support.bodied_graphs import bodied_graph
 from tests.support.files.scanned_specimens import by_hand, scanned_binary, scanned_program
 from tests.support.scanned_graphs import FORMS, scanned_graph
-from tests.support.stitched_models import one, several
 
 MACHINE = load_machine("host").shape
 
@@ -79,19 +77,6 @@ def test_a_reader_that_does_not_know_scans_says_so(monkeypatch: pytest.MonkeyPat
         load(file)
 
 
-def test_a_file_with_bodies_alone_does_not_ask_for_scans() -> None:
-    assert stitch.compile(bodied_graph(), target="host").binary.requires == ("bodies",)
-
-
-def test_what_the_body_of_a_scan_carries_is_written_out_and_the_scan_stays() -> None:
-    whole = expanded(scanned_program())
-    assert [o.op for o in whole.operations] == ["Scan"]
-    assert [[o.op for o in body.operations] for body in whole.bodies] == [
-        ["Add", "Mul", "Mul"], ["Scan", "Tanh", "Neg"],
-    ]  # fmt: skip
-    assert [len(body.constants) for body in whole.bodies] == [1, 0]
-
-
 def test_linked_scans_share_bodies_and_give_the_same() -> None:
     one = scanned_program()
     linked = link_programs([one, one], [Wire(0, 0, 1, 0)], machine=MACHINE, name="both")
@@ -106,25 +91,3 @@ def test_linked_scans_share_bodies_and_give_the_same() -> None:
     expected = sorted([one_by_one, all_of_two, last], key=lambda a: a.sum())
     for ours, theirs in zip(sorted(named.values(), key=lambda a: a.sum()), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-5)
-
-
-def test_a_scan_is_linked_with_an_operation_that_stands_for_others() -> None:
-    b = stitch.ComputationGraphBuilder("first")
-    x = b.input("x", (6, 8), "float32")
-    (last,), _ = stitch.graph.scan(b, lambda s, _: ([b.op("Sin", s[0])], []), [x], [], count=3)
-    b.output("y", last)
-    parts = [
-        stitch.compile(g, target="host", schedule="rounds").program
-        for g in (b.build(), bodied_graph())
-    ]
-    wires = [Wire(0, 0, 1, 0)]
-    linked = link_programs(parts, wires, machine=MACHINE, name="both")
-    held = load(encode(Binary((linked,), MACHINE, "test")), verify="full")
-    assert held.requires == ("bodies", "scans", "seams")
-    given, w = arrays(linked)
-    whole = results(held)
-    with stitch.open_device("host") as device:
-        first, second = (device.load(Binary((p,), MACHINE, "test")) for p in parts)
-        between = one(first(given))
-        apart = [t.numpy() for t in several(second(between, w))]
-    assert all(map(np.array_equal, whole, apart))

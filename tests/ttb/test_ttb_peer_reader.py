@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from stitch.ttb import encode
-from tests.support.benches import run_bench
 from tests.support.flatc import peer
 from tests.ttb.test_ttb_round_trip import binary_of
 
@@ -26,11 +23,3 @@ def test_the_peer_finds_every_part_of_a_written_file() -> None:
     assert program["values"][1]["type"]["shape"] == [3]
     assert program["values"][1]["layout"]["data_type"] == peer.ENUMS["DataType"]["INT16"]
     assert root["segments"][program["constants"][0]["segment"]]["length"] == 6
-
-
-def test_the_load_benchmark_prints_its_figures_as_json() -> None:
-    done = run_bench("load", "--json", "--operations=50", "--large_mb=2", "--runs=1")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["operations_ms"] > 0
-    assert set(figures["missed"]) <= set(figures)

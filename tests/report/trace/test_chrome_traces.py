@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,8 @@ import pytest
 
 import stitch
 from stitch.errors import UsageError
-from stitch.machine import load_machine
-from stitch.planner import Instance
-from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, chrome_trace
-from stitch.report.explanation import Place
-from stitch.report.trace_events import MAX_STOPS, FlowLines, Line, MemoryLines, Slice
-from stitch.runtime import Lying
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 from tests.support.trace_format import Checked, checked
@@ -117,16 +111,6 @@ def test_a_file_has_the_same_and_memory_holds_one_batch(
         assert each["otherData"] == body["otherData"]
 
 
-def test_what_is_forgotten_writes_nothing(tmp_path: Path) -> None:
-    with stitch.open_device("tiny") as device:
-        trace = ChromeTrace(device, tmp_path / "t.json")
-        one(device.load(scaled("a", 2.0))(integers())).numpy()
-        trace.forget()
-        trace.close()
-        assert not device.events.active
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_lines_of_a_run_are_those_of_its_plan_on_both_clocks() -> None:
     with stitch.open_device("tiny") as device:
         trace = ChromeTrace(device)
@@ -187,20 +171,6 @@ def test_a_read_shows_how_long_it_waited_and_for_what() -> None:
     assert read.args["nbytes"] == integers().nbytes
 
 
-def test_each_thread_has_tracks_of_its_own() -> None:
-    with stitch.open_device("tiny") as device:
-        trace = ChromeTrace(device)
-        a = device.load(scaled("a", 2.0))
-        for _ in range(2):
-            thread = threading.Thread(target=lambda: one(a(integers())).numpy())
-            thread.start()
-            one(a(integers())).numpy()
-            thread.join()
-        found = checked(trace.as_json())
-    assert len({each.track for each in found.of("run")}) in (1, 2, 3)
-    assert len({each.track for each in found.of("read")}) in (2, 3)
-
-
 def under_pressure(machine: Any) -> Checked:
     """More results than L1 holds, of programs that work in L1, some at an address."""
     with stitch.open_device(machine) as device:
@@ -258,32 +228,6 @@ def test_what_a_program_waited_is_counted_from_the_end_of_the_last_one_that_it_w
             assert reader.args["waited_us"] == pytest.approx(waited)
             waits.add(waited > 0)
     assert waits == {True, False}, "some at once, some behind copies"
-
-
-def test_a_buffer_of_another_size_at_a_place_is_another() -> None:
-    told: list[Line] = []
-    memory, gone = MemoryLines(load_machine("tiny").shape), list[Place]()
-    small, large = Lying(Space.L1, 0x400, 64, "a"), Lying(Space.L1, 0x400, 128, "a")
-    for lying in (small, small, large):
-        memory.update({lying.place: lying}, 1, told.append, gone.append)
-    shown = [(line["ph"], line["id"], line["args"].get("size_per_bank")) for line in told]
-    assert shown == [("b", "0x1", 64), ("e", "0x1", None), ("b", "0x2", 128)]
-    assert gone == [small.place]
-
-
-def test_of_a_long_way_the_first_slice_and_the_last_ones_are_told() -> None:
-    flows, told = FlowLines(), list[Line]()
-    desc = TensorDesc((4,), Layout(DataType.FLOAT32))
-    slices = [Slice(1, 100 * at, 100 * at + 50, at == 0) for at in range(2 * MAX_STOPS)]
-    flows.begin({})
-    flows.compute([Instance(0, 0, desc)], slices[0])
-    for at, by in enumerate(slices[1:-1]):
-        flows.copy(Instance(at, 0, desc), Instance(at + 1, 0, desc), by, whole=at % 2 == 0)
-    ready = flows.read([Instance(len(slices) - 2, 0, desc)], slices[-1], told.append)
-    assert ready == slices[0].end
-    stops = slices[len(slices) - MAX_STOPS : -1]
-    assert [line["ph"] for line in told] == ["s", *"t" * (MAX_STOPS - 1), "f"]
-    assert [line["ts"] for line in told[1:-1]] == [stop.start / 1e3 for stop in stops]
 
 
 def test_all_that_was_allocated_is_freed_or_open_at_the_end() -> None:

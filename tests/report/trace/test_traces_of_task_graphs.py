@@ -9,7 +9,7 @@ import pytest
 
 import stitch
 from stitch.report import ChromeTrace
-from stitch.tasks import CopyAgent, TaskGraph, TaskTable, aggregate
+from stitch.tasks import CopyAgent, TaskGraph, TaskTable
 from tests.support.grids import every
 from tests.support.task_graphs import inputs_of, interpreted, random_graph, same
 from tests.support.trace_format import Checked, checked
@@ -63,13 +63,3 @@ def test_each_task_has_its_name_and_each_edge_an_arrow(seed: int) -> None:
     assert Counter(arrows.values()) == Counter(
         {edge: 2 * count for edge, count in edges(table).items()}
     )
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_windows_and_aggregation_show_the_same_tasks(seed: int) -> None:
-    graph = random_graph(seed)
-    shown = []
-    for form, window in ((graph, 64), (graph, 1), (aggregate(graph), 64)):
-        found, _ = traced(form, window, seed)
-        shown.append(Counter(each.name for each in found.slices if each.kind in KINDS))
-    assert shown[0] == shown[1] == shown[2]

@@ -8,9 +8,8 @@ import re
 import pytest
 
 from stitch.machine import footprint
-from stitch.program import MemoryLayout, Orientation, Space
+from stitch.program import Orientation, Space
 from stitch.ttb import load
-from stitch.ttb.ttnn.tensor_layouts import CoreRange, grid_of, turned
 from tests.support.files.ttnn_files import FOLDER, HEAD, LAYER, REAL, STRANGERS, lacking, program_of
 
 #: Of a tensor's type in MLIR: its shape, the grid, what a core of it holds, in tiles or elements.
@@ -97,37 +96,6 @@ def test_what_has_no_counterpart_is_named(line: str) -> None:
     assert line in lacking(load(STRANGERS))
 
 
-def test_what_has_no_counterpart_is_shown_all_the_same() -> None:
-    program = program_of(STRANGERS)
-    layouts = [program.input_desc(i).layout for i in range(7)]
-    assert layouts[0].memory_layout is MemoryLayout.INTERLEAVED
-    assert [layout.shard_spec and layout.shard_spec.cores for layout in layouts[2:4]] == [4, 4]
-    assert [layout.space for layout in layouts[:5]] == [
-        Space.L1, Space.DRAM, Space.L1, Space.L1, Space.L1
-    ]  # fmt: skip
-
-
 def test_shards_on_scattered_cores_take_the_same_bytes_per_core() -> None:
     program, machine = program_of(STRANGERS), load(STRANGERS).machine
     assert footprint(program.input_desc(2), machine).size_per_bank == 2 * 1088
-
-
-@pytest.mark.parametrize("orientation", Orientation)
-def test_one_range_from_the_corner_is_a_grid(orientation: Orientation) -> None:
-    assert grid_of([CoreRange(0, 0, 3, 1)], orientation, (8, 1), 8) == ((4, 2), "")
-
-
-def test_rows_that_leave_a_gap_are_no_grid() -> None:
-    ranges = [CoreRange(0, 0, 0, 7), CoreRange(2, 0, 2, 1)]
-    grid, unsaid = grid_of(ranges, Orientation.ROW_MAJOR, (10, 1), 8)
-    assert grid == (2, 8)
-    assert unsaid.startswith("a set of 2 ranges of cores")
-
-
-@pytest.mark.parametrize("layout", MemoryLayout)
-def test_only_blocks_in_columns_are_below_each_other_where_cores_are_beside(
-    layout: MemoryLayout,
-) -> None:
-    is_block = layout is MemoryLayout.BLOCK_SHARDED
-    assert turned((2, 4), layout, Orientation.COL_MAJOR) == ((4, 2) if is_block else (2, 4))
-    assert turned((2, 4), layout, Orientation.ROW_MAJOR) == (2, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from stitch.machine import load_machine
 from stitch.program import ABSENT, InputKind, MathFidelity, Scratch, Space
-from stitch.ttb import inspect_sizes, load
+from stitch.ttb import load
 from tests.support.files.ttnn_files import HEAD, LAYER, REAL, STRANGERS, lacking, program_of
 
 
@@ -126,15 +126,3 @@ def test_the_embedded_descriptor_is_the_machine() -> None:
     assert (shape.l1.banks, shape.l1.base, shape.l1.limit) == (64, 107_360, 1_499_136 - 32_768)
     assert (shape.dram.banks, shape.dram.base, shape.dram.limit) == (12, 32, 1_073_097_664)
     assert origin.machine.paths == load_machine("wormhole_n150").paths
-
-
-def test_all_of_a_foreign_file_is_metadata() -> None:
-    sizes = inspect_sizes(REAL)
-    assert (sizes.total, sizes.metadata, sizes.data) == (14960, 14960, 0)
-
-
-def test_a_foreign_binary_says_what_it_was() -> None:
-    origin = load(REAL).origin
-    assert origin is not None
-    commit = "abb97a9b3e0f17b569438fcabf5d56d4e48f0bf5"
-    assert (origin.kind, origin.version, origin.commit) == ("TTNN", "0.0.249", commit)

@@ -12,7 +12,7 @@ from stitch.flatbuffer import Release
 from stitch.machine import load_machine
 from stitch.program import MemoryLayout, Space
 from stitch.ttb import load
-from stitch.ttb.ttnn.field_history import HASHED_SINCE, known_versions, schema_of
+from stitch.ttb.ttnn.field_history import known_versions, schema_of
 from tests.support.files.ttnn_files import ALL, FOLDER, LAYER, REAL, RELEASE_OF_REAL
 from tests.support.grids import every
 
@@ -117,23 +117,6 @@ def test_the_hash_of_the_schema_says_more_than_the_number() -> None:
     assert binary.origin is not None
     assert binary.origin.version == "0.0.5000"
     assert binary.programs == load(LAYER).programs
-
-
-def test_tables_follow_the_version() -> None:
-    old, new = (schema_of(Release(0, 0, n), "") for n in (249, HASHED_SINCE - 1))
-    assert old is not None
-    assert new is not None
-    assert old.codes["OpType"][8] == "MatmulOp"
-    assert new.codes["OpType"].index("MatmulOp") != 8
-    assert "MemoryConfig" not in old.schema.tables
-    assert [f.name for f in new.schema.tables["Program"].fields][-1] == "private"
-
-
-@pytest.mark.parametrize("release", [FIRST.release, 800, 1330, HASHED_SINCE - 1])
-def test_every_operation_of_a_version_has_its_table(release: int) -> None:
-    schema = schema_of(Release(0, 0, release), "")
-    assert schema is not None
-    assert set(schema.codes["OpType"]) <= set(schema.schema.tables)
 
 
 def test_a_file_that_is_cut_off_is_refused_at_every_place() -> None:
