@@ -64,6 +64,11 @@ def test_a_wrong_expectation_fails_with_how_many_how_much_and_where(cli: Cli) ->
     assert "largest difference 10 at [2, 5]" in failed[1]
 
 
+def test_with_both_in_l1_no_copy_lies_between_them(cli: Cli) -> None:
+    done = cli("run", *AB, "--input=@x.npy", "--explain", "--max_copies=0")
+    assert done.code == 0 and "input 'x' of 'b'" not in done.out
+
+
 def test_where_b_wants_dram_there_is_exactly_one_copy(cli: Cli) -> None:
     refused = cli("run", *AB_DRAM, "--input=@x.npy", "--explain", "--max_copies=0")
     assert refused.code == 7

@@ -37,16 +37,6 @@ def every_row(step: int, rows: Iterable[Any]) -> list[Any]:
     ]
 
 
-def first_of_each(key: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """All values. The quick run has the first of each key: of each operator, of each kind."""
-    seen: set[Any] = set()
-    made = []
-    for value in values:
-        made.append(_param((value,), key(value) not in seen))
-        seen.add(key(value))
-    return made
-
-
 def named(name: Callable[[Any], str], values: Iterable[Any]) -> list[Any]:
     """Values of one parameter with what they are called."""
     return [pytest.param(value, id=name(value)) for value in values]
