@@ -106,7 +106,7 @@ def test_every_contract_is_broken_by_an_import_against_it(tmp_path: Path) -> Non
 
 
 #: What a process runs, what it must load, and what it must not.
-LOADED = {
+LOADED: dict[str, tuple[str, set[str], set[str]]] = {
     "every name": ("import stitch; [getattr(stitch, name) for name in dir(stitch)]", set(), EXTRAS),
     "compile and run": (
         "import stitch; stitch.compile, stitch.load, stitch.open_device",

@@ -53,6 +53,13 @@ class World:
         self.instance = self.trainer.start(self.device)
 
 
+#: What listens to a device: its parameter after the device, and the kinds that are right there.
+LISTENERS: list[tuple[Callable[..., Any], str, tuple[str, ...]]] = [
+    (ChromeTrace, "path", ("None", "str")),
+    (OperationStore, "path", ("str",)),
+    (OperationComparison, "expected", ("str",)),
+    (VisualizerFolder, "folder", ("str",)),
+]
 #: A call, the parameter that is wrong, the call itself, and the kinds that are right there.
 Row = tuple[str, str, Callable[[World, Any], object], tuple[str, ...]]
 TABLE: list[Row] = [
@@ -127,17 +134,10 @@ TABLE: list[Row] = [
         for word in ("before_program", "after_program", "before_operation", "after_operation")
     ),
     ("events.subscribe", "subscriber", lambda w, v: w.device.events.subscribe(v), ("class",)),
-    *(
-        (kind.__name__, word, lambda w, v, kind=kind: kind(w.device, v), takes)
-        for kind, word, takes in (
-            (ChromeTrace, "path", ("None", "str")), (OperationStore, "path", ("str",)),
-            (OperationComparison, "expected", ("str",)), (VisualizerFolder, "folder", ("str",)),
-        )
-    ),
-    *(
-        (kind.__name__, "device", lambda w, v, kind=kind: kind(v, "a.npz"), ())
-        for kind in (ChromeTrace, OperationComparison, OperationStore, VisualizerFolder)
-    ),
+    *((kind.__name__, word, lambda w, v, kind=kind: kind(w.device, v), takes)
+      for kind, word, takes in LISTENERS),
+    *((kind.__name__, "device", lambda w, v, kind=kind: kind(v, "a.npz"), ())
+      for kind, _, _ in LISTENERS),
     ("Recorder", "device", lambda w, v: Recorder(v), ()),
     ("program", "x", lambda w, v: w.program(v), ()),
     ("program.input_layout", "which", lambda w, v: w.program.input_layout(v), ("int", "str")),
