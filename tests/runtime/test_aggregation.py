@@ -13,6 +13,7 @@ from stitch.errors import StitchError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.report import Device
+from stitch.runtime import aggregation
 from stitch.runtime.events import PlanMade
 from stitch.runtime.executors import LinkTerms
 from stitch.runtime.executors.host import NumpyExecutor
@@ -448,3 +449,40 @@ def test_what_was_linked_is_not_taken_for_that_of_programs_that_came_later() -> 
             assert device.linking is not None
             held += device.linking._programs.values()
             del a, b, made
+
+
+def test_more_kinds_of_work_than_are_remembered_are_not_linked_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregation, "MAX_KINDS", 4)
+    x: Any = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        programs = chain(device) * 2
+        made = []
+        for _ in range(4):
+            for kind in range(7):
+                held, h = [], x
+                for step, program in enumerate(programs[: kind + 2 if kind < 4 else 6]):
+                    h = one(program(h))
+                    if step == kind - 4:
+                        held.append(h)
+                h.numpy()
+                del h, held
+            made.append(device.statistics().plans_made)
+        assert made[1] == made[3]
+        assert "kinds of work are linked" in device.explain()
+
+
+def test_work_that_repeats_is_remembered_among_work_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregation, "MAX_KINDS", 16)
+    executor = Counting(LinkTerms(repeats=100))
+    with stitch.open_device("tiny", executor=executor) as device:
+        programs = [device.load(scaled(f"p{i}", 1 + i * 0.01)) for i in range(12)]
+        x = integers()
+        for i in range(120):
+            one(programs[2](programs[1](programs[0](x)))).numpy()
+            one(programs[i % 12](programs[i // 12](x))).numpy()
+        assert device.linking is not None
+        assert any("run as one program" in note for note in device.linking.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ import pytest
 import stitch
 from stitch.budget import BUDGET, allowing
 from stitch.errors import OutOfMemoryError
-from tests.support.stitched_models import one
+from tests.support.stitched_models import integers, one, scaled
 
 MIB = 1 << 20
 
@@ -302,3 +303,23 @@ def test_what_does_not_fit_is_not_folded() -> None:
     assert len(compiled().binary.programs[0].operations) == 1
     with allowing(BUDGET.taken_nbytes + 4 * MIB):
         assert len(compiled().binary.programs[0].operations) == 2
+
+
+def test_where_there_is_no_memory_for_several_places_one_takes_what_is_left() -> None:
+    x, nbytes = integers((64, 1024)), 64 * 1024 * 4
+    gc.collect()
+    limit = BUDGET.taken_nbytes + (6 << 20)
+    with stitch.open_device("host", max_memory=limit) as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, x.shape, target="host"))])
+        held = [one(pipeline(x)) for _ in range(4)]
+        made, left = device.statistics().recordings_made, limit
+        while device.statistics().recordings_made == made:
+            left = limit - BUDGET.taken_nbytes
+            try:
+                held.append(one(pipeline(x)))
+            except OutOfMemoryError:
+                break
+        # Nothing was recorded anew, and nothing refused, while there was memory for one.
+        assert left < nbytes + mmap.PAGESIZE
+        assert len(held) > 9
+        del held

@@ -262,3 +262,15 @@ def test_a_shared_value_that_is_also_exported_is_not_overwritten() -> None:
         del shared
         loop.turn(np.full(SHAPE, 3.0, np.float32))
         loop.check()
+
+
+def test_a_cell_without_a_value_is_named_and_nothing_is_queued() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        loop = Loop(device)
+        loop.cells.drop((STATE,))
+        with pytest.raises(TaskError, match="input 'state' of 'look' has no value yet"):
+            loop.look([np.ones(SHAPE, np.float32)])
+        assert device.tasks.is_idle
+        loop.begin(np.ones(SHAPE, np.float32))
+        loop.turn(np.ones(SHAPE, np.float32))
+        loop.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -143,3 +144,15 @@ def test_a_value_with_a_view_of_it_is_replaced_for_both() -> None:
         f = device.load(stitch.compile(tangled, [x], target="tiny"))
         device.hooks.register(after_operation=replacing("Add", zeros))
         assert largest(f(x)) == [0, 0]
+
+
+def test_another_thread_replaces_nothing() -> None:
+    def hook(context: HookContext) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(context.replace, 0, np.zeros(SHAPE, np.float32)).result()
+
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, SHAPE))
+        device.hooks.register(after_operation=hook)
+        with pytest.raises(UsageError, match="just made"):
+            one(a(integers(SHAPE))).numpy()

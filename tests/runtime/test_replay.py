@@ -14,6 +14,7 @@ from stitch.errors import TaskError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import PreparedGraph, Replay, chain_graph, lend, take_back
+from stitch.runtime.graphs import replay
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import binary_op, one, scaled
 
@@ -284,3 +285,10 @@ def test_a_kernel_that_fails_while_it_is_repeated_is_heard_of(repeated: _Repeate
         repeated.made()
     repeated.repeat.lease.again = None
     np.testing.assert_array_equal(one(repeated.prepared(X, repeated.tensor)).numpy(), X + W)
+
+
+def test_large_results_are_not_copied_under_the_lock(
+    repeated: _Repeated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "LARGE_NBYTES", X.nbytes)
+    assert repeated.prepared.repeat((X, repeated.tensor)) is None
