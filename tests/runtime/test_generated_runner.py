@@ -50,6 +50,20 @@ def test_a_step_that_fails_leaves_the_same_behind_however_often_the_plan_has_run
         np.testing.assert_array_equal(picked.numpy(), (table * 2 + 1)[:2])
 
 
+def test_a_settled_pipeline_whose_kernel_fails_works_again() -> None:
+    table = np.arange(64, dtype=np.float32).reshape(4, 16)
+    with stitch.open_device("tiny") as device:
+        pipe = stitch.Pipeline([device.load(picking())])
+        for rows in ([0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 9], [1, 3]):
+            if 9 in rows:
+                with pytest.raises(stitch.StitchError, match="out of range"):
+                    pipe(table, np.array(rows))
+            else:
+                picked = one(pipe(table, np.array(rows)))
+                np.testing.assert_array_equal(picked.numpy(), table[rows])
+                del picked
+
+
 def test_plans_that_are_too_long_to_be_written_out_run_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
