@@ -13,12 +13,7 @@ from stitch import ComputationGraphBuilder
 from stitch.errors import UsageError
 from stitch.machine import load_machine
 from stitch.program import Array, Program
-from stitch.runtime.executors import (
-    BoundProgram,
-    PreparedProgram,
-    Workspace,
-    as_bytes,
-)
+from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes
 from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.onnx.foreign_calls import Sessions

@@ -12,10 +12,7 @@ import pytest
 
 from stitch.ops import OpDef, operators
 from tests.support.executors.differences import originals
-from tests.support.operators.drawn_operations import (
-    GENERATORS,
-    drawn_operators,
-)
+from tests.support.operators.drawn_operations import GENERATORS, drawn_operators
 from tests.support.operators.draws_by_executors import compare, every_executor, in_own_process
 from tests.support.run_seed import SEED
 

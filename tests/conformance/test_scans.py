@@ -15,14 +15,7 @@ from stitch.program import Array
 from stitch.runtime import HookContext
 from stitch.runtime.executors import make_executor
 from tests.support.grids import in_turn, named
-from tests.support.scan_cases import (
-    CASES,
-    ScanCase,
-    expected_of,
-    given_to,
-    graph_of,
-    inputs_of,
-)
+from tests.support.scan_cases import CASES, ScanCase, expected_of, given_to, graph_of, inputs_of
 
 Tensors = Sequence[SymbolicTensor]
 EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")

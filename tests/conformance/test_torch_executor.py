@@ -13,13 +13,7 @@ import torch
 import stitch
 from stitch import ComputationGraphBuilder
 from stitch.errors import UsageError
-from stitch.ops import (
-    KernelArguments,
-    Thunk,
-    infer_types,
-    lookup,
-    resolve_attributes,
-)
+from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes
 from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, ValueType
 from stitch.runtime.executors import make_executor, torch_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels

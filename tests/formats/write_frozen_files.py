@@ -14,11 +14,7 @@ import sys
 from pathlib import Path
 
 from stitch.ttb import CURRENT, Binary, load, save
-from tests.support.files.scanned_specimens import (
-    conditional_binary,
-    foreign_binary,
-    scanned_binary,
-)
+from tests.support.files.scanned_specimens import conditional_binary, foreign_binary, scanned_binary
 from tests.support.files.specimens import rich_binary
 
 #: What is written under which name.

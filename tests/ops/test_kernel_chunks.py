@@ -60,7 +60,7 @@ def test_a_softmax_in_the_place_of_its_operand_is_the_same() -> None:
     "shape",
     [(9,), (1, 3), (300, 5), (2000, 70), (5, 4, 1, 3), (64, 6, 28, 28), (3, 70, 40, 40),
      (2, 3, 190, 190), (3, 40000, 1), (33, 100, 5, 5), (40, 2, 16)],
-    ids=str,
+    ids=str
 )  # fmt: skip
 @pytest.mark.parametrize("training", [0, 1], ids=["stored", "of the batch"])
 def test_a_batch_of_any_shape_is_normalized(shape: tuple[int, ...], training: int) -> None:

@@ -55,7 +55,7 @@ def test_the_weights_gradient_is_that_of_torch_in_every_run(size: int) -> None:
 @pytest.mark.parametrize(("samples", "channels", "filters", "size", "group"), [
     (1, 32, 64, 3, 1), (7, 32, 64, 3, 1), (3, 8, 4, 5, 2), (5, 2, 3, 6, 1),
     # As many filters as elements of a filter: both ways that sums lie have one shape.
-    (4, 4, 36, 3, 1), (3, 4, 36, 17, 1), (3, 4, 36, 5, 2),
+    (4, 4, 36, 3, 1), (3, 4, 36, 17, 1), (3, 4, 36, 5, 2)
 ])  # fmt: skip
 def test_the_weights_gradient_is_the_same_however_its_product_lies(
     samples: int, channels: int, filters: int, size: int, group: int, short: int, columns: int,

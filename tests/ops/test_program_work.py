@@ -7,15 +7,7 @@ import numpy as np
 import stitch
 from stitch import ComputationGraphBuilder, DataType, Space
 from stitch.ops import program_work, work_of
-from stitch.program import (
-    Layout,
-    MemoryLayout,
-    Operation,
-    Program,
-    ShardSpec,
-    Value,
-    ValueType,
-)
+from stitch.program import Layout, MemoryLayout, Operation, Program, ShardSpec, Value, ValueType
 
 
 def compiled(builder: ComputationGraphBuilder, placement: tuple[str, ...] = ()) -> Program:

@@ -114,7 +114,7 @@ def test_input_and_forget_gates_of_an_lstm_can_be_coupled() -> None:
 @pytest.mark.parametrize(
     "attributes",
     [{"direction": "sideways"}, {"activations": ("Tanh", "Tanh")}, {"hidden_size": 7},
-     {"activations": ("Sigmoid", "Gelu")}],
+     {"activations": ("Sigmoid", "Gelu")}]
 )  # fmt: skip
 def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, Any]) -> None:
     x, weights = drawn("GRU", 2)

@@ -76,16 +76,8 @@ TRANSPOSED = [
     ),
     ("ConvTranspose", ["T[1,4,3,5]", "T[4,6,3,3]"], {"dilations": (2, 1)}),
     ("ConvTranspose", ["T[1,4,7]", "T[4,3,3]"], {"strides": (2,)}),
-    (
-        "ConvTranspose",
-        ["T[1,4,3,3]", "T[4,2,3,3]"],
-        {"output_shape": (10, 8), "strides": (3, 2)},
-    ),
-    (
-        "ConvTranspose",
-        ["T[1,4,3,3]", "T[4,2,3,3]"],
-        {"auto_pad": "SAME_UPPER", "strides": (2, 2)},
-    ),
+    ("ConvTranspose", ["T[1,4,3,3]", "T[4,2,3,3]"], {"output_shape": (10, 8), "strides": (3, 2)}),
+    ("ConvTranspose", ["T[1,4,3,3]", "T[4,2,3,3]"], {"auto_pad": "SAME_UPPER", "strides": (2, 2)}),
 ]
 P = "T[2,3,9,8]"
 POOLS = [

@@ -18,11 +18,7 @@ from stitch.files import atomic_write, write_files
 from stitch.forms import npy_bytes, read_array_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
-from stitch.training.checkpoints import (
-    Checkpoint,
-    read_checkpoint,
-    save_checkpoint,
-)
+from stitch.training.checkpoints import Checkpoint, read_checkpoint, save_checkpoint
 
 
 @dataclass(frozen=True)

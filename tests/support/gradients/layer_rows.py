@@ -65,7 +65,7 @@ EINSUMS = [
             "ij,jk,kl->il": ["f64[2,3]", "f64[3,4]", "f64[4,2]"],
             "ij,ij->": ["f64[3,4]", "f64[3,4]"],
         }.items()
-    ),
+    )
 ]
 
 NORMALIZATIONS = [

@@ -17,13 +17,7 @@ from stitch.ops import BatchingContext
 from stitch.program import ABSENT, Array, Body, Operation, Program, Value
 from stitch.runtime.executors import make_executor
 from tests.support.operators.drawn_operands import operands_of
-from tests.support.operators.one_operation import (
-    Binding,
-    Row,
-    one_operation,
-    own_rows,
-    table_rows,
-)
+from tests.support.operators.one_operation import Binding, Row, one_operation, own_rows, table_rows
 
 LANES = 3
 HOST = load_machine("host")
