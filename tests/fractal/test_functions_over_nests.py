@@ -289,3 +289,15 @@ def test_a_fold_keeps_no_state_but_the_last() -> None:
         finally:
             tracemalloc.stop()
     assert float(folded[0]) == 64 and peak < 16 << 20
+
+
+def test_tensors_of_a_function_have_data() -> None:
+    seen: list[Any] = []
+
+    def look(x: Any) -> Any:
+        seen.append((x.numpy().tolist(), float(x.sum()), bool(x[0] > 1), repr(x[0])))
+        return np.maximum(x, 2.0)
+
+    assert ops.map(look, FractalTensor(
+        np.array([[1, 2], [3, 0]], np.float32))).tolist() == [[2, 2], [3, 2]]  # fmt: skip
+    assert [s[:3] for s in seen] == [([1, 2], 3, False), ([3, 0], 3, True)]

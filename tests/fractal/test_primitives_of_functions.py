@@ -91,3 +91,16 @@ def test_tensors_of_a_device_are_taken() -> None:
 def test_what_primitives_do_not_take_is_one_clear_error(call: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         call(FractalTensor([[1.0, 2.0], [3.0]]))
+
+
+def test_primitives_are_traced() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return (
+            ops.softmax(ops.cat(ops.tanh(x), y, X, axis=1))
+            + ops.sigmoid(ops.stack([x, y]))[0, 0, 0]
+        )
+
+    with stitch.open_device("host") as device:
+        model = device.load(stitch.compile(function, [X, X + 1], target="host"))
+        found = np.asarray(model(X, X + 1))
+    np.testing.assert_allclose(found, np.asarray(function(X, X + 1)), rtol=1e-6)

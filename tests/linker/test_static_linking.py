@@ -316,3 +316,29 @@ def test_constants_of_equal_bytes_and_form_become_one() -> None:
     assert names == ["of_a", "of_c", "of_l1", "of_tile"]
     expected = run_in_turn(programs, wires, {(0, 0): _array(3)})
     assert same_bits(run(linked, [_array(3)])[0], expected[len(programs) - 1, 0])
+
+
+def test_an_output_read_inside_its_own_program_is_read_as_it_is_stored() -> None:
+    sketch = Sketch("a")
+    hidden = sketch.op("Tanh", sketch.input("x"))
+    sketch.output("hidden", hidden, BF16)
+    sketch.output("late", sketch.op("Mul", hidden, hidden))
+    programs = [sketch.program(), _scale("b", 1.3), _scale("c", 0.4)]
+    wires = [Wire(0, 0, 1, 0), Wire(0, 1, 2, 0)]
+    x = _array(5)
+    expected = run_in_turn(programs, wires, {(0, 0): x})
+    for keep in (None, {(0, 0), (1, 0), (2, 0)}):
+        linked = link_programs(programs, wires, machine=TINY, name="abc", keep=keep)
+        assert same_bits(run(linked, [x])[-1], expected[2, 0])
+
+
+def test_strict_types_holds_on_wires() -> None:
+    programs = [_scale("a", 2.0), _scale("b", 3.0, BF16)]
+    wires = [Wire(0, 0, 1, 0)]
+    with pytest.raises(LinkError, match="strict_types"):
+        link_programs(programs, wires, machine=TINY, name="ab", strict_types=True)
+
+
+def test_keeping_an_output_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LinkError, match=r"outputs \[\(0, 7\)\] to keep do not exist"):
+        link_programs([_scale("a", 2.0)], [], machine=TINY, name="a", keep={(0, 7)})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stitch.errors import LinkError, UsageError
-from stitch.linker import ProgramNames, Wire, wires_in_words
+from stitch.linker import ProgramNames, Wire, chain_in_words, wires_in_words
 from stitch.program import Program
 from tests.linker.test_static_linking import Sketch
 
@@ -97,3 +97,18 @@ def test_slots_that_do_not_fit_are_all_said_with_both_descriptors() -> None:
         wires_in_words(ProgramNames(small), ["a.y=c.x", "a.z=c.h"])
     assert "2 wires do not fit" in str(caught.value)
     assert str(caught.value).count("4x4xf32:dram") == str(caught.value).count(f"{big}:dram") == 2
+
+
+def test_programs_of_one_name_are_called_by_index() -> None:
+    twice = _names(B, B)
+    with pytest.raises(UsageError, match=r"several modules are called 'b'(.|\n)*indices"):
+        wires_in_words(twice, "b.y=b.x")
+    assert wires_in_words(twice, "0.y=1.x") == (Wire(0, 0, 1, 0),)
+    labelled = _names(B, B, labels=("one", "two"))
+    assert wires_in_words(labelled, "one.y=two.x") == (Wire(0, 0, 1, 0),)
+
+
+def test_a_chain_that_does_not_fit_is_told_the_words_that_would_connect_it() -> None:
+    with pytest.raises(LinkError, match=r"wiring=\['front\.y=cell\.x'\]"):
+        chain_in_words(_names(B, CELL, labels=("front", "")))
+    assert chain_in_words(_names(B, B, A)) == (Wire(0, 0, 1, 0), Wire(1, 0, 2, 0))

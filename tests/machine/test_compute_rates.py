@@ -8,7 +8,13 @@ import itertools
 import pytest
 
 from stitch.errors import FormatError
-from stitch.machine import Compute, load_machine, machine_names, operation_seconds, parse_machine
+from stitch.machine import (
+    Compute,
+    load_machine,
+    machine_names,
+    operation_seconds,
+    parse_machine,
+)
 from stitch.ops import OperationWork
 from stitch.program import DataType, MathFidelity, Space
 
@@ -147,3 +153,26 @@ def test_a_wrong_rate_is_named_with_its_place(entry: str, words: list[str]) -> N
     text = str(caught.value)
     assert "m.yaml:7" in text
     assert all(word in text for word in words), text
+
+
+def test_one_core_carries_what_its_link_does() -> None:
+    n150 = load_machine("wormhole_n150")
+    compute, noc = n150.compute, n150.noc
+    assert compute is not None and noc is not None
+    plain = dataclasses.replace(compute, hidden_share=1.0, clock_hz=1e9)
+    work = elements(1, ((Space.DRAM, 60_000),))
+
+    def nanos(link: float | None) -> float:
+        machine = dataclasses.replace(n150, compute=plain, noc=dataclasses.replace(noc, link=link))
+        return operation_seconds(work, machine) * 1e9
+
+    assert nanos(20.0) == pytest.approx(3000)
+    # Without a figure of its own, a link carries the most of its table.
+    assert nanos(None) == pytest.approx(60_000 / noc.curve[-1][1])
+    alone = dataclasses.replace(n150, compute=plain, noc=None)
+    assert operation_seconds(work, alone) * 1e9 == pytest.approx(60_000 / 267)
+
+
+def test_the_host_alone_describes_no_rates() -> None:
+    assert [n for n in machine_names() if load_machine(n).compute is None] == ["host"]
+    assert operation_seconds(product(1), load_machine("host")) == 0.0

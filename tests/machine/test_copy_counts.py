@@ -287,3 +287,12 @@ def test_a_recorded_kernel_takes_what_recording_takes_where_it_is_the_slowest() 
     plain, recorded = N150.copy_seconds(counts), N150.copy_seconds(counts, 125 - 128 / 5.5)
     assert plain * 1e9 == pytest.approx(270 + (1 << 18) / 30)
     assert recorded * 1e9 == pytest.approx(270 + 128 * 125)
+
+
+def test_a_machine_with_more_cores_than_routers_prices_by_cores_alone() -> None:
+    shape = dataclasses.replace(N150.shape, core_grid=(8, 9))
+    machine = dataclasses.replace(N150, shape=shape)
+    far = TensorDesc((64, 288), Layout(BFLOAT16, Space.DRAM, TILE_SHAPE))
+    near = TensorDesc((64, 288), sharded((1, 9), "BLOCK", (2, 9), BFLOAT16))
+    counts = copy_counts(far, near, machine)
+    assert (counts.reading_cores, counts.busiest_link_nbytes) == (9, 0)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stitch.errors import FormatError
-from stitch.machine import LOOP_EXECUTORS, Machine, load_machine, parse_machine
+from stitch.machine import Machine, parse_machine
 from tests.support.benches import load_bench
 
 PATH: dict[str, object] = {
@@ -37,10 +37,6 @@ def described(**loops: object) -> Machine:
     return parse_machine(yaml.safe_dump({**HOST, "loops": {**CACHES, **loops}}).encode(), "m.yaml")
 
 
-def test_the_host_has_rates_of_every_executor() -> None:
-    assert tuple(each.executor for each in load_machine("host").loops) == LOOP_EXECUTORS
-
-
 def test_each_executor_has_its_rates_and_all_have_the_caches() -> None:
     first, second = described(numpy=RATES, torch=RATES | {"has_views": False}).loops
     assert (first.executor, second.executor) == ("numpy", "torch")
@@ -67,7 +63,3 @@ def test_what_the_benchmark_prints_is_read_as_a_description(
     printed = yaml.safe_load(capsys.readouterr().out)
     (rates,) = described(**printed["loops"]).loops
     assert rates.executor == "numpy" and rates.has_views
-
-
-def test_the_benchmark_refuses_an_executor_that_has_no_rates() -> None:
-    assert load_bench("loop_rates").main(["--executors", "auto"]) == 2

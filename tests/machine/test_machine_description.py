@@ -269,3 +269,8 @@ def test_first_fit_looks_at_dram_from_the_bottom_as_devices_do() -> None:
     shape = parse_machine(text.encode(), "mine.yaml").shape
     assert shape.l1 is not None and shape.l1.policy is Policy.FIRST_FIT
     assert shape.dram is not None and shape.dram.policy is Policy.FIRST_FIT_UPWARDS
+
+
+def test_a_missing_file_names_itself(tmp_path: FilePath) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        load_machine(tmp_path / "nowhere.yaml")

@@ -9,7 +9,16 @@ from stitch import ComputationGraphBuilder, DataType
 from stitch.graph import SymbolicTensor, scan
 from stitch.machine import load_machine, operation_seconds, program_seconds
 from stitch.ops import work_of
-from stitch.program import Body, Layout, Operation, OperationList, Program, Space, Value, ValueType
+from stitch.program import (
+    Body,
+    Layout,
+    Operation,
+    OperationList,
+    Program,
+    Space,
+    Value,
+    ValueType,
+)
 
 TINY = load_machine("tiny")
 F32 = DataType.FLOAT32
@@ -75,3 +84,10 @@ def test_what_is_between_rounds_lies_where_the_results_of_each_scan_do() -> None
     assert TINY.compute is not None
     alone = program_seconds(plain, TINY) - TINY.compute.launch_seconds
     assert far == pytest.approx(3 * alone)
+
+
+def test_a_machine_without_rates_takes_no_time() -> None:
+    builder = ComputationGraphBuilder("m")
+    x = builder.input("x", (64, 64), F32)
+    builder.output("y", builder.op("Relu", x))
+    assert program_seconds(compiled(builder), load_machine("host")) == 0.0

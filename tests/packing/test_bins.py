@@ -132,3 +132,12 @@ def test_gaps_are_what_obstacles_leave(taken: set[int]) -> None:
     left = {at for start, size in gaps for at in range(start, start + size)}
     assert left == set(range(3, 38)) - taken
     assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(gaps))
+
+
+def test_gaps_too_large_for_sums_count_as_wholly_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bins, "_MOST_SUMS", 0)
+    packing = pack([5, 5, 5, 4], [9, 10])
+    assert packing.chosen is not None
+    packing = pack([6, 6, 6], [11, 11])
+    assert packing.refutation is not None and not packing.refutation.by_sums
+    assert replays([6, 6, 6], [11, 11], packing.refutation)

@@ -23,7 +23,9 @@ from stitch.planner import (
     check_plan,
     plan,
 )
+from stitch.planner.checker.symbolic_memory import ByteMap, ContentPiece
 from stitch.program import Space
+from tests.support.machines import without_path
 from tests.support.planner import cases
 from tests.support.planner.small_requests import BF16, DRAM, L1, Scene, desc_of, program
 
@@ -217,3 +219,35 @@ def test_a_cycle_of_which_more_than_one_piece_leaves_is_named() -> None:
 
 
 # -- the map of bytes -----------------------------------------------------------------------------
+
+
+def test_a_buffer_that_is_too_small_for_its_tensor_is_named() -> None:
+    made = plan(cases.roomy())
+    _, step = first(made, Allocate)
+    assert "room" in kinds(changed(made, Allocate, buffer=replace(step.buffer, size_per_bank=2544)))
+
+
+def test_a_transfer_over_a_path_that_the_machine_lacks_is_named() -> None:
+    made = plan(cases.fragmented())
+    cut = replace(made.request, machine=without_path(made.request.machine, L1, L1))
+    assert "transfer" in kinds(replace(made, request=cut))
+
+
+def test_a_cycle_that_had_a_free_granule_is_no_reason_to_bounce() -> None:
+    made = plan(cases.swapped())
+    small = tuple(replace(b, size_per_bank=2032) for b in made.request.buffers)
+    looser = replace(made, request=replace(made.request, buffers=small))
+    assert "certificate" in kinds(looser)
+
+
+def test_a_price_is_no_reason_to_bounce_where_moves_inside_are_impossible() -> None:
+    made = plan(cases.swapped_with_a_spare_granule())
+    cut = replace(made.request, machine=without_path(made.request.machine, L1, L1))
+    assert "certificate" in kinds(replace(made, request=cut))
+
+
+def test_an_overlapping_move_keeps_the_content_whole() -> None:
+    space = ByteMap()
+    space.write(10, 20, 1)
+    space.move(10, 4, 10)
+    assert space.read(4, 14) == (ContentPiece(4, 14, 1, 0),)

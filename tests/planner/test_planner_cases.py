@@ -113,34 +113,6 @@ def test_a_cycle_in_a_full_dram_is_staged_on_the_host() -> None:
     assert step.certificate is not None and step.certificate.kind == "cycle"
 
 
-def test_a_tensor_under_a_programs_scratch_moves_before_the_program_runs() -> None:
-    made = plan(cases.under_scratch())
-    first = next(i for i, s in enumerate(made.steps) if isinstance(s, Execute))
-    move = next(i for i, s in enumerate(made.steps) if isinstance(s, Relocate))
-    assert move < first
-    ran = made.steps[first]
-    assert isinstance(ran, Execute) and ran.scratch == (Space.L1, 1024, 704)
-    (step,) = moves(made)
-    assert all(address >= 1024 + 704 for _, address in step.targets)
-
-
-def test_the_eviction_takes_the_tensor_that_is_read_last_and_proves_that_l1_is_too_small() -> None:
-    made = plan(cases.over_capacity())
-    (out,) = evictions(made)
-    assert out.value == 0
-    assert out.certificate is not None and out.certificate.kind == "capacity"
-    assert sum(out.certificate.pieces) == 1024 * 5 and sum(out.certificate.gaps) == 4096
-
-
-def test_a_tensor_is_written_to_dram_once_however_often_it_has_to_make_room() -> None:
-    made = plan(cases.clean_copies())
-    written = [step.value for step in evictions(made)]
-    assert sorted(written) == sorted(set(written))
-    left = [s for s in made.steps if isinstance(s, Free)]
-    arrivals = [s for s in made.steps if isinstance(s, Copy) and s.kind == "copy"]
-    assert len(arrivals) > len(written) and len(left) > len(written)
-
-
 def test_a_small_tensor_leaves_rather_than_a_large_one_that_is_read_a_little_later() -> None:
     scene = Scene(cases.SMALL)
     large = scene.tensor(desc_of(3072), 1024, keep=True)

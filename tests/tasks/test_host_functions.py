@@ -152,3 +152,18 @@ def test_the_decorator_makes_a_task_that_queues_where_its_futures_are() -> None:
     def shown(x: Any) -> None: ...
 
     assert shown(made) == () and len(graph) == 2
+
+
+def test_objects_that_are_called_need_no_hash() -> None:
+    class Scale:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    graph, scale = TaskGraph(), Scale()
+    x = graph.input(HOST)
+    for _ in range(2):
+        x = graph.host(scale, x, returns=HOST)
+        x = graph.host(host_function(scale, returns=HOST), x)
+    assert [made.name for made in graph.tasks] == ["Scale"] * 4 and graph.validate() == ()

@@ -178,3 +178,18 @@ def test_what_no_device_prepares_is_listed() -> None:
                 device.prepare(unfit)
     # They are sound: they may be written down, and joined to others.
     assert TaskGraph.from_json(graph.as_json(), programs=graph.programs) == graph
+
+
+def test_of_a_long_circle_some_are_named() -> None:
+    graph = TaskGraph("long")
+    value = graph.input(HOST, "x")
+    for _ in range(1000):
+        made = graph.call(program("p", "Abs", 1), value)
+        assert not isinstance(made, tuple)
+        value = made
+    graph.output(value, "y")
+    table = graph.table()
+    first, *others = table.tasks
+    circle = replace(table, tasks=(first._replace(inputs=(value.number,)), *others))
+    cycle = next(problem for problem in problems_of(circle) if problem.kind == "cycle")
+    assert " -> 980 more -> " in cycle.detail and len(cycle.detail) < 1000

@@ -344,3 +344,8 @@ def test_a_folder_that_was_removed_is_made_anew_unless_another_training_did(tmp_
     other.close()
     assert folder.save(Checkpoint(4, some_state(4))).exists()
     folder.close()
+
+
+def test_no_folder_and_no_checkpoint_are_no_error(tmp_path: Path) -> None:
+    assert CheckpointFolder(tmp_path / "none").newest(print) is None
+    assert CheckpointFolder(tmp_path).newest(print) is None

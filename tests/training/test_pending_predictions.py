@@ -154,3 +154,17 @@ def test_what_torch_says_of_a_shape_is_no_pending_value(asked: Callable[[Any], A
 def test_a_pending_number_is_formatted_as_a_number() -> None:
     pred, expected, _ = predicted()
     assert f"{pred.mean():.3f}" == f"{expected.mean().item():.3f}"
+
+
+def test_a_loop_that_counts_what_is_right_reads_nothing_before_its_end() -> None:
+    _, expected, model = predicted()
+    right = 0
+    for _ in range(3):
+        right = right + (model(X).argmax(1) == Y).sum()
+    assert right.tensor.is_pending  # type: ignore[attr-defined]  # no number any more
+    assert int(right) == 3 * int((expected.argmax(1) == Y).sum())
+
+
+def test_bytes_are_exported_once_they_are_there() -> None:
+    pred, expected, _ = predicted()
+    torch.testing.assert_close(torch.from_dlpack(pred), expected)

@@ -167,3 +167,14 @@ def test_weights_are_one_for_each_class() -> None:
             net, (torch.ones(2, 6),), optimizer=optimizer,
             loss=nn.CrossEntropyLoss(weight=torch.ones(4)),
         )  # fmt: skip
+
+
+def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
+    loss = functional.cross_entropy
+    call = stitch.training.loss_of_call(
+        loss, (torch.ones(2, 5), torch.ones(2, 5)), {"weight": COUNTED, "label_smoothing": 0.1}
+    )
+    assert call.loss.config() == {
+        "loss": "categorical_crossentropy", "reduction": "mean", "weight": WEIGHTS,
+        "label_smoothing": 0.1,
+    }  # fmt: skip

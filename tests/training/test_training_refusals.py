@@ -272,3 +272,18 @@ def test_whole_numbers_that_do_not_fit_are_refused() -> None:
         model.instance.set_tensor("table", np.full((8, 3), 1e300))
     with pytest.raises(LayoutError, match="tensor 'table' cannot become an array"):
         model.instance.set_tensor("table", [[1.0], [1.0, 2.0]])
+
+
+def test_a_graph_with_nothing_to_train_is_refused() -> None:
+    b = ComputationGraphBuilder("bare")
+    b.output("y", b.relu(b.input("x", (4, 4), "float32")))
+    with pytest.raises(CompileError, match="no parameters to train"):
+        stitch.compile(b.build(), optimizer="sgd", loss="mse")
+
+
+def test_a_batch_of_another_shape_is_refused_before_anything_runs() -> None:
+    model = compiled()
+    with pytest.raises(UsageError, match="another shape"):
+        model(np.zeros((15, 10), np.float32))
+    with pytest.raises(UsageError, match="one array for each input"):
+        model()

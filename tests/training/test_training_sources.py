@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stitch
 from stitch.errors import UsageError
-from stitch.program import Array
-from stitch.training import optimizer_from_config
+from stitch.program import Array, InputKind
+from stitch.training import as_trainable, optimizer_from_config
 from stitch.training.losses import Loss
 from tests.support.grids import in_turn, rows
 from tests.support.training.models import FEATURES, batches, compiled, mlp, train
@@ -144,3 +144,16 @@ def test_an_onnx_model_trains_like_the_same_graph_from_a_builder() -> None:
     model = compiled(graph=onnx_mlp())
     assert train(model, batches(4), 8) == train(compiled(), batches(4), 8)
     assert sorted(model.instance.parameters()) == sorted(weights())
+
+
+def test_statistics_of_batch_normalization_are_not_trained() -> None:
+    b = stitch.ComputationGraphBuilder("normalized")
+    x = b.input("x", (16, FEATURES), "float32")
+    ones, zeros = np.ones(FEATURES, np.float32), np.zeros(FEATURES, np.float32)
+    made = b.batch_norm(
+        x, b.parameter("scale", ones), b.parameter("shift", zeros),
+        b.parameter("mean", zeros), b.parameter("variance", ones),
+    )  # fmt: skip
+    b.output("y", b.linear(made, b.parameter("w", np.ones((1, FEATURES), np.float32))))
+    trained = as_trainable(b.build())
+    assert trained.names(InputKind.PARAMETER) == ("scale", "shift", "w")

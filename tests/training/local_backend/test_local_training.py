@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import UsageError
+from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.program import InputKind
+from stitch.program import InputKind, Role
 from stitch.training import LocalTaskBackend, ModelTrainingInstance
 from tests.support.grids import every
 from tests.support.training.models import batches, compiled, mlp
@@ -175,3 +175,24 @@ def test_states_and_masters_have_the_bits_of_the_four_programs(
             for name in names:
                 theirs = model.instance.get_tensor(name)
                 assert backend.get_tensor(name).tobytes() == theirs.tobytes(), name
+
+
+def test_a_graph_of_another_backing_is_refused() -> None:
+    with LocalTaskBackend(mlp()) as backend, pytest.raises(UsageError, match="another graph"):
+        ModelTrainingInstance(mlp(), backend)
+
+
+def test_a_graph_without_parameters_has_forward_tasks_only() -> None:
+    b = ComputationGraphBuilder("plain")
+    b.output("y", b.relu(b.input("x", (2, 2), "float32")))
+    graph = b.build()
+    with LocalTaskBackend(graph) as backend:
+        instance = ModelTrainingInstance(graph, backend)
+        backend.set_tensor("x", [[-1.0, 2.0], [3.0, -4.0]])
+        instance.forward()
+        assert backend.get_tensor("y").tolist() == [[0, 2], [3, 0]]
+        assert [len(backend.tasks(role)) for role in Role] == [1, 0, 0, 0]
+        with pytest.raises(UsageError, match="no gradients to compute"):
+            instance.backward()
+    with pytest.raises(CompileError, match="no parameters to train"):
+        LocalTaskBackend(graph, loss="mse")

@@ -16,9 +16,11 @@ from stitch.tasks import Permission
 from stitch.training import (
     LocalTaskBackend,
     RuntimeArgument,
+    SlotKind,
     TaskArgumentAccessor,
     TaskBinding,
     TaskInvocation,
+    TaskSignature,
     backward_binding,
     backward_signature,
     task_signature,
@@ -281,3 +283,33 @@ def test_a_tensor_that_was_put_is_not_written_to_where_others_hold_it(
     kept = backend.store.tensor("c.grad")
     backend.set_tensor("c.grad", before)
     np.testing.assert_array_equal(kept.numpy(), before + 1)
+
+
+def test_a_reference_to_another_type_is_refused(backend: LocalTaskBackend) -> None:
+    signature = TaskSignature(arguments={"count": int, "where": RuntimeDevice})
+    backend.register_task("counting", signature, lambda accessor: None)
+    right = {
+        "count": RuntimeArgument.ITERATION, "where": RuntimeArgument.DEVICE_STATE
+    }  # fmt: skip
+    accessor = backend.get_args(TaskInvocation("counting", TaskBinding(arguments=right)))
+    assert accessor.get_argument("count") == 0
+    assert accessor.get_argument("where") is backend.device
+    wrong = {**right, "count": RuntimeArgument.DEVICE_STATE}
+    accessor = backend.get_args(TaskInvocation("counting", TaskBinding(arguments=wrong)))
+    with pytest.raises(TaskError, match="'count' of task 'counting' has another type"):
+        accessor.get_argument("count")
+
+
+def test_optional_slots_may_stay_unbound(backend: LocalTaskBackend) -> None:
+    accessor = given(backend)
+    assert accessor.has("x") and not accessor.has("bias") and not accessor.has_grad("x")
+    with pytest.raises(UsageError, match="nothing is bound to the slot 'bias'"):
+        accessor.get_tensor("bias", READ)
+
+
+def test_two_slots_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two slots 'x'"):
+        task_signature(inputs=["x"], outputs=["x"])
+    with pytest.raises(UsageError, match="no tensor slot 'z'"):
+        task_signature(inputs=["x"], variadic=["z"])
+    assert task_signature(weights=["w"]).tensor("w").kind is SlotKind.WEIGHT

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import TaskError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.errors import CompileError, TaskError, UsageError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.program import InputKind, Role, Space
 from stitch.tasks import Permission
 from stitch.training import (
@@ -216,3 +216,58 @@ def test_times_are_those_of_every_layer_and_the_kernels_really_run() -> None:
             assert all(t.seconds > 0 for t in (*forward, *back, *updated))
             assert forward[0].location.startswith("models.py:")
     assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_a_tensor_that_is_there_is_taken_as_it_is() -> None:
+    ((x, _),) = batches(1)
+    with LocalTaskBackend(mlp()) as backend:
+        given = backend.device.tensor(x).to_layout(backend.store.desc("x"))
+        backend.set_tensor("x", given)
+        ModelTrainingInstance(backend.graph, backend).forward()
+        assert backend.store.tensor("x").address == given.address
+        with pytest.raises(UsageError, match="'x' has another shape"):
+            backend.set_tensor("x", backend.device.tensor(x[:3]))
+        with pytest.raises(UsageError, match="'x' is declared with another description"):
+            backend.store.add_tensor("x", backend.store.desc("fc1.bias"))
+
+
+def test_placement_of_the_graph_are_refused() -> None:
+    graph = mlp().with_placement(PlacementOption("input", "x", "space", Space.L1))
+    with pytest.raises(CompileError, match=r"has placement options(.|\n)*spaces="):
+        LocalTaskBackend(graph)
+
+
+def test_a_task_keeps_its_signature() -> None:
+    with LocalTaskBackend(mlp()) as backend:
+        with pytest.raises(UsageError, match=r"'Relu\.forward' is registered with another"):
+            backend.register_task("Relu.forward", task_signature(outputs=["y"]), leaky)
+        with pytest.raises(UsageError, match="cannot be called"):
+            backend.register_task("new", task_signature(), None)  # type: ignore[arg-type]
+
+
+def test_names_that_are_no_tensors_are_refused() -> None:
+    cases: list[dict[str, Any]] = [{"spaces": {"rely": "l1"}}, {"weights": {"fc1.wait": [0.0]}}]
+    for options in cases:
+        with pytest.raises(UsageError, match=r"rely|fc1.wait"):
+            LocalTaskBackend(mlp(), **options)
+    with pytest.raises(CompileError, match=r"no input 'fc3\.weight'"):
+        LocalTaskBackend(mlp(), wanted=["fc3.weight"])
+    with pytest.raises(UsageError, match="takes a ComputationGraph as graph"):
+        LocalTaskBackend("mlp")  # type: ignore[arg-type]
+
+
+def test_a_closed_backend_says_so() -> None:
+    with LocalTaskBackend(mlp()) as backend:
+        instance = ModelTrainingInstance(backend.graph, backend)
+    with pytest.raises(UsageError, match="this backend is closed"):
+        instance.forward()
+
+
+def test_a_wrong_space_or_permission_is_named() -> None:
+    wrong: Any = 3
+    with pytest.raises(UsageError, match="takes a space"):
+        LocalTaskBackend(mlp(), spaces={"y": "l3"})
+    with LocalTaskBackend(mlp()) as backend:
+        accessor = backend.get_args(backend.tasks("forward")[0].invocation)
+        with pytest.raises(UsageError, match=r"takes a Permission .* as permission"):
+            accessor.get_tensor("input0", wrong)
