@@ -8,13 +8,7 @@ import itertools
 import pytest
 
 from stitch.errors import FormatError
-from stitch.machine import (
-    Compute,
-    load_machine,
-    machine_names,
-    operation_seconds,
-    parse_machine,
-)
+from stitch.machine import Compute, load_machine, machine_names, operation_seconds, parse_machine
 from stitch.ops import OperationWork
 from stitch.program import DataType, MathFidelity, Space
 

@@ -9,16 +9,7 @@ from stitch import ComputationGraphBuilder, DataType
 from stitch.graph import SymbolicTensor, scan
 from stitch.machine import load_machine, operation_seconds, program_seconds
 from stitch.ops import work_of
-from stitch.program import (
-    Body,
-    Layout,
-    Operation,
-    OperationList,
-    Program,
-    Space,
-    Value,
-    ValueType,
-)
+from stitch.program import Body, Layout, Operation, OperationList, Program, Space, Value, ValueType
 
 TINY = load_machine("tiny")
 F32 = DataType.FLOAT32
