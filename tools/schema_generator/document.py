@@ -64,6 +64,24 @@ while it is mapped takes the pages away from under the reader, and the operating
 process (SIGBUS) at the next touch. Replace files by renaming a new one over the old, as `save`
 does: whoever has the old one mapped keeps it.
 
+## What a writer does
+
+In C++, `flatc --cpp schema/program.fbs` writes builders, which need the headers of flatc's own
+version; `FinishSizePrefixed(root, "{identifier}")` gives positions 0 to 4 + size. Append the
+CRC-32, the zeros and the segments. `stitch-inspect --verify=full FILE` checks 1 to 7 of the list
+above, `stitch-run --dry_run FILE` all of it.
+
+* `version` is the version of the format that the writer knows; `opset` says of which opset of ONNX
+  the module was, and readers compute the same whatever it is.
+* `machine` has the usable addresses of every bank, not a bank's whole size:
+  `stitch-inspect --json` prints `base`, `limit`, `alignment` and `granule` of any file's machine.
+* Operations are in an order in which each value is made before it is read.
+* An input, an output and a constant may have the address -1: the runtime chooses.
+* Any other value lies in the scratch: its layout has the scratch's space, is row-major and
+  interleaved, stores the logical data type, and its `address` counts bytes from the start of the
+  scratch, over all banks, a multiple of 64. `size_per_bank` of the scratch, times the banks of its
+  space, holds them all.
+
 ## Bodies and scans
 
 An operation that carries a body is what its body computes, once: feature `bodies`. All that bodies
