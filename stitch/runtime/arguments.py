@@ -92,11 +92,11 @@ def link_argument(
         return value
     if isinstance(argument, Handle):
         raise UsageError(
-            f"{port.origin} is no value of a device",
+            f"{port.origin} is not an array or tensor",
             expected=f"an array, or a tensor of {device!r}",
             got=" ".join(repr(argument).split())[:60],
             remedy="call programs on futures in their graph, graph.call(program, future); a host "
-            "function gives tensors where it says returns=desc",
+            "function returns tensors if it declares returns=desc",
         )
     allowed = device.host_memory.allowed
     host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
@@ -114,7 +114,7 @@ def check_submission(agent: object, arguments: object) -> None:
     assert isinstance(arguments, Sequence)
     if len(arguments) != len(agent.ports):
         raise UsageError(
-            f"device.submit takes a value for each input of {agent.name!r} as arguments",
+            f"device.submit got the wrong number of arguments for {agent.name!r}",
             expected=f"{len(agent.ports)}: {', '.join(port.name for port in agent.ports)}",
             got=str(len(arguments)),
         )
@@ -128,7 +128,7 @@ def link_value(device: Caller, name: str, port: InputPort, value: ValueRecord) -
             f"input {port.name!r} of {name!r} is a tensor of another device",
             expected=f"an array, or a tensor of {device!r}",
             got=f"a tensor of {value.device!r}",
-            remedy="bring it over with .numpy()",
+            remedy="copy it to this device: device.tensor(tensor.numpy())",
         )
     if value.desc_key not in port.accepted:
         origin = value.by or "a tensor"
@@ -152,5 +152,5 @@ def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
                 why = "it is passed twice"
             raise TaskError(
                 f"input {name!r} of {agent.name!r} is donated, but {why}",
-                remedy="donate a tensor that nothing else refers to",
+                remedy="donate a tensor without other references, or a copy of it",
             )

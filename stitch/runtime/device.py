@@ -79,7 +79,7 @@ class RuntimeDevice(TensorAccess):
         prices: Prices | None = None,
     ) -> None:
         if not isinstance(window, int) or window < 1:
-            raise UsageError("a window holds at least one task", got=repr(window))
+            raise UsageError("window must be at least 1 task", got=repr(window))
         AGGREGATE.check("open_device", "aggregate", aggregate)
         if (
             not isinstance(inter_op_threads, int)
@@ -145,7 +145,7 @@ class RuntimeDevice(TensorAccess):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a device belongs to its process: open one there, and load the .ttb files again"
+            "a device belongs to its process and cannot be copied: open one there and load the .ttb files"
         )
 
     def __enter__(self) -> Self:
@@ -452,7 +452,7 @@ class RuntimeDevice(TensorAccess):
             self.run_queue()
         if result.is_pending and not self.computes:
             raise TaskError(
-                f"the null executor computes nothing, so host function {result.name!r} did not run",
+                f"host function {result.name!r} did not run: the null executor computes no data",
                 remedy="open the device with executor='numpy'",
             )
 

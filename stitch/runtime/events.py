@@ -180,9 +180,9 @@ class EventStream:
         depth = self._telling.depth
         if depth == MAX_NESTED:
             raise TaskError(
-                f"a listener that hears of {type(event).__name__} uses its device, which tells it "
-                "of that, so it uses its device again",
-                remedy="let it act on what others do only, or note the event and act afterwards",
+                f"an event listener causes endless events: for each {type(event).__name__} it uses "
+                "the device, which sends another event",
+                remedy="ignore events that the listener causes, or record the event and act later",
             )
         try:
             self._telling.depth = depth + 1

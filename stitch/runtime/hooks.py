@@ -26,9 +26,9 @@ from stitch.runtime.events import TIMES, Moment
 def not_just_made(program: Program, index: int | None) -> UsageError:
     """Return the error for a `HookContext.replace` that comes too early or too late."""
     return UsageError(
-        "replace is for what an operation has just made",
+        "HookContext.replace was called outside the after_operation hook of its operation",
         where=f"program {program.name!r}" + ("" if index is None else f", operation {index}"),
-        expected="to be called in an after_operation hook, before it returns",
+        expected="a call in an after_operation hook, before it returns, in the same thread",
     )
 
 
@@ -74,7 +74,7 @@ class HookContext:
             wanted.shape, wanted.dtype,
         ):  # fmt: skip
             raise UsageError(
-                "an output is replaced by an array of its own shape and type",
+                "the replacement of an output must have its shape and type",
                 where=f"output {output} of {'' if self.operation is None else self.operation.op}",
                 expected=f"{wanted.dtype}{list(wanted.shape)}",
                 got=f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray)
@@ -147,7 +147,7 @@ class Hooks:
             HOOK.check("hooks.register", moment, hook)
         hooks = {moment: hook for moment, hook in given.items() if hook is not None}
         if not hooks:
-            raise UsageError("register needs a hook", expected=", ".join(MOMENTS))
+            raise UsageError("hooks.register needs at least one hook", expected=", ".join(MOMENTS))
         try:
             self._add(hooks)
         except BaseException:

@@ -91,7 +91,7 @@ class DeviceLocking:
         if self.is_left_behind:
             raise TaskError(
                 f"device {self._name!r} belongs to process {self._process}, which opened it",
-                where=f"process {os.getpid()}, made from it by a fork",
+                where=f"process {os.getpid()}, forked from it",
                 remedy="open a device in this process, or start processes by multiprocessing's "
                 "'spawn' instead of 'fork'",
             )
@@ -265,11 +265,11 @@ class DeviceLocking:
 
 def _inside(name: str) -> TaskError:
     return TaskError(
-        f"device {name!r} is in the middle of a plan, or of a call, of this thread: a hook cannot "
-        "use it, nor can a kernel, a signal handler or a finalizer, nor a listener that hears of a "
-        "plan being made",
-        remedy="look at what the hook or the listener is given, note what has happened, and act "
-        "after the call",
+        f"device {name!r} is in the middle of a plan, or of a call, of this thread: it cannot be "
+        "used by a hook, kernel, signal handler or finalizer, nor by an event listener that "
+        "handles PlanMade",
+        remedy="use only the arguments of the hook or listener, record the event, and use the "
+        "device after the call",
     )
 
 

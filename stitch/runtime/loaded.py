@@ -281,7 +281,9 @@ class LoadedProgram:
         return self.ports[which].desc.layout
 
     def __reduce__(self) -> Any:
-        raise TypeError("a loaded program belongs to its device: load its .ttb file there again")
+        raise TypeError(
+            "a loaded program belongs to its device and cannot be copied: load its .ttb file there"
+        )
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{p.name}: {p.type.text()}" for p in self.ports)

@@ -80,8 +80,8 @@ def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
     executor = device.backend.executor
     if executor.computes and program.is_opaque:
         raise IncompatibleError(
-            f"program {program.name!r} is opaque: its operations are names of another compiler's, "
-            "which no executor computes",
+            f"program {program.name!r} is opaque: it has operations of another compiler, "
+            "which no executor implements",
             where=where,
             expected="the executor 'null', which plans it without data",
             got=f"the executor {executor.name!r}",
@@ -177,9 +177,9 @@ def check_program(program: Program, machine: MachineShape) -> None:
         # Only bodies of scans remain; they run unexpanded.
         for index, body in enumerate(written.bodies):
             check_types(body, f"{program.name}, body {index}", written.bodies)
-        _refuse(program, "the bodies of program {}, written out, do not fit its scratch",
+        _refuse(program, "the expanded bodies of program {} do not fit its scratch",
                 scratch_problems(written, machine))  # fmt: skip
-    _refuse(program, "the intermediate values of program {} do not lie in its scratch",
+    _refuse(program, "the intermediate values of program {} are not inside its scratch",
             scratch_problems(program, machine))  # fmt: skip
     _refuse(program, "program {} overwrites what it still reads", alias_problems(program))
 
@@ -205,7 +205,7 @@ def alias_problems(program: Program) -> Iterator[Problem]:
         if obstacle is not None:
             source = program.inputs[slot.aliases_input].name
             yield Problem("unproved_alias", f"output {at} ({slot.name})",
-                          f"it may not lie on input {source!r}: {obstacle}")  # fmt: skip
+                          f"it must not alias input {source!r}: {obstacle}")  # fmt: skip
 
 
 def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> None:
@@ -233,7 +233,7 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
         for value, kind in zip(operation.outputs, inferred, strict=False):
             if value != ABSENT and program.values[value].type != kind:
                 raise CompileError(
-                    f"{operation.op} does not make what the program says",
+                    f"the output type of {operation.op} differs from the inferred one",
                     where=where,
                     expected=kind.text(),
                     got=program.values[value].type.text(),

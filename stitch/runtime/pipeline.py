@@ -28,10 +28,10 @@ class RuntimePipeline(PreparedGraph):
         if not self.programs or strangers:
             got = strangers[0] if strangers else programs
             raise UsageError(
-                "a pipeline needs at least one program, loaded on a device",
-                expected="programs: a list of what device.load gave",
+                "a pipeline needs at least one program that is loaded on a device",
+                expected="programs: a list of results of device.load",
                 got=f"{type(got).__name__}: {' '.join(repr(got).split())[:60]}",
-                remedy="load files or models first: Pipeline([device.load(one) for one in (a, b)])",
+                remedy="load files or models first: Pipeline([device.load(f) for f in (a, b)])",
             )
         device = self.programs[0].device
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]

@@ -43,7 +43,7 @@ class Tensor:
         return self.to_layout(self.layout.without_address(), copy=True)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a tensor belongs to its device: pickle tensor.numpy() instead")
+        raise TypeError("cannot pickle a device tensor: pickle tensor.numpy() instead")
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -132,20 +132,20 @@ class Tensor:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"a tensor on a device has no {name!r}: tensor.numpy() gives its elements as an array, "
-            "torch.as_tensor(tensor) as a tensor of torch"
+            f"a device tensor has no attribute {name!r}: use tensor.numpy() for a NumPy array, "
+            "torch.as_tensor(tensor) for a torch tensor"
         )
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a tensor without dimensions has no length")
+            raise TypeError("a tensor with 0 dimensions has no length")
         return self.shape[0]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Tensor) or other is None:
             return self is other
         raise TypeError(
-            f"a tensor is not compared with {type(other).__name__}: compare the elements, as in "
+            f"cannot compare a tensor with {type(other).__name__}: compare the elements, as in "
             "tensor.numpy() == ..."
         )
 
@@ -200,7 +200,9 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError("a device tensor cannot become an array without a copy; use dlpack")
+            raise ValueError(
+                "a device tensor cannot become an array without a copy; use np.from_dlpack"
+            )
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -253,12 +255,14 @@ class Tensor:
         if index is ...:
             return handle_on(self._record)
         if not self.shape:
-            raise LayoutError("a tensor without dimensions cannot be indexed")
+            raise LayoutError("cannot index a tensor with 0 dimensions")
         length = self.shape[0]
         if isinstance(index, slice):
             start, stop, step = index.indices(length)
             if step != 1:
-                raise LayoutError("a view takes consecutive elements", got=f"step {step}")
+                raise LayoutError(
+                    "a view needs consecutive rows: step must be 1", got=f"step {step}"
+                )
             stop = max(stop, start)
             value = self._record
             rows: Tensor = value.device.view(self, value, start, stop, keep=True)

@@ -67,7 +67,7 @@ class TensorAccess(DeviceLocking):
                 where=call,
                 expected=f"a tensor of {self!r}",
                 got=f"{tensor.desc.text()} of {tensor.device!r}",
-                remedy="bring it over: device.tensor(tensor.numpy())",
+                remedy="copy it to this device: device.tensor(tensor.numpy())",
             )
 
     # -- looking -----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class TensorAccess(DeviceLocking):
         ready = perf_counter() if is_timed else 0.0
         if not self.contents.has_data:
             raise TaskError(
-                "the null executor computes no data, so there is nothing to read",
+                "cannot read this tensor: the null executor computes no data",
                 remedy="open the device with executor='numpy'",
             )
         instance = value.instances[0]
@@ -149,7 +149,9 @@ class TensorAccess(DeviceLocking):
         names = [s.value for s in self.backend.spaces]
         either(TEXT, instance_of("a Space", Space)).check("Device.memory", "space", space)
         if not isinstance(space, Space) and space not in names:
-            raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
+            raise UsageError(
+                f"this machine has no memory space {space!r}", expected=" or ".join(names)
+            )
         wanted = Space(space)
         # Raises for an unknown space; machine and backend have the same spaces.
         self.machine.shape.space(wanted)
@@ -163,7 +165,7 @@ class TensorAccess(DeviceLocking):
         instance = tensor._record.instances[0]
         start = self.contents.start(instance)
         if start is None:
-            raise LayoutError("this tensor is a host array outside the device's memory")
+            raise LayoutError("this tensor is a host array and has no footprint in device memory")
         return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
 
     # -- making ------------------------------------------------------------------------------------
@@ -254,13 +256,13 @@ class TensorAccess(DeviceLocking):
         except LinkError as error:
             raise LinkError(
                 error.what, where=error.where, expected=error.expected, got=error.got,
-                remedy="give an array of the tensor's shape and kind: .reshape(...), .astype(...)",
+                remedy="pass an array of the tensor's shape and type: .reshape(...), .astype(...)",
             ) from error  # fmt: skip
         target = value.instances[0].buffer.array
         if target is not None and not target.flags.writeable:
             raise LayoutError(
-                "this tensor borrows an array that is read-only",
-                remedy="make a tensor of your own: device.tensor(array)",
+                "cannot write this tensor: it borrows a read-only array",
+                remedy="copy it instead of borrowing: device.tensor(array)",
             )
 
     def _write(self, value: ValueRecord, elements: Array) -> None:
@@ -418,7 +420,7 @@ def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineS
     if isinstance(layout, TensorDesc):
         if layout.shape != desc.shape:
             raise LayoutError(
-                "to_layout keeps the shape",
+                "to_layout cannot change the shape",
                 expected=str(list(desc.shape)),
                 got=str(list(layout.shape)),
             )

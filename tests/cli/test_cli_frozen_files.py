@@ -31,7 +31,7 @@ def test_of_a_program_that_does_not_load_the_defect_stands_where_the_host_memory
     cli: Cli,
 ) -> None:
     path = str(FORMATS / "v1.1.ttb")
-    defect = "Gemm does not make what the program says"
+    defect = "the output type of Gemm differs from the inferred one"
     said = f"host memory: unknown, numpy cannot run this program: {defect}"
     assert said in cli("inspect", path).out
     found = json.loads(cli("inspect", path, "--json").out)

@@ -173,7 +173,7 @@ def test_the_window_closes_when_it_is_full() -> None:
         assert [r.is_pending for r in results] == [False] * 4 + [True] * 2
     with stitch.open_device("tiny", window=1) as device:
         assert not one(device.load(scaled("a", 2.0))(integers())).is_pending
-    with pytest.raises(UsageError, match="at least one task"):
+    with pytest.raises(UsageError, match="at least 1 task"):
         stitch.open_device("tiny", window=0)
 
 

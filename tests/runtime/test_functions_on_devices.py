@@ -169,7 +169,7 @@ def test_results_are_handed_on_before_they_are_there() -> None:
         assert isinstance(second, HostResult) and second.is_pending
         assert second.result() == ("second", ("first", 1), ("first", 1))
         assert repr(first) == "<HostResult of named ready>"
-        with pytest.raises(TypeError, match="pickle what"):
+        with pytest.raises(TypeError, match="cannot pickle a HostResult"):
             pickle.dumps(first)
 
 
@@ -190,7 +190,7 @@ def test_the_null_executor_calls_nothing() -> None:
         result = device.call(named, "x")
         device.call(double, X)
         device.wait()
-        with pytest.raises(TaskError, match="null executor computes nothing"):
+        with pytest.raises(TaskError, match="null executor computes no data"):
             result.result()
 
 
@@ -282,20 +282,20 @@ def test_a_failed_object_cancels_its_readers() -> None:
             counted.result()
         assert other.result() == ("other",)
         for result in (opened, counted, again):
-            with pytest.raises(TaskError, match=r"gave no result.*\n.*opens"):
+            with pytest.raises(TaskError, match=r"has no result.*\n.*opens"):
                 result.result()
-        with pytest.raises(TaskError, match="given a result that was never made"):
+        with pytest.raises(TaskError, match="is a result that failed"):
             device.call(named, "late", opened)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     (
-        (lambda x: x[:1], r"another shape or type.*\n.*\[4, 64\] float32.*\n.*\[1, 64\]"),
-        (lambda x: x.astype(np.float64), r"another shape or type.*\n.*\n.*float64"),
-        (lambda x: (x, x), "another shape or type"),
-        (lambda x: None, "another shape or type"),
-        (lambda x: "four", "another shape or type"),
+        (lambda x: x[:1], r"wrong shape or type.*\n.*\[4, 64\] float32.*\n.*\[1, 64\]"),
+        (lambda x: x.astype(np.float64), r"wrong shape or type.*\n.*\n.*float64"),
+        (lambda x: (x, x), "wrong shape or type"),
+        (lambda x: None, "wrong shape or type"),
+        (lambda x: "four", "wrong shape or type"),
     ),
 )
 def test_what_is_returned_must_fit(wrong: Callable[[Array], object], said: str) -> None:
@@ -317,13 +317,13 @@ def test_several_results_fit_all_or_none() -> None:
 
     with stitch.open_device("host") as device:
         first, second = several(device.call(both(halves), X))
-        with pytest.raises(TaskError, match="another shape"):
+        with pytest.raises(TaskError, match="wrong shape"):
             device.wait()
         for result in (first, second):
-            with pytest.raises(TaskError, match="another shape"):
+            with pytest.raises(TaskError, match="wrong shape"):
                 result.numpy()
         first, second = several(device.call(both(two), X))
-        with pytest.raises(TaskError, match="another shape"):
+        with pytest.raises(TaskError, match="wrong shape"):
             device.wait()
         both_returned = task(returns=(DESC, DESC))
         first, second = several(device.call(both_returned(lambda x: (x,)), X))
@@ -353,9 +353,9 @@ def test_an_exception_without_text_cancels_only_dependants() -> None:
 def test_results_in_a_list_are_refused() -> None:
     with stitch.open_device("host") as device:
         first = device.call(named, "first")
-        with pytest.raises(UsageError, match=r"a list with results in it.*\n.* as in \*results$"):
+        with pytest.raises(UsageError, match=r"a list that contains res.*\n.*: \*results$"):
             device.call(named, "second", [first])
-        with pytest.raises(UsageError, match=r"a dict with results.*\n.* as in \*\*results$"):
+        with pytest.raises(UsageError, match=r"a dict that contains res.*\n.*: \*\*results$"):
             device.call(named, "second", {"first": first})
 
 

@@ -58,9 +58,9 @@ def test_views_of_tiles_start_on_a_tile() -> None:
         np.testing.assert_array_equal(tensor[32:64].numpy(), array[32:64])
         np.testing.assert_array_equal(tensor[64:].numpy(), array[64:])
         for part in (slice(16, 48), slice(32, 40)):
-            with pytest.raises(stitch.LayoutError, match="starts and ends on a tile"):
+            with pytest.raises(stitch.LayoutError, match="must start and end at a tile boundary"):
                 tensor[part]
-        with pytest.raises(stitch.LayoutError, match="starts and ends on a tile"):
+        with pytest.raises(stitch.LayoutError, match="must start and end at a tile boundary"):
             tensor[32]
         batched = settled(device.tensor(cube), Layout(F32, Space.DRAM, TILE_SHAPE))
         for i in range(3):
@@ -76,11 +76,11 @@ def test_sharded_tensors_steps_and_scalars_have_no_views() -> None:
         )
         tensor = settled(device.tensor(integers((8, 64))), sharded)
         for index in (0, slice(0, 2)):
-            with pytest.raises(stitch.LayoutError, match="sharded tensor has no views"):
+            with pytest.raises(stitch.LayoutError, match="cannot take a view of a sharded tensor"):
                 tensor[index]
         with pytest.raises(stitch.LayoutError, match="consecutive"):
             device.tensor(integers())[::2]
-        with pytest.raises(stitch.LayoutError, match="without dimensions"):
+        with pytest.raises(stitch.LayoutError, match="with 0 dimensions"):
             device.tensor(1.0)[0]
         with pytest.raises(IndexError, match="out of range"):
             device.tensor(integers())[4]

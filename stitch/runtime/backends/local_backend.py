@@ -71,9 +71,9 @@ class LocalBackend:
     def why_single_thread(self) -> str | None:
         """Why nothing may run in parallel, or None."""
         if self.debug:
-            return "debug mode looks at the addresses of a plan, one step after the other"
+            return "debug mode checks the addresses of a plan step by step"
         if not self.executor.supports_threads:
-            return f"the executor {self.executor.name!r} runs no programs beside each other"
+            return f"the executor {self.executor.name!r} cannot run programs in parallel"
         return None
 
     def workspace(self, thread: int = 0) -> Workspace:

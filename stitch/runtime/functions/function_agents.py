@@ -84,9 +84,9 @@ class HostAgents:
                 inside = argument.values() if isinstance(argument, dict) else argument
                 if any(type(value) is HostResult for value in inside):
                     raise UsageError(
-                        f"host function {function.name!r} is given a {type(argument).__name__} "
-                        "with results in it, which are perhaps pending",
-                        remedy="let the function take them one by one, as in "
+                        f"an argument of host function {function.name!r} is a "
+                        f"{type(argument).__name__} that contains results, which may be pending",
+                        remedy="pass the results as separate arguments: "
                         + ("**results" if isinstance(argument, dict) else "*results"),
                     )
         types = tuple([_type_of(function, argument) for argument in given])
@@ -129,14 +129,14 @@ class HostAgents:
     def _check(self, function: HostFunction, result: HostResult) -> None:
         if result.device is not self._device:
             raise UsageError(
-                f"host function {function.name!r} is given a result of another device",
+                f"an argument of host function {function.name!r} is a result of another device",
                 expected=f"a result of {self._device!r}",
                 got=f"{result!r} of {result.device!r}",
-                remedy="give it what .result() gives",
+                remedy="pass result.result() instead",
             )
         if result.why is not None:
             raise TaskError(
-                f"host function {function.name!r} is given a result that was never made",
+                f"an argument of host function {function.name!r} is a result that failed",
                 where=result.why,
                 remedy="look at the error that was raised when the queue ran",
             )

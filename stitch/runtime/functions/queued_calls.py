@@ -71,7 +71,7 @@ class HostResult:
             self._device.settle_result(self)
         if self.why is not None:
             raise TaskError(
-                f"host function {self.name!r} gave no result",
+                f"host function {self.name!r} has no result",
                 where=self.why,
                 remedy="look at the error that was raised when the queue ran",
             )
@@ -87,7 +87,7 @@ class HostResult:
             self.why, self.is_pending = why, False
 
     def __reduce__(self) -> Any:
-        raise TypeError("a result belongs to its device: pickle what .result() gives")
+        raise TypeError("cannot pickle a HostResult: pickle its .result()")
 
     def __repr__(self) -> str:
         state = "pending" if self.is_pending else "failed" if self.why else "ready"
@@ -238,16 +238,16 @@ def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
     if not isinstance(parts, tuple | list) or len(parts) != len(into):
         raise TaskError(
             f"host function {name!r} returned {_counted(parts, given)}, expected {_arrays(into)}",
-            remedy="return what returns= describes and writes= does not name",
+            remedy="return one array per descriptor in returns= that writes= does not list",
         )
     for part, array in zip(parts, into, strict=True):
         elements = np.asarray(part)
         if elements.shape != array.shape or elements.dtype != array.dtype:
             raise TaskError(
-                f"host function {name!r} returns another shape or type",
+                f"host function {name!r} returned an array of the wrong shape or type",
                 expected=f"{list(array.shape)} {array.dtype}",
                 got=f"{list(elements.shape)} {elements.dtype}",
-                remedy="convert it with .astype(...), or describe it so in returns=",
+                remedy="convert it with .astype(...), or change its descriptor in returns=",
             )
     for part, array in zip(parts, into, strict=True):
         array[...] = part

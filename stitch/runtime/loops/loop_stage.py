@@ -114,7 +114,10 @@ class StatefulExecutable:
         self.cells, self.device, self.lost_by = cells, cells.device, lost_by
         self._graph = PlacedGraph(cells.device, table)
         if len({*self._graph.outputs}) < len(self._graph.outputs):
-            raise UsageError("a stage leaves each value in one cell", got="one output twice")
+            raise UsageError(
+                "each output of a loop stage needs a separate value",
+                got="the same value as two outputs",
+            )
         #: For each input its cell, None for an argument; ports and types of the arguments.
         self._cell_of_input = tuple(reads)
         given = zip(self._graph.ports, reads, strict=True)
@@ -350,7 +353,7 @@ class StatefulExecutable:
             if value is None:
                 raise TaskError(
                     f"input {name!r} of {self._graph.name!r} has no value yet",
-                    remedy="run what makes it, or write it",
+                    remedy="run the stage that computes it, or write it",
                 )
             inputs.append(value)
         self._graph.link(inputs)

@@ -182,7 +182,7 @@ class RecordingMaker:
         plan, only_results = planned.plan, planned.only_results
         if device.copies_forbidden and plan.copies:
             raise TaskError(
-                "a copy would be needed where copies are forbidden",
+                "this work needs a copy, which without_copies() forbids",
                 where=plan.copies[0].reason,
                 remedy="allow copies here, or "
                 + ("drop programs, so that there is room for the constants of all"

@@ -60,7 +60,7 @@ def as_array(array: Any, what: str) -> Array:
         DataType.from_dtype(taken.dtype)
     except LayoutError as error:
         raise LayoutError(
-            f"{what} is not a numeric array of a type that is stored",
+            f"{what} is not a numeric array of a supported type",
             expected=error.expected,
             got=f"dtype {taken.dtype}",
             remedy="pass numbers (NumPy, DLPack, or nested lists), or convert with .astype(...)",

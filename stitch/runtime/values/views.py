@@ -18,7 +18,7 @@ def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: Ma
     layout, (start, stop) = desc.layout, rows
     if layout.is_sharded:
         raise LayoutError(
-            "a sharded tensor has no views: a part of it is not one range",
+            "cannot take a view of a sharded tensor: its rows are not one range of bytes",
             got=desc.text(),
             remedy="convert it to an interleaved layout first",
         )
@@ -33,7 +33,7 @@ def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: Ma
     whole = start % high == 0 and (stop % high == 0 or stop == desc.shape[0])
     if len(desc.shape) < 2 or not whole or not keep:
         raise LayoutError(
-            "a view of a tiled matrix starts and ends on a tile",
+            "a view of a tiled matrix must start and end at a tile boundary",
             expected=f"rows that are multiples of {high}",
             got=f"[{start}:{stop}] of {desc.text()}",
             remedy="convert it to row-major first",
