@@ -145,7 +145,8 @@ class RuntimeDevice(TensorAccess):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a device belongs to its process and cannot be copied: open one there and load the .ttb files"
+            "a device belongs to its process and cannot be copied: open another one and load the "
+            ".ttb files there"
         )
 
     def __enter__(self) -> Self:

@@ -31,7 +31,7 @@ class RuntimePipeline(PreparedGraph):
                 "a pipeline needs at least one program that is loaded on a device",
                 expected="programs: a list of results of device.load",
                 got=f"{type(got).__name__}: {' '.join(repr(got).split())[:60]}",
-                remedy="load files or models first: Pipeline([device.load(f) for f in (a, b)])",
+                remedy="load files or models first: Pipeline([device.load(one) for one in (a, b)])",
             )
         device = self.programs[0].device
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]

@@ -185,7 +185,7 @@ class QueuedCall(FunctionCall):
         """Call the function on its arrays; exceptions get a note that names the function."""
         call, agent = self._call, self._agent
         assert call is not None, "it runs once"
-        # What it is given is its caller's again, whatever comes.
+        # Release the arguments in any case.
         self._call = None
         device = agent.device
         device.calls_host += 1
