@@ -92,15 +92,16 @@ outputs: [grid, lasts, sum]
         np.testing.assert_array_equal(total.numpy(), wanted[0, -1] + wanted[2, -1])
 
 
-def test_what_is_collected_may_be_given_away_by_the_next_round(here: Path) -> None:
-    consuming("eat", 2.0, (4, 8), target="wormhole_n150").save("cell.ttb")
+@pytest.mark.parametrize("count", [9, 129])
+def test_what_is_collected_may_be_given_away_by_the_next_round(here: Path, count: int) -> None:
+    consuming("eat", 0.5, (4, 8), target="wormhole_n150").save("cell.ttb")
     text = """\
 modules: {cell: cell.ttb}
 inputs:
   x: {shape: [4, 8], type: float32}
 steps:
   - {run: cell, inputs: [x], outputs: [y]}
-  - repeat: 9
+  - repeat: COUNT
     carry: {y: z}
     collect: {zs: z}
     steps: [{run: cell, inputs: [y], outputs: [z]}]
@@ -112,10 +113,10 @@ outputs: [zs]
     with stitch.open_device("wormhole_n150") as device:
         one = device.load(stitch.load("cell.ttb"))
         y = np.array(one(y))
-        for _ in range(9):
+        for _ in range(count):
             y = np.array(one(y))
             wanted.append(y)
-        (found,) = opened(text, 9, device).run((x,))
+        (found,) = opened(text, count, device).run((x,))
         np.testing.assert_array_equal(found.numpy(), np.stack(wanted))
     assert eaten.outputs[0].aliases_input == 0
 

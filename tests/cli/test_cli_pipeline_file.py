@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -266,6 +267,33 @@ def test_strict_types_refuse_a_pipeline_input_of_another_floating_type_than_its_
     )
     strict = cli("run", "p.yaml", "--init=ones", "--strict_types")
     assert strict.code == 3 and "p.yaml:9" in strict.err and "x is 4x8xf64" in strict.err
+
+
+def test_nameless_bytes_of_a_file_are_bfloat16_where_the_pipeline_says_so(
+    cli: Cli, here: Path
+) -> None:
+    (here / "p.yaml").write_text(FROM_FILE)
+    np.save("f.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
+    done = cli("run", "p.yaml", "--init=ones", "--output=@g.npy")
+    assert done.code == 0 and np.load("g.npy").tolist() == [3, -4, 6], done.err
+    (here / "p.yaml").write_text(FROM_FILE.replace(", type: bfloat16", ""))
+    refused = cli("run", "p.yaml", "--init=ones")
+    assert refused.code == 3 and "declare it with type: bfloat16" in refused.err
+
+
+def test_what_a_round_makes_may_be_carried_in_a_circle(here: Path) -> None:
+    text = (
+        "modules: {cell: cell.ttb}\ninputs:\n  a: {shape: [4, 8], type: float32}\n"
+        "  b: {shape: [4, 8], type: float32}\nsteps:\n"
+        "  - repeat: 3\n    carry: {a: b, b: c}\n    steps:\n"
+        "      - {run: cell, inputs: {x: a, h: b}, outputs: {h_next: c}}\noutputs: [b]\n"
+    )
+    (here / "p.yaml").write_text(text)
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        one = np.ones((4, 8), np.float32)
+        (found,) = pipeline.run((one, one))
+        np.testing.assert_array_equal(found.numpy(), one * 5)
 
 
 def nested(*times: int) -> str:

@@ -624,6 +624,18 @@ def test_a_folder_for_the_visualizer_counts_the_copies_of_the_run(cli: Cli) -> N
     assert json.loads(Path("v/config.json").read_text())["report_name"] == "v"
 
 
+def test_a_folder_for_the_visualizer_is_written_again_but_nothing_else_in_its_place(
+    cli: Cli,
+) -> None:
+    words = ("run", "a.ttb", "--dry_run", "--visualizer=v")
+    assert (cli(*words).code, cli(*words).code) == (0, 0)
+    Path("v/db.sqlite").write_text("notes")
+    done = cli(*words)
+    assert done.code == 2
+    assert "expected: an SQLite database" in done.err
+    assert Path("v/db.sqlite").read_text() == "notes"
+
+
 STATEFUL = """
 import torch
 

@@ -190,6 +190,14 @@ def test_arrays_of_something_else_are_no_saved_run(tmp_path: Path) -> None:
         assert not device.hooks.active
 
 
+def test_a_device_that_computes_nothing_is_refused() -> None:
+    with (
+        stitch.open_device("tiny", executor="null") as device,
+        pytest.raises(UsageError, match="this device computes no operations"),
+    ):
+        OperationComparison(device)
+
+
 def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
     import tracemalloc
 

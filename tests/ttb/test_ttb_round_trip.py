@@ -116,6 +116,11 @@ def test_a_buffer_that_is_not_contiguous_loads_as_well() -> None:
     assert load(strided.data, verify="full") == binary_of(np.ones(3, np.int32))
 
 
+def test_text_that_is_not_unicode_is_refused_when_it_is_written() -> None:
+    with pytest.raises(StitchError, match="not valid Unicode"):
+        encode(binary_of(attributes={"a": "\ud800"}))
+
+
 @pytest.mark.parametrize("data_type", [t for t in DataType if not t.is_block])
 def test_constants_of_every_type_keep_their_bits(data_type: DataType) -> None:
     array = np.arange(6).reshape(2, 3).astype(data_type.dtype)
