@@ -154,5 +154,5 @@ def test_another_thread_replaces_nothing() -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0, SHAPE))
         device.hooks.register(after_operation=hook)
-        with pytest.raises(UsageError, match="just made"):
+        with pytest.raises(UsageError, match="outside the after_operation hook"):
             one(a(integers(SHAPE))).numpy()
