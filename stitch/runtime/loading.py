@@ -190,7 +190,7 @@ def _refuse(program: Program, what: str, problems: Iterator[Problem]) -> None:
         raise FormatError(
             what.format(repr(program.name)),
             problems=found[:16],
-            remedy="compile the module again",
+            remedy='compile the module again; for compilers: docs/format.md, "What a writer does"',
         )
 
 
