@@ -93,10 +93,13 @@ class InferenceContext(WithAttributes):
     outputs: int
     location: str = ""
 
-    def fail(self, what: str, *, expected: object = None, got: object = None) -> CompileError:
+    def fail(
+        self, what: str, *, expected: object = None, got: object = None, remedy: str | None = None
+    ) -> CompileError:
         """Return the error to raise; it names the operator, its operand types and its location."""
         where = operation_text(self.op, self.inputs, self.location)
-        return CompileError(what, where=where, expected=_text(expected), got=_text(got))
+        expected, got = _text(expected), _text(got)
+        return CompileError(what, where=where, expected=expected, got=got, remedy=remedy)
 
     def require(
         self, condition: object, what: str, *, expected: object = None, got: object = None
@@ -139,6 +142,8 @@ class InferenceContext(WithAttributes):
                 f"operands of {self.op} have different data types",
                 expected="one data type",
                 got=", ".join(sorted(t.value for t in types)),
+                remedy="ONNX does not promote types: insert a Cast, or give each parameter the "
+                "type of the input (`type:` in YAML)",
             )
 
     def require_rank(self, index: int, least: int, most: int | None = None) -> int:
