@@ -350,3 +350,8 @@ def test_forged_totals_are_no_record(cli: Cli) -> None:
         Path("bad.json").write_text(json.dumps(body))
         done = cli("inspect", "--diff", "old.json", "bad.json")
         assert done.code == 3 and "totals" in done.err, done.err
+
+
+def test_words_that_do_not_go_with_a_comparison_are_refused(cli: Cli) -> None:
+    assert cli("inspect", "a.ttb", "--max-added-bytes=1").code == 2
+    assert cli("inspect", "a.ttb", "--diff", "old.json", "new.json").code == 2

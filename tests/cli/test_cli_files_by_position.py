@@ -249,3 +249,11 @@ def test_results_that_are_no_numbers_are_noted(cli: Cli, here: Path, value: str,
     assert done.code == 0
     assert f"note: output 'y': 1 of 32 elements are {said}" in done.err
     assert json.loads((here / "r.json").read_text())["exit_code"] == 0
+
+
+def test_a_misspelled_input_of_a_chain_is_named(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    for word, said in (("maks", "did you mean 'mask'"), ("q.maks", "did you mean 'mask'"),
+                       ("r.mask", "no module is called 'r'")):  # fmt: skip
+        done = cli("run", "p.ttb", "q.ttb", "--init=ones", f"--input={word}=4x8xf32=1")
+        assert done.code == 2 and said in done.err and f"--input={word}" in done.err, done.err

@@ -301,3 +301,20 @@ def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
     assert "stitch-inspect --check_plan=FILE" in done.err
     assert cli("inspect", "--check_plan=r.json").code == 0
     assert cli("run", "--replay=r.json").code == 0
+
+
+def test_the_plan_for_modules_is_confirmed(cli: Cli) -> None:
+    done = cli("inspect", "a.ttb", "b_dram.ttb", "--check-plan")
+    assert done.code == 0 and done.out.strip().endswith("sound")
+
+
+def test_of_many_plans_with_problems_the_first_are_shown_and_the_rest_counted(cli: Cli) -> None:
+    body = json.loads(_record_of_a_crowd())
+    plan = max(body["plans"].values(), key=lambda plan: len(plan["steps"]))
+    steps = [step for step in plan["steps"] if step["is"] != Copy.__name__]
+    # No two of them have as many steps.
+    body["plans"] = {str(n): {**plan, "steps": steps * n} for n in range(1, 40)}
+    Path("long.json").write_text(json.dumps(body))
+    done = cli("inspect", "--check-plan=long.json")
+    assert done.code == 6
+    assert done.out.splitlines()[-1] == "and 19 more plans, 19 with problems (--json lists them)"

@@ -110,3 +110,10 @@ def test_what_computes_nothing_is_refused(cli: Cli, word: str, how: str) -> None
 def test_tolerances_alone_are_refused(cli: Cli) -> None:
     done = cli("run", *RUN, "--pcc=0.9")
     assert "no effect without --expected_output or --expected_operations" in done.err
+
+
+def test_a_saved_run_has_the_name_of_an_archive(cli: Cli) -> None:
+    done = cli("run", *RUN, "--save_operations=run.npy")
+    assert done.code == 2
+    assert "results of operations need a .npz file" in done.err
+    assert not Path("run.npy").exists()

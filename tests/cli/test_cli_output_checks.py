@@ -194,3 +194,16 @@ def test_each_written_file_is_named_on_standard_error_unless_quiet(cli: Cli) -> 
     for command in (("run", *words, "-q"), ("link", "a.ttb", "b.ttb", "-o", "ab.ttb", "--quiet")):
         quiet = cli(*command)
         assert (quiet.code, quiet.err) == (0, "")
+
+
+def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("computed")
+
+    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
+    for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
+                  (*RUN, "--record=x.npy/r.json")):  # fmt: skip
+        done = cli(*words)
+        assert done.code == 6 and "cannot write the file" in done.err, done.err

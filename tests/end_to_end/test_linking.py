@@ -132,3 +132,23 @@ def test_damaged_constants_do_not_become_sound_by_linking() -> None:
         loaded = device.load(bytes(data))
         with pytest.raises(stitch.FormatError, match="damaged"):
             stitch.link([loaded])
+
+
+def test_many_programs_have_a_short_name_and_names_that_differ() -> None:
+    many = stitch.link([scaled("layer", 0.5)] * 40)
+    assert many.program.name == "layer_and_39_more"
+    names = [value.name for value in many.program.values]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("wiring", [None, "a.y=wide.x"])
+def test_programs_that_do_not_fit_are_one_error_with_both_descriptors(wiring: Any) -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        b.output("y", b.input("x", (8, 8), "float32") + 1.0)
+
+    a, wide = scaled("a", 2.0), model("wide", build)
+    with pytest.raises(stitch.LinkError) as caught:
+        stitch.link([a, wide], wiring)
+    descriptors = (a.program.output_desc(0), wide.program.input_desc(0))
+    assert all(desc.text() in str(caught.value) for desc in descriptors)
+    assert "'a'" in str(caught.value) and "'wide'" in str(caught.value)

@@ -12,8 +12,11 @@ import pytest
 import stitch
 from stitch.errors import FormatError, UsageError
 from stitch.graph import ComputationGraphBuilder
-from stitch.program import Array, Ownership
+from stitch.machine import MachineShape
+from stitch.program import Array, Ownership, Program
 from stitch.report import OperationComparison, OperationStore
+from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, make_executor
+from stitch.runtime.executors.executor import ProgramBytes, Workspace
 from stitch.runtime.executors.onnx import foreign_calls, session
 from tests.support.bodied_graphs import bodied_graph
 from tests.support.grids import in_turn
@@ -224,3 +227,37 @@ def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
     assert peak(lambda device: OperationStore(device, path)) < 24 << 20
     assert peak(lambda device: OperationComparison(device, str(path))) < 24 << 20
     assert peak(OperationComparison) < 24 << 20
+
+
+class Whole(Executor):
+    """NumPy's kernels, whose operations nobody sees."""
+
+    name = "whole"
+
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
+        return _Whole(make_executor("numpy").prepare(program, machine, workspace))
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        return make_executor("numpy").host_bytes(program)
+
+
+class _Whole(PreparedProgram):
+    def __init__(self, prepared: PreparedProgram) -> None:
+        self.prepared = prepared
+
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        return BoundProgram(self.prepared.bind(inputs, outputs, scratch).steps, (), {}, 0)
+
+
+def test_an_executor_that_shows_no_operations_is_refused() -> None:
+    with stitch.open_device("tiny", executor=Whole()) as device:
+        program = device.load(scaled("a", 2.0, SHAPE))
+        with (
+            OperationComparison(device),
+            pytest.raises(UsageError, match="without hooks of operations"),
+        ):
+            one(program(integers(SHAPE))).numpy()

@@ -20,6 +20,7 @@ from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, VisualizerFolder
 from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
+from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told
 from tests.support.stitched_models import integers, one, scaled, tiny
 from tests.support.trace_format import checked
@@ -245,3 +246,24 @@ def test_all_reports_of_trainings_count_what_the_spaces_counted(
         if trace is not None and recorder is not None:
             trace.close()
             recorder.close()
+
+
+def test_relocations_count_each_tensor_once_whatever_its_way() -> None:
+    for bounces in (False, True):
+        machine = tiny(l1_nbytes=2048)
+        if bounces:
+            machine = without_path(machine, Space.L1, Space.L1)
+        placement = ("input.x.space=l1", "output.y.space=l1")
+        with stitch.open_device(machine) as device:
+            trace, recorder = ChromeTrace(device), Recorder(device)
+            a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
+            b = device.load(scaled("b", 3.0, (8, 64), target=machine,
+                                   placement=(*placement, "input.x.address=0xa00")))  # fmt: skip
+            held = [one(a(integers((8, 64), i))) for i in range(5)]
+            stitch.wait(one(b(held[-1])))
+            copies, nbytes = agree(device, trace, recorder)
+            kinds = {line.kind for line in stitch.report.copy_lines(device.history.plans)}
+            trace.close()
+            recorder.close()
+        assert ("bounce" if bounces else "move") in kinds
+        assert nbytes == copies * 8 * 64 * 4

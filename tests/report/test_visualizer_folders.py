@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 import stitch
+from stitch.errors import StitchError
 from stitch.machine import load_machine
 from stitch.program import Space
 from stitch.report import VisualizerFolder, memory_views
 from stitch.report.visualizer import (
     BUFFER_TYPES,
     TABLES,
+    ReportTables,
 )
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
@@ -128,3 +130,10 @@ def test_the_device_row_is_what_tt_metal_would_say(tmp_path: Path) -> None:
     assert device_row["address_at_first_l1_cb_buffer"] == l1.base
     assert device_row["cb_limit"] == l1.limit - l1.base
     assert device_row["total_l1_for_sharded_buffers"] == 64 * l1.capacity
+
+
+def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tables = ReportTables()
+    tables.close()
+    with pytest.raises(StitchError, match="cannot write the database"):
+        tables.add("operations", [(1, "a", 0.0)])
