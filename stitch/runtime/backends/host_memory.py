@@ -76,10 +76,6 @@ class HostMemory:
         """The current reservation, without that of single programs and plans."""
         return sum(c.nbytes for c in (*self._in_spaces, *self._shared))
 
-    def written_nbytes(self, space: Space) -> int:
-        """Return the bytes of a space that plans write, in whole pages."""
-        return self._written[space].nbytes
-
     def take(
         self,
         plan: Plan,

@@ -211,9 +211,23 @@ def _mean_variance(writer: ModelWriter, operation: Operation, attributes: Attrib
 
 
 def _layer(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
-    if attributes["stash_type"] == onnx_code(DataType.FLOAT64):
-        raise CompileError("ONNX Runtime has no LayerNormalization with float64 statistics")
-    return False
+    """Write in steps if the statistics are of float64, for which there is no kernel."""
+    if attributes["stash_type"] != onnx_code(DataType.FLOAT64):
+        return False
+    rank = len(writer.type_of(operation.inputs[0]).shape)
+    axes = writer.ints(*range(int_of(attributes, "axis") % rank, rank))
+    x, scale, *shift = (writer.operand(v) for v in operation.inputs if v != ABSENT)
+    results = [*operation.outputs, ABSENT, ABSENT][:3]
+    out, mean, inverse = (None if v == ABSENT else value_name(v) for v in results)
+    apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes], mean)])
+    variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
+    epsilon = writer.scalar(attributes["epsilon"], np.float64)
+    deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
+    normal = writer.node("Mul", [apart, writer.node("Reciprocal", [deviation], inverse)])
+    result = writer.node("Mul", [normal, scale], None if shift else out)
+    if shift:
+        writer.node("Add", [result, *shift], out)
+    return True
 
 
 def _gemm(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
