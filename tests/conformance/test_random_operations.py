@@ -45,6 +45,11 @@ def test_executors_agree_on_random_operations(definition: OpDef) -> None:
         assert not compare(definition, seed, 0, EXECUTORS).differences
 
 
+def test_executors_agree_on_cubic_images_of_length_1() -> None:
+    (resize,) = [each for each in operators() if each.name == "Resize"]
+    assert not compare(resize, 1023, 0, EXECUTORS).differences
+
+
 @pytest.mark.campaign("executors")
 @pytest.mark.parametrize("definition", named(OPERATORS))
 def test_executors_agree_on_many_random_operations(definition: OpDef) -> None:

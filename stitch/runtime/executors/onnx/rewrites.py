@@ -96,6 +96,9 @@ def _resize(writer: ModelWriter, operation: Operation, attributes: Attributes) -
     coordinates, mode = attributes["coordinate_transformation_mode"], attributes["mode"]
     if coordinates == "tf_crop_and_resize":
         raise CompileError("ONNX Runtime's Resize(tf_crop_and_resize) differs at the borders")
+    if mode == "cubic" and coordinates == "pytorch_half_pixel" and 1 in after[2:]:
+        # Its width of 1 is sampled beside the first element.
+        raise CompileError("ONNX Runtime's Resize(cubic, pytorch_half_pixel) differs at length 1")
     scales = writer.known(operation.inputs[2]) if len(operation.inputs) > 2 else None
     if scales is not None and scales.size:
         axes = attributes.get("axes") or range(len(before))
