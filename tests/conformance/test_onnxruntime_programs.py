@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from stitch.machine import load_machine
 from stitch.program import Array, Ownership, Program
 from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
+from stitch.runtime.executors.onnx.session import bound_call
 from tests.support.stitched_models import integers, model, one
 
 MACHINE = load_machine("host").shape
@@ -256,3 +258,15 @@ def test_the_command_line_takes_the_executor_by_name(
         ]
     )  # fmt: skip
     assert code == 0, capsys.readouterr().err
+
+
+def test_a_binding_runs_through_public_methods_alone() -> None:
+    prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
+    session = prepared.session.session
+    binding = session.io_binding()
+    x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
+    converted = prepared.session.model
+    binding.bind_cpu_input(f"v{converted.inputs[0]}", x)
+    binding.bind_output(f"v{converted.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()
+    np.testing.assert_array_equal(y, x @ integers((64, 32), 5))

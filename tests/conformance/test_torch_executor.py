@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,9 +23,11 @@ from stitch.runtime.executors.torch_executor import (
     AtenKernels,
     TorchExecutor,
 )
-from tests.support.executors.named_prices import ATEN, TABLE
+from tests.support.executors.named_prices import ATEN, ATEN_PRICES, TABLE
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.grids import in_turn, named
+from tests.support.operators.one_operation import Row as OneRow
+from tests.support.operators.one_operation import one_operation
 from tests.support.stitched_models import model, one
 
 
@@ -291,3 +293,9 @@ def test_threads_are_torchs_own() -> None:
         assert (made.library.threads, made.sessions.threads) == (2, 1)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_convolution_without_a_price_is_left_to_others() -> None:
+    one = one_operation(OneRow("Conv", ["f32[1,3,8,8]", "f32[4,3,3,3]"]))
+    library = AtenKernels(replace(ATEN_PRICES, convolutions=None))
+    assert library.price(one.program, one.operation, 1, 1) == float("inf")
