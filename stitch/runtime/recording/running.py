@@ -39,11 +39,13 @@ def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
     arrays = []
     for number in binding.recording.arrays:
         arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
-    progress = [0, UNTOUCHED]
+    progress: list[int] | None = None
     if binding.lease is None:
         arrays += binding.recording.constant_arrays
-    if binding.lease is None or binding.recording.overwrites:
         progress = binding.bound.progress
+    elif binding.recording.overwrites:
+        progress = binding.bound.progress
+    if progress is not None:
         # Recovery must know the progress, since moved and overwritten values change during the run.
         interrupted = partial(_stopped, device, binding, window, KeyboardInterrupt(), progress)
         # Atomic: no call in between.
@@ -56,6 +58,8 @@ def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
         return perform(device, binding, arrays)
     except BaseException as error:
         stopped = stopped_by(error)
+        if progress is None:
+            progress = [0, UNTOUCHED]
         if binding.lease is None and len(stopped.steps) < progress[0]:
             stopped = Stopped(range(progress[0]))
         progress[0] = len(stopped.steps)
