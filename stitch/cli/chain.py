@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from stitch import documents
 from stitch.api import Device
 from stitch.cli.module_files import ModuleFile
 from stitch.cli.wiring import names_of
@@ -15,6 +16,9 @@ from stitch.linker import Port, ProgramNames, Wire
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
 from stitch.ttb import initial_values
+
+if TYPE_CHECKING:
+    from stitch.documents import CheckedPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,6 @@ class Runnable(Protocol):
 
     Args:
         modules: Names of the modules for `MODULE.SLOT`; None for a pipeline, which names its slots.
-        files: For each program the file and entry point that it was read from.
         runs: Program runs of one pass.
     """
 
@@ -60,7 +63,6 @@ class Runnable(Protocol):
     inputs: tuple[RunInput, ...]
     outputs: tuple[RunOutput, ...]
     programs: tuple[LoadedProgram, ...]
-    files: tuple[object, ...]
     runs: int
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
@@ -79,7 +81,6 @@ class Chain:
         self.device = device
         self.modules: ProgramNames | None = names_of(modules)
         self.programs = tuple([_loaded(device, module) for module in modules])
-        self.files: tuple[object, ...] = tuple((m.path, m.program.name) for m in modules)
         self.runs = len(modules)
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
@@ -128,3 +129,29 @@ def _loaded(device: Device, module: ModuleFile) -> LoadedProgram:
     except IncompatibleError as error:
         error.where = module.path
         raise
+
+
+class PipelineRunnable:
+    """The pipeline of a YAML file."""
+
+    def __init__(self, device: Device, checked: CheckedPipeline) -> None:
+        self.device = device
+        self.modules: ProgramNames | None = None
+        self._pipeline = documents.YamlPipeline(checked, device)
+        self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)
+        outputs = []
+        for name, value in zip(self._pipeline.output_names, checked.outputs, strict=True):
+            assert value.desc is not None, "the check refuses inputs as outputs"
+            outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
+        self.outputs = tuple(outputs)
+        self.programs = tuple(self._pipeline.programs.values())
+        self.runs = checked.file.runs
+
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+        """Run one pass; see `Runnable`."""
+        return self._pipeline.run(arrays, borrow=True)
+
+    def forget(self) -> None:
+        """Release the programs."""
+        self.programs = ()
+        self._pipeline.forget()

@@ -39,6 +39,11 @@ class ModuleFile:
     binary: Binary
     program: Program
 
+    @property
+    def source(self) -> tuple[str, str]:
+        """Return the file and the program's name."""
+        return self.path, self.program.name
+
 
 def read_modules(
     paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
@@ -100,17 +105,10 @@ def _named_by_file(module: ModuleFile) -> ModuleFile:
     return with_program(module, replace(module.program, name=name))
 
 
-def with_program(module: ModuleFile, program: Program | None) -> ModuleFile:
-    """Replace the module's program, unless `program` is None."""
-    if program is None:
-        return module
-    binary = replaced(module.binary, module.program, program)
-    return replace(module, binary=binary, program=program)
-
-
-def replaced(binary: Binary, old: Program, new: Program) -> Binary:
-    """Replace one program of a binary."""
-    return replace(binary, programs=tuple(new if p is old else p for p in binary.programs))
+def with_program(module: ModuleFile, program: Program) -> ModuleFile:
+    """Replace the module's program."""
+    programs = tuple(program if p is module.program else p for p in module.binary.programs)
+    return replace(module, binary=replace(module.binary, programs=programs), program=program)
 
 
 def _binary(path: str, verify: str) -> Binary:

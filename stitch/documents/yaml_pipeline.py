@@ -113,23 +113,19 @@ class CheckedPipeline:
         return name
 
 
-def read_pipeline(
-    path: str | Path, *, strict_types: bool = False, given: Mapping[Path, Binary] | None = None
-) -> CheckedPipeline:
+def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPipeline:
     """Read and check a pipeline file, its binaries and its arrays.
 
     Args:
         path: The YAML file.
         strict_types: Refuse conversions between floating types.
-        given: Binaries that replace files, by resolved path.
 
     Raises:
         FormatError: Lists every defect.
         IncompatibleError: A binary has another version.
     """
     file = load_pipeline(path)
-    given = given or {}
-    binaries = {m.name: given.get(m.file.resolve()) or load(m.file) for m in file.modules}
+    binaries = {m.name: load(m.file) for m in file.modules}
     programs: dict[str, Program] = {}
     for module in file.modules:
         try:

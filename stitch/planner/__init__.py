@@ -42,12 +42,9 @@ from stitch.planner.rebinding import is_rebindable, rebind_plan
 
 if TYPE_CHECKING:
     from stitch.planner.advice import (
-        MOST_CHANGES,
-        MOST_TRIALS,
         Cost,
         Slot,
         SlotChange,
-        best_changes,
         possible_changes,
     )
     from stitch.planner.checker import WARNINGS, check_certificate, check_plan
@@ -55,17 +52,17 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "advice": "MOST_CHANGES MOST_TRIALS Cost Slot SlotChange best_changes possible_changes",
+            "advice": "Cost Slot SlotChange possible_changes",
             "checker": "WARNINGS check_certificate check_plan",
         },
     )
 
 __all__ = [
-    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "SINGLE_THREAD", "WARNINGS", "Allocate", "ArenaSlot",
+    "LEAST", "SINGLE_THREAD", "WARNINGS", "Allocate", "ArenaSlot",
     "Branches", "Buffer", "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork",
     "Free", "Instance", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
     "SlotChange", "Step", "ThreadAssignment", "Transfer", "after_steps", "assign_threads",
-    "best_changes", "check_certificate", "check_plan", "copy_cost", "is_rebindable",
+    "check_certificate", "check_plan", "copy_cost", "is_rebindable",
     "needed_regions", "plan", "possible_changes", "predicted_cost", "ranges_of", "rebind_plan",
     "touched_by",
 ]  # fmt: skip

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
 from typing import Literal, TypeAlias
 
 from stitch.planner.plan import Copy, Execute, Plan
 from stitch.program import DataType, Layout, Space, TensorDesc
 
-#: Default limit of the changes in one piece of advice.
-MOST_CHANGES = 3
-#: Limit of the sets of changes that are planned.
-MOST_TRIALS = 64
 #: Types that represent every number of a type.
 _EXACT_IN = {
     DataType.FLOAT16: (DataType.FLOAT32, DataType.FLOAT64),
@@ -60,10 +54,6 @@ class Cost:
     def order(self) -> tuple[int, int, int]:
         """Sort key: time in femtoseconds (rounded, as sums of floats differ), copies, bytes."""
         return round((self.seconds + self.program_seconds) * 1e15), self.copies, self.nbytes
-
-
-#: Plans a set of changes; None if such programs cannot be compiled or linked.
-Price: TypeAlias = Callable[[Sequence[SlotChange]], Cost | None]
 
 
 def possible_changes(
@@ -202,51 +192,3 @@ def _types_around(
 def _keeps_results(own: DataType, other: DataType, around: set[DataType | None]) -> bool:
     """Whether changing a slot from type `own` to `other` keeps every result."""
     return own is other or (own in _EXACT_IN.get(other, ()) and around == {other})
-
-
-def best_changes(
-    changes: Sequence[SlotChange], price: Price, *, most: int = MOST_CHANGES,
-    trials: int = MOST_TRIALS,
-) -> tuple[tuple[SlotChange, ...], Cost, Cost] | None:  # fmt: skip
-    """Find the cheapest set of at most `most` changes.
-
-    All sets are planned if there are fewer than `trials`; else changes are added greedily. Ties go
-    to the smaller set, then to the first in `changes`.
-
-    Returns:
-        The changes, the cost now, and the cost with them; None if nothing is saved.
-    """
-    if not changes or trials < 2:
-        return None
-    now = price(())
-    if now is None:
-        return None
-    most = min(most, len(changes))
-    best: tuple[tuple[SlotChange, ...], Cost] = ((), now)
-    if sum(comb(len(changes), size) for size in range(1, most + 1)) < trials:
-        for size in range(1, most + 1):
-            best = _better(best, combinations(changes, size), price)
-    else:
-        left = trials - 1
-        while len(best[0]) < most and left > 0:
-            chosen = best[0]
-            # Leave trials for the following rounds.
-            few = [c for c in changes if c not in chosen][: max(1, left // (most - len(chosen)))]
-            best = _better(best, ((*chosen, change) for change in few), price)
-            left -= len(few)
-            if best[0] == chosen:
-                break
-    return (best[0], now, best[1]) if best[0] else None
-
-
-def _better(
-    best: tuple[tuple[SlotChange, ...], Cost], sets: Iterable[tuple[SlotChange, ...]], price: Price
-) -> tuple[tuple[SlotChange, ...], Cost]:
-    """Return the cheapest set, if it is cheaper than `best`."""
-    for chosen in sets:
-        if len({change.slot for change in chosen}) < len(chosen):
-            continue
-        cost = price(chosen)
-        if cost is not None and cost.order < best[1].order:
-            best = chosen, cost
-    return best

@@ -8,15 +8,6 @@ from typing import Any
 
 Cli = Callable[..., Any]
 
-PIPELINE = """\
-modules: {one: one.ttb, two: two.ttb}
-inputs: {x: {shape: [4, 8], type: float32}}
-steps:
-  - {run: one, inputs: {x: x}, outputs: {y: h}}
-  - {run: two, inputs: {x: h}, outputs: {y: y}}
-outputs: [y]
-"""
-
 
 def test_the_second_time_the_file_comes_from_the_cache(cli: Cli, here: Path) -> None:
     first = cli("compile", "a.yaml", "-o", "1.ttb", "--cache=kept")
@@ -59,15 +50,3 @@ def test_a_size_without_a_folder_is_refused(cli: Cli, here: Path) -> None:
     assert done.code == 2 and "--cache=DIR" in done.err and not (here / "1.ttb").exists()
     done = cli("compile", "a.yaml", "-o", "1.ttb", "--cache=kept", "--cache_size=lots")
     assert done.code == 2 and "--cache_size" in done.err
-
-
-def test_the_variants_of_a_module_placed_for_a_pipeline_are_kept(cli: Cli, here: Path) -> None:
-    (here / "p.yaml").write_text(PIPELINE)
-    for name in ("one", "two"):
-        assert cli("compile", "b.yaml", "-o", f"{name}.ttb", f"--name={name}").code == 0
-    words = ("compile", "b.yaml", "-o", "two.ttb", "--name=two", "--for=p.yaml", "--cache=kept")
-    plain, found = cli(*words[:-1]), (here / "two.ttb").read_bytes()
-    first, second = cli(*words), cli(*words)
-    assert (plain.code, first.code, second.code) == (0, 0, 0), first.err
-    assert ", 0 misses" in second.out and (here / "two.ttb").read_bytes() == found
-    assert plain.out.splitlines()[-1] == second.out.splitlines()[-1]

@@ -20,10 +20,10 @@ from stitch.cli.parser import add_options, count, file_path, make_parser, positi
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
-from stitch.documents import MACHINE, MODULE, PIPELINE, kind_of
+from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
-from stitch.frontend import opened, read_graph
+from stitch.frontend import opened
 from stitch.graph import ComputationGraph, from_json
 from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
@@ -224,24 +224,22 @@ def other_source(source: str) -> str | None:
 
 
 def refuse_other_kinds(options: argparse.Namespace, error: FormatError) -> None:
-    """Raise `UsageError` if SOURCE is no module, or the file of `--for` no pipeline."""
-    for path, wanted, expected in (
-        (options.source, MODULE, "a module"),
-        (options.pipeline, PIPELINE, f"a pipeline that runs {options.output}"),
-    ):
-        is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
-        if is_yaml and (kind := kind_of(path, wanted)) != wanted:
-            remedy = {
-                MACHINE: f"stitch-compile module.yaml --target={path}",
-                MODULE: f"stitch-compile {path}",
-            }.get(kind, f"stitch-run {path}")
-            raise UsageError(f"{path!r} is a {kind}", expected=expected, remedy=remedy) from error
+    """Raise `UsageError` if SOURCE is a machine or a pipeline in YAML."""
+    path: str | None = options.source
+    if path is None or Path(path).suffix.lower() not in (".yaml", ".yml"):
+        return
+    kind = kind_of(path, MODULE)
+    if kind != MODULE:
+        is_machine = kind == MACHINE
+        remedy = (
+            f"stitch-compile module.yaml --target={path}" if is_machine else f"stitch-run {path}"
+        )
+        raise UsageError(f"{path!r} is a {kind}", expected="a module", remedy=remedy) from error
 
 
 EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb
   stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
-  stitch-compile classifier.yaml -o c.ttb --for=pipeline.yaml   # c.ttb is a module of it
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
   stitch-compile --entry=mlp.py:make -o - | stitch-run --module=- --init=randn
   stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
@@ -255,7 +253,7 @@ def command() -> Command:
     add_options(
         parser,
         ("--target", {"metavar": "NAME|machine.yaml|.ttsys", "help": "the machine to compile for "
-                      f"(default: {DEFAULT_TARGET}, with --for the pipeline's)"}),
+                      f"(default: {DEFAULT_TARGET})"}),
         ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
                    "dest": "placement", "help": "a placement option of one slot: input.x.space=l1; "
                    "fields: space, data_type, layout, memory_layout, shard_spec, address, kind and "
@@ -288,9 +286,6 @@ def command() -> Command:
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
                         "help": "split the module after these nodes; repeat it for nodes whose "
                         "names have commas"}),
-        ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "choose the layouts and "
-                   "addresses of the slots that minimize the copies of this pipeline; -o names "
-                   "the file of its module, which is overwritten"}),
         ("--cache", {"metavar": "DIR", "type": file_path, "help": "the folder of a "
                      "compile cache: reuse its programs, and add new ones"}),
         ("--cache_size", {"metavar": "SIZE", "type": size, "help": "maximum size of the cache, "
@@ -315,50 +310,27 @@ def _compile_source(options: argparse.Namespace) -> int:
         raise UsageError("-o - and --text both use standard output", remedy="choose one of them")
     checks = OutputChecks()
     cuts = cuts_of(options.split, options.split_at)
-    if options.pipeline is not None and (options.output in (None, "-") or cuts is not None):
-        raise UsageError(
-            "--for compiles one module of a pipeline; -o names it",
-            expected="-o FILE, a module's file in the pipeline, without --split",
-        )
-    if options.pipeline is not None and options.schedule is not None:
-        raise UsageError("--for selects the cheapest schedules", remedy="leave --schedule out")
     if options.output == "-" and cuts is not None:
         raise UsageError("a split writes several files", expected="-o FILE, such as m.ttb")
     factory_file = (options.entry or "").rpartition(":")[0]
-    checks.reads(filter(None, (options.source, options.target, options.pipeline, factory_file)))
+    checks.reads(filter(None, (options.source, options.target, factory_file)))
     if options.output is not None and cuts is None:
         checks.add(options.output, TTB, "-o")
     cache = cache_of(options.cache, options.cache_size)
     module, examples = module_of(options)
     checks.refuse_sources()
-    shapes = input_shapes(options.input_shape)
-    if options.pipeline is not None:
-        # Only --for needs the planner and the runtime.
-        from stitch.cli.pipeline_file import compiled_for
-
-        graph = read_graph(module, examples, shapes, options.unroll)
-        model, advice = compiled_for(options, graph, cache)
-        _write([model], [options.output], options, cache)
-        done = "as it is" if advice is None else advice.lines[0].replace("compile", "placed", 1)
-        say(f"for {options.pipeline}: {done}")
-        return EXIT_OK
-    target = options.target or DEFAULT_TARGET
+    how: dict[str, Any] = {
+        "target": options.target or DEFAULT_TARGET, "placement": options.placement,
+        "name": options.name, "role": options.role,
+        "input_shapes": input_shapes(options.input_shape), "unroll": options.unroll,
+        "schedule": options.schedule, "executor": options.executor,
+        "math_fidelity": options.math_fidelity, "cache": cache,
+    }  # fmt: skip
     if cuts is None:
-        model = api.compile(
-            module, examples, target=target, placement=options.placement, name=options.name,
-            role=options.role, input_shapes=shapes, unroll=options.unroll,
-            schedule=options.schedule, executor=options.executor,
-            math_fidelity=options.math_fidelity, cache=cache,
-        )  # fmt: skip
-        _write([model], [options.output], options, cache)
+        _write([api.compile(module, examples, **how)], [options.output], options, cache)
         return EXIT_OK
     parts = {"parts": cuts} if isinstance(cuts, int) else {"at": cuts}
-    models = api.split(
-        module, examples, **parts, target=target, placement=options.placement, name=options.name,
-        role=options.role, input_shapes=shapes, unroll=options.unroll,
-        schedule=options.schedule, executor=options.executor,
-        math_fidelity=options.math_fidelity, cache=cache,
-    )  # fmt: skip
+    models = api.split(module, examples, **parts, **how)
     output: str | None = options.output
     paths = [None if output is None else part_path(output, at) for at in range(len(models))]
     for path in paths:

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stitch import api
-from stitch.cli.chain import Chain
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, EXIT_OVER_LIMIT, Command, say, say_aside
 from stitch.cli.device_costs import peaks
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, machine_json, program_lines
@@ -26,7 +25,6 @@ from stitch.cli.module_files import (
     module_source,
     read_document,
     read_modules,
-    with_program,
     with_unique_names,
 )
 from stitch.cli.parser import add_options, count, make_parser
@@ -36,7 +34,6 @@ from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Chip, Machine, is_machine_file, load_system
 from stitch.planner import Plan, check_plan
-from stitch.program import Program
 from stitch.report import CopyLine, counted, difference, read_copies, read_record
 
 # `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
@@ -74,20 +71,15 @@ class Stitching:
 
 
 def stitching(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Machine) -> Stitching:
-    """Plan one pass without data, and search for layouts of the slots that save copies.
+    """Plan one pass without data, and search for a layout of a slot that saves copies.
 
     Raises `LinkError` if modules do not fit each other, `OutOfMemoryError` if they exceed memory.
     """
     reports = tuple(_report(modules, one) for one in wires)
-
-    def load(device: api.Device, programs: Mapping[int, Program]) -> Chain:
-        placed = [with_program(one, programs.get(at)) for at, one in enumerate(modules)]
-        return Chain(device, placed, wires)
-
-    now = rehearse(machine, load, {}, None)
+    now = rehearse(modules, wires, machine)
     plans = tuple(plan for plan, _ in now.plans)
     most = tuple((space.value, size) for space, size in peaks(plans).items())
-    advice = advise(machine, load, None, now)
+    advice = advise(modules, wires, machine, now)
     lacking = tuple(lacking_lines(modules))
     return Stitching(machine.name, reports, now.copies, advice, most, plans, lacking)
 
@@ -118,8 +110,8 @@ def stitching_json(result: Stitching) -> dict[str, Any]:
         "copy_nbytes": result.nbytes,
         "copy_seconds": result.seconds,
         "peak_bytes_per_bank": dict(result.peaks),
-        "advice": [] if advice is None else list(advice.lines),
-        "advice_adds": None if advice is None else asdict(advice.then - advice.now),
+        "advice": [] if advice is None else [advice.line],
+        "advice_adds": None if advice is None else asdict(advice.adds),
         "lacking": list(result.lacking),
     }  # fmt: skip
 
@@ -140,7 +132,7 @@ def stitching_lines(result: Stitching) -> list[str]:
         out.append(f"    {line.reason}")
     out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
     if result.advice is not None:
-        out += [f"  advice: {line}" for line in result.advice.lines]
+        out.append(f"  advice: {result.advice.line}")
     out += [f"  simplified: {line}" for line in result.lacking]
     return out
 

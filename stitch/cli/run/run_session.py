@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stitch import api
+from stitch import api, documents
 from stitch.api import Device
-from stitch.cli.chain import Chain, RunInput, Runnable, RunOutput
+from stitch.cli.chain import Chain, PipelineRunnable, RunInput, Runnable, RunOutput
 from stitch.cli.command import (
     EXIT_FAILURE,
     EXIT_MISMATCH,
@@ -46,7 +46,6 @@ from stitch.cli.module_files import (
     lacking_lines,
     machine_for,
     read_modules,
-    with_program,
     with_unique_names,
 )
 from stitch.cli.output_checks import (
@@ -61,7 +60,6 @@ from stitch.cli.output_checks import (
     array_kind,
     trace_kind,
 )
-from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run_inputs import (
     SLOT_FORM,
     Note,
@@ -81,6 +79,7 @@ from stitch.errors import UsageError
 from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
+from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
 from stitch.report import (
@@ -499,13 +498,16 @@ def result_json(
     }
 
 
+#: Loads the programs of a run on its device, after the reports have begun to observe it.
+_Load: TypeAlias = Callable[[], Runnable]
+
+
 @dataclass(slots=True)
 class RunSession:
     """The state of a run."""
 
     options: argparse.Namespace
     device: api.Device
-    load: Load
     runnable: Runnable
     arrays: tuple[Array, ...]
     where: Destinations
@@ -550,8 +552,7 @@ def run_session(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
     with ExitStack() as stack:
-        make = _pipeline_file if options.pipeline is not None else _chain
-        device, load = make(options)
+        device, load = (_chain if options.pipeline is None else _pipeline)(options)
         stack.enter_context(device)
         trace = None if options.trace is None else ChromeTrace(device, options.trace)
         if trace is not None:
@@ -562,7 +563,7 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         if folder is not None:
             stack.callback(folder.forget)
         recorder = Recorder(device) if options.record is not None else None
-        session = _prepared(options, device, load)
+        session = _prepared(options, load())
         _check_outputs(session, checks)
         session.operations.begin(options, device, stack)
         _announce_passes(session)
@@ -594,7 +595,7 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         return code
 
 
-def _open(options: argparse.Namespace, machine: Any) -> api.Device:
+def _open(options: argparse.Namespace, machine: Machine) -> api.Device:
     executor = options.executor or ("null" if options.dry_run else "numpy")
     if options.dry_run and executor != "null":
         raise UsageError(f"--dry_run executes nothing, --executor={executor} does")
@@ -630,7 +631,7 @@ def _refuse_results(options: argparse.Namespace) -> None:
         )
 
 
-def _chain(options: argparse.Namespace) -> tuple[api.Device, Load]:
+def _chain(options: argparse.Namespace) -> tuple[api.Device, _Load]:
     modules = with_unique_names(
         read_modules(options.module, options.function, device=options.device, compiling=_note)
     )
@@ -639,29 +640,30 @@ def _chain(options: argparse.Namespace) -> tuple[api.Device, Load]:
     named = named_inputs(options.input)
     wires = wires_of(modules, options.wire, strict_types=options.strict_types, named=named)
     device = _open(options, machine_for(options.device, modules))
-    return device, lambda where, programs: Chain(
-        where, [with_program(m, programs.get(at)) for at, m in enumerate(modules)], wires
-    )
+    return device, lambda: Chain(device, modules, wires)
 
 
-def _pipeline_file(options: argparse.Namespace) -> tuple[api.Device, Load]:
-    from stitch.cli.pipeline_file import open_pipeline_file
+def _pipeline(options: argparse.Namespace) -> tuple[api.Device, _Load]:
+    checked = documents.read_pipeline(options.pipeline, strict_types=options.strict_types)
+    for warning in checked.warnings:
+        say_aside(f"stitch-run: warning: {warning}")
+    machine = load_machine(options.device if options.device is not None else checked.machine)
+    device = _open(options, machine)
+    return device, lambda: PipelineRunnable(device, checked)
 
-    return open_pipeline_file(options, _open)
 
-
-def _prepared(options: argparse.Namespace, device: api.Device, load: Load) -> RunSession:
-    computes, runnable = device.computes, load(device, {})
+def _prepared(options: argparse.Namespace, runnable: Runnable) -> RunSession:
+    device = runnable.device
     check_device_capacity(device, runnable)
     arrays = gather_inputs(
         runnable.inputs, options.input, runnable.modules, init=options.init, seed=options.seed,
-        without_data=not computes, strict_types=options.strict_types, note=_note,
+        without_data=not device.computes, strict_types=options.strict_types, note=_note,
     )  # fmt: skip
     where = destinations(
         runnable.outputs, options.output, runnable.modules, brief=not options.expected_output
     )
     expected = expectations(runnable.outputs, options.expected_output, runnable.modules)
-    return RunSession(options, device, load, runnable, arrays, where, expected)
+    return RunSession(options, device, runnable, arrays, where, expected)
 
 
 def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
@@ -726,7 +728,7 @@ def _outcome(session: RunSession) -> list[str]:
     else:
         lines.append("planned only: nothing was executed, no results exist")
     if options.explain or options.dry_run:
-        lines += [device.explain(), *_advice(session)]
+        lines.append(device.explain())
     if options.memory:
         lines.append(memory_text(device))
     if options.print_statistics:
@@ -736,18 +738,6 @@ def _outcome(session: RunSession) -> list[str]:
     if session.verdicts and not failed:
         lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
     return lines + session.operations.lines()
-
-
-def _advice(session: RunSession) -> list[str]:
-    """Return the compile advice, if it saves copies."""
-    options, runnable = session.options, session.runnable
-    if runnable.runs * 2 > MOST_RUNS:
-        return []
-    advice = advise(
-        session.device.machine, session.load, session.arrays,
-        window=options.window, strict_types=options.strict_types,
-    )  # fmt: skip
-    return [] if advice is None else [f"  advice: {line}" for line in advice.lines]
 
 
 def _checked(session: RunSession) -> int:
