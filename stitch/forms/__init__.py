@@ -46,8 +46,6 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.forms.array_files import (
         NUMPY_SUFFIXES,
-        NpzWriter,
-        archived_arrays,
         npy_bytes,
         npz_bytes,
         read_array,
@@ -57,17 +55,14 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {
-            "array_files": "NUMPY_SUFFIXES NpzWriter archived_arrays npy_bytes npz_bytes "
-            "read_array read_array_file typed"
-        },
+        {"array_files": "NUMPY_SUFFIXES npy_bytes npz_bytes read_array read_array_file typed"},
     )
 
 __all__ = [
     "AsWritten", "ByKey", "Choice", "ElementType", "Entries", "Field", "FieldType", "Flag",
-    "FormValues", "ListOf", "NUMPY_SUFFIXES", "Name", "NameOrPath", "Node", "NpzWriter", "Number",
+    "FormValues", "ListOf", "NUMPY_SUFFIXES", "Name", "NameOrPath", "Node", "Number",
     "Pairs", "ParseContext", "ProblemLog", "RelativePath", "Schema", "Shape", "SourceLocation",
-    "Tagged", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word",
+    "Tagged", "Whole", "Word", "as_written", "form_text", "is_word",
     "npy_bytes", "npz_bytes", "number_of", "read_array", "read_array_file", "read_entry",
     "read_yaml", "read_yaml_bytes", "typed",
 ]  # fmt: skip

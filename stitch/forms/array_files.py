@@ -96,14 +96,6 @@ def read_array_file(path: Path, accepts: Accepts = _any_shape) -> Mapping[str | 
     return _guarded(path, None, lambda: _Archive(path, accepts))
 
 
-def archived_arrays(path: Path) -> Mapping[str | None, Array]:
-    """Return the arrays of a `.npz` file of any suffix, each read again on every access.
-
-    Raises as `read_array_file`.
-    """
-    return _guarded(path, None, lambda: _Archive(path, keeps=False))
-
-
 def typed(array: Array, data_type: DataType, what: str) -> Array:
     """View two-byte void as bfloat16; raise `UsageError` if the slot has another type."""
     if array.dtype != NAMELESS:
@@ -119,10 +111,10 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 
 
 class _Archive(Mapping[str | None, Array]):
-    """The arrays of a `.npz` file, read on access; `keeps` caches them."""
+    """The arrays of a `.npz` file, read on access."""
 
-    def __init__(self, path: Path, accepts: Accepts = _any_shape, *, keeps: bool = True) -> None:
-        self.path, self._accepts, self._keeps = path, accepts, keeps
+    def __init__(self, path: Path, accepts: Accepts) -> None:
+        self.path, self._accepts = path, accepts
         with self._opened() as archive:
             members = archive.namelist()
         #: Members of the archive by array name.
@@ -137,12 +129,9 @@ class _Archive(Mapping[str | None, Array]):
     def __getitem__(self, name: str | None) -> Array:
         if name is None or name not in self.members:
             raise KeyError(name)
-        if name in self._read:
-            return self._read[name]
-        array = _stored(self.path, name, lambda: self._array(name))
-        if self._keeps:
-            self._read[name] = array
-        return array
+        if name not in self._read:
+            self._read[name] = _stored(self.path, name, lambda: self._array(name))
+        return self._read[name]
 
     def _array(self, name: str) -> Array:
         member = self.members[name]
@@ -255,50 +244,11 @@ def npy_bytes(array: Array) -> bytes:
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
     """Encode arrays as a `.npz` file, deterministically."""
     stream = io.BytesIO()
-    writer = NpzWriter(stream.write)
-    for name, array in arrays.items():
-        writer.add(name, array)
-    writer.close()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # Without a date: equal arrays give equal files.
+            archive.writestr(zipfile.ZipInfo(f"{name}{_MEMBER}"), npy_bytes(array))
     return stream.getvalue()
-
-
-class NpzWriter:
-    """Writes a `.npz` file array by array; `write` receives the bytes in order."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._archive = _WrittenArchive(_Stream(write), "w", zipfile.ZIP_STORED)
-
-    def add(self, name: str, array: Array) -> None:
-        """Add an array."""
-        # Without a date: equal arrays give equal files.
-        self._archive.writestr(zipfile.ZipInfo(f"{name}{_MEMBER}"), npy_bytes(array))
-
-    def close(self) -> None:
-        """Write the end of the file; may be called twice."""
-        self._archive.close()
-
-
-class _WrittenArchive(zipfile.ZipFile):
-    """An archive that is not finished by the garbage collector."""
-
-    def __del__(self) -> None:
-        """Write nothing: the file below may be closed."""
-
-
-class _Stream(io.RawIOBase):
-    """A write-only file without seek."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        super().__init__()
-        self._write = write
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        piece = bytes(data)
-        self._write(piece)
-        return len(piece)
 
 
 def _header(file: IO[bytes], nbytes: int) -> Array:

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
         totals_json,
     )
     from stitch.report.operations import (
-        REFERENCE,
         ComparedResult,
         OperationComparison,
         OperationLine,
-        OperationStore,
         Tolerances,
         Verdict,
         compare,
@@ -40,8 +38,8 @@ else:
         {
             "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
             "other_lines plan_json totals_json",
-            "operations": "REFERENCE ComparedResult OperationComparison OperationLine "
-            "OperationStore Tolerances Verdict compare",
+            "operations": "ComparedResult OperationComparison OperationLine "
+            "Tolerances Verdict compare",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder RunRecord read_record replay",
             "temporary_output": "is_compressed",
@@ -51,8 +49,8 @@ else:
     )
 
 __all__ = [
-    "MACHINE", "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
-    "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
+    "MACHINE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
+    "OperationComparison", "OperationLine", "Recorder", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
     "explain", "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
     "plan_json", "read_copies", "read_record", "replay", "totals_json",

@@ -1,30 +1,22 @@
-"""Results of each operation of a run: stored in a file, or compared with expected results.
+"""Compare results: of a run with expected arrays, of each operation with NumPy's kernels.
 
-Arrays have the types in which operations compute, rounded to those of their values; memory holds
-the results of one operation at a time. The reference computes each operation from the operands of
-this run, which finds the wrong operation; a saved run shows accumulated differences.
+NumPy computes each operation from the operands of the same run, which finds the wrong operation;
+its results are rounded to the types of the values. Memory holds those of one operation at a time.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
-from urllib.parse import quote
 
 import numpy as np
 
-from stitch.argument_kinds import PATH, either, instance_of, optional, takes
-from stitch.errors import FormatError, UsageError
-from stitch.files import OutputFiles
-from stitch.forms import NpzWriter, archived_arrays
+from stitch.argument_kinds import instance_of, optional, takes
+from stitch.errors import UsageError
 from stitch.linker import expanded
-from stitch.program import ABSENT, Array, DataType, Operation, Program, holds_foreign
+from stitch.program import ABSENT, Array, DataType, Program, holds_foreign
 from stitch.report.device import DEVICE
-from stitch.report.temporary_output import TemporaryOutput, write_and_close
 from stitch.runtime import HookContext, OperationReferences, RuntimeDevice
 
 # Comparison of arrays.
@@ -166,237 +158,8 @@ def correlation(actual: Array, expected: Array) -> float:
     return float((one * two).sum()) / norm if norm else 0.0
 
 
-# Observing operations.
+# Comparison of operations.
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SeenOperation:
-    """An operation in the `run`-th run (from 1) of programs of that name."""
-
-    program: Program
-    run: int
-    index: int
-    operation: Operation
-    inputs: tuple[Array | None, ...]
-    outputs: tuple[Array, ...]
-
-    @property
-    def results(self) -> tuple[int, ...]:
-        """Return the indices of the output values, in order."""
-        return tuple(value for value in self.operation.outputs if value != ABSENT)
-
-    @property
-    def name(self) -> str:
-        """Return a description for errors."""
-        where = f" at {self.operation.location}" if self.operation.location else ""
-        return (
-            f"operation {self.index} ({self.operation.op}){where} of program "
-            f"{self.program.name!r}, run {self.run}"
-        )
-
-
-class OperationWatch(ABC):
-    """Observes every operation until `close`; a context manager.
-
-    Programs run one operation at a time, as with any hook. Raises `UsageError` for a device that
-    computes nothing, and during a run for an executor without hooks of operations.
-    """
-
-    def __init__(self, device: RuntimeDevice) -> None:
-        if not device.computes:
-            raise UsageError(
-                "this device computes no operations that could be observed",
-                where=f"device {device.machine.name!r}, executor {device.executor!r}",
-                remedy="choose another executor; opaque programs, as of .ttnn files, have no "
-                "operations",
-            )
-        self._device = device
-        self._runs: Counter[str] = Counter()
-        self._seen = 0
-        self._references: dict[int, tuple[Program, OperationReferences]] = {}
-        self.close = device.hooks.register(
-            before_program=self._on_program,
-            after_program=self._on_end,
-            before_operation=lambda context: self.before(self._operation(context)),
-            after_operation=lambda context: self.after(self._operation(context)),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def before(self, seen: SeenOperation) -> None:
-        """Called before an operation runs."""
-
-    @abstractmethod
-    def after(self, seen: SeenOperation) -> None:
-        """Called after an operation has run."""
-
-    def next_pass(self) -> None:
-        """Restart the count of runs, for another pass of the same work."""
-        self._runs.clear()
-
-    def references(self, program: Program) -> OperationReferences:
-        """Return NumPy's kernels for the operations of a program."""
-        entry = self._references.get(id(program))
-        if entry is None:
-            entry = program, OperationReferences(program, self._device.machine.shape)
-            # The entry holds the program, so its id is not reused.
-            self._references[id(program)] = entry
-        return entry[1]
-
-    def _on_program(self, context: HookContext) -> None:
-        self._runs[context.program.name] += 1
-        self._seen = 0
-
-    def _on_end(self, context: HookContext) -> None:
-        if not self._seen and expanded(context.program).operations:
-            raise UsageError(
-                "the executor runs whole programs, without hooks of operations",
-                where=f"program {context.program.name!r}, executor {self._device.executor!r}",
-                remedy="choose one of Stitch's own executors",
-            )
-
-    def _operation(self, context: HookContext) -> SeenOperation:
-        assert context.operation is not None
-        assert context.index is not None
-        self._seen += 1
-        return SeenOperation(
-            context.program, self._runs[context.program.name], context.index, context.operation,
-            context.inputs, context.outputs,
-        )  # fmt: skip
-
-
-# Storing results.
-
-#: Characters of a program's name in the names of arrays.
-_NAME_LENGTH = 60
-
-
-class _Names:
-    """The names of stored arrays; programs are numbered in the order of their first runs."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def of(self, seen: SeenOperation, output: int) -> str:
-        name = seen.program.name
-        number = self._numbers.setdefault(name, len(self._numbers))
-        program = f"{number}-{quote(name, safe='')[:_NAME_LENGTH]}"
-        return f"{program}/{seen.run}/{seen.index}/{output}.{quote(seen.operation.op, safe='')}"
-
-
-class OperationStore(OperationWatch):
-    """Stores the results of every operation of one pass; `close` writes the `.npz` file.
-
-    `next_pass` ends the pass. Raises `UsageError` for a path of another type, `StitchError` if its
-    folder is not writable.
-    """
-
-    @takes(device=DEVICE, path=PATH)
-    def __init__(self, device: RuntimeDevice, path: str | Path) -> None:
-        if Path(path).suffix.lower() != ".npz":
-            raise UsageError(
-                "results of operations need a .npz file", expected="FILE.npz", got=str(path)
-            )
-        self._path, self._names, self._is_over = path, _Names(), False
-        #: Whether no exception has interrupted the storing of a result.
-        self._is_complete = True
-        super().__init__(device)
-        self._unregister = self.close
-        self.close = self._close
-        try:
-            self._output = TemporaryOutput(path)
-        except BaseException:
-            self._unregister()
-            raise
-        self._archive = NpzWriter(self._output.write)
-
-    def before(self, seen: SeenOperation) -> None:
-        """Do nothing."""
-
-    def after(self, seen: SeenOperation) -> None:
-        """Store the results."""
-        if self._is_over:
-            return
-        self._is_complete = False
-        references = self.references(seen.program)
-        for output, (value, array) in enumerate(zip(seen.results, seen.outputs, strict=True)):
-            self._archive.add(self._names.of(seen, output), references.kept(value, array))
-        self._is_complete = True
-
-    def next_pass(self) -> None:
-        """Store nothing from now on."""
-        self._is_over = True
-
-    def add_to(self, files: OutputFiles) -> None:
-        """Stop and add the file to `files`, unless a result is incomplete after an exception.
-
-        Call `forget` after they are written.
-        """
-        self._unregister()
-        if not self._is_complete:
-            return
-        self._archive.close()
-        files[self._path] = self._output.copy_to
-
-    def forget(self) -> None:
-        """Stop without writing; may be called twice."""
-        self._unregister()
-        self._output.close()
-
-    def _close(self) -> None:
-        write_and_close(self.add_to, self.forget)
-
-
-class SavedOperations:
-    """A file of `OperationStore`; raises `FormatError` for any other."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path, self._names = str(path), _Names()
-        arrays = archived_arrays(Path(path))
-        self._arrays: Mapping[str | None, Array] = arrays
-        self._read: set[str] = set()
-        self._all = tuple(map(str, arrays))
-        foreign = [name for name in self._all if name.count("/") != 3 or "." not in name]
-        if foreign or not self._all:
-            raise FormatError(
-                "the file has no results of operations", where=self.path,
-                expected="a file of --save_operations or OperationStore",
-                got=repr(foreign[0]) if foreign else "no array",
-            )  # fmt: skip
-
-    def results(self, seen: SeenOperation) -> tuple[Array, ...]:
-        """Return the results of an operation in the saved run; raise `UsageError` without any."""
-        names = [self._names.of(seen, output) for output in range(len(seen.outputs))]
-        for name in names:
-            if name not in self._arrays:
-                raise UsageError(
-                    "the saved run has no result of this operation",
-                    where=f"{self.path}: {name!r}", got=seen.name,
-                    remedy="save a run of the same programs with the same number of calls",
-                )  # fmt: skip
-        self._read.update(names)
-        return tuple(self._arrays[name] for name in names)
-
-    def check_all_read(self) -> None:
-        """Raise `UsageError` for operations of the saved run that have not run."""
-        missing = [name for name in self._all if name not in self._read]
-        if missing:
-            raise UsageError(
-                "the saved run has operations that did not run now",
-                where=self.path, got=f"{len(missing)}, the first of them {missing[0]!r}",
-                remedy="save a run of the same programs with the same number of calls",
-            )  # fmt: skip
-
-
-# Comparison of all operations.
-
-#: Compare with NumPy's kernels on the same operands.
-REFERENCE = "reference"
 #: Relative distance of neighbouring numbers: nearly equal results may round to neighbours.
 ROUNDING_STEP = {
     DataType.FLOAT16: 2.0**-10,
@@ -410,7 +173,8 @@ ROUNDING_STEP = {
 class OperationLine:
     """One output of an operation in all runs so far.
 
-    `verdict`, of run `run`, is the first failure, or the largest difference.
+    `verdict`, of the program's `run`-th run (from 1), is the first failure, or the largest
+    difference.
     """
 
     program: str
@@ -432,80 +196,113 @@ class OperationLine:
         return text if pcc is None else f"{text}; PCC {pcc:.6g}"
 
 
-class OperationComparison(OperationWatch):
-    """Compares every operation's results until `close`.
+class OperationComparison:
+    """Compares every operation's results with NumPy's kernels until `close`; a context manager.
+
+    Programs run one operation at a time, as with any hook.
 
     Args:
         device: The device.
-        expected: `REFERENCE`, a saved run, or the path of its file.
         how: The tolerances, by default by the storage type of a value, with one step of rounding
             more for types narrower than float32.
+
+    Raises:
+        UsageError: The device computes nothing; during a run: its executor has no hooks of
+            operations.
     """
 
-    @takes(
-        device=DEVICE, how=optional(instance_of("tolerances", Tolerances)),
-        expected=either(PATH, instance_of("a saved run", SavedOperations)),
-    )  # fmt: skip
-    def __init__(
-        self, device: RuntimeDevice, expected: str | Path | SavedOperations = REFERENCE,
-        how: Tolerances | None = None,
-    ) -> None:  # fmt: skip
-        self._saved = (
-            expected
-            if expected == REFERENCE or isinstance(expected, SavedOperations)
-            else SavedOperations(expected)
-        )
+    @takes(device=DEVICE, how=optional(instance_of("tolerances", Tolerances)))
+    def __init__(self, device: RuntimeDevice, how: Tolerances | None = None) -> None:
+        if not device.computes:
+            raise UsageError(
+                "this device computes no operations that could be observed",
+                where=f"device {device.machine.name!r}, executor {device.executor!r}",
+                remedy="choose another executor; opaque programs, as of .ttnn files, have no "
+                "operations",
+            )
+        self._device = device
         self._how = how or Tolerances()
+        self._runs: Counter[str] = Counter()
+        self._has_operations = False
+        self._references: dict[int, tuple[Program, OperationReferences]] = {}
         self._wanted: tuple[Array, ...] = ()
         self._lines: dict[tuple[str, int, int], OperationLine] = {}
         #: The first result that differed.
         self.first: OperationLine | None = None
-        super().__init__(device)
+        self.close = device.hooks.register(
+            before_program=self._begin,
+            after_program=self._end,
+            before_operation=self._before,
+            after_operation=self._after,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def lines(self) -> tuple[OperationLine, ...]:
         """Return a line for each output of each operation, in the order of first runs."""
         return tuple(self._lines.values())
 
-    def check_complete(self) -> None:
-        """Raise `UsageError` if the saved run has operations that have not run."""
-        if isinstance(self._saved, SavedOperations):
-            self._saved.check_all_read()
+    def _begin(self, context: HookContext) -> None:
+        self._runs[context.program.name] += 1
+        self._has_operations = False
 
-    def before(self, seen: SeenOperation) -> None:
+    def _end(self, context: HookContext) -> None:
+        if not self._has_operations and expanded(context.program).operations:
+            raise UsageError(
+                "the executor runs whole programs, without hooks of operations",
+                where=f"program {context.program.name!r}, executor {self._device.executor!r}",
+                remedy="choose one of Stitch's own executors",
+            )
+
+    def _of(self, program: Program) -> OperationReferences:
+        entry = self._references.get(id(program))
+        if entry is None:
+            entry = program, OperationReferences(program, self._device.machine.shape)
+            # The entry holds the program, so its id is not reused.
+            self._references[id(program)] = entry
+        return entry[1]
+
+    def _before(self, context: HookContext) -> None:
         """Compute the expected results first, because the operation may overwrite its operands."""
-        if isinstance(self._saved, SavedOperations):
-            self._wanted = self._saved.results(seen)
-        elif holds_foreign(seen.operation, expanded(seen.program).bodies):
-            self._wanted = ()  # Foreign operators have no reference.
-        else:
-            self._wanted = self.references(seen.program).results(seen.index, seen.inputs)
+        assert context.operation is not None and context.index is not None
+        self._has_operations = True
+        self._wanted = ()  # Foreign operators have no reference.
+        if not holds_foreign(context.operation, expanded(context.program).bodies):
+            self._wanted = self._of(context.program).results(context.index, context.inputs)
 
-    def after(self, seen: SeenOperation) -> None:
+    def _after(self, context: HookContext) -> None:
         """Compare the results."""
+        assert context.operation is not None
         wanted, self._wanted = self._wanted, ()
         if not wanted:
             return
-        references = self.references(seen.program)
-        for output, value in enumerate(seen.results):
-            described = expanded(seen.program).values[value]
+        results = [value for value in context.operation.outputs if value != ABSENT]
+        for output, value in enumerate(results):
+            described = expanded(context.program).values[value]
             stored = described.desc.layout.data_type
             verdict = compare(
                 ComparedResult(described.name, described.type.data_type, stored),
-                references.kept(value, seen.outputs[output]), wanted[output], self._how,
+                self._of(context.program).kept(value, context.outputs[output]),
+                wanted[output], self._how,
                 default_rtol=max(
                     DEFAULT_RTOL,
                     *(ROUNDING_STEP.get(kind, 0.0) for kind in (stored, described.type.data_type)),
                 ),
                 correlate=True,
             )  # fmt: skip
-            self._add(seen, output, verdict)
+            self._add(context, output, verdict)
 
-    def _add(self, seen: SeenOperation, output: int, verdict: Verdict) -> None:
-        key = seen.program.name, seen.index, output
-        operation = seen.operation
+    def _add(self, context: HookContext, output: int, verdict: Verdict) -> None:
+        operation, name = context.operation, context.program.name
+        assert operation is not None and context.index is not None
+        key = name, context.index, output
         new = OperationLine(
-            seen.program.name, seen.index, operation.op, operation.location, output, 1, seen.run,
+            name, context.index, operation.op, operation.location, output, 1, self._runs[name],
             verdict,
         )  # fmt: skip
         old = self._lines.get(key)

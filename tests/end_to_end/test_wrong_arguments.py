@@ -13,8 +13,6 @@ import stitch
 from stitch.errors import StitchError
 from stitch.report import (
     ChromeTrace,
-    OperationComparison,
-    OperationStore,
     Recorder,
     VisualizerFolder,
 )
@@ -56,8 +54,6 @@ class World:
 #: What listens to a device: its parameter after the device, and the kinds that are right there.
 LISTENERS: list[tuple[Callable[..., Any], str, tuple[str, ...]]] = [
     (ChromeTrace, "path", ("None", "str")),
-    (OperationStore, "path", ("str",)),
-    (OperationComparison, "expected", ("str",)),
     (VisualizerFolder, "folder", ("str",)),
 ]
 #: A call, the parameter that is wrong, the call itself, and the kinds that are right there.

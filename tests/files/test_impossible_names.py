@@ -10,7 +10,7 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError
-from stitch.report import ChromeTrace, OperationStore, VisualizerFolder
+from stitch.report import ChromeTrace, VisualizerFolder
 
 NAMES = ("a\0.ttb", "a\0/b.ttb", "\0", "a\ud800.ttb", "n" * 5000)
 
@@ -38,7 +38,6 @@ def test_every_function_that_takes_a_path_refuses_a_name_that_no_file_can_have(
             "from_yaml": stitch.Pipeline.from_yaml,
             "get_layout": lambda p: stitch.get_layout(p, 0, 0),
             "ChromeTrace": lambda p: ChromeTrace(device, p).close(),
-            "OperationStore": lambda p: OperationStore(device, p + ".npz").close(),
             "VisualizerFolder": lambda p: VisualizerFolder(device, p).close(),
         }
         for taker, take in takers.items():

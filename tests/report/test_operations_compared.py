@@ -1,20 +1,18 @@
-"""Every operation of a run beside NumPy's kernels, or beside a run that was saved."""
+"""Every operation of a run beside NumPy's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import FormatError, UsageError
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.machine import MachineShape
 from stitch.program import Array, Ownership, Program
-from stitch.report import OperationComparison, OperationStore
+from stitch.report import OperationComparison
 from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, make_executor
 from stitch.runtime.executors.executor import ProgramBytes, Workspace
 from stitch.runtime.executors.onnx import foreign_calls, session
@@ -132,67 +130,6 @@ def test_an_operation_with_a_body_is_compared_as_what_it_is_computed_by(executor
     assert {line.op for line in compared.lines} == {"Mul", "Tanh", "Add", "MatMul", "Exp"}
 
 
-def test_an_interrupt_while_a_result_is_kept_stays_one_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0, SHAPE))
-        monkeypatch.setattr("zipfile._ZipWriteFile.close", interrupted)
-        with pytest.raises(KeyboardInterrupt), OperationStore(device, tmp_path / "run.npz"):
-            one(program(integers(SHAPE))).numpy()
-        monkeypatch.undo()
-        assert list(tmp_path.iterdir()) == []
-        saved(tmp_path / "run.npz")
-        np.testing.assert_array_equal(
-            one(program(integers(SHAPE))).numpy(), integers(SHAPE) * 2 + 1
-        )
-
-
-def test_a_saved_run_may_be_given_as_a_path(tmp_path: Path) -> None:
-    path = tmp_path / "run.npz"
-    with stitch.open_device("host") as device:
-        program = device.load(model("m", network, target="host"))
-        with OperationStore(device, path):
-            one(program(x())).numpy()
-        with OperationComparison(device, path) as compared:
-            one(program(x() + 1)).numpy()
-    # The reference would have found nothing: it computes from the operands of this very run.
-    assert compared.first is not None
-
-
-def saved(path: Path) -> Path:
-    """A saved run of one program, two operations."""
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0, SHAPE))
-        with OperationStore(device, path):
-            one(program(integers(SHAPE))).numpy()
-    return path
-
-
-def test_an_operation_that_the_saved_run_has_not_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path / "run.npz")
-    with stitch.open_device("tiny") as device:
-        program = device.load(scaled("a", 2.0, SHAPE))
-        with OperationComparison(device, str(path)):
-            one(program(integers(SHAPE))).numpy()
-            with pytest.raises(UsageError, match="no result of this operation") as no:
-                one(program(integers(SHAPE))).numpy()
-    got = str(no.value.got)
-    assert got.startswith("operation 0 (Mul)") and got.endswith("of program 'a', run 2")
-
-
-def test_arrays_of_something_else_are_no_saved_run(tmp_path: Path) -> None:
-    path = tmp_path / "other.npz"
-    np.savez(path, y=integers(SHAPE))
-    with stitch.open_device("tiny") as device:
-        with pytest.raises(FormatError, match="has no results of operations"):
-            OperationComparison(device, str(path))
-        assert not device.hooks.active
-
-
 def test_a_device_that_computes_nothing_is_refused() -> None:
     with (
         stitch.open_device("tiny", executor="null") as device,
@@ -201,7 +138,7 @@ def test_a_device_that_computes_nothing_is_refused() -> None:
         OperationComparison(device)
 
 
-def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_results_are_not_held_while_the_run_goes_on() -> None:
     import tracemalloc
 
     def build(b: ComputationGraphBuilder) -> None:
@@ -210,23 +147,17 @@ def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
             y = b.op("Sin", y)
         b.output("y", y)
 
-    def peak(watching: Callable[[Any], Any]) -> int:
-        with stitch.open_device("host") as device:
-            program = device.load(model("sines", build, target="host"))
-            given = np.ones((512, 512), np.float32)
+    with stitch.open_device("host") as device:
+        program = device.load(model("sines", build, target="host"))
+        given = np.ones((512, 512), np.float32)
+        one(program(given)).numpy()
+        with OperationComparison(device):
+            tracemalloc.start()
             one(program(given)).numpy()
-            with watching(device):
-                tracemalloc.start()
-                one(program(given)).numpy()
-                most = tracemalloc.get_traced_memory()[1]
-                tracemalloc.stop()
-        return most
-
-    path = tmp_path / "run.npz"
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
     # Each result is 1 MiB; modules that load late take some MiB themselves.
-    assert peak(lambda device: OperationStore(device, path)) < 24 << 20
-    assert peak(lambda device: OperationComparison(device, str(path))) < 24 << 20
-    assert peak(OperationComparison) < 24 << 20
+    assert most < 24 << 20
 
 
 class Whole(Executor):

@@ -131,12 +131,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
                                "help": "compare an output; exit code 1 if it differs: "
                                + EXPECTED_FORM}),
-        ("--expected_operations", {"metavar": "FILE|reference", "type": file_path,
+        ("--expected_operations", {"choices": ("reference",),
                                    "help": "compare the results of every operation with NumPy "
-                                   "on the same operands (reference), or with a file of "
-                                   "--save_operations; exit code 1 if they differ"}),
-        ("--save_operations", {"metavar": "FILE.npz", "help": "write the results of every "
-                               "operation in the first pass"}),
+                                   "on the same operands; exit code 1 if they differ"}),
         ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
         ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),

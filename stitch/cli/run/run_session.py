@@ -52,7 +52,6 @@ from stitch.cli.output_checks import (
     DATABASE,
     JSON,
     NPY,
-    NPZ,
     RECORD,
     RESULT,
     TEXT,
@@ -83,13 +82,11 @@ from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
 from stitch.report import (
-    REFERENCE,
     ChromeTrace,
     ComparedResult,
     CopyLine,
     OperationComparison,
     OperationLine,
-    OperationStore,
     Recorder,
     Tolerances,
     Verdict,
@@ -282,9 +279,8 @@ def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
     }
 
 
-# `--expected_operations` and `--save_operations`.
+# `--expected_operations`.
 
-OPERATION_OPTIONS = ("expected_operations", "save_operations")
 _COLUMNS = (
     ("program", "left"), ("operation", "left"), ("output", "left"), ("runs", "right"),
     ("PCC", "right"), ("difference", "right"), ("atol", "right"), ("rtol", "right"),
@@ -292,52 +288,18 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class OperationReports:
-    """The comparison and the file of the results of operations, if the options ask for them."""
-
-    def __init__(self) -> None:
-        self.comparison: OperationComparison | None = None
-        self._store: OperationStore | None = None
-
-    def begin(self, options: argparse.Namespace, device: Device, stack: ExitStack) -> None:
-        """Observe the device until the stack ends; raise `UsageError`, `FormatError`."""
-        if options.expected_operations is not None:
-            how = Tolerances(options.atol, options.rtol, options.pcc)
-            self.comparison = OperationComparison(device, options.expected_operations, how)
-            stack.callback(self.comparison.close)
-        if options.save_operations is not None:
-            self._store = OperationStore(device, options.save_operations)
-            stack.callback(self._store.forget)
-
-    def next_pass(self) -> None:
-        """Begin the next pass."""
-        for report in (self.comparison, self._store):
-            if report is not None:
-                report.next_pass()
-
-    def add_to(self, files: OutputFiles) -> None:
-        """Add the file of `--save_operations` to `files`."""
-        if self._store is not None:
-            self._store.add_to(files)
-
-    @property
-    def differ(self) -> bool:
-        """Return whether any result differs from the expected one."""
-        return self.comparison is not None and self.comparison.first is not None
-
-    def lines(self) -> list[str]:
-        """Return a table and the verdict; raise `UsageError` if expected operations did not run."""
-        if self.comparison is None:
-            return []
-        self.comparison.check_complete()
-        lines = self.comparison.lines
-        if self.comparison.first is None:
-            verdict = f"[SUCCESS] {counted(len(lines), 'result')} of operations as expected"
-        else:
-            many = counted(sum(not line.verdict.passed for line in lines), "result")
-            first = self.comparison.first.text
-            verdict = f"[FAILED] {many} of operations not as expected; the first: {first}"
-        return [_table(lines), verdict]
+def operation_lines(comparison: OperationComparison | None) -> list[str]:
+    """Return a table of the results of operations, and the verdict."""
+    if comparison is None:
+        return []
+    lines = comparison.lines
+    if comparison.first is None:
+        verdict = f"[SUCCESS] {counted(len(lines), 'result')} of operations as expected"
+    else:
+        many = counted(sum(not line.verdict.passed for line in lines), "result")
+        first = comparison.first.text
+        verdict = f"[FAILED] {many} of operations not as expected; the first: {first}"
+    return [_table(lines), verdict]
 
 
 def _table(lines: Sequence[OperationLine]) -> str:
@@ -517,19 +479,16 @@ class RunSession:
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     files: OutputFiles = field(default_factory=dict)
-    operations: OperationReports = field(default_factory=OperationReports)
+    operations: OperationComparison | None = None
 
 
 def run_session(options: argparse.Namespace) -> int:
     """Run the modules or pipeline of the options; write errors to `--result_file` as well."""
     checks = OutputChecks()
     checks.reads(filter(None, (options.pipeline, options.device, *options.module)))
-    if options.expected_operations not in (None, REFERENCE):
-        checks.reads((options.expected_operations,))
     checks.add_folder(options.artifact_dir, "--artifact_dir")
     for path, kind, option in ((options.result_file, RESULT, "--result_file"),
                                (options.trace, trace_kind(options.trace), "--trace"),
-                               (options.save_operations, NPZ, "--save_operations"),
                                (options.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
@@ -565,7 +524,9 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         recorder = Recorder(device) if options.record is not None else None
         session = _prepared(options, load())
         _check_outputs(session, checks)
-        session.operations.begin(options, device, stack)
+        if options.expected_operations is not None:
+            how = Tolerances(options.atol, options.rtol, options.pcc)
+            session.operations = stack.enter_context(OperationComparison(device, how))
         _announce_passes(session)
         _all_passes(session)
         lines = _outcome(session)
@@ -575,7 +536,6 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
                           session.arrays, session.results)  # fmt: skip
         if options.check_memory_leak:
             code = max(code, _leak_check(session))
-        session.operations.add_to(session.files)
         if trace is not None:
             trace.add_to(session.files)
         if folder is not None:
@@ -585,7 +545,7 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         if options.result_file is not None:
             body = result_json(session.device, session.runnable, session.measured,
                                session.verdicts, code, session.failures,
-                               session.operations.comparison)  # fmt: skip
+                               session.operations)  # fmt: skip
             session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
         say_written("stitch-run", write_files(session.files))
         for line in lines:
@@ -618,11 +578,8 @@ def _refuse_results(options: argparse.Namespace) -> None:
     """Raise `UsageError` for options that need results if nothing is executed."""
     wanted = [f"--expected_output={word}" for word in options.expected_output]
     wanted += [f"--output={word}" for word in options.output if "@" in word]
-    wanted += [
-        f"--{name}={getattr(options, name)}"
-        for name in OPERATION_OPTIONS
-        if getattr(options, name) is not None
-    ]
+    if options.expected_operations is not None:
+        wanted.append(f"--expected_operations={options.expected_operations}")
     if wanted:
         how = "--dry_run" if options.dry_run else f"--executor={options.executor}"
         raise UsageError(
@@ -699,14 +656,9 @@ def _all_passes(session: RunSession) -> None:
     how = Tolerances(options.atol, options.rtol, options.pcc)
     with progress(options.loops * (options.warmup_runs + options.num_runs)) as tick:
         for _ in range(options.loops):
-
-            def passed() -> None:
-                tick()
-                session.operations.next_pass()
-
             session.results = run_passes(
                 runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured,
-                passed,
+                tick,
             )  # fmt: skip
             if session.results:
                 for index, expected in session.expected.items():
@@ -737,13 +689,14 @@ def _outcome(session: RunSession) -> list[str]:
     lines += [f"[FAILED] result[{i}]: {v.name}: {v.detail}" for i, v in failed]
     if session.verdicts and not failed:
         lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
-    return lines + session.operations.lines()
+    return lines + operation_lines(session.operations)
 
 
 def _checked(session: RunSession) -> int:
     options, device = session.options, session.device
     code = EXIT_OK
-    if session.operations.differ or any(not v.passed for v in session.verdicts.values()):
+    has_wrong = session.operations is not None and session.operations.first is not None
+    if has_wrong or any(not v.passed for v in session.verdicts.values()):
         code = EXIT_MISMATCH
     if not device.computes:
         session.measured.copies = planned_copies(device)
