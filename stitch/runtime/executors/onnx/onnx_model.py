@@ -8,7 +8,7 @@ operators is fused, and convolutions by weights that are not constant use the bl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,116 +42,79 @@ from stitch.runtime.executors.onnx.rewrites import (
 
 # Gelu fusion
 
+#: A pattern of values: the operand (X), a number, or an operator with the patterns of its operands.
+Pattern = str | float | tuple["Pattern", ...]
+X = "x"
+
+
+def _gelu_by_tanh(cube: Pattern) -> Pattern:
+    inner = ("Mul", ("Add", X, ("Mul", cube, 0.044715)), math.sqrt(2 / math.pi))
+    return ("Mul", ("Mul", X, 0.5), ("Add", ("Tanh", inner), 1.0))
+
+
+#: `(0.5 x) (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as in GPT-2.
+GELUS = (_gelu_by_tanh(("Mul", ("Mul", X, X), X)), _gelu_by_tanh(("Pow", X, 3.0)))
+
 
 @dataclass(frozen=True, slots=True)
-class Gelu:
-    """A Gelu by tanh: its input value and the indices of its operations but the last."""
+class Match:
+    """The value that X stands for (ABSENT before it is met), and the operations of a pattern."""
 
-    input: int
-    inside: frozenset[int]
-
-
-def find_gelus(program: Program) -> dict[int, Gelu]:
-    """Find `(0.5 x) (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as in GPT-2.
-
-    Returns the groups by the index of their last operation. One node takes a third of the time.
-    """
-    matcher = _GeluMatcher(program)
-    groups = {}
-    for index, operation in enumerate(program.operations):
-        if operation.op == "Tanh" and not operation.domain:
-            match = matcher.match(index, operation)
-            if match is not None:
-                groups[match[0]] = match[1]
-    return groups
+    x: int
+    operations: frozenset[int] = frozenset()
 
 
-class _GeluMatcher:
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.constants = program.constant_data()
-        self.makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
-        self.readers = program.readers()
-        self.returned = {slot.value for slot in program.outputs}
+def find_gelus(program: Program) -> dict[int, Match]:
+    """Find Gelus by tanh by their last operation: one node takes a third of the time."""
+    constants, readers = program.constant_data(), program.readers()
+    makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
+    returned = {slot.value for slot in program.outputs}
 
-    def match(self, tanh: int, operation: Operation) -> tuple[int, Gelu] | None:
-        """Return the last operation of the Gelu around a Tanh, and the Gelu."""
-        inner = self.scaled(operation.inputs[0], math.sqrt(2 / math.pi))
-        above = self.only_reader(operation.outputs[0], "Add")
-        if inner is None or above is None:
-            return None
-        if not any(self.is_number(v, 1.0) for v in self.program.operations[above].inputs):
-            return None
-        last = self.only_reader(self.program.operations[above].outputs[0], "Mul")
-        if last is None:
-            return None
-        raised = self.program.operations[above].outputs[0]
-        halves = [v for v in self.program.operations[last].inputs if v != raised]
-        half = self.scaled(halves[0], 0.5) if len(halves) == 1 else None
-        if half is None or self.program.values[half[0]].type.data_type.compute_dtype != np.float32:
-            return None
-        x = half[0]
-        cubic = self.cubic_operations(inner[0], x)
-        if cubic is None:
-            return None
-        inside = frozenset((tanh, above, inner[1], half[1], *cubic))
-        if any(self.is_read_outside(index, inside | {last}) for index in inside):
-            return None
-        return last, Gelu(x, inside)
-
-    def cubic_operations(self, value: int, x: int) -> tuple[int, ...] | None:
-        """Return the operations that compute `x + 0.044715 x^3`; None if the value is another."""
-        for a, b, maker in self.operands(value, "Add"):
-            term = self.scaled(b, 0.044715) if a == x else None
-            if term is None:
-                continue
-            for square, again, cube in self.operands(term[0], "Mul"):
-                for one, two, squared in self.operands(square, "Mul"):
-                    if one == two == again == x:
-                        return maker, term[1], cube, squared
-            for base, exponent, cube in self.operands(term[0], "Pow"):
-                if base == x and self.is_number(exponent, 3.0):
-                    return maker, term[1], cube
-        return None
-
-    def operands(self, value: int, op: str) -> Iterator[tuple[int, int, int]]:
-        """Yield the operands, in both orders, and the index of the `op` that computes a value."""
-        index = self.makers.get(value)
+    def match(value: int, pattern: Pattern, x: int) -> Match | None:
+        if isinstance(pattern, str):
+            return Match(value) if x in (ABSENT, value) else None
+        if isinstance(pattern, float):
+            data = constants.get(value)
+            is_equal = data is not None and data.size == 1 and math.isclose(
+                float(data.reshape(())), pattern, rel_tol=1e-6
+            )  # fmt: skip
+            return Match(x) if is_equal else None
+        index = makers.get(value)
         if index is None:
-            return
-        operation = self.program.operations[index]
-        if operation.op == op and not operation.domain and len(operation.inputs) == 2:
-            first, second = operation.inputs
-            yield first, second, index
-            if first != second and op != "Pow":
-                yield second, first, index
-
-    def scaled(self, value: int, number: float) -> tuple[int, int] | None:
-        """Return the factor beside a number in the product that computes a value, and its index."""
-        for a, b, index in self.operands(value, "Mul"):
-            if self.is_number(b, number):
-                return a, index
+            return None
+        operation, (op, *parts) = program.operations[index], pattern
+        if (operation.domain, operation.op) != ("", op):
+            return None
+        for operands in dict.fromkeys((operation.inputs, operation.inputs[::-1])):
+            found = Match(x, frozenset((index,)))
+            for operand, part in zip(operands, parts, strict=True):
+                inner = match(operand, part, found.x)
+                if inner is None:
+                    break
+                found = Match(inner.x, found.operations | inner.operations)
+            else:
+                return found
+            if op == "Pow":
+                break
         return None
 
-    def is_number(self, value: int, number: float) -> bool:
-        """Whether a value is a constant scalar equal to a number in float32 precision."""
-        data = self.constants.get(value)
-        return data is not None and data.size == 1 and math.isclose(
-            float(data.reshape(())), number, rel_tol=1e-6
-        )  # fmt: skip
+    def is_alone(index: int, group: frozenset[int]) -> bool:
+        """Whether only a group reads the results of an operation."""
+        results = program.operations[index].outputs
+        return all(v not in returned and readers.get(v, set()) <= group for v in results)
 
-    def only_reader(self, value: int, op: str) -> int | None:
-        """Return the index of the only operation that reads a value, if it is `op`."""
-        readers = self.readers.get(value, set())
-        reader = next(iter(readers)) if len(readers) == 1 else None
-        if reader is None or self.program.operations[reader].op != op:
-            return None
-        return None if self.program.operations[reader].domain else reader
-
-    def is_read_outside(self, index: int, group: frozenset[int]) -> bool:
-        """Whether a result of an operation is read outside a group."""
-        results = self.program.operations[index].outputs
-        return any(v in self.returned or self.readers.get(v, set()) - group for v in results)
+    gelus = {}
+    for last, operation in enumerate(program.operations):
+        if operation.op != "Mul" or operation.domain:
+            continue
+        kind = program.values[operation.outputs[0]].type
+        for pattern in GELUS if kind.data_type.compute_dtype == np.float32 else ():
+            found = match(operation.outputs[0], pattern, ABSENT)
+            if found is not None and all(
+                is_alone(i, found.operations) for i in found.operations - {last}
+            ):
+                gelus[last] = found
+    return gelus
 
 
 # Scans
@@ -278,7 +241,7 @@ def write_model(program: Program) -> OnnxModel:
     """Convert a whole program; raises `CompileError` as `write_operation_model` does."""
     writer = ModelWriter(program)
     gelus = find_gelus(program)
-    inside = {index for gelu in gelus.values() for index in gelu.inside}
+    inside = {index for gelu in gelus.values() for index in gelu.operations} - gelus.keys()
     blocked = blocked_part(program, inside | gelus.keys())
     blocks = BlockedWriter(writer, blocked) if blocked.convolutions and block_channels() else None
     taken = blocked.operations if blocks is not None else frozenset[int]()
@@ -286,7 +249,7 @@ def write_model(program: Program) -> OnnxModel:
     inside |= {index for run in runs.values() for index in run.operations}
     for index, operation in enumerate(program.operations):
         if index in gelus:
-            operand = writer.operand(gelus[index].input)
+            operand = writer.operand(gelus[index].x)
             writer.give(operation, "Gelu", [operand], approximate="tanh")
         elif blocks is not None and index in taken:
             blocks.write(index, operation)
