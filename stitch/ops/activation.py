@@ -12,7 +12,7 @@ computed again with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,9 @@ from stitch.ops.steps import (
 from stitch.ops.workspaces import (
     WorkspaceContext,
     WorkspaceRule,
-    computed_nbytes,
     few,
     operands,
+    twice,
     workspace,
 )
 from stitch.program import Array, DataType, ValueType
@@ -515,49 +515,19 @@ def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _softmax_gradient_nbytes(context: WorkspaceContext) -> int:
-    """A number for each softmax."""
-    result = context.outputs[0]
-    length = result.shape[context.int_of("axis") % len(result.shape)]
-    return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
-
-
-def _rows(context: WorkspaceContext) -> tuple[int, int]:
-    """Return how many softmaxes there are, and the elements of each."""
-    shape = context.outputs[0].shape
-    width = max(1, shape[context.int_of("axis") % len(shape)])
-    return math.prod(shape) // width, width
-
-
 def _softmax_nbytes(context: WorkspaceContext) -> int:
     """A number for each softmax, a chunk of rows gathered again, and the steps of each chunk."""
-    rows, width = _rows(context)
+    result = context.outputs[0]
+    width = max(1, result.shape[context.int_of("axis") % len(result.shape)])
+    rows, itemsize = math.prod(result.shape) // width, result.data_type.compute_dtype.itemsize
     at_once = min(rows, max(1, CHUNK_SIZE // width))
-    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
     return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _CHUNK_NBYTES
 
 
-def _log_softmax_nbytes(context: WorkspaceContext) -> int:
-    rows, _ = _rows(context)
-    result = context.outputs[0]
-    return rows * result.data_type.compute_dtype.itemsize + computed_nbytes(result)
-
-
-def _hardmax_nbytes(context: WorkspaceContext) -> int:
-    """A number and an index for each softmax; argmax copies its operand unless its axis is last."""
-    rows, _ = _rows(context)
-    result = context.outputs[0]
-    is_last = context.int_of("axis") in (-1, len(result.shape) - 1)
-    copy = 0 if is_last else computed_nbytes(result)
-    return copy + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
-
-
-def _softmax_operator(
-    name: str, kernel: Kernel, gradient: Gradient, nbytes: Callable[[WorkspaceContext], int]
-) -> OpDef:
+def _softmax_operator(name: str, kernel: Kernel, gradient: Gradient, rule: WorkspaceRule) -> OpDef:
     return OpDef(
         name, (1, 1), _infer_softmax, kernel, attributes=declared(axis=-1), gradient=gradient,
-        batching=along_axis, workspace=WorkspaceRule(nbytes),
+        batching=along_axis, workspace=rule,
     )  # fmt: skip
 
 
@@ -599,12 +569,12 @@ OPERATORS: tuple[OpDef, ...] = (
         attributes=declared(approximate="none"), domain="stitch", batching=of_equal_shapes,
         workspace=few,
     ),
-    _softmax_operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
-    _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
-    _softmax_operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
+    _softmax_operator("Softmax", _softmax, softmax_gradient, WorkspaceRule(_softmax_nbytes)),
+    _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient, operands(1)),
+    _softmax_operator("Hardmax", _hardmax, no_gradient, twice),
     OpDef(
         "SoftmaxGradient", (2, 2), _infer_softmax_gradient, _softmax_gradient,
         attributes=declared(axis=-1), domain="stitch", batching=along_axis,
-        workspace=WorkspaceRule(_softmax_gradient_nbytes, is_kept=False),
+        workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -236,12 +236,6 @@ def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
     return (*checks, partial(np.take, data, indices, axis, out, "clip"))
 
 
-def _gather_workspace(context: WorkspaceContext) -> int:
-    """Checked indices, and a mask of negative ones."""
-    indices = context.operand(1)
-    return 18 * math.prod(indices.shape)
-
-
 def check_element_indices(context: InferenceContext) -> int:
     """Check the indices of GatherElements or ScatterElements, and return the axis."""
     data, indices = context.require_type(0, EVERY), context.require_type(1, INDICES)
@@ -282,10 +276,10 @@ def flat_element_steps(
     return flat, bound(steps, fixed)
 
 
-def element_index_nbytes(context: WorkspaceContext) -> int:
-    """The bytes of `flat_element_steps`: checked and flat indices, and their base."""
-    indices = context.operand(1)
-    return 34 * math.prod(indices.shape) + 32 * sum(indices.shape)
+def index_nbytes(context: WorkspaceContext) -> int:
+    """Return the bytes of indices: checked, flat or scaled, with their base or rows."""
+    shape = context.operand(1).shape
+    return 42 * math.prod(shape) + 32 * sum(shape)
 
 
 def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -352,15 +346,6 @@ def flat_row_steps(
             partial(np.add, rows, scaled, rows),
         ]
     return rows, bound(steps, fixed)
-
-
-def row_index_nbytes(context: WorkspaceContext) -> int:
-    """The bytes of `flat_row_steps`: rows, and each index component checked and scaled."""
-    indices = context.operand(1)
-    if 0 in indices.shape:
-        return 0
-    depth = indices.shape[-1]
-    return (26 + 16 * depth) * math.prod(indices.shape[:-1]) + 32 * sum(indices.shape)
 
 
 def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -543,11 +528,10 @@ def _scatter_nd(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _scatter_nd_workspace(context: WorkspaceContext) -> int:
-    """Rows, and Python objects for rows that are reduced one by one."""
-    indices = context.operand(1)
-    by_rows = context.string_of("reduction") != "none"
-    objects = 256 * math.prod(indices.shape[:-1]) if by_rows else 0
-    return row_index_nbytes(context) + objects
+    """Indices, and Python objects for rows that are reduced one by one."""
+    rows = math.prod(context.operand(1).shape[:-1])
+    objects = 256 * rows if context.string_of("reduction") != "none" else 0
+    return index_nbytes(context) + objects
 
 
 def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -638,17 +622,17 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
         gradient=gather_gradient, batching=batch_gather,
-        workspace=WorkspaceRule(_gather_workspace), checks=True,
+        workspace=WorkspaceRule(index_nbytes), checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
         gradient=gather_elements_gradient, batching=along_axis,
-        workspace=WorkspaceRule(element_index_nbytes), checks=True,
+        workspace=WorkspaceRule(index_nbytes), checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
         gradient=gather_nd_gradient, batching=batch_gather_rows,
-        workspace=WorkspaceRule(row_index_nbytes), checks=True,
+        workspace=WorkspaceRule(index_nbytes), checks=True,
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
@@ -669,7 +653,7 @@ OPERATORS: tuple[OpDef, ...] = (
         "ScatterElements", (3, 3), _infer_scatter_elements, _scatter_elements,
         attributes=declared(axis=0, reduction="none"),
         gradient=partial(scatter_gradient, "GatherElements"),
-        batching=along_axis, workspace=WorkspaceRule(element_index_nbytes), checks=True,
+        batching=along_axis, workspace=WorkspaceRule(index_nbytes), checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_scatter_nd, _scatter_nd, attributes=declared(reduction="none"),

@@ -372,18 +372,12 @@ def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
     return windows, sliding_nbytes(ufunc, windows, planes, dtype)
 
 
-def _average_workspace(context: WorkspaceContext) -> int:
-    """`Sliding`, and the element counts of the windows of a plane."""
+def _sum_workspace(context: WorkspaceContext) -> int:
+    """`Sliding`, the element counts of the windows of a plane, and the powers of a few planes."""
     windows, nbytes = _sliding(context, np.add)
-    counts = 2 * math.prod(windows.output) * context.outputs[0].data_type.compute_dtype.itemsize
-    return nbytes + counts + 64 * sum(windows.output)
-
-
-def _lp_workspace(context: WorkspaceContext) -> int:
-    """`Sliding`, and the powers of a few planes."""
-    windows, nbytes = _sliding(context, np.add)
-    plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
-    return nbytes + max(PLANES_NBYTES, plane)
+    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
+    counts = 2 * math.prod(windows.output) * itemsize + 64 * sum(windows.output)
+    return nbytes + counts + max(PLANES_NBYTES, math.prod(windows.size) * itemsize)
 
 
 def _max_workspace(context: WorkspaceContext) -> int:
@@ -682,7 +676,7 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0), batching=by_sample,
-        gradient=average_pool_gradient, workspace=WorkspaceRule(_average_workspace),
+        gradient=average_pool_gradient, workspace=WorkspaceRule(_sum_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
@@ -692,7 +686,7 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
         gradient=lp_pool_gradient, batching=by_sample,
-        workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+        workspace=WorkspaceRule(_sum_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,

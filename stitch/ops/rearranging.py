@@ -23,7 +23,7 @@ from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
 from stitch.ops.steps import along, copy_steps, fill_step, strides_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -417,12 +417,6 @@ def _trilu(arguments: KernelArguments) -> Sequence[Thunk]:
     return (fill_step(out, 0), partial(np.copyto, out, source, where=keep))
 
 
-def _trilu_workspace(context: WorkspaceContext) -> int:
-    """A mask of one matrix."""
-    rows, columns = context.outputs[0].shape[-2:]
-    return rows * columns + 32 * (rows + columns)
-
-
 def source_positions(mode: str, size: int, begin: int, length: int) -> Array:
     """Return the source index that each padded element along an axis repeats."""
     # Reduce Python integers first: pads may be as large as int64.
@@ -605,7 +599,7 @@ OPERATORS: tuple[OpDef, ...] = (
     ),
     OpDef(
         "Trilu", (1, 2), _infer_trilu, _trilu, attributes=declared(upper=1),
-        gradient=trilu_gradient, batching=of_last_axes, workspace=WorkspaceRule(_trilu_workspace),
+        gradient=trilu_gradient, batching=of_last_axes, workspace=operands(1 / 2),
     ),
     OpDef(
         "Pad", (2, 4), _infer_pad, _pad, attributes=declared(mode="constant"),
