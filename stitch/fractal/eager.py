@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from stitch.compiler import compile_graph
+from stitch.fractal.fractal_tensor import Leaf
 from stitch.fractal.program_cache import ProgramCache
 from stitch.graph import (
     AttributeLike,
@@ -122,8 +123,9 @@ class EagerBuilder(LayerMethods):
         return EagerTensor(self, read_only)
 
     def constant(self, array: object) -> SymbolicTensor:
-        """Return a tensor of a value that a user function wrote."""
-        return EagerTensor(self, array_of(array, self._where()), is_constant=True)
+        """Return a tensor of a value that a user function wrote, or of a leaf that it computed."""
+        is_constant = not isinstance(array, Leaf)
+        return EagerTensor(self, array_of(array, self._where()), is_constant=is_constant)
 
     def tensor(self, value: OperandLike, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """Return tensors unchanged; device tensors, arrays and numbers as tensors with data."""
@@ -132,6 +134,8 @@ class EagerBuilder(LayerMethods):
         if isinstance(value, Tensor):
             return self.as_leaf(value)
         kind = None if like is None else like.data_type
+        if isinstance(value, Leaf):
+            return self.constant(value)
         return EagerTensor(self, array_of(value, self._where(), kind), is_constant=True)
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:

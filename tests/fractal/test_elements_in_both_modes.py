@@ -70,3 +70,18 @@ def test_leaves_of_tensors_in_tiles_are_read_as_well() -> None:
         tiles = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.DRAM, (32, 32))
         xs = ops.FractalTensor(device.tensor(ROWS).to_layout(tiles))
         assert xs[1].tolist() == [3, 4, 5] and [x.tolist() for x in xs] == ROWS.tolist()
+
+
+def test_results_of_inner_folds_are_data_of_one_program_per_operation() -> None:
+    """Were they constants, each call of the outer function would compile its operations anew."""
+    values = np.arange(24, dtype=np.float32).reshape(6, 2, 2, 1)
+    xs = ops.FractalTensor([list(row) for row in values])
+    weight = np.full((1, 1), 0.5, np.float32)
+
+    def outer(state: Any, row: Any) -> Any:
+        return state + ops.fold(lambda s, x: s + x, row, np.zeros((2, 1), np.float32)) @ weight
+
+    with stitch.open_device("host") as device, ops.mode("sequential", device=device):
+        found = ops.fold(outer, xs, np.zeros((2, 1), np.float32))
+        assert device.statistics().plans_made <= 3
+    np.testing.assert_allclose(found, values.sum((0, 1)) * 0.5)
