@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections import Counter
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.memory import Allocator
-from stitch.packing import gaps_between
+from stitch.packing import gaps_between, pack
 from stitch.planner import plan
 from stitch.planner.checker.proof import packs
 from stitch.planner.mover.arrange import Repacking, SpaceProblem, arrange
@@ -137,6 +139,18 @@ def test_with_many_buffers_the_bytes_moved_stay_near_the_optimum() -> None:
         moved, best, count = moved + found.moved_nbytes, best + least, count + 1
     assert count > 20
     assert moved <= HEURISTIC_FACTOR * best, f"{moved} B moved, {best} B would do ({count} cases)"
+
+
+def test_what_packs_without_a_search_is_arranged_if_the_search_ends_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every other set of buffers is undecided within the limit; if all move, everything fits."""
+    module = importlib.import_module("stitch.planner.mover.arrange")
+    monkeypatch.setattr(module, "pack", partial(pack, placements=0))
+    problem = SpaceProblem(0, 17, 1, ((0, 4, 1), (1, 6, 5)), (), ((2, 1), (13, 1), (16, 1)), (4, 2))
+    found = arrange(problem)
+    assert found is not None
+    check_arrangement(problem, found)
 
 
 # -- scale ----------------------------------------------------------------------------------------

@@ -318,8 +318,6 @@ class _Search:
             try:
                 fit = self._exactly(mask)
             except TimeoutError:
-                if self.set < 0:
-                    raise
                 return
             if fit is not None:
                 self._take(cost, mask, fit)
