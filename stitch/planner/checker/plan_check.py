@@ -56,14 +56,6 @@ def end_problems(
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
         least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
         yield "bound", f"the lower bound is {least:g} us, but this plan takes {taken:g} us"
-    if plan.fewest_bytes is not None:
-        nbytes, seconds = plan.fewest_bytes
-        if not (0 <= nbytes < plan.carried_nbytes and seconds >= plan.seconds):
-            detail = (
-                f"{nbytes} B in {seconds * 1e6:g} us is not an alternative of fewer bytes and more "
-            )
-            detail += f"time to {plan.carried_nbytes} B in {plan.seconds * 1e6:g} us"
-            yield "bound", detail
     for number in sorted(read - plan.touched):
         yield "touched", f"resident buffer {number} is used but not in `touched`"
     for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):
@@ -174,16 +166,8 @@ def eviction_defect(
     the demand must not fit.
     """
     pieces, gaps = _demand_in(run, buffer.space)
-    others = _evicted_with(run, buffer)
-    before = sorted(pieces)
-    for other in others:
+    for other in _evicted_with(run, buffer):
         pieces.remove(other)
-    if others and sorted(certificate.pieces) == before:
-        # Certificates of older versions: at least one of them had to leave.
-        return (
-            "undecided",
-            f"{len(others) + 1} leave {buffer.space.value}; whether all had to is not proved",
-        )
     return certificate_defect(certificate, pieces, gaps)
 
 
