@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Policy, round_up
 from stitch.memory import Allocator
-from stitch.packing import PLACEMENTS, pack
+from stitch.packing import pack
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
 from stitch.planner.plan import (
     Branches,
@@ -222,7 +222,7 @@ def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool
 
 
 def out_of_memory(
-    state: PlanState, demand: SpaceDemand, problem: SpaceProblem, certificate: Certificate
+    state: PlanState, demand: SpaceDemand, certificate: Certificate
 ) -> OutOfMemoryError:
     """Return the error for a demand that does not fit, with the largest tensors and the proof."""
     space, allocator = demand.space, state.allocators[demand.space]
@@ -243,7 +243,6 @@ def out_of_memory(
             "help: place it in another space (--set input.NAME.space=dram), shard it, or split "
             "the program"
         )
-    remedy += _least_change(state, demand, problem)
     if space is Space.DRAM and not state.outlets[space]:
         remedy += "; open_device(spill=True) allows evictions to the host"
     error = OutOfMemoryError(
@@ -254,45 +253,6 @@ def out_of_memory(
     )
     error.certificate = certificate
     return error
-
-
-def _least_change(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) -> str:
-    """Name the smallest tensor without which the demand would fit; "" if there is none."""
-    stays = {number for number, *_ in (*problem.movable, *problem.displaced)}
-    #: Size, name, and required region (None: any).
-    tensors: list[tuple[int, str, tuple[int, int] | None]] = [
-        (size, what, (address, size)) for address, size, what in demand.fixed
-    ]
-    wanted = zip(problem.pieces, demand.floating, strict=True)
-    tensors += [(size, what, None) for size, (_, what) in wanted]
-    for buffer in state.in_space(demand.space):
-        size, address = buffer.size_per_bank, buffer.address or 0
-        if buffer.number in stays:
-            tensors.append((size, buffer.origin, None))
-        elif buffer.pinned or buffer.number in demand.relocate:
-            address = demand.relocate.get(buffer.number, address)
-            tensors.append((size, buffer.origin, (address, size)))
-    pieces, budget, tried = problem.all_pieces, PLACEMENTS, set[int]()
-    over = sum(pieces) - sum(size for _, size in problem.gaps)
-    for size, what, region in sorted(tensors, key=lambda tensor: tensor[0]):
-        if size < over or what == "scratch" or (region is None and size in tried):
-            continue
-        left, gaps = pieces, problem.gaps
-        if region is None:
-            tried.add(size)
-            at = pieces.index(size)
-            left = (*pieces[:at], *pieces[at + 1 :])
-        else:
-            others = tuple(obstacle for obstacle in problem.obstacles if obstacle != region)
-            gaps = replace(problem, obstacles=others).gaps
-        packing = pack(left, [n for _, n in gaps], placements=max(0, budget))
-        budget -= packing.placements
-        if packing.chosen is not None:
-            missing = (
-                f"{over} B per bank are missing" if over > 0 else "the other tensors would fit"
-            )
-            return f"; it is enough to place {what} ({size} B) elsewhere: {missing}"
-    return ""
 
 
 def find_addresses(state: PlanState, demand: SpaceDemand) -> list[int]:
@@ -324,7 +284,7 @@ def find_addresses(state: PlanState, demand: SpaceDemand) -> list[int]:
             undo = state.checkpoint()
         state.pressed = True
         certificate, victims = certificate_of(problem), eviction_candidates(state, demand)
-        gone.append(_evict_one(state, demand, victims, problem, certificate))
+        gone.append(_evict_one(state, demand, victims, certificate))
     if undo is not None and len(gone) > 1:
         undo()
         problem = _evict_together(state, demand, gone)
@@ -407,7 +367,7 @@ def _check_capacity(state: PlanState, demand: SpaceDemand, problem: SpaceProblem
     left = problem.without({n for n in buffers if n not in demand.locked and state.users[n]})
     certificate = certificate_of(left)
     if certificate.kind != "undecided":
-        raise out_of_memory(state, demand, left, certificate)
+        raise out_of_memory(state, demand, certificate)
 
 
 def _evict_together(state: PlanState, demand: SpaceDemand, gone: Sequence[int]) -> SpaceProblem:
@@ -424,7 +384,7 @@ def _evict_together(state: PlanState, demand: SpaceDemand, gone: Sequence[int]) 
         certificate = certificate_of(whole.without([n for n in leaving if n != number]))
         buffer = state.buffers[number]
         victim = (), buffer, is_spare(state, buffer)
-        _evict_one(state, demand, [victim], whole, certificate)
+        _evict_one(state, demand, [victim], certificate)
     return whole.without(leaving)
 
 
@@ -432,7 +392,6 @@ def _evict_one(
     state: PlanState,
     demand: SpaceDemand,
     victims: Sequence[Victim],
-    problem: SpaceProblem,
     certificate: Certificate,
 ) -> int:
     """Evict the first victim that fits elsewhere, or drop it if redundant; return its number."""
@@ -457,7 +416,7 @@ def _evict_one(
                     refused = refused or error
                 else:
                     return buffer.number
-    raise refused or out_of_memory(state, demand, problem, certificate)
+    raise refused or out_of_memory(state, demand, certificate)
 
 
 def _reason(demand: SpaceDemand, certificate: Certificate) -> str:

@@ -256,8 +256,7 @@ class Plan:
 
     `free_regions` must be free at the start; `touched` are the resident buffers that the plan
     reads, moves or frees. `least_seconds` is a lower bound on copies and moves of any plan for the
-    request that writes to DRAM only tensors without another instance; 0 if unknown. `fewest_bytes`:
-    (bytes between spaces, seconds) of a slower plan that carries fewer bytes.
+    request that writes to DRAM only tensors without another instance; 0 if unknown.
     """
 
     request: PlanRequest
@@ -267,7 +266,6 @@ class Plan:
     free_regions: tuple[Region, ...]
     touched: frozenset[int]
     least_seconds: float = 0.0
-    fewest_bytes: tuple[int, float] | None = None
 
     @property
     def gap(self) -> float | None:
@@ -408,11 +406,6 @@ class Plan:
             leaving |= {(spaces[buffer], buffer) for buffer in freed if buffer in held}
         return leaving
 
-    @property
-    def evicts_live_tensors(self) -> bool:
-        """Whether a live tensor is evicted or one of its copies dropped."""
-        return bool(self.leaving)
-
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """Return this plan, which must move nothing, with buffers at other addresses (by number).
 
@@ -450,7 +443,6 @@ class Plan:
             free_regions=tuple(regions),
             touched=self.touched & read,
             least_seconds=self.least_seconds,
-            fewest_bytes=self.fewest_bytes,
         )
 
 

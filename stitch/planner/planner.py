@@ -103,14 +103,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     if request.later:
         # The cost of predicted uses is outside the plan, so it has no bound of its own.
         return best
-    fewest = min(found, key=lambda c: (c.nbytes, c.seconds))
-    return replace(
-        best,
-        least_seconds=min(least, best.seconds),
-        fewest_bytes=(fewest.nbytes, fewest.seconds)
-        if fewest.nbytes < best.carried_nbytes
-        else None,
-    )
+    return replace(best, least_seconds=min(least, best.seconds))
 
 
 @dataclass(frozen=True)

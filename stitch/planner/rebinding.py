@@ -495,7 +495,6 @@ def _rebind(
         free_regions=needed_regions(claimed, holders),
         touched=touched,
         least_seconds=plan.least_seconds,
-        fewest_bytes=plan.fewest_bytes,
     )
 
 

@@ -104,7 +104,6 @@ def explain(device: RuntimeDevice) -> str:
     gap = max((g for g in gaps if g is not None), default=0.0)
     if gap > 0 and None not in gaps:
         out.append(f"  no plan for the same work saves more than {gap / (1 + gap):.1%} of its time")
-    out += trade_lines(account.plans)
     for line in (*copy_lines(account.plans), *other_lines(account)):
         proof = f" [{line.certificate}]" if line.certificate else ""
         out.append(
@@ -142,24 +141,6 @@ def threads_line(device: RuntimeDevice, total: Totals) -> str:
         least = f"an estimate of {LEAST:.0f} us or more"
         why = f"no plan without moves has independent sections with {least}"
     return f"{device.inter_op_threads} inter-op threads, no work ran concurrently: {why}"
-
-
-def trade_lines(plans: Iterable[tuple[Plan, int]]) -> list[str]:
-    """Return a line for plans that copy more bytes than necessary because it is faster."""
-    alternative_seconds = seconds = 0.0
-    added_nbytes = 0
-    for plan, times in plans:
-        if plan.fewest_bytes is not None:
-            least_nbytes, its_seconds = plan.fewest_bytes
-            alternative_seconds += times * its_seconds
-            seconds += times * plan.seconds
-            added_nbytes += times * (plan.carried_nbytes - least_nbytes)
-    if not added_nbytes:
-        return []
-    saved = 1 - seconds / alternative_seconds
-    return [
-        f"  {saved:.1%} faster than the plans of fewest bytes, which copy {added_nbytes} B less"
-    ]
 
 
 def _programs_text(device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]) -> str:

@@ -27,13 +27,16 @@ ADDED = {
     "Cost": frozenset({"program_seconds"}),
     "CostCertificate": frozenset({"pieces"}),
     "Machine": frozenset({"compute"}),
-    "Plan": frozenset({"least_seconds", "fewest_bytes"}),
+    "Plan": frozenset({"least_seconds"}),
     "PlanRequest": frozenset({"later"}),
     "SpaceShape": frozenset({"granule", "policy"}),
     "Transformation": frozenset({"constants", "seconds"}),
 }
 #: Fields, by class, of older records that are ignored.
-REMOVED = {"CostCertificate": frozenset({"inside_seconds"})}
+REMOVED = {
+    "CostCertificate": frozenset({"inside_seconds"}),
+    "Plan": frozenset({"fewest_bytes"}),
+}
 
 
 def _json_name(name: str) -> str:

@@ -286,19 +286,3 @@ def test_bytes_and_seconds_of_every_copy_and_move_are_computed_by_the_checker(ki
                 steps = tuple(other if s is step else s for s in made.steps)
                 found = kinds(replace(made, steps=steps))
                 assert ("bytes" if name == "nbytes[0]" else "seconds") in found
-
-
-def test_a_certificate_of_old_for_a_set_is_undecided() -> None:
-    made = plan(crowd(1024, 1024, 1024, 1024, output=2048).request())
-    old = Certificate("capacity", (1024,) * 4 + (2048,), (4096,))
-    assert kinds(changed(made, old)) == ["undecided"] and "undecided" in WARNINGS
-
-
-def test_a_bounce_that_does_not_say_how_much_is_undecided_and_no_bound_is_no_gap() -> None:
-    made = plan(cases.swapped())
-    step = bounced(made)
-    assert step.certificate is not None
-    silent = replace(step, certificate=replace(step.certificate, pieces=()))
-    unsaid = replace(made, steps=tuple(silent if s is step else s for s in made.steps))
-    assert kinds(unsaid) == ["undecided"]
-    assert made.seconds > made.least_seconds == 0 and made.gap is None

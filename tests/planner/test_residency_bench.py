@@ -10,7 +10,6 @@ from stitch.machine import Machine, load_machine
 from stitch.planner import check_plan, plan
 from stitch.planner.residency import chain_of, choose
 from stitch.program import Space
-from stitch.report.explanation import trade_lines
 from tests.support.benches import load_bench
 from tests.support.planner.residency_chains import FAMILIES, drawn_request
 
@@ -84,18 +83,3 @@ def test_bytes_stay_inside_where_tensors_that_keep_their_order_make_room_in_less
     best, made = choose(chain_of(asked)), plan(request)
     assert best is not None and best.is_best and check_plan(made) == ()
     assert load_bench("residency").paid(made)[0] == pytest.approx(best.seconds * 1e9)
-
-
-def test_where_seconds_and_bytes_disagree_a_plan_and_its_report_have_both() -> None:
-    made = plan(drawn_request("residual", 28, load_machine("wormhole_n150"), 256))
-    assert made.fewest_bytes is not None and check_plan(made) == ()
-    nbytes, seconds = made.fewest_bytes
-    assert nbytes < made.carried_nbytes and made.seconds < seconds
-    (line,) = trade_lines([(made, 2), (replace(made, fewest_bytes=None), 1)])
-    more = 2 * (made.carried_nbytes - nbytes)
-    assert f"{1 - made.seconds / seconds:.1%} faster than the plans of fewest bytes" in line
-    assert f"which copy {more} B less" in line
-    assert not trade_lines([(replace(made, fewest_bytes=None), 1)])
-    for wrong in ((made.carried_nbytes, seconds), (nbytes, made.seconds / 2)):
-        (problem,) = check_plan(replace(made, fewest_bytes=wrong))
-        assert problem.kind == "bound" and "is not an alternative" in problem.detail
