@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from stitch.errors import Problem
 from stitch.program.operation import (
@@ -32,23 +31,7 @@ MAX_EXPANSION = 1 << 18
 MAX_SCAN_DEPTH = 16
 
 
-class Nested(Protocol):
-    """The parts of a body whose sizes are added up."""
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        """Return its values."""
-
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """Return its operations."""
-
-    @property
-    def constants(self) -> tuple[Constant, ...]:
-        """Return its constants."""
-
-
-def expansion_size(operations: Sequence[Operation], bodies: Sequence[Nested]) -> int:
+def expansion_size(operations: Sequence[Operation], bodies: Sequence[Body]) -> int:
     """Count operations, values and constants of expanded bodies, up to about `MAX_EXPANSION`."""
     sizes: list[int] = []
     for body in bodies:
@@ -58,7 +41,7 @@ def expansion_size(operations: Sequence[Operation], bodies: Sequence[Nested]) ->
     return sum(_times(o) * sizes[o.body] for o in _carriers(operations, len(sizes)))
 
 
-def scan_depth(operations: Sequence[Operation], bodies: Sequence[Nested]) -> int:
+def scan_depth(operations: Sequence[Operation], bodies: Sequence[Body]) -> int:
     """Return the depth of nested scans; 0 without any."""
     depths: list[int] = []
     for body in bodies:

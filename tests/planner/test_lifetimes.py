@@ -15,10 +15,8 @@ from stitch.planner import (
     Resident,
     check_plan,
     plan,
-    static_layout,
 )
 from stitch.planner import planner as planning
-from stitch.planner.static_layout import find_static_layout, lifetimes_in, search
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 from tests.support.planner.byte_machine import ByteMachine
@@ -105,39 +103,3 @@ def test_bytes_moved_of_drawn_chains(
         ours, blindly = ours + moved(made), blindly + moved(blind)
     print(f"{ours} of {blindly} B, {ours / blindly:.3f}")
     assert ours <= share * blindly
-
-
-def test_moments_end_where_something_goes() -> None:
-    tensors = [(0, 64, -1, 2), (1, 64, 0, 1), (2, 64, 1, 3), (3, 64, 3, 4)]
-    made = plan(request_of(tensors, 5))
-    lives = lifetimes_in(made, Space.L1)
-    assert lives.begins == (0, 2, 3, 4)
-    there = {life.number: (life.first, life.last, life.made) for life in lives.lives}
-    assert there == {0: (0, 1, None), 1: (0, 0, (0, 0)), 2: (0, 2, (1, 0)), 3: (2, 3, (3, 0))}
-    assert all(len(those) == 0 for those in lives.obstacles)
-
-
-def test_what_must_lie_somewhere_is_in_the_way_of_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lives = lifetimes_in(without_a_look(drawn(1, scratch=True), monkeypatch), Space.L1)
-    layouts = search(lives)
-    assert layouts is not None
-    for obstacles, layout in zip(lives.obstacles, layouts, strict=True):
-        spans = [*obstacles, *((at, lives.lives[i].size) for i, at in layout.items())]
-        ends = 0
-        for at, size in sorted(spans):
-            assert at >= max(ends, lives.base)
-            ends = at + size
-        assert ends <= lives.limit
-    regions = [region for those in lives.obstacles for region in those]
-    assert len(regions) == 5 and {at for at, _ in regions} == {lives.base}
-
-
-def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(static_layout, "search", lambda lives: pytest.fail("looked at"))
-    tensors = [(0, 128, -1, 0), (1, 64, -1, 3), (2, 128, -1, 0), (3, 256, 1, 3)]
-    made = plan(request_of(tensors, 4))
-    assert moved(made) > 0 and find_static_layout(made) is None

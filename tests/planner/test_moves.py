@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stitch.machine import Machine, load_machine
 from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
-from stitch.planner.mover.cycles import Pieces, break_cycles, cheapest_cut
+from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
@@ -118,15 +118,6 @@ def test_in_a_full_space_one_piece_leaves_once_for_all_cycles(random: Random) ->
     assert all(move.source < STAGED for move in ordered) or outside_bytes(ordered)
 
 
-def test_of_a_tensor_only_the_bytes_that_another_waits_for_give_way() -> None:
-    moves, prices = [Move(0, 2000, 1000), Move(2500, 980, 1000)], prices_of("tiny")
-    done = cheapest_cut(moves, [], [(5000, 5100)], 1000, prices, away=True)
-    assert done is not None and outside_bytes(done) == 20
-    assert sorted(done, key=lambda move: move.source)[:2] == [
-        Move(0, 2000, 980), Move(980, STAGED + 980, 20)
-    ]  # fmt: skip
-
-
 # -- figures of the machine's curves --------------------------------------------------------------
 
 
@@ -153,94 +144,6 @@ def test_two_tensors_of_a_full_wormhole_l1_change_places_in_at_most_100_us(a: in
     microseconds, done = best_swap(a, L1_NBYTES - a, outside=1 << 20)
     assert microseconds < 100 and len(done) < 250
     assert outside_bytes(done) * 64 < 2.2e6
-
-
-def test_a_swap_in_a_half_empty_l1_takes_four_transfers_for_each_tensor_and_piece() -> None:
-    # Small holes lead on by 11,952 B each: 51 transfers, of which the first carries 86,016 B.
-    prices = prices_of("wormhole_n150")
-    moves = [Move(246_816, 695_360, 296_128), Move(621_296, 160_800, 385_200)]
-    free = [(103_712, 160_800), (542_944, 621_296), (1_006_496, 1_466_368)]
-    done = break_cycles(moves, free, 1 << 20, prices, 16)
-    pieces = -(-sum(move.size for move in done) // max(move.size for move in done))
-    assert len(done) <= 4 * (len(moves) + pieces) and outside_bytes(done) == 0
-    assert prices.seconds(done) < 1.1 * 29.86e-6
-
-
-def test_one_tensor_leaves_and_the_others_move_inside_where_that_is_cheapest() -> None:
-    prices = prices_of("tiny")
-    moves = [
-        Move(1056, 8336, 7168), Move(8256, 4816, 1344), Move(9808, 1200, 3344),
-        Move(13_392, 6256, 1808),
-    ]  # fmt: skip
-    free = [(1024, 1056), (8224, 8256), (15_504, 15_808), (15_904, 16_064), (16_112, 16_272)]
-    done = break_cycles(moves, free, 1 << 16, prices, 16)
-    assert prices.seconds(done) < 1.67e-6
-    assert outside_bytes(done) in {move.size for move in moves}
-
-
-def test_a_hole_is_widened_by_what_lies_below_it_where_nothing_lies_above() -> None:
-    assert Pieces([Move(0, 100, 80), Move(80, 0, 100)]).window(20) == (0, 20)
-    # Above the hole [180, 200) nothing lies that stands in the way.
-    assert Pieces([Move(0, 100, 100), Move(100, 0, 80)]).window(50) == (150, 200)
-
-
-def test_a_hole_is_widened_across_the_next_hole_up_to_where_nothing_is_wanted() -> None:
-    pieces = Pieces([Move(0, 40, 30), Move(40, 0, 20), Move(64, 20, 20), Move(90, 70, 10)])
-    assert pieces.open == [(30, 40), (60, 64)]
-    assert [pieces.window(size) for size in (30, 50, 60)] == [(30, 60), (30, 80), (20, 80)]
-    assert pieces.sources_in((30, 80)) == [(40, 60), (64, 80)]
-
-
-def test_what_lies_below_a_hole_is_set_aside_too_where_too_little_lies_above() -> None:
-    # Above the widest hole lie 496 bytes in the way: what lies below it is set aside as well.
-    moves = [Move(1168, 9664, 6576), Move(7776, 1040, 7824), Move(15_744, 8864, 640)]
-    assert seconds_on_tiny(moves, [(1024, 1040)]) < 1.75e-6
-
-
-def test_ways_that_take_more_than_their_estimates_are_followed_where_they_are_the_quickest() -> (
-    None
-):
-    # The quickest way takes 1.3 times its estimate or more: many tensors cut its holes up.
-    moves = [
-        Move(1088, 8384, 1632), Move(2720, 5680, 1440), Move(4192, 10_064, 3904),
-        Move(8096, 14_000, 1808), Move(9984, 3824, 976), Move(10_976, 4848, 816),
-        Move(11_808, 7136, 16), Move(11_856, 1072, 2736), Move(14_608, 7168, 1216),
-    ]  # fmt: skip
-    free = [(1024, 1072), (15_824, 15_856), (16_352, 16_384)]
-    assert seconds_on_tiny(moves, free) < 2.0e-6
-
-
-@pytest.mark.parametrize("free", [1664, 1984])
-def test_pieces_divide_tensors_where_narrow_rests_would_take_as_long_as_wide_ones(
-    free: int,
-) -> None:
-    # 1.39 us by pieces of 1056 B, of which each tensor leaves 32 B.
-    moves, prices = [Move(0, 3072, 2048), Move(2048, 0, 3072)], prices_of("wormhole_n150")
-    done = break_cycles(moves, [(5120, 5120 + free)], 1 << 22, prices, 32)
-    assert prices.seconds(done) < 1.07e-6
-
-
-def test_where_bytes_leave_the_piece_is_as_large_as_is_quickest() -> None:
-    # What leaves leaves once, so no share of the pieces is set aside besides.
-    assert seconds_on_tiny([Move(0, 2336, 2336), Move(2336, 0, 2336)], []) < 0.74e-6
-
-
-def seconds_on_tiny(moves: list[Move], free: list[tuple[int, int]]) -> float:
-    """Seconds on `tiny` of the moves that carry these out."""
-    prices = prices_of("tiny")
-    done = break_cycles(moves, free, 1 << 16, prices, 16)
-    return prices.seconds(done)
-
-
-def test_of_nine_tensors_of_a_full_space_the_one_that_closes_all_cycles_leaves() -> None:
-    prices = prices_of("tiny")
-    moves = [
-        Move(1024, 5664, 1232), Move(2256, 5104, 464), Move(2720, 11_776, 4608),
-        Move(7328, 1024, 2192), Move(9520, 5568, 96), Move(9616, 3216, 1888),
-        Move(11_504, 7696, 544), Move(12_048, 8240, 3536), Move(15_584, 6896, 800),
-    ]  # fmt: skip
-    done = cheapest_cut(moves, [], [], 1 << 16, prices, away=True)
-    assert done is not None and len(done) == 10 and outside_bytes(done) == 4608
 
 
 # -- whole plans ----------------------------------------------------------------------------------

@@ -52,13 +52,6 @@ def test_nothing_leaves_that_could_have_stayed_in_many_requests(start: int) -> N
     assert campaign(range(start, start + 1_500))["without need"] == 0
 
 
-def test_nothing_bounces_so_that_others_stand() -> None:
-    seed = 205
-    for machine in (None, CROWDED[seed % len(CROWDED)]):
-        assert looked_at(random_request(Random(seed), machine), seed)[0] == []
-    assert looked_at(views_of_blocks(Random(seed)).request(), seed)[0] == []
-
-
 @pytest.mark.parametrize("seed", (201_193, 306_700, 306_916, 307_145))
 def test_a_block_that_comes_back_and_the_outputs_beside_it_are_given_room_at_once(
     seed: int,

@@ -6,7 +6,6 @@ gives less, lower it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -18,7 +17,7 @@ from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
-from stitch.planner.residency import CoverProblem, choose, greedy_cover, prices_of
+from stitch.planner.residency import choose
 from stitch.program import Space
 from tests.support.planner.residency_chains import random_chain
 from tests.support.planner.small_requests import DRAM, Scene, desc_of, machine_with, program
@@ -37,37 +36,6 @@ def chosen(width: int) -> tuple[float, float]:
 def test_choices_for_chains_of_100_tasks_are_within_6_percent_of_their_bounds() -> None:
     seconds, least = chosen(100)
     assert seconds <= 78.46 and least >= 74.30
-
-
-def test_bounds_hold_up_where_the_sweep_keeps_a_single_state() -> None:
-    seconds, least = chosen(1)
-    assert seconds <= 82.29 and least >= 70.55
-
-
-def problems(tasks: int, tensors: int) -> Iterator[CoverProblem]:
-    for seed in range(15):
-        problem = CoverProblem(random_chain(seed, tasks=tasks, tensors=tensors))
-        if problem.need:
-            yield problem
-
-
-def test_what_the_greedy_orders_cover_costs_no_more_than_it_did() -> None:
-    costs = []
-    for problem in problems(100, 12):
-        away = greedy_cover(problem)
-        assert away is not None
-        costs.append(problem.seconds(away))
-    assert sum(costs) <= 124.7
-
-
-def test_prices_alone_prove_83_percent_of_what_the_greedy_orders_cost() -> None:
-    shares = []
-    for problem in problems(60, 9):
-        away = greedy_cover(problem)
-        assert away is not None
-        upper = problem.seconds(away)
-        shares.append(prices_of(problem, upper, 40)[0] / upper)
-    assert sum(shares) / len(shares) >= 0.8345
 
 
 # -- arranging --------------------------------------------------------------------------------
@@ -103,16 +71,6 @@ def test_room_in_a_dense_space_is_made_by_moving_few_bytes(
         if found is not None:
             cost += found.moved_nbytes + operation_size * len(found.moves)
     assert refused <= 2 and cost <= most
-
-
-def test_one_large_move_is_made_rather_than_two_small_ones_where_a_move_takes_long_to_start() -> (
-    None
-):
-    buffers = ((0, 48, 32), (1, 112, 32), (2, 272, 80))
-    for operation_size, moved in ((0, {0, 1}), (400, {2})):
-        problem = SpaceProblem(0, 416, 16, buffers, (), ((192, 16),), (128,), operation_size)
-        found = arrange(problem)
-        assert found is not None and {number for number, _ in found.moves} == moved
 
 
 # -- cycles -------------------------------------------------------------------------------------
@@ -182,21 +140,6 @@ def cut_rectangle(pieces: int, seed: int) -> list[Interval]:
 def test_the_greedy_orders_together_stay_within_12_percent_of_perfect_packings() -> None:
     peaks = [pack_intervals(cut_rectangle(60, s), placements=0).peak_nbytes for s in range(6)]
     assert sum(peaks) / 6 <= 1.12 * 4096
-
-
-def test_a_part_that_is_packed_later_has_its_share_of_the_budget() -> None:
-    hard = cut_rectangle(100, 5)
-    later = [Interval(i.first + 1000, i.last + 1000, i.nbytes) for i in hard]
-    alone = pack_intervals(hard, placements=4_000)
-    assert alone.placements > 1_000 and alone.peak_nbytes == alone.bound_nbytes
-    both = pack_intervals([*hard, *later], placements=8_000)
-    assert (both.peak_nbytes, both.placements) == (alone.peak_nbytes, 2 * alone.placements)
-
-
-@pytest.mark.parametrize("budget", [1_000, 2_000])
-def test_a_search_for_a_lower_peak_takes_the_placements_that_it_is_given(budget: int) -> None:
-    packing = pack_intervals(cut_rectangle(100, 5), placements=budget)
-    assert not packing.ended and budget <= packing.placements < budget + 3 * 100
 
 
 # -- whole plans ----------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from tests.support.planner.small_requests import (
     L1,
     SMALL,
     Scene,
-    bare,
     desc_of,
     program,
     random_request,
@@ -111,42 +110,7 @@ def test_what_is_written_once_leaves_as_often_as_it_helps() -> None:
     assert cheap is not None and cheap.away == stays[:2] and cheap.seconds == pytest.approx(3.5)
 
 
-@pytest.mark.parametrize("smaller", [0, 1])
-def test_of_two_that_take_as_long_the_one_with_fewer_bytes_leaves(smaller: int) -> None:
-    holders = tuple(Holder(frozenset({v}), desc_of(512 << (v != smaller)), 1.0) for v in (0, 1))
-    stays = tuple(Stay(v, 0, 2 - v, 1024, 1.0, True) for v in (0, 1))
-    choice = choose(StayChain(holders, stays, (512,)))
-    assert choice is not None and choice.away == (stays[smaller],) and choice.is_best
-
-
 # -- chains of requests -------------------------------------------------------------------------
-
-
-def shown(chain: StayChain) -> list[tuple[frozenset[int], int, int, int, bool]]:
-    """Stays by who lies there, from when to when, bytes, and whether they must be written."""
-    return [
-        (chain.holders[s.holder].values, s.first, s.end, s.nbytes, s.is_dirty) for s in chain.stays
-    ]
-
-
-def test_a_value_between_two_uses_stays() -> None:
-    scene = Scene(SMALL)
-    a = scene.tensor(desc_of(1024), 1024)
-    b = scene.tensor(desc_of(512, DRAM), 0, keep=True)
-    scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
-    scene.run(program("q", [desc_of(512)], [desc_of(256)], scratch=100), b, keep=True)
-    scene.run(program("r", [desc_of(1024)], [desc_of(256, DRAM)]), a)
-    chain = chain_of(scene.request())
-    # `b` is copied from DRAM, so it can be dropped; what `q` makes is kept, and lies nowhere else.
-    assert shown(chain) == [
-        (frozenset({a}), 1, 2, 1024, True), (frozenset({b}), 2, 3, 512, False),
-        (frozenset({3}), 2, 3, 256, True),
-    ]  # fmt: skip
-    scratch = 112
-    assert chain.excess == (
-        1024 - 4096, 1024 + 512 + 256 + scratch - 4096, 1024 + 512 + 256 - 4096,
-    )  # fmt: skip
-    assert chain.is_exact and chain.first_seconds > 0
 
 
 @pytest.mark.parametrize("why", ["kept", "read again", "pinned", "read twice"])
@@ -159,20 +123,6 @@ def test_what_somebody_else_reads_is_copied_before_it_is_overwritten(why: str) -
     if why == "read again":
         scene.run(program("q", [desc_of(1024)], [desc_of(256, DRAM)]), a)
     assert chain_of(scene.request()).excess[0] == 2 * 1024 - 4096
-
-
-def test_a_copy_in_another_form_can_be_dropped() -> None:
-    scene = Scene(SMALL)
-    desc = desc_of(1024)
-    half = TensorDesc(desc.shape, Layout(BF16, L1))
-    a = scene.tensor(desc, 1024, keep=True)
-    for inputs in ([half], [], [half]):
-        values = [a] * len(inputs)
-        scene.run(program("p", inputs, [desc_of(256, DRAM)]), *values)
-    chain = chain_of(scene.request())
-    # The copy can be made again from what it was made from, which lies nowhere else.
-    dirty = {chain.holders[stay.holder].desc: stay.is_dirty for stay in chain.stays}
-    assert dirty == {bare(desc): True, bare(half): False}
 
 
 def copied(scene: Scene, source: TensorDesc, target: TensorDesc) -> float:

@@ -98,7 +98,7 @@ def test_one_plan_serves_whatever_leaves(
             held.append(one(pipe(X + number)))
         device.run_queue()
         assert device.statistics().plans_made == made
-        leaving = [plan for plan, _ in placed_plans if plan.evicts_live_tensors]
+        leaving = [plan for plan, _ in placed_plans if plan.leaving]
         assert len(leaving) >= 64
         for number, y in enumerate(held):
             assert np.array_equal(y.numpy(), ((X + number) * 2 + 1) / 2 + 1)
@@ -164,7 +164,7 @@ def test_what_is_placed_leaves_as_if_planned_anew(
 ) -> None:
     run_script(seed, 60)
     assert len(placed_plans) >= 5
-    assert any(plan.evicts_live_tensors for plan, _ in placed_plans)
+    assert any(plan.leaving for plan, _ in placed_plans)
 
 
 def holding(rows: int) -> stitch.CompiledModel:

@@ -207,7 +207,7 @@ class RecordingMaker:
         recording.claim = claim
         device.recordings.plans_made += not planned.is_known
         known = device.recordings.of(window.graph, kept, forms)
-        if plan.evicts_live_tensors:
+        if plan.leaving:
             self._next_uses.is_wanted = True
             before = [old.foresight for old in known if old.places == recording.places]
             recording.foresight = EvictionPrediction(plan.request, self._next_uses.version, before)
