@@ -358,7 +358,9 @@ class Pipeline(RuntimePipeline):
     """A chain of loaded programs that one call runs: `Pipeline([a, b])(x)`.
 
     After the first calls it replays the recorded plan, which is the fastest way to run several
-    programs. `from_yaml` reads a pipeline file with arbitrary connections.
+    programs. `link=True` links them into one program with bit-identical results; `fuse=True` also
+    lets the executor fuse operations across programs, which may change the last bits.
+    `from_yaml` reads a pipeline file with arbitrary connections.
     """
 
     device: Device

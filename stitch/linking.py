@@ -37,8 +37,6 @@ from stitch.runtime import LoadedProgram
 from stitch.ttb import SOURCE, Binary
 from stitch.ttb import load as load_binary
 
-#: A longer name of joined program names is replaced by the first name and a count.
-_LONGEST_NAME = 64
 _ANY_SOURCE: Final = either(
     SOURCE, ArgumentKind("a program", lambda value: isinstance(value, Program | LoadedProgram))
 )
@@ -166,7 +164,7 @@ def link_parts(
         [part.program for part in parts],
         wires,
         machine=machine,
-        name=_name(parts) if name is None else name,
+        name=name,
         keep={*free, *keep},
         strict_types=strict_types,
     )
@@ -209,10 +207,3 @@ def _check_machines(parts: Sequence[LinkPart], machine: MachineShape, whose: str
                 f"{machine.name!r}: " + "; ".join(missing),
                 remedy="compile both for the same machine",
             )
-
-
-def _name(parts: Sequence[LinkPart]) -> str:
-    name = "_".join(part.program.name for part in parts)
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{parts[0].program.name}_and_{len(parts) - 1}_more"

@@ -42,28 +42,16 @@ from stitch.linker.wiring import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.linker.static import (
-        link_merged,
-        link_programs,
-        link_tasks,
-        linked_inputs,
-        wiring_of,
-    )
+    from stitch.linker.static import link_programs
 else:
-    __getattr__, __dir__ = names_on_demand(
-        __name__,
-        {
-            "static": "link_merged link_programs link_tasks linked_inputs wiring_of",
-        },
-    )
+    __getattr__, __dir__ = names_on_demand(__name__, {"static": "link_programs"})
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "inlined", "likely_words",
-    "link_merged", "link_programs", "link_tasks", "linked_inputs", "pack_scratch",
-    "place_intermediates", "program_of_body", "remove_dead_code",
+    "link_programs", "pack_scratch", "place_intermediates", "program_of_body", "remove_dead_code",
     "repeated_outputs", "slot_index", "use_problems", "wire",
-    "wires_in_words", "wiring_of", "with_used_bodies",
+    "wires_in_words", "with_used_bodies",
 ]  # fmt: skip

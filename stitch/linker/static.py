@@ -10,12 +10,10 @@ each as before.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stitch.errors import LinkError, OutOfMemoryError
+from stitch.errors import LinkError
 from stitch.linker.capacity import AliasProofs, address_problems, check_capacity, demands
 from stitch.linker.expansion import (
     expansion_nbytes,
@@ -47,7 +45,9 @@ from stitch.program import (
     Value,
     ValueType,
 )
-from stitch.tasks import MergedAgent, ProgramAgent, TaskRow, TaskTable, program_agent
+
+#: A longer name of joined program names is replaced by the first name and a count.
+LONGEST_NAME = 64
 
 
 @dataclass(slots=True)
@@ -274,7 +274,7 @@ def link_programs(
     wires: Sequence[Wire],
     *,
     machine: MachineShape,
-    name: str,
+    name: str | None = None,
     keep: Collection[Port] | None = None,
     strict_types: bool = False,
 ) -> Program:
@@ -283,6 +283,7 @@ def link_programs(
     Fixed addresses of remaining slots stay, and aliases that can still be proved.
 
     Args:
+        name: The program's name; by default the programs' names, joined.
         keep: The outputs that remain outputs; by default those that feed no wire.
 
     Raises:
@@ -307,7 +308,15 @@ def link_programs(
     for index in range(len(programs)):
         joined.add(index)
     roles = {program.role for program in programs}
+    name = _joined_name(programs) if name is None else name
     return _finish(joined, name, machine, roles.pop() if len(roles) == 1 else Role.FORWARD)
+
+
+def _joined_name(programs: Sequence[Program]) -> str:
+    name = "_".join(program.name for program in programs)
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{programs[0].name}_and_{len(programs) - 1}_more"
 
 
 def _refuse_opaque(programs: Sequence[Program]) -> None:
@@ -371,89 +380,3 @@ def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
             outputs[output] = replace(outputs[output], aliases_input=slot)
             taken.add(slot)
     return replace(program, outputs=tuple(outputs))
-
-
-# Merged tasks
-
-
-def link_tasks(table: TaskTable, machine: MachineShape, *, strict_types: bool = False) -> TaskTable:
-    """Link each merged task of programs into one program; equal ones share it.
-
-    Merged tasks that cannot be linked stay as they are, see `link_merged`.
-    """
-    linked: dict[Hashable, ProgramAgent | None] = {}
-    rows = []
-    for row in table.tasks:
-        merged = row.agent
-        if type(merged) is MergedAgent:
-            key = wiring_of(merged)
-            if key not in linked:
-                linked[key] = None
-                with suppress(LinkError, OutOfMemoryError):
-                    linked[key] = program_agent(
-                        link_merged(merged, machine, strict_types=strict_types)
-                    )
-            agent = linked[key]
-            if agent is not None:
-                rows.append(TaskRow(agent, linked_inputs(row), row.outputs))
-                continue
-        rows.append(row)
-    return replace(table, tasks=tuple(rows))
-
-
-def wiring_of(merged: MergedAgent) -> Hashable:
-    """Return a key that is equal for merged tasks of the same programs with the same wires."""
-    agents = [m.agent for m in merged.members]
-    programs = [id(a.program) if type(a) is ProgramAgent else id(a) for a in agents]
-    return (*programs, *[(m.inputs, m.outputs) for m in merged.members], merged.kept)
-
-
-def link_merged(
-    merged: MergedAgent, machine: MachineShape, *, strict_types: bool = False
-) -> Program:
-    """Link the programs of a merged task.
-
-    Raises:
-        LinkError: A member is not a program, or donates a value that another one reads; and as
-            `link_programs`.
-        OutOfMemoryError: As `link_programs`.
-    """
-    programs: list[Program] = []
-    for member in merged.members:
-        if type(member.agent) is not ProgramAgent:
-            raise LinkError(f"{member.agent.name!r} is not a program", where=merged.name)
-        programs.append(member.agent.program)
-    if not _is_plain(merged):
-        raise LinkError(
-            "one of the programs overwrites an input that another one reads", where=merged.name
-        )
-    ports: dict[int, Port] = {}
-    wires = []
-    for p, member in enumerate(merged.members):
-        for i, number in enumerate(member.inputs):
-            if number in ports:
-                wires.append(Wire(*ports[number], p, i))
-        ports |= {number: (p, o) for o, number in enumerate(member.outputs)}
-    keep = [ports[number] for number in merged.kept]
-    return link_programs(
-        programs, wires, machine=machine, name=merged.name, keep=keep, strict_types=strict_types
-    )
-
-
-def _is_plain(merged: MergedAgent) -> bool:
-    """Whether outputs are in the order of the members, and donated values have one reader."""
-    reads = Counter(number for member in merged.members for number in member.inputs)
-    in_order = list(merged.kept) == sorted({*merged.kept})
-    return in_order and all(reads[number] == 1 for number in merged.consumes)
-
-
-def linked_inputs(row: TaskRow) -> tuple[int, ...]:
-    """Return the inputs of a linked merged task: those of its members that no member feeds."""
-    merged = row.agent
-    assert type(merged) is MergedAgent, "only merged tasks are linked"
-    return tuple([
-        row.inputs[number]
-        for member in merged.members
-        for number in member.inputs
-        if number < merged.takes
-    ])  # fmt: skip

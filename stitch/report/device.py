@@ -18,7 +18,6 @@ from stitch.argument_kinds import (
 from stitch.machine import Machine, load_machine
 from stitch.on_demand import late_import
 from stitch.runtime import (
-    AGGREGATE,
     DEFAULT_WINDOW,
     Executor,
     LoadedProgram,
@@ -131,7 +130,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
     machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
-    spill=BOOL, aggregate=AGGREGATE, inter_op_threads=WHOLE,
+    spill=BOOL, inter_op_threads=WHOLE,
     prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))),
 )  # fmt: skip
 def open_device(
@@ -144,7 +143,6 @@ def open_device(
     strict_types: bool = False,
     max_memory: int | str | None = None,
     spill: bool = True,
-    aggregate: str = "auto",
     inter_op_threads: int = 1,
     prices: str | Path | PriceTable | None = None,
 ) -> Device:
@@ -163,9 +161,6 @@ def open_device(
             tensors beyond it raise `OutOfMemoryError` before anything is allocated.
         spill: Evict tensors to the host and constants to their file if DRAM is full; without, raise
             `OutOfMemoryError`.
-        aggregate: Link programs that feed each other into one: `auto`, if results are bit-identical
-            and the same calls recur often enough to save time; `never`; `always`, immediately, and
-            the last bits of sums may differ. Results with a handle are kept.
         inter_op_threads: Threads for independent sections of a plan, each estimated at 100 us or
             more; results and copies do not depend on it.
         prices: The cost table by which `auto` and `torch` select a kernel for each operation: a
@@ -174,12 +169,8 @@ def open_device(
     """
     return Device(
         load_machine(machine),
-        executor=executor
-        if threads is None
-        else make_executor(
-            executor, threads, fuse_across_seams=aggregate == "always", prices=prices
-        ),
+        executor=executor if threads is None else make_executor(executor, threads, prices=prices),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate, inter_op_threads=inter_op_threads,
+        spill=spill, inter_op_threads=inter_op_threads,
         prices=prices if threads is None else None,
     )  # fmt: skip

@@ -119,8 +119,6 @@ def explain(device: RuntimeDevice) -> str:
     if device.prices is not None:
         table = device.prices
         out.append(f"  kernels chosen by the prices {table.name!r} ({table.processor.text()})")
-    if device.linking is not None:
-        out += [f"  {note}" for note in device.linking.notes]
     if device.inter_op_threads > 1:
         out.append(f"  {threads_line(device, total)}")
     writes, written = account.writes_seen, account.nbytes_seen

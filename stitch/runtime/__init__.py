@@ -7,7 +7,6 @@ device, graphs/ for calls of many tasks at once, and loops/ for state between su
 layers use the device through Protocols. Events, hooks and history are available from recording/ on.
 """
 
-from stitch.runtime.aggregation import AGGREGATE
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice
 from stitch.runtime.events import (
     Event,
@@ -48,7 +47,7 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
-    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
+    "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
     "PersistentBuffers", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
     "LoadedProgram", "OperationReferences",
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",

@@ -20,7 +20,6 @@ from stitch.argument_kinds import INDEX_OR_NAME, instance_of, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Program, Space, TensorDesc
-from stitch.runtime.aggregation import AGGREGATE, Aggregation
 from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
@@ -33,7 +32,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.queued_views import QueuedViews
-from stitch.runtime.recording import RecordingMaker, Recordings, TaskBatch
+from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
@@ -74,13 +73,11 @@ class RuntimeDevice(TensorAccess):
         strict_types: bool = False,
         max_memory: int | str | None = None,
         spill: bool = True,
-        aggregate: str = "auto",
         inter_op_threads: int = 1,
         prices: Prices | None = None,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("window must be at least 1 task", got=repr(window))
-        AGGREGATE.check("open_device", "aggregate", aggregate)
         if (
             not isinstance(inter_op_threads, int)
             or isinstance(inter_op_threads, bool)
@@ -97,7 +94,7 @@ class RuntimeDevice(TensorAccess):
         self.machine = load_machine(machine)
         self.backend = LocalBackend(
             self.machine,
-            make_executor(executor, fuse_across_seams=aggregate == "always", prices=prices),
+            make_executor(executor, prices=prices),
             debug=debug,
         )
         #: Whether the executor is user code, whose kernels may call back into the device.
@@ -121,13 +118,6 @@ class RuntimeDevice(TensorAccess):
         self.recordings = Recordings(records)
         self.maker = RecordingMaker(self)
         self.host_agents = HostAgents(self)
-        #: The `aggregate` option: "auto", "always" or "never".
-        self.aggregate = aggregate
-        #: Links connected programs; None if `aggregate` is "never".
-        self.linking: Aggregation | None = None
-        if aggregate != "never":
-            executor_in_use = self.backend.executor
-            self.linking = Aggregation(self, executor_in_use, is_always=aggregate == "always")
         self.copies_forbidden = 0
         self.queued_views = QueuedViews(self)
         #: Bits of the active observers (`TIMES`, `Hooks.bits`): a plan is compiled once per
@@ -204,8 +194,6 @@ class RuntimeDevice(TensorAccess):
 
     def _let_go(self) -> None:
         self.look_again()
-        if self.linking is not None:
-            self.linking.clear()
         self.recordings.clear()
         self.queued_views.clear()
         self.constant_cache.clear()
@@ -318,13 +306,6 @@ class RuntimeDevice(TensorAccess):
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
 
-    def runs_on_threads(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
-        """Return whether the cached plans of a batch, unlinked, run sections in parallel."""
-        if self.inter_op_threads == 1:
-            return False
-        known = self.recordings.of(window.graph, kept, window.forms()[0])
-        return any(recording.assignment.forks for recording in known)
-
     def load_made(self, program: Program) -> LoadedProgram:
         """Load a program that the device generated.
 
@@ -339,8 +320,6 @@ class RuntimeDevice(TensorAccess):
         self.deaths.notes.await_end(loaded, partial(self._unload, reader, loaded.constants))
 
     def _unload(self, reader: Reader, constants: Sequence[ConstantRecord]) -> None:
-        if self.linking is not None:
-            self.linking.forget(reader.key)
         self.recordings.forget(reader.key)
         dispose(self.records, constants, reader)
 

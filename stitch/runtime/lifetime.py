@@ -24,7 +24,8 @@ from stitch.errors import TaskError
 from stitch.live_objects import LiveObjects
 from stitch.runtime.events import EventStream
 from stitch.runtime.locks import Lock, held_here, quick
-from stitch.runtime.queue import Done, Reclaimer, TaskQueue
+from stitch.runtime.queue import Reclaimer, TaskQueue
+from stitch.runtime.recording import Binding
 from stitch.runtime.values import Records, Status, ValueRecord
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
@@ -198,7 +199,7 @@ class DeviceLocking:
 
     def run_queue(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
-    ) -> Done | None:
+    ) -> Binding | None:
         """As `TaskQueue.run`, after recovery and notes; the caller holds the run lock."""
         if self.is_closed:
             self.check_process()

@@ -93,8 +93,6 @@ class LoadedProgram:
         self.device: Any = device
         self.program = program
         self.name = program.name
-        #: The programs that aggregation linked into this one.
-        self.linked_from: tuple[Program, ...] = ()
         #: Verifies the checksums of the constants, once.
         self.verify = verify
         self._prepared: PreparedProgram | None = None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from stitch.errors import UsageError
-from stitch.linker import chain_wires, handed_on
+from stitch.argument_kinds import BOOL
+from stitch.errors import LinkError, UsageError
+from stitch.linker import Wire, chain_wires, handed_on
+from stitch.on_demand import late_import
 from stitch.runtime.graphs import PreparedGraph, Slot, chain_graph
 from stitch.runtime.loaded import LoadedProgram
+from stitch.tasks import TaskTable
+from stitch.ttb import Binary
 
 
 class RuntimePipeline(PreparedGraph):
@@ -17,12 +22,24 @@ class RuntimePipeline(PreparedGraph):
     (`chain_wires`), and may skip programs. Inputs of later programs that no output feeds are inputs
     of the pipeline.
 
+    Args:
+        programs: The programs, in the order in which they run.
+        link: Link the programs into one, which is loaded beside them, with bit-identical results.
+        fuse: As `link`, and let the executor fuse operations across programs: the last bits of
+            results may differ.
+
     Raises:
         UsageError: There is no program, or the programs are on several devices.
-        LinkError: An output does not match the input that it feeds.
+        LinkError: An output does not match the input that it feeds; the programs cannot be linked,
+            or the executor does not promise that they then give the same bits.
+        OutOfMemoryError: The linked program does not fit.
     """
 
-    def __init__(self, programs: Iterable[LoadedProgram]) -> None:
+    def __init__(
+        self, programs: Iterable[LoadedProgram], *, link: bool = False, fuse: bool = False
+    ) -> None:
+        BOOL.check("Pipeline", "link", link)
+        BOOL.check("Pipeline", "fuse", fuse)
         self.programs = tuple(programs) if isinstance(programs, Iterable) else ()
         strangers = [p for p in self.programs if not isinstance(p, LoadedProgram)]
         if not self.programs or strangers:
@@ -35,10 +52,55 @@ class RuntimePipeline(PreparedGraph):
             )
         device = self.programs[0].device
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]
-        for wire in chain_wires([loaded.program for loaded in self.programs]):
+        wires = chain_wires(
+            [loaded.program for loaded in self.programs], strict_types=device.strict_types
+        )
+        for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
-        table, _ = chain_graph(self.programs, feeds, "pipeline", _results_of(self.programs))
+        results = _results_of(self.programs)
+        table, _ = chain_graph(self.programs, feeds, "pipeline", results)
+        if link or fuse:
+            self.programs = (_linked(self.programs, wires, results, table, fuse),)
+            table, _ = chain_graph(self.programs, [{}], "pipeline")
         super().__init__(device, table, title="the pipeline")
+
+
+def _linked(
+    programs: Sequence[LoadedProgram], wires: Sequence[Wire], results: Sequence[Slot],
+    table: TaskTable, fuse: bool,
+) -> LoadedProgram:  # fmt: skip
+    """Link the programs of a pipeline and load the whole, with the slots that `table` has."""
+    device, parts = programs[0].device, [loaded.program for loaded in programs]
+    for loaded in programs:
+        device.check_program(loaded)
+        # The whole has their constants, which are not verified again.
+        loaded.verify()
+    obstacle = "" if fuse else device.backend.executor.link_obstacle(parts)
+    if obstacle:
+        raise LinkError(
+            "linked into one, the programs of this pipeline would not give the same bits",
+            expected="programs of which the executor promises equal bits",
+            got=obstacle,
+            remedy="Pipeline(programs, fuse=True) links them, and the last bits may differ; "
+            "Pipeline(programs) runs them one after the other",
+        )
+    with late_import():
+        from stitch.linker import link_programs
+    kept, machine = sorted(results), device.machine.shape
+    whole = link_programs(
+        parts, wires, machine=machine, keep=kept, strict_types=device.strict_types
+    )
+    inputs = zip(whole.inputs, table.inputs, strict=True)
+    outputs = zip([whole.outputs[kept.index(slot)] for slot in results], table.outputs, strict=True)
+    whole = replace(
+        whole,
+        inputs=tuple([replace(slot, name=named.name) for slot, named in inputs]),
+        outputs=tuple([replace(slot, name=named.name) for slot, named in outputs]),
+        # Without seams it is one part, which executors optimise as a whole.
+        seams=() if fuse else whole.seams,
+    )
+    linked: LoadedProgram = device.load(Binary((whole,), machine, "linked by a pipeline"))
+    return linked
 
 
 def _results_of(programs: Sequence[LoadedProgram]) -> list[Slot]:

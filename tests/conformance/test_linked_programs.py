@@ -71,7 +71,7 @@ def linked(chain: DrawnChain, device: stitch.Device, halves: bool = False) -> li
 def assert_equal_bits(
     chain: DrawnChain, halves: bool = False, executor: str = "onnxruntime"
 ) -> None:
-    with stitch.open_device(TARGET, executor=executor, aggregate="never") as device:
+    with stitch.open_device(TARGET, executor=executor) as device:
         wanted, found = apart(chain, device), linked(chain, device, halves)
     for port, one_way, other in zip(chain.kept, wanted, found, strict=True):
         assert np.isfinite(one_way.astype(np.float32)).all(), port
@@ -121,12 +121,12 @@ def test_flushing_reaches_a_program_that_has_denormals_which_is_why_it_is_an_obs
     models = [stitch.compile(b.build(), target=TARGET) for b in (small, scores)]
     x_data = (np.random.default_rng(0).standard_normal((4, 8)) * 1e-19).astype(np.float32)
     chain = chained(models, x_data)
-    with stitch.open_device(TARGET, executor="onnxruntime", aggregate="never") as device:
+    with stitch.open_device(TARGET, executor="onnxruntime") as device:
         differ = apart(chain, device)[0].tobytes() != linked(chain, device)[0].tobytes()
-    terms = make_executor("onnxruntime").link_terms([model.program for model in models])
+    obstacle = make_executor("onnxruntime").link_obstacle([model.program for model in models])
     said = "'scores' takes denormal numbers as zero, 'small' does not"
     # Where denormal numbers cannot be taken as zero, nothing differs.
-    assert (differ, terms.obstacle) == ((True, said) if has_effect() else (False, ""))
+    assert (differ, obstacle) == ((True, said) if has_effect() else (False, ""))
 
 
 def test_a_file_of_linked_programs(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_file_of_linked_programs(tmp_path: Path) -> None:
     models = [layer(n, rng.standard_normal((64, 64)).astype(np.float32) / 8) for n in range(3)]
     stitch.link(models).save(tmp_path / "whole.ttb")
     x = rng.standard_normal((16, 64)).astype(np.float32)
-    with stitch.open_device(TARGET, executor="onnxruntime", aggregate="never") as device:
+    with stitch.open_device(TARGET, executor="onnxruntime") as device:
         wanted = apart(chained(models, x), device)
         found = [tensor.numpy() for tensor in tensors(device.load(tmp_path / "whole.ttb")(x))]
     assert wanted[0].tobytes() == found[0].tobytes()

@@ -54,7 +54,7 @@ def test_an_unknown_mode_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("inter_op_threads", 2), ("strict_types", True), ("aggregate", "never")]
+    ("name", "value"), [("inter_op_threads", 2), ("strict_types", True), ("window", 3)]
 )
 def test_an_option_of_a_device_reaches_it(name: str, value: Any) -> None:
     run = compiled(lambda x: x * 2, **{name: value})

@@ -38,11 +38,8 @@ MODES = {
     EAGER: Mode(one_by_one, {"window": 1}),
     "one by one": Mode(one_by_one),
     "in one go": Mode(in_one_go),
-    "linked": Mode(one_by_one, {"aggregate": "always"}),
     "two threads": Mode(one_by_one, {"inter_op_threads": 2}),
-    "two threads in one go, linked": Mode(
-        in_one_go, {"inter_op_threads": 2, "aggregate": "always"}
-    ),
+    "two threads in one go": Mode(in_one_go, {"inter_op_threads": 2}),
     "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep"))),
 }
 #: Runs of each graph; in one of them, which its seed says, functions fail.
@@ -59,11 +56,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Worker]]:
         }
         yield made
         assert forked, "some sections ran concurrently"
-        for name, mode in MODES.items():
-            linking = made[name].device.linking
-            if mode.options.get("aggregate") == "always":
-                assert linking is not None
-                assert any("run as one" in note for note in linking.notes)
 
 
 def check(outcome: Outcome, expected: Outcome) -> None:

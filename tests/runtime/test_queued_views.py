@@ -15,16 +15,13 @@ from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 F32 = DataType.FLOAT32
 SHAPE = integers().shape
-KINDS = [
-    ("tiny", "numpy", "auto"), ("host", "numpy", "auto"), ("host", "torch", "auto"),
-    ("host", "onnxruntime", "auto"), ("host", "onnxruntime", "always"),
-]  # fmt: skip
+KINDS = [("tiny", "numpy"), ("host", "numpy"), ("host", "torch"), ("host", "onnxruntime")]
 
 
 @pytest.fixture(params=KINDS, ids="-".join)
 def device(request: pytest.FixtureRequest) -> Iterator[stitch.Device]:
-    machine, executor, aggregate = request.param
-    with stitch.open_device(machine, debug=True, executor=executor, aggregate=aggregate) as opened:
+    machine, executor = request.param
+    with stitch.open_device(machine, debug=True, executor=executor) as opened:
         yield opened
 
 

@@ -14,8 +14,8 @@ timed (relative 1e-4, and absolute 1e-4 of the greatest number; 3e-2 for forms i
 
 * Ours: `stitch.Pipeline` on every machine of `--machines` and every executor of `--executors`, in
   dense float32; with `--forms` beside it with tiled or bfloat16 values at every program's ends. Two
-  sides of their own are `linked`, the programs as one (`stitch.link`), and `calls`, written as
-  `b(a(x)).numpy()`, which the device links once they have repeated (`aggregate="auto"`).
+  sides of their own are `linked`, the pipeline as one program (`link=True` and `fuse=True`), and
+  `calls`, written as `b(a(x)).numpy()`.
 * Peers: ONNX Runtime (a session each by `run`, a session each bound, one merged session bound),
   PyTorch eager and compiled by inductor, IREE (a module each in one context). Models reach ONNX
   Runtime and IREE as torch exports them. What is not installed, or lacks something, is listed with
@@ -31,7 +31,8 @@ one round. Goals are about the least times. `--check` exits 1 where best of ours
 above 0.65 (tiny) or 1.03 (middle, large); over the best peer that runs the same programs one by one
 (one that was given them as one stands beside) above 1.03 in models, above 0.7 in `many`; where no
 peer ran; and, beside ONNX Runtime's bound sessions, where `calls` are above 1.2 (tiny) or 0.35
-(many), and `linked` above 0.2 (many), or above 0.8 of its merged session.
+(many), `linked` above 0.2 (many), and, beside its merged session, `linked` above 0.8 (many) or 1.0
+(models).
 """
 
 from __future__ import annotations

@@ -169,10 +169,6 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--window", {"type": positive, "default": DEFAULT_WINDOW, "metavar": "N",
                       "help": "tasks queued before they run (default: %(default)s); 1: run each "
                       "call immediately"}),
-        ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
-                         "help": "link programs that feed each other into one: if results stay "
-                         "bit-identical and it saves time (auto, the default), never, or always "
-                         "(the last bits of sums may differ)"}),
         ("--inter_op_threads", {"type": positive, "default": 1, "metavar": "N",
                      "help": "threads that run independent sections of a plan concurrently, if "
                      "each is estimated at 100 us or more (default: 1)"}),

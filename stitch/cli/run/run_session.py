@@ -567,7 +567,6 @@ def _open(options: argparse.Namespace, machine: Machine) -> api.Device:
         threads=options.threads,
         prices=options.prices,
         window=options.window,
-        aggregate=options.aggregate,
         debug=options.check_memory,
         strict_types=options.strict_types,
         inter_op_threads=options.inter_op_threads,

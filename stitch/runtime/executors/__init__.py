@@ -11,7 +11,6 @@ from stitch.runtime.executors.executor import (
     CallKernel,
     Executor,
     FunctionCall,
-    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Workspace,
@@ -49,8 +48,8 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
     "null": ("stitch.runtime.executors.executor", "NullExecutor"),
 }
-#: Executors that take a number of threads, and may fuse operations across seams.
-THREADED = FUSING = ("onnxruntime", "auto")
+#: Executors that take a number of threads.
+THREADED = ("onnxruntime", "auto")
 #: Executors that choose kernels by a price table.
 PRICED = ("auto", "torch")
 _THREADS_ELSEWHERE = {
@@ -65,19 +64,13 @@ def is_own(executor: Executor) -> bool:
 
 
 def make_executor(
-    name: str | Executor,
-    threads: int | None = None,
-    *,
-    fuse_across_seams: bool = False,
-    prices: Prices | None = None,
+    name: str | Executor, threads: int | None = None, *, prices: Prices | None = None
 ) -> Executor:
     """Create an executor.
 
     Args:
         name: A name of `EXECUTORS`, or an executor, which is returned as it is.
         threads: Threads per operation; 1 by default.
-        fuse_across_seams: Fuse operations across the seams of linked programs; their bits may then
-            differ from those of the separate programs.
         prices: The price table, see `load_prices`; by default that of this processor's family.
 
     Raises:
@@ -108,8 +101,6 @@ def make_executor(
     options: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
     if prices is not None:
         options["prices"] = prices
-    if fuse_across_seams and name in FUSING:
-        options["fuse_across_seams"] = True
     try:
         with late_import():
             executor = getattr(import_module(module), class_name)(**options)
@@ -127,7 +118,7 @@ def make_executor(
 __all__ = [
     "EXECUTORS", "LIBRARY_PRICES", "BoundProgram", "CallBox", "CallKernel", "Curve", "Executor",
     "FunctionCall",
-    "LinkTerms", "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
+    "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
     "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
     "ignore_errors", "is_own",

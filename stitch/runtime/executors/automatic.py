@@ -26,7 +26,6 @@ from stitch.ops import multiply_adds
 from stitch.program import Body, Operation, Program, ScanForm, Value, is_scan
 from stitch.runtime.executors.executor import (
     Executor,
-    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Workspace,
@@ -143,23 +142,17 @@ class AutomaticExecutor(Executor):
 
     Args:
         intra_op_threads: Threads of ONNX Runtime; `UsageError` below 1.
-        fuse_across_seams: See `OnnxRuntimeExecutor`.
         prices: See `load_prices`.
     """
 
     name = "auto"
     supports_threads = True
 
-    def __init__(
-        self,
-        intra_op_threads: int = 1,
-        fuse_across_seams: bool = False,
-        prices: Prices | None = None,
-    ) -> None:
+    def __init__(self, intra_op_threads: int = 1, prices: Prices | None = None) -> None:
         self.prices: PriceTable = load_prices(prices)
         self.numpy = NumpyExecutor()
         self.library: KernelLibrary | None = None
-        self._threads, self._fuses = checked_threads(intra_op_threads), fuse_across_seams
+        self._threads = checked_threads(intra_op_threads)
 
     @cached_property
     def onnxruntime(self) -> Executor | None:
@@ -178,7 +171,7 @@ class AutomaticExecutor(Executor):
                 got=str(error),
                 remedy="reinstall onnxruntime, or use executor='numpy'",
             ) from error
-        found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
+        found: Executor = onnx.OnnxRuntimeExecutor(self._threads)
         return found
 
     def takes_foreign(self) -> bool:
@@ -199,11 +192,11 @@ class AutomaticExecutor(Executor):
     def _has_numpy_only(self) -> bool:
         return self.library is None and self.onnxruntime is None
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """Promise the same bits if NumPy computes both the whole and each program."""
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        """As `Executor.link_obstacle`; equal if NumPy computes both the whole and each program."""
         if sum(map(self._points, map(expanded, programs))) < 1 or self._has_numpy_only:
-            return self.numpy.link_terms(programs)
-        return LinkTerms(f"the executor {self.name!r} may choose other kernels for the whole")
+            return ""
+        return f"the executor {self.name!r} may choose other kernels for the whole"
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None

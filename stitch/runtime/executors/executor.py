@@ -21,22 +21,6 @@ from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program, TensorDesc, as_read_only
 from stitch.runtime.executors.prices import PriceTable
 
-# Linking
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTerms:
-    """Whether and when linking programs into one pays, by an executor.
-
-    Attributes:
-        obstacle: Why the linked program would not give the same bits; empty if it would.
-        repeats: Runs of the programs before they are linked; None if linking gains nothing.
-    """
-
-    obstacle: str = ""
-    repeats: int | None = None
-
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -267,9 +251,9 @@ class Executor(ABC):
     def host_bytes(self, program: Program) -> ProgramBytes:
         """Bound the host memory that running a program takes."""
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """Return whether these programs, linked into one, give the same bits, and when it pays."""
-        return LinkTerms(f"the executor {self.name!r} does not promise equal bits")
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        """Return why these programs, linked into one, would give other bits; empty if equal."""
+        return f"the executor {self.name!r} does not promise equal bits"
 
 
 def checked_threads(threads: int) -> int:
@@ -358,8 +342,8 @@ class NullExecutor(Executor, PreparedProgram):
     def host_bytes(self, program: Program) -> ProgramBytes:
         return ProgramBytes(0, 0, 0, 0, "")
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        return LinkTerms()
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        return ""
 
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None

@@ -29,7 +29,7 @@ from stitch.ops import (
 )
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.automatic import AutomaticExecutor
-from stitch.runtime.executors.executor import LinkTerms, PreparedProgram, Workspace
+from stitch.runtime.executors.executor import PreparedProgram, Workspace
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
 from stitch.runtime.executors.prices import AtenPrices, Prices, operator_name, products_rate
 
@@ -409,6 +409,6 @@ class TorchExecutor(AutomaticExecutor):
             )
         return PreparedKernels(program, machine, Workspace(), (), self.library, chosen)
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """Promise nothing: the order of a sum depends on the operations around it."""
-        return LinkTerms("the sums of PyTorch's kernels would differ by 2e-7")
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        # The order of a sum depends on the operations around it.
+        return "the sums of PyTorch's kernels would differ by 2e-7"

@@ -21,7 +21,6 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.graphs.replay import Details, Replay, ReplayTarget, only_of_leases
 from stitch.runtime.plan_cache import Entries, PlanCache
-from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
     BEGUN,
     COMPLETE,
@@ -364,38 +363,36 @@ class PreparedGraph:
         device.check_open()
         device.run_queue()
         handles: tuple[Tensor, ...] = ()
-        results: list[ValueRecord] = []
+        #: Numbers of the arguments and of the results in the batch.
+        numbers: list[int] = []
+        made: list[int] = []
         is_queued = False
 
         def fill() -> None:
-            nonlocal handles, results, is_queued
+            nonlocal handles, is_queued
             # If another thread has enqueued tasks meanwhile, these run first.
             if not device.tasks.queued.agents:
                 results = self._queue(given)
                 handles = tuple([handle_on(value) for value in results])
+                numbers.extend([value.number for value in given])
+                made.extend([value.number for value in results])
                 is_queued = True
 
-        done = None
+        binding = None
         entries = tuple([None if value.is_array else value for value in given])
         forms: tuple[object, ...] = ()
         while not is_queued:
             forms = self._known.forms(entries)
-            done = device.run_queue(fill)
-        if (
-            done is not None and done.is_settled and done.binding.lease is not None
-            and not self._calls_host
-        ):  # fmt: skip
-            self._remember(done, forms, given, results)
+            binding = device.run_queue(fill)
+        if binding is not None and binding.lease is not None and not self._calls_host:
+            self._remember(binding, forms, numbers, made)
         return _in_order(handles[0] if len(handles) == 1 else handles, self._order)
 
     def _remember(
-        self, done: Done, forms: tuple[object, ...], given: Sequence[ValueRecord],
-        results: Sequence[ValueRecord],
-    ) -> None:  # fmt: skip
+        self, binding: Binding, forms: tuple[object, ...], numbers: list[int], made: list[int]
+    ) -> None:
         """Cache the executable that has just run for values of these signatures."""
-        recording = done.binding.recording
-        at = {value: number for number, value in enumerate(done.form.values)}
-        numbers, made = [at[value] for value in given], [at[value] for value in results]
+        recording = binding.recording
         carried = recording.effects.carried
         lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}
         outputs = dict(zip(made, self._outputs, strict=True))
@@ -405,7 +402,7 @@ class PreparedGraph:
             tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
             _unless_same([lying[made[position]] for position in order]),
         )
-        self._known.remember(done.binding, forms, numbers, details)
+        self._known.remember(binding, forms, numbers, details)
 
     def _queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
         """Enqueue the graph into the empty queue, completely or not at all; returns the results."""

@@ -313,11 +313,11 @@ class StatefulExecutable:
                 held = self.cells.values
                 cells.update({v.number: n for n in self.writes if (v := held[n]) is not None})
 
-        done = device.run_queue(fill, at_most=len(given))
-        if done is None:
+        binding = device.run_queue(fill, at_most=len(given))
+        if binding is None:
             self._tries -= 1
         elif cells and forms is not None:
-            self._remember(done.binding, forms, entries, numbers, cells)
+            self._remember(binding, forms, entries, numbers, cells)
 
     def take_back(self) -> bool:
         """After a failure, restore the previous values of the cells, if intact.

@@ -6,15 +6,12 @@ from stitch.runtime.queue.exposure import (
     invalidate_stale_copies,
     mark_externally_writable,
 )
-from stitch.runtime.queue.linked import Linked
 from stitch.runtime.queue.reclaimer import Reclaimer
-from stitch.runtime.queue.task_queue import Done, TaskQueue
+from stitch.runtime.queue.task_queue import TaskQueue
 
 __all__ = [
     "ConstantCache",
     "Reclaimer",
-    "Done",
-    "Linked",
     "TaskQueue",
     "comparison_of",
     "mark_externally_writable",

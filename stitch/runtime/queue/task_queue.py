@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from stitch.errors import StitchError, TaskError
+from stitch.errors import TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
@@ -17,7 +17,6 @@ from stitch.runtime.queue.failure import (
     run_one_by_one,
     run_the_rest,
 )
-from stitch.runtime.queue.linked import Linked, Linking
 from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.recording import (
     Agent,
@@ -41,25 +40,6 @@ class Owner(Site, Store, Protocol):
     contents: InstanceBytes
     deaths: Reclaimer
     maker: RecordingMaker
-
-    @property
-    def linking(self) -> Linking | None:
-        """Links connected programs; None if linking is off."""
-
-
-class Done(NamedTuple):
-    """A batch that ran as one plan, and the form (perhaps linked) in which it ran."""
-
-    binding: Binding
-    form: TaskBatch
-    window: TaskBatch
-    kept: tuple[bool, ...]
-    linking: Linking | None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the same work will run in this form from now on."""
-        return self.linking is None or self.linking.is_settled(self.window, self.kept)
 
 
 class TaskQueue:
@@ -152,10 +132,10 @@ class TaskQueue:
 
     def run(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
-    ) -> Done | None:
+    ) -> Binding | None:
         """Run the queued tasks.
 
-        Return the executed plan, or None if the queue was empty or ran as several plans. `fill` may
+        Return what ran, or None if the queue was empty or ran as several plans. `fill` may
         queue more tasks first, atomically. With `at_most`, tasks run only if they change nothing
         but their results and their plan has at most so many copies; else they stay queued.
         """
@@ -182,14 +162,14 @@ class TaskQueue:
             # With `fill`, the caller needs one plan, to replay it without the queue.
             is_one = fill is not None or self._device.inter_op_threads > 1
             cuts = () if is_one else self._cutting.cuts(window, kept)
-            done = None
+            binding = None
             if cuts:
                 run_in_pieces(self, window, kept, cuts, self.run_window)
             else:
-                done = self.run_window(window, kept, at_most)
+                binding = self.run_window(window, kept, at_most)
             # If it was not planned, it returns to the queue.
             window.is_done = window.is_planned
-            return done
+            return binding
         finally:
             if self.running is not None:
                 # If interrupted, the next use of the device calls it again.
@@ -197,7 +177,7 @@ class TaskQueue:
 
     def run_window(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
-    ) -> Done | None:
+    ) -> Binding | None:
         """Run a batch that has left the queue.
 
         Args:
@@ -206,7 +186,7 @@ class TaskQueue:
             at_most: See `run`.
 
         Returns:
-            The executed plan, or None if it did not run as one plan.
+            What ran, or None if it did not run as one plan.
         """
         device = self._device
         for _, value in window.sources if window.reads_exposed else ():
@@ -220,7 +200,7 @@ class TaskQueue:
             run_one_by_one(self, window, kept)
             return None
         try:
-            binding, form, linked = self._planned(window, kept, at_most)
+            binding = device.maker.binding(window, kept, at_most)
         except Exception as error:
             # On any error, out of memory included: only the tasks that cause it fail.
             self._begin(window)
@@ -230,11 +210,9 @@ class TaskQueue:
             return None
         self._begin(window)
         try:
-            ran = run_binding(device, binding, form)
+            ran = run_binding(device, binding, window)
             with self.lock:
-                leave_results(device, binding, form.values, window.end)
-                if linked is not None:
-                    linked.end_inside(window)
+                leave_results(device, binding, window.values, window.end)
                 if self.running is window:
                     # Listeners may read its outputs.
                     window.is_done = True
@@ -243,9 +221,9 @@ class TaskQueue:
                 tell_run(device, binding, ran)
         except Exception as error:
             left = error.__dict__.pop("stitch_tasks_left", ())
-            run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
+            run_the_rest(self, window, kept, left)
             raise
-        return Done(binding, form, window, kept, device.linking)
+        return binding
 
     def _begin(self, window: TaskBatch) -> None:
         """Mark the running batch as planned: it does not return to the queue from here on."""
@@ -253,30 +231,6 @@ class TaskQueue:
         if not running.is_planned:
             self.windows_run += 1
             running.is_planned = True
-
-    def _planned(
-        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
-    ) -> tuple[Binding | None, TaskBatch, Linked | None]:
-        """Plan a batch, linked if possible; raises what planning raises."""
-        device = self._device
-        linking, maker = device.linking, device.maker
-        # Hooks, `without_copies` and `at_most` refer to the unlinked tasks.
-        if (linking is not None and at_most is None
-                and not device.hooks.bits and not device.copies_forbidden):  # fmt: skip
-            linked = linking.linked(window, kept)
-            if linked is not None:
-                form = linked.window(window)
-                try:
-                    binding = maker.binding(form, linked.kept)
-                except StitchError as error:
-                    why = error.brief()
-                else:
-                    assert binding is not None, "of as many copies as it takes"
-                    if not binding.recording.is_pressed:
-                        return binding, form, linked
-                    why = "as one program they would make something give way"
-                linking.keep_apart(window, kept, why)
-        return maker.binding(window, kept, at_most), window, None
 
     def end_run(self) -> None:
         """End the running batch, finished or interrupted; idempotent."""

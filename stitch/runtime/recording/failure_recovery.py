@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -72,8 +71,8 @@ def after_failure(
     if binding.lease is not None:
         # Completed outputs keep the buffers of the output slots.
         records.end_leases_at(binding.lease.buffers, with_bytes=False)
-    which = _Which(stopped.failures, binding.plan, window.merged)
-    failed, left = _what_is_left(plan, steps_done, which, error)
+    on_threads = _failed_on_threads(binding.plan, stopped.failures)
+    failed, left = _what_is_left(plan, steps_done, on_threads, error)
     wanted = _read_by(plan, left)
     if recording.assignment.buffers and recording.parts is not None:
         own, find = recording.assignment.buffers, partial(_found_place, device)
@@ -81,7 +80,7 @@ def after_failure(
         plan, steps_done, kept = without_own_places(plan, steps_done, own, wanted, find)
         recording.parts.bring_back(kept, device.backend)
         lost = there - after_steps(plan, steps_done)[1].keys()
-        failed, left = _what_is_left(plan, steps_done, which, error, lost)
+        failed, left = _what_is_left(plan, steps_done, on_threads, error, lost)
         wanted = _read_by(plan, left)
     effects = effects_of(plan, device.desc_key, steps_done)
     why = {
@@ -180,42 +179,34 @@ def said_of(error: BaseException) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Which:
-    """Data to determine failed and remaining tasks: thread failures, the original plan, and which
-    tasks are linked."""
-
-    failures: Sequence[ThreadFailure]
-    plan: Plan
-    merged: Sequence[bool]
+def _failed_on_threads(plan: Plan, failures: Iterable[ThreadFailure]) -> dict[int, BaseException]:
+    """Return the task at which each thread failed, with its error."""
+    failed: dict[int, BaseException] = {}
+    for failure in failures:
+        steps = [plan.steps[index] for index in failure.steps]
+        failed |= dict.fromkeys(_first_of(steps, plan.request.tasks), failure.error)
+    return failed
 
 
 def _what_is_left(
-    plan: Plan, steps_done: int, which: _Which, error: BaseException, lost: Collection[int] = ()
-) -> tuple[dict[int, BaseException], tuple[int, ...]]:
+    plan: Plan, steps_done: int, on_threads: dict[int, BaseException], error: BaseException,
+    lost: Collection[int] = (),
+) -> tuple[dict[int, BaseException], tuple[int, ...]]:  # fmt: skip
     """Return the failed tasks with their errors, and the tasks that can still run.
 
-    A task can run if it does not read missing values (`lost`: additional ones). The tasks of a
-    linked program are all returned, with their readers: some may run. After an interrupt nothing
-    more is run.
+    A task can run if it does not read missing values (`lost`: additional ones). After an interrupt
+    nothing more is run.
     """
     tasks = plan.request.tasks
     finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
-    failed: dict[int, BaseException] = {}
-    for failure in which.failures:
-        steps = [which.plan.steps[index] for index in failure.steps]
-        failed |= dict.fromkeys(_first_of(steps, tasks), failure.error)
-    if not failed:
-        failed = dict.fromkeys(_first_of(plan.steps[steps_done:], tasks), error)
+    failed = on_threads or dict.fromkeys(_first_of(plan.steps[steps_done:], tasks), error)
     is_over = not isinstance(error, Exception)
     missing = set(lost)
     left = []
     for index, task in enumerate(tasks):
         if index in finished:
             continue
-        if not is_over and which.merged and (which.merged[index] or index not in failed):
-            left.append(index)
-        elif is_over or index in failed or not missing.isdisjoint(task.inputs):
+        if is_over or index in failed or not missing.isdisjoint(task.inputs):
             missing.update(task.outputs)
             # Its donated inputs may be partly overwritten.
             missing.update(task.inputs[position] for position in task.transformation.donated)

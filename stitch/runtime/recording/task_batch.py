@@ -18,8 +18,7 @@ class TaskBatch:
     """
 
     __slots__ = (
-        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "merged", "nothing",
-        "number",
+        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "nothing", "number",
         "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
@@ -40,8 +39,6 @@ class TaskBatch:
         self.agents: list[Agent | None] = []
         #: Values freed while it ran.
         self.given_up: list[ValueRecord] = []
-        #: Per task, whether it is a linked program; () if none is.
-        self.merged: tuple[bool, ...] = ()
 
     def after(
         self, what: Transformation, inputs: Sequence[ValueRecord]

@@ -614,8 +614,9 @@ class LocalTaskBackend:
 
     @takes(role=_ROLE)
     def task_graph(self, role: Role | str) -> TaskGraph:
-        """Return one part of a step as a task graph of programs; `aggregate` makes it one task, the
-        program of the whole. Inputs and outputs have the names of the tensors.
+        """Return one part of a step as a task graph of programs; `aggregate` makes it one task.
+
+        Inputs and outputs have the names of the tensors.
 
         Raises `TaskError` if a task has another implementation than its program.
         """

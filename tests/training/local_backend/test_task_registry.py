@@ -13,7 +13,8 @@ import stitch
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.program import InputKind, Role, Space
-from stitch.tasks import Permission
+from stitch.runtime import PreparedGraph
+from stitch.tasks import Permission, aggregate
 from stitch.training import (
     LocalTaskBackend,
     ModelTrainingInstance,
@@ -115,6 +116,25 @@ def test_a_copy_is_made_for_each_tensor_that_lies_elsewhere(
         instance.forward()
         assert backend.get_tensor("y").tobytes() == expected.tobytes()
         assert backend.device.account().total.copies - before == copies
+
+
+def test_a_part_of_a_step_is_a_task_graph_which_aggregation_makes_one_task() -> None:
+    ((x, label),) = batches(1)
+    graph = mlp()
+    with LocalTaskBackend(graph, optimizer="sgd", loss="mse") as backend:
+        backend.set_tensor("x", x)
+        backend.set_tensor("label", label)
+        instance = ModelTrainingInstance(graph, backend)
+        instance.forward()
+        instance.backward()
+        for role in (Role.FORWARD, Role.LOSS, Role.BACKWARD):
+            merged = aggregate(backend.task_graph(role), branches="keep")
+            assert len(merged) == 1
+            prepared = PreparedGraph(backend.device, merged.table())
+            found = prepared(**{name: backend.get_tensor(name) for name in prepared.input_names})
+            made = found if isinstance(found, tuple) else (found,)
+            for name, tensor in zip(prepared.output_names, made, strict=True):
+                assert tensor.numpy().tobytes() == backend.get_tensor(name).tobytes(), (role, name)
 
 
 # -- the user's own tasks --------------------------------------------------------------------------

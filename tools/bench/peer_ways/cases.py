@@ -13,6 +13,8 @@ import numpy as np
 
 from stitch.program import Array
 
+#: Ways of ONNX Runtime that goals are about.
+BOUND, MERGED = "onnxruntime, a session each, bound", "onnxruntime, merged, bound"
 #: Of a way's result: relative, and absolute to the greatest expected number.
 FLOAT32_TOLERANCE = 1e-4
 

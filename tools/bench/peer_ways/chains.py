@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from peer_ways.cases import Case, Goal, Program, Subject
+from peer_ways.cases import BOUND, MERGED, Case, Goal, Program, Subject
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
 
@@ -50,7 +50,6 @@ class Chain:
         )  # fmt: skip
 
 
-BOUND, MERGED = "onnxruntime, a session each, bound", "onnxruntime, merged, bound"
 _SLOW = "a module each of 64 takes minutes to compile"
 CHAINS = (
     Chain("tiny", ((64, 64), (64, 64)), 1, 0.65, 301, more_goals=(Goal("calls", BOUND, 1.2),)),

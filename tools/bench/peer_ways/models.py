@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer_ways.cases import Case, Program, Subject
+from peer_ways.cases import MERGED, Case, Goal, Program, Subject
 
 #: The most that best of ours / best peer may be.
 GOAL = 1.03
+#: The most that the linked pipeline / the merged session may be.
+LINKED_GOAL = 1.0
 #: Classes, words, and the width of an attention head.
 CLASSES, WORDS, HEAD = 100, 1000, 64
 
@@ -200,5 +202,8 @@ def subjects(options: Namespace) -> tuple[Subject, ...]:
             make = partial(make_case, model, count, options)
             text = f"{model} {size}, {count} programs"
             name = f"{model}/{count}"
-            found.append(Subject(name, text, GOAL, options.rounds or 15, make, stitched_only=True))
+            found.append(Subject(
+                name, text, GOAL, options.rounds or 15, make, stitched_only=True,
+                more_goals=(Goal("linked", MERGED, LINKED_GOAL),),
+            ))  # fmt: skip
     return tuple(found)

@@ -1,5 +1,5 @@
 """Ours: one `stitch.Pipeline` per machine, executor and form of the values between programs; and
-the same programs linked into one, and called one by one, where the device links what repeats.
+the same pipeline linked into one program, and the same programs called one by one.
 
 The devices stay open until the given stack is left.
 """
@@ -7,12 +7,13 @@ The devices stay open until the given stack is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import stitch
 from peer_ways.cases import FLOAT32_TOLERANCE, Case, Program, Way
 from peer_ways.results import Side
+from stitch.errors import LinkError
 from stitch.program import Array
 
 #: Placement options for every program, by the name of the form; the goals are about the first.
@@ -23,20 +24,18 @@ FORMS: dict[str, tuple[str, ...]] = {
 }
 #: bfloat16 keeps eight bits, and errors add up from layer to layer.
 BFLOAT16_TOLERANCE = 3e-2
-#: Passes after which what repeats is linked, if ever.
-PASSES_BEFORE = 150
 
 
 def make_ways(
     case: Case, stack: ExitStack, machine: str, executor: str, form: str, more: Collection[str] = ()
 ) -> list[tuple[Side, Way]]:
-    """One pipeline; in float32 also the programs linked, and called, if these sides are among
+    """One pipeline; in float32 also linked and fused, and as calls, if these sides are among
     `more`; raises `UsageError` where the executor's package is not installed."""
     models = [compiled(program, i, machine, form) for i, program in enumerate(case.programs)]
 
     def opened() -> Any:
         """A device of its own for each way: what lies on a shared one would be in the caches."""
-        return stack.enter_context(stitch.open_device(machine, executor=executor, aggregate="auto"))
+        return stack.enter_context(stitch.open_device(machine, executor=executor))
 
     device = opened()
     # Arrays are float32 in every form: that is the type the programs declare.
@@ -47,15 +46,18 @@ def make_ways(
         return [("other form", apart)]
     ways: list[tuple[Side, Way]] = [("ours", apart)]
     if "linked" in more:
-        linked = opened().load(stitch.link(models, name="linked"))
-        name = f"stitch {executor}, linked, {machine}"
-        run = finished(stitch.Pipeline([linked]), case.x)
-        ways.append(("linked", Way(name, run, case.x, as_array, stitched=False)))
+        device = opened()
+        loaded = [device.load(model) for model in models]
+        for how, option in (("linked", "link"), ("fused", "fuse")):
+            # Not every executor promises the bits of the separate programs.
+            with suppress(LinkError):
+                run = finished(stitch.Pipeline(loaded, **{option: True}), case.x)
+                name = f"stitch {executor}, {how}, {machine}"
+                ways.append(("linked", Way(name, run, case.x, as_array, stitched=False)))
     if "calls" in more:
         device = opened()
-        name = f"stitch {executor}, calls, aggregated, {machine}"
-        run = called([device.load(model) for model in models], case.x)
-        ways.append(("calls", Way(name, run, case.x)))
+        name = f"stitch {executor}, calls, {machine}"
+        ways.append(("calls", Way(name, called([device.load(m) for m in models]), case.x)))
     return ways
 
 
@@ -67,8 +69,8 @@ def compiled(program: Program, number: int, machine: str, form: str) -> stitch.C
     )
 
 
-def called(programs: Sequence[Any], given: Array) -> Callable[[Any], Any]:
-    """`c(b(a(x))).numpy()`, after as many passes as may go by before the device links them."""
+def called(programs: Sequence[Any]) -> Callable[[Any], Any]:
+    """`c(b(a(x))).numpy()`."""
 
     def run(x: Any) -> Array:
         for program in programs:
@@ -76,8 +78,6 @@ def called(programs: Sequence[Any], given: Array) -> Callable[[Any], Any]:
         array: Array = x.numpy()
         return array
 
-    for _ in range(PASSES_BEFORE):
-        run(given)
     return run
 
 

@@ -36,7 +36,6 @@ from stitch.program import (
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
-    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Workspace,
@@ -68,9 +67,8 @@ class NumpyExecutor(Executor):
     def host_bytes(self, program: Program) -> ProgramBytes:
         return program_bytes(expanded(program))
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        """Promise the same bits; linking gains nothing, as each operation remains one call."""
-        return LinkTerms()
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        return ""
 
 
 class PreparedKernels(Kernels, PreparedProgram):

@@ -23,12 +23,11 @@ from onnx import helper, numpy_helper
 from stitch.errors import CompileError
 from stitch.linker import expanded
 from stitch.machine import MachineShape
-from stitch.ops import bind, multiply_adds, onnx_code
+from stitch.ops import bind, onnx_code
 from stitch.program import Array, Contents, Operation, Program, Seam
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
-    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Thunk,
@@ -337,31 +336,19 @@ def _live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list
     return [node for i, node in enumerate(nodes) if i in live]
 
 
-# Terms of linking
-
-#: Runs before programs are linked: optimising the linked program takes as long as 1,000 calls of a
-#: small program, and then saves one call per program and run.
-REPEATS = 100
-#: Multiply-adds per program above which saving a call (2 us) gains less than 1 %.
-MAX_MULTIPLY_ADDS = 16_000_000
-#: Bytes of constants above which a program is not linked: its optimised model goes through a file
-#: of less than 2 GiB.
+#: Bytes of constants above which a part is not optimised by itself: its optimised model goes
+#: through a file of less than 2 GiB.
 MAX_CONSTANT_NBYTES = 1 << 30
 
 
-def merge_terms(programs: Sequence[Program]) -> LinkTerms:
-    """Return whether the merged programs give the same bits, and after how many runs it pays."""
+def merge_obstacle(programs: Sequence[Program]) -> str:
+    """Return why the merged programs would not give the same bits; empty if they would."""
     masked = list(map(is_masked, programs))
     if has_effect() and any(masked) and not all(masked):
         yes, no = programs[masked.index(True)].name, programs[masked.index(False)].name
-        return LinkTerms(f"{yes!r} takes denormal numbers as zero, {no!r} does not")
-    for program in programs:
-        obstacle = _obstacle(program)
-        if obstacle:
-            return LinkTerms(f"{program.name!r} {obstacle}")
-    work = sum(multiply_adds(o, p.values, p.bodies) for p in programs for o in p.operations)
-    gains = len(programs) > 1 and work < MAX_MULTIPLY_ADDS * len(programs)
-    return LinkTerms(repeats=REPEATS if gains else None)
+        return f"{yes!r} takes denormal numbers as zero, {no!r} does not"
+    obstacles = ((program.name, _obstacle(program)) for program in programs)
+    return next((f"{name!r} {obstacle}" for name, obstacle in obstacles if obstacle), "")
 
 
 def _obstacle(program: Program) -> str:
@@ -392,16 +379,13 @@ class OnnxRuntimeExecutor(Executor):
 
     Args:
         intra_op_threads: Threads per session; `UsageError` below 1.
-        fuse_across_seams: Optimise linked programs as a whole: slightly faster, but the bits of the
-            separate programs are no longer guaranteed.
     """
 
     name = "onnxruntime"
     supports_threads = True
 
-    def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
+    def __init__(self, intra_op_threads: int = 1) -> None:
         self.intra_op_threads = checked_threads(intra_op_threads)
-        self.fuse_across_seams = fuse_across_seams
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
@@ -411,8 +395,7 @@ class OnnxRuntimeExecutor(Executor):
         if not program.outputs:
             return _PreparedSession(program, machine, None, self.intra_op_threads)
         try:
-            is_whole = self.fuse_across_seams or not program.seams
-            model = write_model(program) if is_whole else merge_models(program)
+            model = merge_models(program) if program.seams else write_model(program)
             session = Session(model, self.intra_op_threads)
         except REFUSALS as error:
             raise self._refusal(program, error) from error
@@ -432,8 +415,8 @@ class OnnxRuntimeExecutor(Executor):
     def host_bytes(self, program: Program) -> ProgramBytes:
         return program_bytes(expanded(program), session_bytes, in_sessions=True)
 
-    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
-        return merge_terms([expanded(program) for program in programs])
+    def link_obstacle(self, programs: Sequence[Program]) -> str:
+        return merge_obstacle([expanded(program) for program in programs])
 
     def takes_foreign(self) -> bool:
         return True
