@@ -3,7 +3,6 @@ JSON."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import threading
@@ -11,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from stitch.argument_kinds import (
     MAPPING,
@@ -27,20 +26,19 @@ from stitch.argument_kinds import (
 )
 from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
-from stitch.errors import FormatError, LinkError, Problem, TaskError, UsageError, closest
+from stitch.errors import LinkError, TaskError, UsageError, closest
 from stitch.files import OutputFiles, atomic_write, make_folder, text_of, write_files
 from stitch.frontend import graph_of_torch_call
+from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import (
     LAYOUT_FIELDS,
     ComputationGraph,
     ComputationGraphBuilder,
-    JsonObject,
     PlacementOption,
     PlacementValue,
     as_data,
-    from_json,
+    from_data,
     parse_placement,
-    reject_duplicate_keys,
 )
 from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, load_machine
@@ -317,10 +315,23 @@ class ModelOfBinary:
 # --------------------------------------------------------------------------------------------------
 # Reading the JSON of a compiled model
 
-VERSION = 1
-#: The required keys of a model's JSON, beside its graph; and the optional ones.
-_FIELDS = ("stitch", "target", "name", "role", "placement")
-_MORE = ("version", "math_fidelity", "programs", "training", "search")
+VERSION: Final = 1
+
+
+class _Model(NamedTuple):
+    """The JSON of a model; `programs` are the bytes of a training's binary."""
+
+    stitch: Literal["model"]
+    version: Literal[1]
+    target: str
+    name: str
+    role: Role
+    placement: tuple[str, ...]
+    graph: Any
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
+    programs: bytes | None = None
+    training: Any = None
+    search: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,81 +348,28 @@ class ModelParts:
 
 def read_model(text: str) -> ModelParts:
     """Return the parts of a dumped model; raise `FormatError` for any other text."""
-    try:
-        body = json.loads(text, object_pairs_hook=reject_duplicate_keys)
-        graph_text = json.dumps(body.get("graph") if isinstance(body, dict) else None)
-    except (RecursionError, ValueError) as error:
-        raise _no_model(_not_json(text, error)) from error
-    problems: list[Problem] = []
-    root = JsonObject(body, "model", problems)
-    if isinstance(body, dict) and body.get("stitch") == "model":
-        _check_version(body.get("version", VERSION))
-    root.refuse_other_keys((*_FIELDS, "graph", *_MORE))
-    name, target, placement = root.text("name"), root.text("target"), root.texts("placement")
-    role = root.choice("role", {role.value: role for role in Role}, Role.FORWARD)
-    fidelity = MathFidelity.BY_TYPE
-    if root.get("math_fidelity") is not None:
-        fidelity = root.choice("math_fidelity", {f.value: f for f in MathFidelity}, fidelity)
-    if root.text("stitch") != "model" or problems:
-        raise _no_model("a field is missing or invalid", tuple(problems))
-    graph = from_json(graph_text)
-    try:
+    data = read_json(text, "JSON of a compiled model")
+    check_format(
+        data, "compiled model", "compile the module again with this version of Stitch",
+        stitch="model", version=VERSION,
+    )  # fmt: skip
+    form = from_plain(_Model, data, "model")
+    graph = from_data(form.graph)
+    with located("model"):
         options = CompileOptions(
-            placement=tuple(map(parse_placement, placement)),
-            name=name,
-            role=role,
-            math_fidelity=fidelity,
-        )
-        parts = _parts(graph, target, options, root)
-    except (RecursionError, UsageError) as error:
-        raise _no_model(str(error)) from error
-    if problems or parts is None:
-        raise _no_model("a field is missing or invalid", tuple(problems))
-    return parts
-
-
-def _parts(
-    graph: ComputationGraph, target: str, options: CompileOptions, root: JsonObject
-) -> ModelParts | None:
-    """Return the parts; None if a defect was noted."""
-    has_training, has_search = "training" in root, "search" in root
-    if not has_training and not has_search:
-        return ModelParts(graph, target, options)
-    from stitch.training import CompiledTraining, InferenceGraphs, SearchResult
-
-    if not has_training:
-        result = SearchResult.from_record(root.record("search"), InferenceGraphs(graph))
-        return ModelParts(graph, target, options, search_result=result)
-    data = root.data("programs")
-    if data is None:
-        return None
-    binary = load_binary(data)
-    search = root.record("search") if has_search else None
-    training = CompiledTraining.from_record(root.record("training"), binary.programs, graph, search)
-    if training is None:
-        return None
-    return ModelParts(graph, target, options, binary, training, training.search_result)
-
-
-def _check_version(version: object) -> None:
-    if version != VERSION or isinstance(version, bool):
-        raise FormatError(
-            "the JSON of a compiled model has an unsupported version",
-            expected=f"version {VERSION}", got=f"version {version!r}"[:100],
-            remedy="compile the module again with this version of Stitch",
+            placement=tuple(map(parse_placement, form.placement)), name=form.name, role=form.role,
+            math_fidelity=form.math_fidelity,
         )  # fmt: skip
+        if form.training is None and form.search is None:
+            return ModelParts(graph, form.target, options)
+        from stitch.training import CompiledTraining, InferenceGraphs, SearchResult
 
-
-def _not_json(text: str, error: Exception) -> str:
-    end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) > 0
-    if end or "Unterminated" in str(error):
-        return f"it is truncated after {len(text)} characters"
-    return f"it is not JSON, or nested too deeply ({error})"
-
-
-def _no_model(why: str, problems: tuple[Problem, ...] = ()) -> FormatError:
-    return FormatError(f"not the JSON of a compiled model: {why}", problems=problems,
-                       remedy="write it with CompiledModel.dump")  # fmt: skip
+        if form.training is None:
+            result = SearchResult.from_data(form.search, InferenceGraphs(graph))
+            return ModelParts(graph, form.target, options, search_result=result)
+        binary = load_binary(form.programs or b"")
+        training = CompiledTraining.from_data(form.training, binary.programs, graph, form.search)
+    return ModelParts(graph, form.target, options, binary, training, training.search_result)
 
 
 PRODUCER = f"stitch {__version__}"
@@ -471,19 +429,16 @@ class CompiledModel(ModelOfBinary):
         For a training this includes its programs, loss, optimizer and options, and with `weights`
         the current parameters and states.
         """
-        program = self.binary.programs[0]
-        body: dict[str, Any] = {
-            "stitch": "model", "version": VERSION, "target": self.target, "name": program.name,
-            "role": program.role.value, "placement": [option.text() for option in self.placement],
-        }  # fmt: skip
-        if self.math_fidelity is not MathFidelity.BY_TYPE:
-            body["math_fidelity"] = self.math_fidelity.value
-        if self.training is not None:
-            body["programs"] = base64.b64encode(self.encode()).decode("ascii")
-            body["training"] = self.training.as_data(weights=weights)
-        if self.search_result is not None:
-            body["search"] = self.search_result.as_data()
-        return json.dumps(body | {"graph": as_data(self.graph)})
+        program, training, search = self.binary.programs[0], self.training, self.search_result
+        form = _Model(
+            "model", VERSION, self.target, program.name, program.role,
+            tuple([option.text() for option in self.placement]), as_data(self.graph),
+            self.math_fidelity,
+            None if training is None else self.encode(),
+            None if training is None else training.as_data(weights=weights),
+            None if search is None else search.as_data(),
+        )  # fmt: skip
+        return json.dumps(to_plain(form))
 
     @takes(file=either(PATH, WRITABLE))
     def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:

@@ -13,14 +13,7 @@ from stitch.graph.control_flow import (
     trace_body,
 )
 from stitch.graph.emitter import AttributeLike, OperandLike
-from stitch.graph.graph_json import (
-    JsonObject,
-    as_data,
-    as_json,
-    from_json,
-    reject_duplicate_keys,
-    shorten,
-)
+from stitch.graph.graph_json import array_of_bytes, as_data, as_json, from_data, from_json
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
@@ -41,12 +34,12 @@ from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import ComputationGraphBuilder, trace
 
 __all__ = [
-    "array_of", "as_data", "as_json", "AttributeLike", "BatchedValue", "BodyBuilder",
-    "call_function", "call_ufunc", "check_types", "choose", "ComputationGraph",
-    "ComputationGraphBuilder", "from_json", "inline", "JsonObject", "KnownValues", "LayerMethods",
+    "array_of", "array_of_bytes", "as_data", "as_json", "AttributeLike", "BatchedValue",
+    "BodyBuilder", "call_function", "call_ufunc", "check_types", "choose", "ComputationGraph",
+    "ComputationGraphBuilder", "from_data", "from_json", "inline", "KnownValues", "LayerMethods",
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "NoDataError", "OperandLike", "Operations",
     "parse_placement", "placement_between", "PLACEMENT_FIELDS", "placement_of", "PlacementError",
-    "PlacementOption", "PlacementValue", "reject_duplicate_keys", "repeat_while",
-    "requested_layout", "scan", "scan_in_body", "scan_of", "shorten", "Side", "SymbolicTensor",
+    "PlacementOption", "PlacementValue", "repeat_while",
+    "requested_layout", "scan", "scan_in_body", "scan_of", "Side", "SymbolicTensor",
     "trace", "trace_body", "user_location", "vmap", "VmapResult", "WriteUnbatched",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stitch.errors import FormatError
+from stitch.frozen_json import from_plain, read_json
 from stitch.planner import Cost
 from stitch.report.explanation import CopyLine, copy_lines, programs_of
-from stitch.report.frozen_json import from_plain
 from stitch.report.run_record import read_record
 
 EXPECTED = "a file of stitch-run --record=FILE, or plans.json of --save_artifacts"
@@ -43,11 +42,7 @@ class Difference:
 
 def read_copies(text: str) -> RunCopies:
     """Return the copies of a record or of saved plans; raise `FormatError` for other text."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("this file has no copies of a run", expected=EXPECTED,
-                          got=f"no JSON: {error}"[:200]) from error  # fmt: skip
+    body = read_json(text, EXPECTED)
     if isinstance(body, list):
         lines = _joined(line for at, plan in enumerate(body) for line in _saved(plan, f"[{at}]"))
         seconds = sum(plan["runs"] * plan["program_seconds"] for plan in body)

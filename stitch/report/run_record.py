@@ -29,6 +29,7 @@ from typing import Any
 
 from stitch.argument_kinds import takes
 from stitch.errors import FormatError, StitchError, TaskError
+from stitch.frozen_json import from_plain, read_json, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
 from stitch.planner import (
@@ -46,7 +47,6 @@ from stitch.planner import (
 from stitch.program import Space
 from stitch.report.device import DEVICE
 from stitch.report.explanation import Place, totals_json, touched_at_start, touched_buffers
-from stitch.report.frozen_json import from_plain, to_plain
 from stitch.runtime import (
     Event,
     PlanRun,
@@ -158,13 +158,7 @@ class RunRecord:
 
 def read_record(text: str) -> RunRecord:
     """Parse a record; raise `FormatError` with the location of the first defect."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            "this is no record", expected="what stitch-run --record=FILE writes",
-            got=f"no JSON: {error}"[:200],
-        ) from error  # fmt: skip
+    body = read_json(text, "record of stitch-run --record=FILE")
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:

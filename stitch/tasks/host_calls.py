@@ -130,47 +130,26 @@ def host_call(
 def placed_call(
     function: HostFunction, arguments: Sequence[object], named: Mapping[str, object], takes: int
 ) -> HostCall:
-    """Return a call whose arguments have positions already.
+    """Return a call whose arguments have positions already, as `host_call` gives them.
 
-    Raises `UsageError` for arguments that do not match the signature, for missing or duplicate
-    positions, and for parameters that take no arrays.
+    Raises `UsageError` for arguments that do not match the signature, and for other positions.
     """
-    try:
-        bound = function.signature.bind(*arguments, **named).arguments
-    except TypeError as error:
-        raise UsageError(f"task {function.name!r} cannot be called like this: {error}") from None
-    inputs: list[int] = []
-    updated: dict[str, int] = {}
-    for name, value in bound.items():
-        kind = function.signature.parameters[name].kind
-        parts: Sequence[object] = (value,)
-        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            parts = tuple(value.values() if isinstance(value, dict) else value)
-        for part in parts:
-            if type(part) is InputPlace:
-                check_permission(function, name)
-                inputs.append(part.index)
-                updated[name] = part.index
-            if (type(part) is OutputPlace) is not (name in function.writes):
-                raise UsageError(
-                    f"task {function.name!r} fills {', '.join(function.writes) or 'nothing'}",
-                    expected="the places of outputs there, and nowhere else",
-                )
-    written = [bound.get(name) for name in function.writes]
-    if sorted(inputs) != list(range(takes)) or written != [
-        OutputPlace(i) for i in range(len(written))
-    ]:
+
+    def free(value: object) -> bool:
+        return type(value) is not OutputPlace
+
+    call, values = host_call(
+        function, [value for value in arguments if free(value)],
+        {name: value for name, value in named.items() if free(value)},
+        lambda value: type(value) is InputPlace,
+    )  # fmt: skip
+    ordered = values == tuple(map(InputPlace, range(takes)))
+    if not ordered or (call.arguments, dict(call.named)) != (tuple(arguments), dict(named)):
         raise UsageError(
             f"the places of task {function.name!r} are not one for each of its arrays",
             expected=f"{takes} inputs and {len(function.writes)} filled outputs, in order",
         )
-    missing = [name for name in function.updates if name not in updated]
-    if missing:
-        raise UsageError(
-            f"task {function.name!r} updates {', '.join(missing)}, which needs a place"
-        )
-    changed = tuple([updated[name] for name in function.updates])
-    return HostCall(function, tuple(arguments), tuple(named.items()), takes, changed)
+    return call
 
 
 class _Placed:

@@ -355,7 +355,7 @@ class TaskGraph:
 
         `programs` and `functions` are by the names of the text, as in `graph.programs`; of a plain
         Python function the text says what it does with its parameters. Raises `FormatError` with
-        every defect, `UsageError` for what is no program or function.
+        the first defect, `UsageError` for what is no program or function.
         """
         with late_import():
             from stitch.tasks.task_graph_json import table_from_json
@@ -368,13 +368,6 @@ class TaskGraph:
             from stitch.tasks.task_graph_json import table_text
 
         return table_text(self._table())
-
-    def to_dot(self) -> str:
-        """The graph in Graphviz's language, for `dot -Tsvg`."""
-        with late_import():
-            from stitch.tasks.task_graph_json import table_dot
-
-        return table_dot(self._table())
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Task graphs as text: JSON that reads back, lines for people, a picture for `dot`.
+"""Task graphs as text: JSON that reads back, and lines for people.
 
 The JSON form (version 1) is an object with `format` ("stitch.task_graph"), `version`, `name`,
 `inputs` [{name, desc}], `programs` [{name, inputs [{name, desc, donate}], outputs [{name, desc}]}],
@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
-
-from stitch.errors import FormatError, LayoutError, Problem, UsageError, closest
-from stitch.graph import JsonObject, reject_duplicate_keys, shorten
+from stitch.errors import FormatError, Problem, UsageError, closest
+from stitch.frozen_json import (
+    MAX_CHARACTERS,
+    check_format,
+    from_plain,
+    located,
+    read_json,
+    to_plain,
+)
 from stitch.program import (
     DataType,
     FreeNames,
@@ -46,7 +52,7 @@ from stitch.tasks.agents import (
 from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, placed_call
 from stitch.tasks.host_functions import HostFunction, Permission, host_function
 from stitch.tasks.task_table import NamedValue, TaskTable
-from stitch.tasks.validation import agent_problems, edges_of, order_problems, problems_of
+from stitch.tasks.validation import MAX_PROBLEMS, agent_problems, order_problems, problems_of
 
 # --------------------------------------------------------------------------------------------------
 # Unique names of a graph's programs and functions.
@@ -90,7 +96,6 @@ def _agents(agents: Iterable[Agent]) -> Iterable[Agent]:
 # --------------------------------------------------------------------------------------------------
 # Arguments of host functions as JSON, in both directions.
 
-_TAGS = ("input", "output", "float", "path", "list", "tuple", "dict")
 #: Maximum nesting depth of arguments.
 MAX_DEPTH = 32
 
@@ -108,391 +113,327 @@ def argument_out(value: object, where: str, depth: int = 0) -> Any:
     if isinstance(value, Path):
         return {"path": str(value)}
     if depth < MAX_DEPTH:
-        if type(value) in (list, tuple):
-            assert isinstance(value, Sequence)
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
             parts = [argument_out(part, where, depth + 1) for part in value]
             return {type(value).__name__: parts}
         if isinstance(value, dict) and all(type(key) is str for key in value):
             return {"dict": {k: argument_out(v, where, depth + 1) for k, v in value.items()}}
-    remedy = "give arrays as inputs of the graph; let the function find other objects by name"
-    if isinstance(value, np.generic) and type(value.item()) in (bool, int, float, str):
-        remedy = f"it holds Python's numbers and texts: try {type(value.item()).__name__}(x)"
     raise UsageError(
         "a task graph's JSON holds no such argument",
         where=where,
         expected="None, truth values, numbers, texts, paths; lists, tuples and dicts of them",
         got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
-        remedy=remedy,
+        remedy="give arrays as inputs of the graph; let the function find other objects by name",
     )
 
 
-def argument_in(data: object, record: JsonObject, key: str, depth: int = 0) -> Any:
-    """What `argument_out` gave; notes a problem for anything else."""
-    if data is None or isinstance(data, bool | int | float | str):
+#: The types of arguments by their tags.
+_TAGS: Mapping[str, Any] = {
+    "input": int, "output": int, "float": float, "path": str, "list": tuple[Any, ...],
+    "tuple": tuple[Any, ...], "dict": Mapping[str, Any],
+}  # fmt: skip
+
+
+def argument_in(data: Any, where: str, depth: int = 0) -> Any:
+    """What `argument_out` gave; raises `FormatError` for anything else."""
+    if not isinstance(data, dict | list):
         return data
-    tag = next(iter(data)) if isinstance(data, dict) and len(data) == 1 else None
-    if tag not in _TAGS or depth > MAX_DEPTH:
-        record.problem("bad_value", key, "an argument is a plain value, or an object with one of "
-                       f"{', '.join(_TAGS)}")  # fmt: skip
-        return None
-    assert isinstance(data, dict)
-    inside = data[tag]
-    if tag in ("input", "output") and type(inside) is int and inside >= 0:
+    tag = next(iter(data)) if isinstance(data, dict) and len(data) == 1 else ""
+    if not isinstance(data, dict) or tag not in _TAGS or depth > MAX_DEPTH:
+        raise FormatError(
+            "no argument of a task", where=where, got=repr(data)[:80],
+            expected=f"a plain value, or an object with one of {', '.join(_TAGS)}",
+        )  # fmt: skip
+    inside: Any = from_plain(_TAGS[tag], data[tag], f"{where}.{tag}")
+    if tag in ("input", "output"):
         return InputPlace(inside) if tag == "input" else OutputPlace(inside)
-    if tag == "float" and inside in ("nan", "inf", "-inf"):
-        return float(inside)
-    if tag == "path" and isinstance(inside, str):
-        return Path(inside)
-    if tag in ("list", "tuple") and isinstance(inside, list):
-        parts = [argument_in(part, record, key, depth + 1) for part in inside]
+    if tag == "dict":
+        return {key: argument_in(v, where, depth + 1) for key, v in inside.items()}
+    if tag in ("list", "tuple"):
+        parts = [argument_in(part, where, depth + 1) for part in inside]
         return parts if tag == "list" else tuple(parts)
-    if tag == "dict" and isinstance(inside, dict):
-        return {str(k): argument_in(v, record, key, depth + 1) for k, v in inside.items()}
-    record.problem("bad_value", key, f"{str(inside)[:40]!r} is no {tag}")
-    return None
+    return Path(inside) if tag == "path" else inside
 
 
 # --------------------------------------------------------------------------------------------------
-# Descriptors as JSON, in both directions.
+# The JSON form: equal tables give equal text.
 
-_ALWAYS = ("shape", "data_type", "space")
-_SOMETIMES = ("tile_shape", "memory_layout", "shard_spec", "address")
-_SHARD = ("core_grid", "shape", "orientation")
-_Word = TypeVar("_Word", DataType, Space, MemoryLayout, Orientation)
+FORMAT: Final = "stitch.task_graph"
+VERSION: Final = 1
 
 
-def desc_out(desc: TensorDesc) -> dict[str, Any]:
-    """A descriptor as JSON data."""
-    layout, spec = desc.layout, desc.layout.shard_spec
-    form: dict[str, Any] = {
-        "shape": list(desc.shape),
-        "data_type": layout.data_type.value,
-        "space": layout.space.value,
-    }
-    if layout.tile_shape is not None:
-        form["tile_shape"] = list(layout.tile_shape)
-    if layout.memory_layout is not MemoryLayout.INTERLEAVED:
-        form["memory_layout"] = layout.memory_layout.value
-    if spec is not None:
-        form["shard_spec"] = {
-            "core_grid": list(spec.core_grid),
-            "shape": list(spec.shape),
-            "orientation": spec.orientation.value,
-        }
-    if layout.address is not None:
-        form["address"] = layout.address
-    return form
+class _Shards(NamedTuple):
+    core_grid: tuple[int, int]
+    shape: tuple[int, int]
+    orientation: Orientation
 
 
-def desc_in(record: JsonObject) -> TensorDesc | None:
-    """What `desc_out` gave; None, and a problem, for anything else."""
-    record.refuse_other_keys((*_ALWAYS, *_SOMETIMES))
-    shape = record.integers("shape")
-    data_type = _word(record, "data_type", DataType.FLOAT32)
-    space = _word(record, "space", Space.HOST)
-    memory_layout = MemoryLayout.INTERLEAVED
-    if record.get("memory_layout") is not None:
-        memory_layout = _word(record, "memory_layout", memory_layout)
-    tile = None if record.get("tile_shape") is None else _pair(record, "tile_shape")
-    address = None if record.get("address") is None else record.integer("address")
-    try:
-        spec = _spec_in(record) if record.get("shard_spec") is not None else None
-        return TensorDesc(shape, Layout(data_type, space, tile, memory_layout, spec, address))
-    except LayoutError as error:
-        record.problem("bad_layout", "layout", error.sentence())
-        return None
+class _Desc(NamedTuple):
+    shape: tuple[int, ...]
+    data_type: DataType
+    space: Space
+    tile_shape: tuple[int, int] | None = None
+    memory_layout: MemoryLayout = MemoryLayout.INTERLEAVED
+    shard_spec: _Shards | None = None
+    address: int | None = None
 
 
-def _spec_in(record: JsonObject) -> ShardSpec:
-    spec = record.record("shard_spec")
-    spec.refuse_other_keys(_SHARD)
-    grid, shape = _pair(spec, "core_grid"), _pair(spec, "shape")
-    return ShardSpec(grid, shape, _word(spec, "orientation", Orientation.ROW_MAJOR))
+class _Input(NamedTuple):
+    name: str
+    desc: _Desc
 
 
-def _word(record: JsonObject, key: str, otherwise: _Word) -> _Word:
-    return record.choice(key, {member.value: member for member in type(otherwise)}, otherwise)
+class _Slot(NamedTuple):
+    name: str
+    desc: _Desc
+    donate: bool
 
 
-def _pair(record: JsonObject, key: str) -> tuple[int, int]:
-    numbers = record.integers(key)
-    if len(numbers) != 2:
-        record.problem("bad_value", key, f"two whole numbers are needed, not {len(numbers)}")
-        return 1, 1
-    return numbers[0], numbers[1]
+class _Program(NamedTuple):
+    name: str
+    inputs: tuple[_Slot, ...]
+    outputs: tuple[_Input, ...]
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing JSON: equal tables give equal text.
+class _Parameter(NamedTuple):
+    name: str
+    permission: Permission
 
-FORMAT = "stitch.task_graph"
-VERSION = 1
+
+class _Function(NamedTuple):
+    name: str
+    parameters: tuple[_Parameter, ...]
+    returns: tuple[_Desc, ...]
+    writes: tuple[str, ...]
+    updates: tuple[str, ...]
+
+
+class _Task(NamedTuple):
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    program: str | None = None
+    function: str | None = None
+    arguments: tuple[Any, ...] | None = None
+    named: Mapping[str, Any] | None = None
+    copy: _Desc | None = None
+    merged: tuple[_Task, ...] | None = None
+    kept: tuple[int, ...] | None = None
+
+
+class _Graph(NamedTuple):
+    format: Literal["stitch.task_graph"]
+    version: Literal[1]
+    name: str
+    inputs: tuple[_Input, ...]
+    programs: tuple[_Program, ...]
+    functions: tuple[_Function, ...]
+    tasks: tuple[_Task, ...]
+    outputs: tuple[NamedValue, ...]
 
 
 def table_as_json(table: TaskTable) -> str:
     """The table as JSON text; raises `UsageError` for arguments that JSON cannot hold."""
     names = AgentNames(table)
-    descs = table.descs
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": table.name,
-        "inputs": [
-            {"name": name, "desc": desc_out(descs[number])} for name, number in table.inputs
-        ],
-        "programs": [program_out(name, agent) for name, agent in names.programs.items()],
-        "functions": [function_out(name, known) for name, known in names.functions.items()],
-        "tasks": [
+    body = to_plain(_Graph(
+        FORMAT, VERSION, table.name,
+        tuple([_Input(name, _desc_out(table.descs[number])) for name, number in table.inputs]),
+        tuple([_program_out(name, agent) for name, agent in names.programs.items()]),
+        tuple([_function_out(name, known) for name, known in names.functions.items()]),
+        tuple([
             _task_out(row, names, table.task_name(index)) for index, row in enumerate(table.tasks)
-        ],
-        "outputs": [{"name": name, "value": number} for name, number in table.outputs],
-    }
+        ]),
+        table.outputs,
+    ))  # fmt: skip
     return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def program_out(name: str, agent: ProgramAgent) -> dict[str, Any]:
+def _desc_out(desc: TensorDesc) -> _Desc:
+    layout, spec = desc.layout, desc.layout.shard_spec
+    shards = None if spec is None else _Shards(spec.core_grid, spec.shape, spec.orientation)
+    return _Desc(
+        desc.shape, layout.data_type, layout.space, layout.tile_shape, layout.memory_layout,
+        shards, layout.address,
+    )  # fmt: skip
+
+
+def _program_out(name: str, agent: ProgramAgent) -> _Program:
     """What a program is known by: its slots."""
     what = agent.transformation
-    inputs: list[dict[str, Any]] = [
-        {"name": slot, "desc": desc_out(desc), "donate": i in what.donated}
-        for i, (slot, desc) in enumerate(zip(what.input_names, what.inputs, strict=True))
-    ]
-    outputs = [
-        {"name": slot, "desc": desc_out(desc)}
-        for slot, desc in zip(what.output_names, what.outputs, strict=True)
-    ]
-    return {"name": name, "inputs": inputs, "outputs": outputs}
+    inputs = zip(what.input_names, what.inputs, strict=True)
+    outputs = zip(what.output_names, what.outputs, strict=True)
+    return _Program(
+        name,
+        tuple([
+            _Slot(slot, _desc_out(desc), i in what.donated) for i, (slot, desc) in enumerate(inputs)
+        ]),
+        tuple([_Input(slot, _desc_out(desc)) for slot, desc in outputs]),
+    )  # fmt: skip
 
 
-def function_out(name: str, function: HostFunction) -> dict[str, Any]:
+def _function_out(name: str, function: HostFunction) -> _Function:
     """What a host function is known by: what it does with its parameters, and what it gives."""
-    return {
-        "name": name,
-        "parameters": [
-            {"name": parameter.name, "permission": parameter.permission.value}
-            for parameter in function.parameters
-        ],
-        "returns": [desc_out(desc) for desc in function.returns],
-        "writes": list(function.writes),
-        "updates": list(function.updates),
-    }
+    return _Function(
+        name, tuple([_Parameter(one.name, one.permission) for one in function.parameters]),
+        tuple(map(_desc_out, function.returns)), function.writes, function.updates,
+    )  # fmt: skip
 
 
-def _task_out(row: TaskRow, names: AgentNames, where: str) -> dict[str, Any]:
+def _task_out(row: TaskRow, names: AgentNames, where: str) -> _Task:
     agent = row.agent
-    form: dict[str, Any] = {}
+    form = _Task(row.inputs, row.outputs)
     if isinstance(agent, ProgramAgent):
-        form["program"] = names.name_of(agent)
-    elif isinstance(agent, CopyAgent):
-        form["copy"] = desc_out(agent.desc)
-    elif isinstance(agent, MergedAgent):
-        form["merged"] = [
+        return form._replace(program=names.name_of(agent))
+    if isinstance(agent, CopyAgent):
+        return form._replace(copy=_desc_out(agent.desc))
+    if isinstance(agent, MergedAgent):
+        members = [
             _task_out(member, names, f"{where}, member {i} ({member.agent.name})")
             for i, member in enumerate(agent.members)
         ]
-        form["kept"] = list(agent.kept)
-    else:
-        form["function"] = names.name_of(agent)
-        form["arguments"] = [argument_out(value, where) for value in agent.arguments]
-        form["named"] = {name: argument_out(value, where) for name, value in agent.named}
-    return form | {"inputs": list(row.inputs), "outputs": list(row.outputs)}
+        return form._replace(merged=tuple(members), kept=agent.kept)
+    return form._replace(
+        function=names.name_of(agent),
+        arguments=tuple([argument_out(value, where) for value in agent.arguments]),
+        named={name: argument_out(value, where) for name, value in agent.named},
+    )
 
-
-# --------------------------------------------------------------------------------------------------
-# Reading JSON: a valid table, or one error that lists all defects.
 
 Programs: TypeAlias = Mapping[str, ProgramSource]
 Functions: TypeAlias = "Mapping[str, HostFunction | Callable[..., Any]]"
-_Agent = TypeVar("_Agent")
-_TOP = ("format", "version", "name", "inputs", "programs", "functions", "tasks", "outputs")
 _KINDS = ("program", "function", "copy", "merged")
 
 
-def table_from_json(
-    text: str | bytes,
-    programs: Programs,
-    functions: Functions,
-) -> TaskTable:
-    """The table that a text describes; raises `FormatError` listing every defect."""
-    problems: list[Problem] = []
-    root = JsonObject(_parsed(text), "graph", problems)
-    if root.text("format") != FORMAT or root.integer("version") != VERSION:
-        raise FormatError(
-            "not a task graph that this version reads",
-            expected=f"format {FORMAT!r}, version {VERSION}",
-            got=f"format {root.get('format')!r}, version {root.get('version')!r}"[:200],
-        )
-    root.refuse_other_keys(_TOP)
-    read = _Reader(programs, functions)
-    read.read_agents(root)
-    inputs = []
-    for record in root.records("inputs"):
-        record.refuse_other_keys(("name", "desc"))
-        inputs.append((record.text("name"), desc_in(record.record("desc"))))
-    count, rows = len(inputs), []
-    for record in root.records("tasks"):
-        rows.append(read.task(record, count))
+def table_from_json(text: str | bytes, programs: Programs, functions: Functions) -> TaskTable:
+    """The table that a text describes; raises `FormatError`."""
+    data = read_json(text, "task graph")
+    check_format(data, "task graph", format=FORMAT, version=VERSION)
+    form = from_plain(_Graph, data, "graph")
+    read = _Reader(form, programs, functions)
+    descs = [_desc_in(one.desc, f"graph.inputs[{i}].desc") for i, one in enumerate(form.inputs)]
+    rows: list[TaskRow] = []
+    count = len(descs)
+    for i, task in enumerate(form.tasks):
+        rows.append(read.task(task, count, f"graph.tasks[{i}]"))
         count += len(rows[-1].outputs)
-    outputs = []
-    for record in root.records("outputs"):
-        record.refuse_other_keys(("name", "value"))
-        outputs.append(NamedValue(record.text("name"), record.integer("value")))
-    descs = tuple([desc for _, desc in inputs if desc is not None])
-    named = tuple([NamedValue(word, i) for i, (word, _) in enumerate(inputs)])
-    table = TaskTable(root.text("name"), named, tuple(rows), tuple(outputs), descs)
-    root.more_problems(order_problems(table))
-    if not problems:
-        table = _described(table, root)
-        root.more_problems(problems_of(table))
-    if problems:
-        raise FormatError("not a sound task graph", problems=tuple(problems))
+    named = tuple([NamedValue(one.name, i) for i, one in enumerate(form.inputs)])
+    table = TaskTable(form.name, named, tuple(rows), form.outputs, tuple(descs))
+    _refuse(order_problems(table))
+    for index, row in enumerate(rows):
+        _refuse(agent_problems(row, table.task_name(index)))
+        descs += row.agent.outputs([descs[number] for number in row.inputs])
+    table = replace(table, descs=tuple(descs))
+    _refuse(problems_of(table))
     return table
 
 
-def _parsed(text: str | bytes) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=reject_duplicate_keys)
-    except RecursionError as error:
-        raise FormatError("JSON nested too deeply for a task graph") from error
-    except ValueError as error:
-        raise FormatError(f"not JSON: {error}") from error
+def _refuse(problems: Iterable[Problem]) -> None:
+    """Raise `FormatError` that lists some problems in short, if there are any."""
+    listed = tuple([
+        Problem(p.kind, p.where[:MAX_CHARACTERS], p.detail[:MAX_CHARACTERS])
+        for p in islice(problems, MAX_PROBLEMS)
+    ])  # fmt: skip
+    if listed:
+        raise FormatError("not a sound task graph", problems=listed)
 
 
-def _described(table: TaskTable, root: JsonObject) -> TaskTable:
-    """The table with a descriptor for every value, as its agents say."""
-    descs = list(table.descs)
-    for index, row in enumerate(table.tasks):
-        wrong = list(agent_problems(row, table.task_name(index)))
-        root.more_problems(wrong)
-        if wrong:
-            return replace(table, descs=tuple(descs))
-        descs += row.agent.outputs([descs[number] for number in row.inputs])
-    return replace(table, descs=tuple(descs))
+def _desc_in(form: _Desc, where: str) -> TensorDesc:
+    spec = form.shard_spec
+    with located(where):
+        return TensorDesc(form.shape, Layout(
+            form.data_type, form.space, form.tile_shape, form.memory_layout,
+            None if spec is None else ShardSpec(*spec), form.address,
+        ))  # fmt: skip
 
 
 class _Reader:
-    """Programs and functions that a text names, and its tasks."""
+    """Programs and functions that a text names and the caller gives, and its tasks."""
 
-    def __init__(self, given_programs: Programs, given_functions: Functions) -> None:
-        self.given_programs, self.given_functions = given_programs, given_functions
-        #: What the text names, found or not, in its order.
-        self.named: dict[str, dict[str, None]] = {"program": {}, "function": {}}
-        self.programs: dict[str, ProgramAgent] = {}
-        self.functions: dict[str, HostFunction] = {}
+    def __init__(self, form: _Graph, programs: Programs, functions: Functions) -> None:
+        self._programs: dict[str, ProgramAgent] = {}
+        self._functions: dict[str, HostFunction] = {}
+        for program in form.programs:
+            agent = program_agent(_named("program", program.name, programs, "programs="))
+            _compare("program", program, _program_out(program.name, agent))
+            self._programs[program.name] = agent
+        for one in form.functions:
+            found = _named("function", one.name, functions, "functions=")
+            function = found if isinstance(found, HostFunction) else _function(one, found)
+            _compare("function", one, _function_out(one.name, function))
+            self._functions[one.name] = function
 
-    def read_agents(self, root: JsonObject) -> None:
-        """The programs and functions, which the caller gives by name."""
-        for record in root.records("programs"):
-            record.refuse_other_keys(("name", "inputs", "outputs"))
-            name = record.text("name")
-            source = self._given(record, name, self.given_programs, "program")
-            if source is not None:
-                agent = program_agent(source)
-                self._compare(record, program_out(name, agent), "program")
-                self.programs[name] = agent
-        for record in root.records("functions"):
-            record.refuse_other_keys(("name", "parameters", "returns", "writes", "updates"))
-            name = record.text("name")
-            function = self._given(record, name, self.given_functions, "function")
-            if function is not None and not isinstance(function, HostFunction):
-                function = _function(record, name, function)
-            if function is not None:
-                self._compare(record, function_out(name, function), "function")
-                self.functions[name] = function
-
-    def task(self, record: JsonObject, first: int, *, inner: bool = False) -> TaskRow:
+    def task(self, form: _Task, first: int, where: str) -> TaskRow:
         """A task; `first`: the number of its first output."""
-        kinds = [kind for kind in _KINDS if record.get(kind) is not None]
-        if len(kinds) != 1 or (inner and kinds == ["merged"]):
-            known = " or ".join(_KINDS[:-1] if inner else _KINDS)
-            record.problem("bad_value", "task", f"a task has one of {known}, not {kinds}")
-            kinds = [""]
-        inputs, outputs = record.integers("inputs"), record.integers("outputs")
-        expected = tuple(range(first, first + len(outputs)))
-        if outputs != expected:
-            what = f"values are numbered in order: {list(expected)}, not {list(outputs)}"
-            record.problem("bad_value", "outputs", what)
-        extra = {"function": ("arguments", "named"), "merged": ("kept",)}.get(kinds[0], ())
-        if kinds[0]:
-            record.refuse_other_keys((kinds[0], *extra, "inputs", "outputs"))
-        agent = self._agent(record, kinds[0], len(inputs))
-        return TaskRow(agent or MergedAgent(len(inputs), (), ()), inputs, expected)
+        kinds = [kind for kind in _KINDS if getattr(form, kind) is not None]
+        if len(kinds) != 1:
+            raise FormatError(
+                f"a task has one of {' or '.join(_KINDS)}", where=where, got=str(kinds)
+            )
+        expected = tuple(range(first, first + len(form.outputs)))
+        if form.outputs != expected:
+            raise FormatError(
+                "the outputs of a task are not numbered in order", where=where,
+                expected=str(list(expected))[:80], got=str(list(form.outputs))[:80],
+            )  # fmt: skip
+        return TaskRow(self._agent(form, where), form.inputs, expected)
 
-    def _agent(self, record: JsonObject, kind: str, takes: int) -> Agent | None:
-        if kind == "copy":
-            desc = desc_in(record.record("copy"))
-            return None if desc is None else CopyAgent(desc)
-        if kind == "program":
-            return self._known(record, kind, self.programs)
-        if kind == "merged":
+    def _agent(self, form: _Task, where: str) -> Agent:
+        takes = len(form.inputs)
+        if form.copy is not None:
+            return CopyAgent(_desc_in(form.copy, f"{where}.copy"))
+        if form.program is not None:
+            return _named("program", form.program, self._programs, "the programs of the text")
+        if form.merged is not None:
             rows: list[TaskRow] = []
             count = takes
-            for member in record.records("merged"):
-                rows.append(self.task(member, count, inner=True))
+            for i, member in enumerate(form.merged):
+                rows.append(self.task(member, count, f"{where}.merged[{i}]"))
                 count += len(rows[-1].outputs)
-            return MergedAgent(takes, tuple(rows), record.integers("kept"))
-        function = self._known(record, kind, self.functions) if kind else None
-        if function is None:
-            return None
-        arguments = [argument_in(part, record, "arguments") for part in record.items("arguments")]
-        named = {
-            name: argument_in(part, record, "named")
-            for name, part in record.fields("named").items()
-        }
-        try:
+            return MergedAgent(takes, tuple(rows), form.kept or ())
+        function = _named(
+            "function", form.function or "", self._functions, "the functions of the text"
+        )
+        arguments = argument_in({"tuple": [*(form.arguments or ())]}, f"{where}.arguments")
+        named = argument_in({"dict": form.named or {}}, f"{where}.named")
+        with located(where):
             return placed_call(function, arguments, named, takes)
-        except UsageError as error:
-            record.problem("signature", "arguments", error.sentence())
-            return None
-
-    def _given(self, record: JsonObject, name: str, given: Mapping[str, Any], kind: str) -> Any:
-        if name in self.named[kind]:
-            record.problem("bad_name", "name", f"another {kind} has the name {name!r}")
-        self.named[kind][name] = None
-        found = given.get(name)
-        if found is None:
-            near = "" if record.is_full else closest(name, given, "; ")
-            record.problem(f"unknown_{kind}", "name",
-                           f"{kind} {name!r} is not given in {kind}s={near}")  # fmt: skip
-        return found
-
-    def _known(self, record: JsonObject, kind: str, known: Mapping[str, _Agent]) -> _Agent | None:
-        name = record.text(kind)
-        if name not in self.named[kind]:
-            near = "" if record.is_full else closest(name, self.named[kind], "; ")
-            record.problem(f"unknown_{kind}", kind, f"the text has no {kind} {name!r}{near}")
-        return known.get(name)
-
-    def _compare(self, record: JsonObject, wanted: Mapping[str, Any], kind: str) -> None:
-        for key, value in wanted.items():
-            if record.get(key) != value:
-                has, said = (shorten(json.dumps(data), 100) for data in (value, record.get(key)))
-                what = f"the {kind} that is given has {has}, not {said}"
-                record.problem("signature", key, what)
 
 
-def _function(record: JsonObject, name: str, function: Callable[..., Any]) -> HostFunction | None:
+_Found = TypeVar("_Found")
+
+
+def _named(kind: str, name: str, given: Mapping[str, _Found], where: str) -> _Found:
+    if name not in given:
+        raise FormatError(
+            f"{kind} {name[:60]!r} is not given", where=where, remedy=closest(name, given) or None
+        )
+    return given[name]
+
+
+def _compare(kind: str, said: _Program | _Function, has: _Program | _Function) -> None:
+    for key, one, other in zip(said._fields, said, has, strict=True):
+        if one != other:
+            raise FormatError(
+                f"the {kind} that is given is another one",
+                where=f"{key} of {kind} {said.name[:60]!r}",
+                expected=json.dumps(to_plain(one))[:100], got=json.dumps(to_plain(other))[:100],
+            )  # fmt: skip
+
+
+def _function(form: _Function, function: Callable[..., Any]) -> HostFunction:
     """A host function of a plain one, as the text says what it does."""
-    returns = [desc_in(part) for part in record.records("returns")]
-    reads = [
-        part.text("name")
-        for part in record.records("parameters")
-        if part.get("permission") == Permission.READ_ONLY.value
-    ]
-    called, mark, number = name.rpartition("#")
-    try:
+    called, mark, number = form.name.rpartition("#")
+    where = f"function {form.name[:60]!r}"
+    with located(where):
         return host_function(
-            function, returns=[desc for desc in returns if desc is not None], reads=reads,
-            writes=record.texts("writes"), updates=record.texts("updates"),
-            name=called if mark and number.isdigit() else name,
+            function, returns=[_desc_in(desc, where) for desc in form.returns],
+            reads=[one.name for one in form.parameters if one.permission is Permission.READ_ONLY],
+            writes=form.writes, updates=form.updates,
+            name=called if mark and number.isdigit() else form.name,
         )  # fmt: skip
-    except UsageError as error:
-        record.problem("signature", "parameters", error.sentence())
-        return None
 
 
 # --------------------------------------------------------------------------------------------------
-# Text and Graphviz output.
+# Text.
 
 
 def table_text(table: TaskTable) -> str:
@@ -508,29 +449,6 @@ def table_text(table: TaskTable) -> str:
             lines += [f"    {_line(member, names)}" for member in row.agent.members]
             lines.append(f"    keep {_values(row.agent.kept)}")
     lines += [f"  output {name}: %{number}" for name, number in table.outputs]
-    return "\n".join([*lines, "}\n"])
-
-
-def table_dot(table: TaskTable) -> str:
-    """The graph in Graphviz's language; a dashed edge is an order without a value."""
-    lines = [f"digraph {_quoted(table.name or 'task graph')} {{", "  node [shape=box];"]
-    origin: dict[int, str] = {}
-    for i, (name, number) in enumerate(table.inputs):
-        lines.append(f"  i{i} [shape=ellipse, label={_quoted(name)}];")
-        origin[number] = f"i{i}"
-    for index, row in enumerate(table.tasks):
-        style = ", style=rounded" if type(row.agent) is not ProgramAgent else ""
-        lines.append(f"  t{index} [label={_quoted(row.agent.name)}{style}];")
-        origin |= dict.fromkeys(row.outputs, f"t{index}")
-    for i, (name, _) in enumerate(table.outputs):
-        lines.append(f"  o{i} [shape=ellipse, label={_quoted(name)}];")
-    for index, (row, before) in enumerate(zip(table.tasks, edges_of(table.tasks), strict=True)):
-        for number in dict.fromkeys(row.inputs):
-            label = _quoted(table.descs[number].text())
-            lines.append(f"  {origin[number]} -> t{index} [label={label}];")
-        waits = sorted(task for task, passes in before.items() if not passes)
-        lines += [f"  t{earlier} -> t{index} [style=dashed];" for earlier in waits]
-    lines += [f"  {origin[number]} -> o{i};" for i, (_, number) in enumerate(table.outputs)]
     return "\n".join([*lines, "}\n"])
 
 
@@ -561,9 +479,3 @@ def _line(row: TaskRow, names: AgentNames) -> str:
 
 def _values(numbers: tuple[int, ...]) -> str:
     return ", ".join(f"%{number}" for number in numbers)
-
-
-def _quoted(text: str) -> str:
-    """A string of Graphviz, in which quotes and line ends are escaped."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

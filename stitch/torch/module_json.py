@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -11,15 +10,22 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
 from stitch.argument_kinds import PATH, READABLE, either, takes
-from stitch.errors import FormatError, Problem, UsageError
+from stitch.errors import FormatError, UsageError
 from stitch.files import atomic_write, text_of
 from stitch.frontend import TrainableSource, loop_over
-from stitch.graph import JsonObject, reject_duplicate_keys
+from stitch.frozen_json import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    check_format,
+    from_plain,
+    read_json,
+    to_plain,
+)
 from stitch.model import CompiledModel
 from stitch.program import InputKind
 from stitch.torch.shared_module import share, torch
@@ -34,6 +40,25 @@ _DTYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in vars(torch).values() if isinstance(kind, torch.dtype)
 }  # fmt: skip
+
+
+class _Tensor(NamedTuple):
+    tensor: bytes
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _Optimizer(NamedTuple):
+    kind: str
+    state: Any
+
+
+class _Module(NamedTuple):
+    stitch: Literal["module"]
+    version: Literal[1]
+    module: str
+    tensors: Mapping[str, _Tensor]
+    optimizer: _Optimizer | None
 
 
 def module_json(module: Any, optimizer: Any = None) -> str:
@@ -52,39 +77,25 @@ def module_json(module: Any, optimizer: Any = None) -> str:
     return json.dumps(body)
 
 
-def restore_module(body: object, module: Any, optimizer: Any) -> None:
+def restore_module(body: Any, module: Any, optimizer: Any) -> None:
     """Restore a module and an optimizer from the JSON of `module_json`; nothing changes unless all
     of it fits. Raises `FormatError`, and `UsageError` for another module or optimizer."""
-    problems: list[Problem] = []
-    root = JsonObject(body, "module", problems)
-    if root.get("version") != VERSION or isinstance(root.get("version"), bool):
-        raise FormatError(
-            "unsupported version of a module's JSON",
-            expected=f"version {VERSION}", got=f"version {root.get('version')!r}"[:100],
-            remedy="load it with the version of Stitch that wrote it, and dump it again",
-        )  # fmt: skip
-    root.refuse_other_keys(("stitch", "version", "module", "tensors", "optimizer"))
-    tensors = {name: _tensor(record) for name, record in root.named_records("tensors").items()}
-    record = None
-    if root.get("optimizer") is not None or "optimizer" not in root:
-        record = root.record("optimizer")
-        record.refuse_other_keys(("kind", "state"))
-        kind, state = record.text("kind"), None
-        try:
-            state = _decoded(record.get("state"), f"{record.where}.state", problems)
-        except RecursionError:
-            record.problem("too_deep", "state", "it is nested too deeply")
-    if problems:
-        raise FormatError("this is not the JSON of a module: its fields differ from those of dump",
-                          problems=tuple(problems), remedy="write it with Module.dump")  # fmt: skip
+    check_format(
+        body, "module", "load it with the version of Stitch that wrote it, and dump it again",
+        stitch=KIND, version=VERSION,
+    )  # fmt: skip
+    form = from_plain(_Module, body, "module")
+    tensors = {name: _tensor(one, f"module.tensors.{name}") for name, one in form.tensors.items()}
+    saved = form.optimizer
+    state = None if saved is None else _decoded(saved.state, "module.optimizer.state")
     differences = _differences(tensors, module)
     if differences:
         raise UsageError("this is the JSON of another module: " + "; ".join(differences[:8]))
     if optimizer is not None:
-        if record is None or kind != type(optimizer).__name__:
+        if saved is None or saved.kind != type(optimizer).__name__:
             raise UsageError(
                 "this JSON has no state for this optimizer", expected=type(optimizer).__name__,
-                got="none" if record is None else kind[:100],
+                got="none" if saved is None else saved.kind[:100],
             )  # fmt: skip
         _restore_optimizer(state, optimizer)
     with torch.no_grad():
@@ -144,10 +155,8 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         dense = value.detach().cpu().contiguous()
         raw = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
-        return {
-            _TENSOR: base64.b64encode(raw).decode("ascii"), "shape": list(dense.shape),
-            "dtype": str(dense.dtype).removeprefix("torch."),
-        }  # fmt: skip
+        name = str(dense.dtype).removeprefix("torch.")
+        return to_plain(_Tensor(raw, tuple(dense.shape), name))
     if isinstance(value, tuple):
         return {_TUPLE: [_encoded(item) for item in value]}
     if isinstance(value, list):
@@ -157,43 +166,46 @@ def _encoded(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _decoded(value: Any, where: str, problems: list[Problem]) -> Any:
-    """The inverse of `_encoded`; invalid parts are added to `problems` and become None."""
+def _decoded(value: Any, where: str, depth: int = 0) -> Any:
+    """The inverse of `_encoded`; raises `FormatError` for other values."""
+    if depth > MAX_DEPTH:
+        raise FormatError("it is nested too deeply", where=where[:MAX_CHARACTERS])
     if isinstance(value, list):
-        return [_decoded(item, f"{where}[{i}]", problems) for i, item in enumerate(value)]
+        return [_decoded(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    record = JsonObject(value, where, problems)
     if _TENSOR in value:
-        return _tensor(record)
-    if _TUPLE in value:
-        record.refuse_other_keys((_TUPLE,))
-        return tuple(_decoded(list(record.items(_TUPLE)), where, problems))
-    record.refuse_other_keys((_ITEMS,))
+        return _tensor(from_plain(_Tensor, value, where), where)
+    if value.keys() == {_TUPLE}:
+        return tuple(_decoded(from_plain(tuple[Any, ...], value[_TUPLE], where), where, depth + 1))
+    if value.keys() != {_ITEMS}:
+        raise FormatError(
+            "no part of an optimizer's state", where=where[:MAX_CHARACTERS],
+            expected=" or ".join((_TENSOR, _TUPLE, _ITEMS)), got=", ".join(value)[:80],
+        )  # fmt: skip
     items: dict[Any, Any] = {}
-    for i, pair in enumerate(record.items(_ITEMS)):
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int):
-            items[pair[0]] = _decoded(pair[1], f"{where}.{pair[0]}", problems)
-        else:
-            record.bad_value(f"{_ITEMS}[{i}]", "a pair of a key and a value", pair)
+    for key, item in from_plain(tuple[tuple[Any, Any], ...], value[_ITEMS], where):
+        if not isinstance(key, str | int):
+            raise FormatError(
+                "no key of a mapping", where=where[:MAX_CHARACTERS], got=f"{key!r:.80}"
+            )
+        items[key] = _decoded(item, f"{where}.{key}", depth + 1)
     return items
 
 
-def _tensor(record: JsonObject) -> Any:
-    """The tensor of a record; None if it has problems."""
-    record.refuse_other_keys((_TENSOR, "shape", "dtype"))
-    shape, raw = record.integers("shape"), record.data(_TENSOR)
-    dtype = record.choice("dtype", _DTYPES, None)
-    if raw is None or dtype is None:
-        return None
-    wanted = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or len(raw) != wanted:
-        text = f"{list(shape)} of {record.get('dtype')} is {wanted} bytes, not {len(raw)}"
-        record.problem("bad_length", _TENSOR, text)
-        return None
-    data = bytearray(raw)
-    flat = torch.frombuffer(data, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-    return flat.reshape(shape)
+def _tensor(form: _Tensor, where: str) -> Any:
+    dtype = _DTYPES.get(form.dtype)
+    if dtype is None:
+        raise FormatError("unknown data type", where=where[:MAX_CHARACTERS], got=form.dtype[:80])
+    wanted = math.prod(form.shape) * dtype.itemsize
+    if min(form.shape, default=0) < 0 or len(form.tensor) != wanted:
+        raise FormatError(
+            f"{list(form.shape)} of {form.dtype} is not {len(form.tensor)} bytes"[:400],
+            where=where[:MAX_CHARACTERS],
+        )
+    data = bytearray(form.tensor)
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(form.shape)
 
 
 def write_text(file: str | Path | IO[str], text: str) -> None:
@@ -228,10 +240,7 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
     # torch.compile wraps modules.
     inside = getattr(module, "_orig_mod", module)
     text = text_of(file)
-    try:
-        body = json.loads(text, object_pairs_hook=reject_duplicate_keys)
-    except (RecursionError, ValueError):
-        body = None
+    body = read_json(text, "JSON of a model or module")
     if isinstance(body, dict) and body.get("stitch") == KIND:
         if module is None:
             raise UsageError("this file has the tensors of a torch module, which was not given",

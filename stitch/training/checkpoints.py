@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, Problem, StitchError
 from stitch.files import FolderLock, Sink, atomic_write, make_folder, read_bytes, unreadable
+from stitch.frozen_json import from_plain, located, read_json
 from stitch.program import Array, DataType
 
 METADATA = "__metadata__"
@@ -119,22 +120,11 @@ def _header(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
             expected=f"8 bytes of length, then a header of at most {MAX_HEADER_NBYTES} bytes",
             got=f"{len(data)} bytes" + (f", a header of {size}" if len(data) >= 8 else ""),
         )  # fmt: skip
-    try:
-        header = json.loads(data[8 : 8 + size].decode("utf-8"), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"not a safetensors file: the header is not JSON ({error})", where=where
-        ) from error
+    with located(where):
+        header = read_json(data[8 : 8 + size], "safetensors file")
     if not isinstance(header, dict):
         raise FormatError("not a safetensors file: the header is not a mapping", where=where)
     return header, memoryview(data)[8 + size :]
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return fields
 
 
 def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
@@ -204,6 +194,15 @@ class Checkpoint:
     progress: Facts = field(default_factory=dict)
 
 
+class _Facts(NamedTuple):
+    version: int
+    step: int
+    crc32: int
+    identity: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    progress: Mapping[str, Any]
+
+
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: the old file stays until the new one is complete and synced.
 
@@ -229,26 +228,17 @@ def _checksum(state: Mapping[str, Array]) -> int:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raise `FormatError`, or `IncompatibleError` for another version."""
     stored = read_tensors(path)
-    try:
-        facts = json.loads(stored.metadata[_KEY])
-        version = facts["version"]
-        if version != VERSION:
+    with located(str(path)):
+        facts = read_json(stored.metadata.get(_KEY, ""), "checkpoint of a training")
+        if isinstance(facts, dict) and facts.get("version", VERSION) != VERSION:
             raise IncompatibleError(
                 "the checkpoint has another version", where=str(path),
-                expected=str(VERSION), got=str(version)[:40],
+                expected=str(VERSION), got=str(facts["version"])[:40],
             )  # fmt: skip
-        parts = [facts[key] for key in ("identity", "settings", "progress")]
-        step, checksum = facts["step"], facts["crc32"]
-        if type(step) is not int or not all(isinstance(part, dict) for part in parts):
-            raise ValueError("step or metadata has another type")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FormatError(
-            f"not a checkpoint of a training: {error}", where=str(path),
-            remedy="to start from tensors by name, use stitch.compile(..., weights=)",
-        ) from error  # fmt: skip
-    if checksum != _checksum(stored.tensors):
+    made = from_plain(_Facts, facts, str(path))
+    if made.crc32 != _checksum(stored.tensors):
         raise FormatError("the checkpoint is damaged: its CRC-32 differs", where=str(path))
-    return Checkpoint(step, stored.tensors, *parts)
+    return Checkpoint(made.step, stored.tensors, made.identity, made.settings, made.progress)
 
 
 def differences(saved: Facts, own: Facts) -> tuple[str, ...]:

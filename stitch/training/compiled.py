@@ -5,20 +5,19 @@ It has the programs and initial values, converts to JSON data, and starts instan
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stitch.errors import UsageError, closest
-from stitch.graph import ComputationGraph, JsonObject, PlacementOption
+from stitch.errors import FormatError, UsageError, closest
+from stitch.frozen_json import from_plain, located, to_plain
+from stitch.graph import ComputationGraph, PlacementOption, array_of_bytes
 from stitch.machine import Machine
-from stitch.program import Array, DataType, Program, ValueType
+from stitch.program import Array, DataType, Program, Space, ValueType
 from stitch.report import Device
 from stitch.training.from_torch import loss_of
 from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
@@ -27,7 +26,6 @@ from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
-    OPTION_WORDS,
     TrainingGraphs,
     TrainingOptions,
     TrainingPrograms,
@@ -36,7 +34,6 @@ from stitch.training.programs import (
     compile_training,
     compile_update,
     graphs_of,
-    options_from_record,
     training_config,
 )
 from stitch.training.search import AlgorithmConfig, SearchResult, SimulatedTime, optimize
@@ -206,73 +203,87 @@ class CompiledTraining:
         values = self.values if self.instance is None else self.instance.state_dict()
         body = training_config(self.loss, self.optimizer, self.options)
         if weights:
-            body["values"] = {name: _array_data(array) for name, array in values.items()}
+            body["values"] = {
+                name: to_plain(_Array(
+                    DataType.from_dtype(array.dtype), array.shape,
+                    np.ascontiguousarray(array).tobytes(),
+                ))
+                for name, array in values.items()
+            }  # fmt: skip
         return body
 
     @staticmethod
-    def from_record(
-        record: JsonObject, programs: tuple[Program, ...], graph: ComputationGraph,
-        search: JsonObject | None = None,
-    ) -> CompiledTraining | None:  # fmt: skip
-        """Read what `as_data` returned; None if `record` has noted a defect.
+    def from_data(
+        data: Any, programs: tuple[Program, ...], graph: ComputationGraph, search: Any = None
+    ) -> CompiledTraining:
+        """Read what `as_data` returned; raise `FormatError`.
 
         Raises `UsageError` for programs that are not those of a training.
         """
-        checked = TrainingPrograms.of(programs)
-        record.refuse_other_keys(("loss", "optimizer", *OPTION_WORDS, "values"))
-        values = {}
-        if record.get("values") is not None:
-            for name, field_of in record.named_records("values").items():
-                values[name] = _array_in(field_of)
-            _check_values(record, values, checked)
-        loss = record.made("loss", loss_from_config)
-        optimizer = record.made("optimizer", optimizer_from_config)
-        options = options_from_record(record)
-        result = None if search is None else SearchResult.from_record(search, graphs_of(checked))
-        if loss is None or optimizer is None or options is None:
-            return None
-        arrays = {name: array for name, array in values.items() if array is not None}
-        constants = constants_of(graph)
-        return CompiledTraining(checked, loss, optimizer, options, arrays, result, constants)
+        where, checked = "model.training", TrainingPrograms.of(programs)
+        form = from_plain(_Training, data, where)
+        with located(f"{where}.loss"):
+            loss = loss_from_config(form.loss)
+        with located(f"{where}.optimizer"):
+            optimizer = optimizer_from_config(form.optimizer)
+        with located(where):
+            options = TrainingOptions(
+                form.recompute,
+                form.accumulation_steps,
+                form.clip_grad_norm,
+                form.precision,
+                form.spaces,
+            )
+        arrays, kinds = {}, _value_types(checked)
+        for name, one in form.values.items():
+            with located(f"{where}.values.{name}"):
+                arrays[name] = array_of_bytes(one.base64, ValueType(one.shape, one.type))
+                _check_value(arrays[name], kinds.get(name))
+        result = None if search is None else SearchResult.from_data(search, graphs_of(checked))
+        return CompiledTraining(
+            checked, loss, optimizer, options, arrays, result, constants_of(graph)
+        )
 
 
-def _array_in(record: JsonObject) -> Array | None:
-    """Read an array that `_array_data` wrote; None if a defect was noted."""
-    record.refuse_other_keys(("type", "shape", "base64"))
-    kinds = {kind.value: kind for kind in DataType if not kind.is_block}
-    kind = record.choice("type", kinds, DataType.FLOAT32)
-    shape, raw = record.integers("shape"), record.data("base64")
-    if raw is None or kind.value != record.get("type"):
-        return None
-    nbytes = math.prod(shape) * kind.dtype.itemsize
-    if min(shape, default=0) < 0 or len(raw) != nbytes:
-        text = f"{list(shape)} of {kind.value} takes {nbytes} bytes, got {len(raw)}"
-        record.problem("bad_length", "base64", text)
-        return None
-    return np.frombuffer(raw, kind.dtype).reshape(shape)
+class _Array(NamedTuple):
+    type: DataType
+    shape: tuple[int, ...]
+    base64: bytes
 
 
-def _check_values(
-    record: JsonObject, values: Mapping[str, Array | None], programs: TrainingPrograms
-) -> None:
-    """Note a defect for every value whose shape or type does not match its slot."""
+class _Training(NamedTuple):
+    loss: Any
+    optimizer: Any
+    recompute: str
+    accumulation_steps: int
+    clip_grad_norm: float | None
+    precision: DataType
+    spaces: Mapping[str, Space]
+    values: Mapping[str, _Array] = MappingProxyType({})
+
+
+def _value_types(programs: TrainingPrograms) -> dict[str, ValueType]:
+    """Return the types of the values of a training, by name."""
     kinds = {
         slot.name: program.values[slot.value].type
         for program in (programs.forward, programs.update)
         for slot in program.inputs
     }
-    kinds |= dict.fromkeys((f"training.{count}" for count in COUNTS), ValueType((), DataType.INT64))
-    for name, array in values.items():
-        kind = kinds.get(name)
-        if kind is None or array is None:
-            continue
-        is_other = array.dtype != kind.data_type.dtype
-        # Until training starts, weights may have the floating type of the source.
-        if is_other and DataType.from_dtype(array.dtype).is_floating and kind.data_type.is_floating:
-            is_other = False
-        if array.shape != kind.shape or is_other:
-            detail = f"{array.dtype}{list(array.shape)}, expected {kind.text()}"
-            record.problem("bad_value", f"values.{name}", detail)
+    return kinds | {f"training.{count}": ValueType((), DataType.INT64) for count in COUNTS}
+
+
+def _check_value(array: Array, kind: ValueType | None) -> None:
+    """Raise `FormatError` for a value whose shape or type does not match its slot."""
+    if kind is None:
+        return
+    is_other = array.dtype != kind.data_type.dtype
+    # Until training starts, weights may have the floating type of the source.
+    if is_other and DataType.from_dtype(array.dtype).is_floating and kind.data_type.is_floating:
+        is_other = False
+    if array.shape != kind.shape or is_other:
+        raise FormatError(
+            "a value of another type", expected=kind.text(), got=f"{array.dtype}{list(array.shape)}"
+        )
 
 
 def compile_model(
@@ -309,12 +320,3 @@ def compile_model(
 def constants_of(graph: ComputationGraph) -> Mapping[str, Array]:
     """Return a graph's constants by name."""
     return MappingProxyType({graph.values[c.value].name: c.data for c in graph.constants})
-
-
-def _array_data(array: Array) -> dict[str, Any]:
-    dense = np.ascontiguousarray(array)
-    return {
-        "type": DataType.from_dtype(dense.dtype).value,
-        "shape": list(array.shape),
-        "base64": base64.b64encode(dense.tobytes()).decode("ascii"),
-    }

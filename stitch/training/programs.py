@@ -6,8 +6,7 @@ Activations, gradients and weights stay on the device between them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +33,6 @@ from stitch.errors import CompileError, UsageError
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
-    JsonObject,
     PlacementOption,
     Side,
 )
@@ -124,10 +122,6 @@ class TrainingOptions:
                              got=self.precision.value)  # fmt: skip
 
 
-#: The JSON keys of the options.
-OPTION_WORDS = tuple(field.name for field in fields(TrainingOptions))
-
-
 def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) -> dict[str, Any]:
     """Return loss, optimizer and options as JSON data."""
     return {
@@ -139,20 +133,6 @@ def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) 
         "precision": options.precision.value,
         "spaces": {name: space.value for name, space in options.spaces.items()},
     }
-
-
-def options_from_record(record: JsonObject) -> TrainingOptions | None:
-    """Read the options that `training_config` wrote; None if a defect was noted."""
-    options: dict[str, Any] = {}
-
-    def option(word: str, value: Any) -> TrainingOptions:
-        return TrainingOptions(**{word: value})
-
-    for word in OPTION_WORDS:
-        # One at a time, so that a defect is reported at its own key.
-        if record.made(word, partial(option, word)) is not None:
-            options[word] = record.get(word)
-    return TrainingOptions(**options) if len(options) == len(OPTION_WORDS) else None
 
 
 LABEL, LOSS = "label", "loss"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError, closest
-from stitch.graph import ComputationGraph, JsonObject
+from stitch.frozen_json import from_plain, to_plain
+from stitch.graph import ComputationGraph
 from stitch.linker import choose_scratch, pack_scratch
 from stitch.machine import Machine, MachineShape, program_seconds, room_per_bank
 from stitch.ops import OperationWork, summed_over_operations
@@ -195,66 +196,49 @@ class SearchResult(Generic[G_co]):
 
     def as_data(self) -> dict[str, Any]:
         """Return all but the graphs as JSON data."""
-        return {
-            "tensors": {n: [p.device, p.space.value] for n, p in self.tensor_mapping.items()},
-            "solution": {
-                "algorithm": self.solution.algorithm, "recompute": self.solution.recompute,
-                "compared": self.solution.compared,
-                "operators": [[o.program, o.name, o.op, o.device] for o in self.solution.operators],
-            },
-            "costs": asdict(self.cost_values),
-        }  # fmt: skip
+        found, costs = self.solution, self.cost_values
+        data: dict[str, Any] = to_plain(_Result(
+            {name: (p.device, p.space) for name, p in self.tensor_mapping.items()},
+            _Solution(
+                found.algorithm, found.recompute, found.compared,
+                tuple([(o.program, o.name, o.op, o.device) for o in found.operators]),
+            ),
+            _Costs(costs.seconds, costs.l1_size_per_bank, costs.home_nbytes),
+        ))  # fmt: skip
+        return data
 
     @staticmethod
-    def from_record(record: JsonObject, graph: G) -> SearchResult[G]:
-        """Read what `as_data` returned; defects are noted in `record` and replaced by defaults."""
-        record.refuse_other_keys(("tensors", "solution", "costs"))
-        solution, costs = record.record("solution"), record.record("costs")
-        solution.refuse_other_keys(("algorithm", "recompute", "compared", "operators"))
-        costs.refuse_other_keys(_COSTS)
-        places = {
-            name: _place_in(record, f"tensors.{name}", place)
-            for name, place in record.fields("tensors").items()
-        }
-        operators = [
-            _operator_in(solution, f"operators[{i}]", operator)
-            for i, operator in enumerate(solution.items("operators"))
-        ]
+    def from_data(data: Any, graph: G) -> SearchResult[G]:
+        """Read what `as_data` returned; raise `FormatError`."""
+        form = from_plain(_Result, data, "model.search")
+        algorithm, recompute, compared, operators = form.solution
+        places = {name: TensorPlace(*place) for name, place in form.tensors.items()}
         return SearchResult(
             graph, MappingProxyType(places),
             SearchSolution(
-                solution.text("algorithm"), solution.text("recompute"), tuple(operators),
-                solution.integer("compared"),
+                algorithm, recompute, tuple([OperatorPlace(*one) for one in operators]), compared
             ),
-            CostValues(costs.number("seconds"), *(costs.integer(key) for key in _COSTS[1:])),
+            CostValues(*form.costs),
         )  # fmt: skip
 
 
-_COSTS = tuple(field.name for field in fields(CostValues))
+class _Solution(NamedTuple):
+    algorithm: str
+    recompute: str
+    compared: int
+    operators: tuple[tuple[str, str, str, int], ...]
 
 
-def _place_in(record: JsonObject, key: str, place: object) -> TensorPlace:
-    spaces = {space.value: space for space in Space}
-    if isinstance(place, list) and len(place) == 2:
-        device, space = place
-        if _is_device(device) and isinstance(space, str) and space in spaces:
-            return TensorPlace(device, spaces[space])
-        place = space if _is_device(device) else device
-    record.bad_value(key, f"a pair of a device and a space ({' or '.join(spaces)})", place)
-    return TensorPlace(0, Space.HOST)
+class _Costs(NamedTuple):
+    seconds: float
+    l1_size_per_bank: int
+    home_nbytes: int
 
 
-def _operator_in(record: JsonObject, key: str, operator: object) -> OperatorPlace:
-    if isinstance(operator, list) and len(operator) == 4:
-        program, name, op, device = operator
-        if all(isinstance(word, str) for word in (program, name, op)) and _is_device(device):
-            return OperatorPlace(program, name, op, device)
-    record.bad_value(key, "a list of a program, a name, an operator and a device", operator)
-    return OperatorPlace("", "", "", 0)
-
-
-def _is_device(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+class _Result(NamedTuple):
+    tensors: Mapping[str, tuple[int, Space]]
+    solution: _Solution
+    costs: _Costs
 
 
 # --------------------------------------------------------------------------------------------------

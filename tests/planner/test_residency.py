@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.frozen_json import from_plain, to_plain
 from stitch.machine import Path, footprint, load_machine
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
 from stitch.planner.plan import copy_cost, predicted_cost
 from stitch.planner.plan_state import RULES
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, Space, TensorDesc
-from stitch.report.frozen_json import from_plain, to_plain
 from tests.support.grids import every
 from tests.support.planner.residency_chains import DESC, farthest_first, random_chain
 from tests.support.planner.small_requests import (

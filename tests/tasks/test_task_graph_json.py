@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from stitch.program import (
 )
 from stitch.tasks import TaskGraph, aggregate, host_function, task
 from tests.support.small_programs import HOST, program
-from tests.support.task_graphs import FUNCTIONS, PROGRAMS, random_graph
+from tests.support.task_graphs import random_graph
 
 
 def back(graph: TaskGraph, text: str | None = None) -> TaskGraph:
@@ -59,10 +57,10 @@ def changed(graph: TaskGraph, *path: Any, to: Any) -> str:
     return json.dumps(body)
 
 
-def problems(graph: TaskGraph, text: str) -> list[str]:
-    with pytest.raises(FormatError, match="not a sound task graph") as caught:
+def refusal(graph: TaskGraph, text: str) -> str:
+    with pytest.raises(FormatError) as caught:
         back(graph, text)
-    return [f"{p.where}: {p.detail}" for p in caught.value.problems]
+    return str(caught.value)
 
 
 @given(st.integers(0, 10**6))
@@ -134,99 +132,65 @@ def test_text_has_a_line_for_each_task() -> None:
     assert "  %1 = merged(%0) :" in merged and "\n    %2 = host bump(%1!, 2)\n" in merged
 
 
-def test_dot_draws_values_and_orders_and_quotes_names() -> None:
-    @task(returns=HOST)
-    def seen(x: Any) -> Any: ...
-
-    @task(updates="x", name='a "quoted" \\ name')
-    def bump(x: Any) -> None: ...
-
-    graph = TaskGraph('g"')
-    x = graph.input(HOST, "x")
-    graph.output(seen(x))
-    graph.output(bump(x))
-    dot = graph.to_dot()
-    assert "t0 -> t1 [style=dashed];" in dot and 'label="a \\"quoted\\" \\\\ name"' in dot
-    assert dot.startswith('digraph "g\\"" {') and dot.count("{") == dot.count("}") == 1
-
-
 # -- bad text --------------------------------------------------------------------------------------
 
 
 def test_a_cyclic_graph_is_refused() -> None:
     graph = small()
-    direction, cycle = problems(graph, changed(graph, "tasks", 0, "inputs", to=[2]))
-    assert direction == "task 0 (a), 'x0': it reads what the later task 1 (bump) makes"
-    assert "tasks wait for each other" in cycle
+    told = refusal(graph, changed(graph, "tasks", 0, "inputs", to=[2]))
+    assert "task 0 (a), 'x0': it reads what the later task 1 (bump) makes" in told
+    assert "tasks wait for each other" in told
 
 
-def test_unknown_programs_and_functions_are_all_named() -> None:
-    graph = small()
-    with pytest.raises(FormatError) as caught:
-        TaskGraph.from_json(graph.as_json(), programs={"aa": program()})
-    first, second = (str(problem) for problem in caught.value.problems)
-    assert "program 'a' is not given in programs=; did you mean 'aa'?" in first
-    assert "function 'bump' is not given in functions=" in second
+WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("tasks", 0, "program"), "ab", "program 'ab' is not given"),
+    (("tasks", 0, "inputs"), [0, 0], "it takes 1 inputs, not 2"),
+    (("tasks", 0, "inputs"), [9], "value 9 is no input, and no task makes it"),
+    (("tasks", 0, "outputs"), [7], "expected: [1]\n  got: [7]"),
+    (("tasks", 0, "outputs"), [], "expected: [1]\n  got: [2]"),
+    (("tasks", 0, "copy"), {"shape": []}, "Desc has no 'data_type', no 'space'"),
+    (("tasks", 1, "program"), "a", "a task has one of program or function or copy"),
+    (("tasks", 1, "arguments"), [{"input": 1}, 2], "places of task 'bump' are not one for"),
+    (("tasks", 1, "arguments"), [3, {"input": 0}], "updates x, which needs"),
+    (("tasks", 1, "arguments"), [{"put": 1}], "a plain value, or an object with one of"),
+    (("tasks", 1, "arguments"), [{"input": "0"}], "got: '0'"),
+    (("tasks", 1, "named"), {"z": 1}, "unexpected keyword argument 'z'"),
+    (("tasks", 1, "named"), {"x": 1}, "multiple values for argument 'x'"),
+    (("tasks", 1, "named"), 3, "graph.tasks[1].named\n  expected: an object\n  got: 3"),
+    (("functions", 0, "updates"), [], 'expected: []\n  got: ["x"]'),
+    (("functions", 0, "name"), "bmp", "function 'bmp' is not given"),
+    (("programs", 0, "inputs", 0, "donate"), True, "the program that is given is another one"),
+    (("inputs", 0, "desc", "space"), "l2", "inputs[0].desc.space\n  expected: host or dram or l1"),
+    (("inputs", 0, "desc", "shape"), [-1], "none of them negative"),
+    (("inputs", 0, "desc", "tile_shape"), [1], "expected: a list of 2"),
+    (("inputs", 0, "desc", "shard_spec"), {}, "Shards has no 'core_grid'"),
+    (("inputs", 0, "desc", "data_type"), "bfp8", "exists only in tiles"),
+    (("inputs", 0, "desc"), None, "expected: Desc\n  got: None"),
+    (("inputs", 0, "desc", "shape"), [4, 9], "shape [4, 9] is not [4, 8]"),
+    (("inputs", 0, "name"), "", "it has no name"),
+    (("outputs", 0, "value"), 1, "has taken its value over"),
+    (("outputs", 0, "value"), True, "expected: an integer of 64 bits"),
+    (("other",), 1, "a surplus 'other'"),
+]
+WRONG_MERGED: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("tasks", 0, "merged", 0, "inputs"), [3], "and 1 are known before it"),
+    (("tasks", 0, "merged", 1, "outputs"), [7], "expected: [2]\n  got: [7]"),
+    (("tasks", 0, "merged", 1, "outputs"), [], "it makes 1 values, not 0"),
+    (("tasks", 0, "kept"), [5], "it keeps values [5] of 3"),
+    (("tasks", 0, "kept"), [], "it makes 0 values, not 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "to", "message"),
-    [
-        (("tasks", 0, "program"), "ab", "the text has no program 'ab'; did you mean 'a'?"),
-        (("tasks", 0, "inputs"), [0, 0], "it takes 1 inputs, not 2"),
-        (("tasks", 0, "inputs"), [9], "value 9 is no input, and no task makes it"),
-        (("tasks", 0, "outputs"), [7], "values are numbered in order: [1], not [7]"),
-        (("tasks", 0, "outputs"), [], "values are numbered in order: [1], not [2]"),
-        (("tasks", 0, "copy"), {"shape": []}, "a task has one of program or function or copy"),
-        (("tasks", 1, "arguments"), [{"input": 1}, 2], "places of task 'bump' are not one for"),
-        (("tasks", 1, "arguments"), [3, {"input": 0}], "updates x, which needs a place"),
-        (("tasks", 1, "arguments"), [{"put": 1}], "a plain value, or an object with one of"),
-        (("tasks", 1, "arguments"), [{"input": "0"}], "'0' is no input"),
-        (("tasks", 1, "named"), {"z": 1}, "unexpected keyword argument 'z'"),
-        (("tasks", 1, "named"), {"x": 1}, "multiple values for argument 'x'"),
-        (("tasks", 1, "named"), 3, "expected an object, got 3"),
-        (("functions", 0, "updates"), [], "the function that is given has [\"x\"], not []"),
-        (("functions", 0, "name"), "bmp", "function 'bmp' is not given"),
-        (("programs", 0, "inputs", 0, "donate"), True, "the program that is given has"),
-        (("inputs", 0, "desc", "space"), "l2", "did you mean 'l1'?"),
-        (("inputs", 0, "desc", "shape"), [-1], "none of them negative"),
-        (("inputs", 0, "desc", "tile_shape"), [1], "two whole numbers are needed"),
-        (("inputs", 0, "desc", "shard_spec"), {}, "expected a list, got nothing"),
-        (("inputs", 0, "desc", "data_type"), "bfp8", "exists only in tiles"),
-        (("inputs", 0, "desc"), None, "expected an object, got nothing"),
-        (("inputs", 0, "desc", "shape"), [4, 9], "shape [4, 9] is not [4, 8]"),
-        (("inputs", 0, "name"), "", "it has no name"),
-        (("outputs", 0, "value"), 1, "has taken its value over"),
-        (("outputs", 0, "value"), True, "expected an integer of 64 bits"),
-        (("other",), 1, "this key is unknown"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_with_its_place(path: tuple[Any, ...], to: Any, message: str) -> None:
-    graph = small()
-    assert any(message in problem for problem in problems(graph, changed(graph, *path, to=to)))
-
-
-@pytest.mark.parametrize(
-    ("path", "to", "message"),
-    [
-        (("tasks", 0, "merged", 0, "inputs"), [3], "and 1 are known before it"),
-        (("tasks", 0, "merged", 1, "outputs"), [7], "values are numbered in order: [2]"),
-        (("tasks", 0, "merged", 1, "outputs"), [], "it makes 1 values, not 0"),
-        (("tasks", 0, "merged", 1), {"merged": [], "kept": [], "inputs": [], "outputs": []},
-         "a task has one of program or function or copy, not"),
-        (("tasks", 0, "kept"), [5], "it keeps values [5] of 3"),
-        (("tasks", 0, "kept"), [], "it makes 0 values, not 1"),
-    ],
-)  # fmt: skip
-def test_merged_tasks_are_looked_into(path: tuple[Any, ...], to: Any, message: str) -> None:
-    graph = aggregate(small())
-    assert any(message in problem for problem in problems(graph, changed(graph, *path, to=to)))
+def test_what_is_wrong_is_said_with_its_place() -> None:
+    for graph, cases in ((small(), WRONG), (aggregate(small()), WRONG_MERGED)):
+        for path, to, message in cases:
+            assert message in refusal(graph, changed(graph, *path, to=to)), path
 
 
 def test_another_form_or_version_is_refused() -> None:
     graph = small()
     for path, to in (("version", 2), ("format", "stitch.computation_graph")):
-        with pytest.raises(FormatError, match="not a task graph that this version reads"):
+        with pytest.raises(FormatError, match="no task graph, or of another version"):
             back(graph, changed(graph, path, to=to))
     for text in ("[]", "3", '{"format": 1, "format": 2}', "[" * 100_000):
         with pytest.raises(FormatError):
@@ -242,25 +206,9 @@ def test_what_is_no_program_or_function_is_the_callers_mistake() -> None:
     with pytest.raises(UsageError, match="takes a text as text"):
         TaskGraph.from_json(3)  # type: ignore[arg-type]
     other = host_function(lambda y: None, name="bump")
-    with pytest.raises(FormatError, match="the function that is given has"):
+    with pytest.raises(FormatError, match="the function that is given is another one"):
         TaskGraph.from_json(graph.as_json(), programs=graph.programs, functions={"bump": other})
     with pytest.raises(FormatError, match="has no parameter 'by', which reads= names"):
         TaskGraph.from_json(
             graph.as_json(), programs=graph.programs, functions={"bump": lambda y: None}
         )
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-@settings(deadline=None)
-def test_whatever_is_changed_a_graph_or_a_format_error(seed: int, change: int) -> None:
-    graph = aggregate(random_graph(seed % 40))
-    chance = random.Random(change)
-    parts = re.split(r"(\d+|\"[^\"]*\"|[\[\]{},])", json.dumps(json.loads(graph.as_json())))
-    for _ in range(chance.randint(1, 3)):
-        at = chance.randrange(len(parts))
-        parts[at] = chance.choice([parts[chance.randrange(len(parts))], "", "-1", "null", "99"])
-    try:
-        again = TaskGraph.from_json("".join(parts), programs=PROGRAMS, functions=FUNCTIONS)
-    except FormatError:
-        return
-    assert again.validate() == ()

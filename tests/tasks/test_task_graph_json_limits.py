@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from stitch.errors import FormatError
-from stitch.graph.graph_json import MAX_CHARACTERS, MAX_PROBLEMS
 from stitch.tasks import TaskGraph, aggregate
 from tests.support.task_graphs import random_graph
 
@@ -18,7 +17,7 @@ CAMPAIGN = pytest.mark.campaign("hostile")
 DESC = {"shape": [4], "data_type": "float32", "space": "host"}
 
 
-def refusal(**parts: Any) -> FormatError:
+def refusal(**parts: Any) -> str:
     """What reading a text with these parts raises."""
     lists: dict[str, Any] = {
         key: [] for key in ("inputs", "programs", "functions", "tasks", "outputs")
@@ -26,11 +25,7 @@ def refusal(**parts: Any) -> FormatError:
     body = {"format": "stitch.task_graph", "version": 1, "name": "t"} | lists | parts
     with pytest.raises(FormatError) as caught:
         TaskGraph.from_json(json.dumps(body))
-    error = caught.value
-    assert 0 < len(error.problems) <= MAX_PROBLEMS
-    for problem in error.problems:
-        assert max(len(problem.where), len(problem.detail)) <= MAX_CHARACTERS
-    return error
+    return str(caught.value)
 
 
 def function(name: str) -> dict[str, Any]:
@@ -66,7 +61,7 @@ LONG = "n" * 100_000
     ids=["numbers", "call", "function", "key", "output", "input", "bad shape", "other shape"],
 )
 def test_what_an_error_repeats_of_the_text_is_short(parts: dict[str, Any]) -> None:
-    assert len(str(refusal(**parts))) < 1_000
+    assert len(refusal(**parts)) < 1_000
 
 
 def test_keys_that_stand_twice_are_repeated_in_short() -> None:

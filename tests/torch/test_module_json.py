@@ -42,16 +42,24 @@ EXP_AVG = "optimizer state items 0 1 items 0 1 items 1 1"
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        ("tensors 0.bias", 7, "module.tensors.0.bias: expected an object, got 7"),
-        ("tensors 0.bias dtype", "floot32", "module.tensors.0.bias.dtype: "),
-        ("tensors 0.bias dtype", "nn", ", got 'nn'"),
-        ("tensors 0.bias shape", [4], "tensors.0.bias.tensor: [4] of float32 is 16 bytes, not 12"),
-        ("tensors 0.bias tensor", "A", "module.tensors.0.bias.tensor: not base64"),
-        ("tensors 0.bias extra", 1, "module.tensors.0.bias.extra: this key is unknown"),
-        ("optimizer kind", None, "module.optimizer.kind: expected a string, got nothing"),
-        (f"{EXP_AVG} dtype", 3, "module.optimizer.state.state.0.exp_avg.dtype: "),
-        ("optimizer state items", [[1]], "module.optimizer.state.items[0]: expected a pair of"),
-        ("optimizer", 7, "module.optimizer: expected an object, got 7"),
+        ("tensors 0.bias", 7, "module.tensors.0.bias\n  expected: Tensor\n  got: 7"),
+        ("tensors 0.bias dtype", "floot32", "where: module.tensors.0.bias\n  got: floot32"),
+        ("tensors 0.bias dtype", "nn", "unknown data type"),
+        (
+            "tensors 0.bias shape",
+            [4],
+            "[4] of float32 is not 12 bytes",
+        ),
+        (
+            "tensors 0.bias tensor",
+            "A",
+            ".tensor\n  expected: a string of base64",
+        ),
+        ("tensors 0.bias extra", 1, "Tensor has a surplus 'extra'\n  where: module.tensors.0.bias"),
+        ("optimizer kind", None, "module.optimizer.kind\n  expected: a string"),
+        (f"{EXP_AVG} dtype", 3, "module.optimizer.state.state.0.exp_avg.dtype\n"),
+        ("optimizer state items", [[1]], "module.optimizer.state[0]\n  expected: a list of 2"),
+        ("optimizer", 7, "module.optimizer\n  expected: Optimizer\n  got: 7"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(place: str, value: Any, said: str) -> None:
@@ -71,7 +79,7 @@ def test_what_is_nested_too_deeply_is_said_with_its_place() -> None:
     body = json.loads(module_json(module, optimizer))
     body["optimizer"]["state"] = 0
     text = json.dumps(body).replace('"state": 0', '"state": ' + "[" * 900 + "]" * 900)
-    with pytest.raises(FormatError, match=r"module\.optimizer\.state: it is nested too deeply"):
+    with pytest.raises(FormatError, match=r"nested too deeply\n  where: module\.optimizer\.state"):
         load(text, module, optimizer)
 
 
