@@ -62,7 +62,7 @@ def test_a_normalization_of_two_nearly_equal_numbers_magnifies_their_roundings()
     (group,) = [each for each in operators() if each.name == "GroupNormalization"]
     assert not compare(group, 1045, 0, EXECUTORS).differences
     row, one = drawn_operation(group, 1045, 0)
-    assert 500 < magnification(row, one.operands[0]) < 1500
+    assert 500 < magnification(row, one.operands) < 1500
 
 
 @pytest.mark.campaign("executors")

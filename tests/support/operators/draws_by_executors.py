@@ -48,19 +48,18 @@ class Compared:
     differences: tuple[str, ...]
 
 
-def magnification(row: Row, x: Array) -> float:
-    """By how much a normalization of `x` magnifies a rounding: |x| over the least deviation."""
-    axes = {
-        "GroupNormalization": (2,),
-        "InstanceNormalization": tuple(range(2, x.ndim)),
-        "LayerNormalization": tuple(range(int(row.attributes.get("axis", -1)) % x.ndim, x.ndim)),
-    }.get(row.op)
-    if axes is None or not x.size:
+def magnification(row: Row, operands: Sequence[Array]) -> float:
+    """By how much a normalization magnifies a rounding of its operand: |x| over the least
+    deviation; 0 for other operators."""
+    normalizations = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
+    if row.op not in normalizations or not operands[0].size:
         return 0.0
+    x = operands[0].astype(np.float64)
+    axis = int(row.attributes.get("axis", -1)) if row.op == "LayerNormalization" else 2
     if row.op == "GroupNormalization":
         x = x.reshape(len(x), row.attributes["num_groups"], -1)
-    epsilon = row.attributes.get("epsilon", 1e-5)
-    return float(abs(x).max() / np.sqrt(x.astype(np.float64).var(axes) + epsilon).min())
+    variance = x.var(tuple(range(axis % x.ndim, x.ndim)))
+    return float(abs(x).max() / np.sqrt(variance + row.attributes.get("epsilon", 1e-5)).min())
 
 
 def difference(ours: Sequence[Array], theirs: Sequence[Array], magnified: float = 0.0) -> str:
@@ -110,7 +109,7 @@ def compare(definition: OpDef, seed: int, zeros: float, executors: dict[str, Exe
     wanted = usual.outcome(one.operands)
     if isinstance(wanted, TaskError):
         raise AssertionError(f"the NumPy kernel refuses {row}: {wanted}")
-    computed, found, magnified = 0, list[str](), magnification(row, one.operands[0])
+    computed, found, magnified = 0, list[str](), magnification(row, one.operands)
     for name in OTHERS:
         try:
             prepared = executors[name].prepare(one.program, MACHINE)
