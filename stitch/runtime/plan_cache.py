@@ -159,5 +159,6 @@ class PlanCache(Generic[D]):
             if value.is_exposed:
                 exposed += 1
                 if len(value.instances) > 1:
-                    invalidate_stale_copies(self._device, value)
+                    device = self._device
+                    invalidate_stale_copies(device.records, device.contents, value)
         return exposed

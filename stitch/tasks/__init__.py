@@ -19,14 +19,7 @@ if TYPE_CHECKING:
         TaskRow,
         program_agent,
     )
-    from stitch.tasks.composition import (
-        aggregate,
-        compose,
-        groups_of,
-        members_of,
-        merge_rows,
-        order_of_groups,
-    )
+    from stitch.tasks.composition import aggregate, compose
     from stitch.tasks.future import OUTSIDE, Future, Task
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
     from stitch.tasks.host_functions import Handle, HostFunction, Permission, host_function, task
@@ -37,7 +30,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "composition": "aggregate compose groups_of members_of merge_rows order_of_groups",
+            "composition": "aggregate compose",
             "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction Permission host_function task",
@@ -53,6 +46,6 @@ __all__ = [
     "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace",
     "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow", "TaskTable",
     "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
-    "groups_of", "host_call", "host_function", "members_of", "merge_rows", "order_of_groups",
-    "problems_of", "program_agent", "run_problems", "task", "transformation_of",
+    "host_call", "host_function", "problems_of", "program_agent", "run_problems", "task",
+    "transformation_of",
 ]  # fmt: skip

@@ -228,6 +228,23 @@ def test_what_was_held_when_memory_ran_out_is_free_once_that_is_handled(window: 
             gc.enable()
 
 
+def test_an_interrupt_of_the_tasks_after_a_failure_gives_back_what_they_were_given() -> None:
+    with stitch.open_device("tiny") as device:
+        programs = [device.load(scaled(name, 2.0)) for name in "ab"]
+        eat, given = device.load(consuming("eat", 3.0)), device.tensor(integers())
+        planted = {"a": ValueError("planted"), "b": KeyboardInterrupt()}
+
+        def hook(context: HookContext) -> None:
+            raise planted[context.program.name]
+
+        with device.hooks.registered({"before_program": hook}):
+            results = [one(program(integers())) for program in programs] + [one(eat(given))]
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        assert not any(y.is_pending or y.is_allocated for y in results)
+        np.testing.assert_array_equal(given.numpy(), integers())
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
     error: type[BaseException],

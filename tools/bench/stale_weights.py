@@ -41,15 +41,15 @@ LEAST_RATIO = 0.85
 _COMPARED = exposure.invalidate_stale_copies
 
 
-def _copied(device: Any, value: Any) -> None:
-    device.records.forget_copies(value)
+def _copied(records: Any, contents: Any, value: Any) -> None:
+    records.forget_copies(value)
 
 
-def _trusted(device: Any, value: Any) -> None:
+def _trusted(records: Any, contents: Any, value: Any) -> None:
     pass
 
 
-WAYS: dict[str, Callable[[Any, Any], None]] = {
+WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
     "compared": _COMPARED, "copied": _copied, "trusted": _trusted
 }  # fmt: skip
 
@@ -99,7 +99,7 @@ def measured(
     return found
 
 
-def _compare_by(way: Callable[[Any, Any], None]) -> None:
+def _compare_by(way: Callable[[Any, Any, Any], None]) -> None:
     for module in (task_queue, plan_cache):
         vars(module)["invalidate_stale_copies"] = way
 

@@ -1,17 +1,15 @@
 """Split long, repetitive batches into pieces that share one plan and its code.
 
-If a piece fails, only the tasks of later pieces that depend on it are cancelled. A batch that may
-not fit in free memory is planned as a whole, which gives better evictions.
+A batch that may not fit in free memory is planned as a whole, which gives better evictions.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import Space, TensorDesc
-from stitch.runtime.queue.failure import Queue, cancel, drop_dead, says_more
 from stitch.runtime.recording import TaskBatch
 from stitch.runtime.values import Records
 from stitch.tasks import SHORTEST, Cut, TaskSequence, cuts_of
@@ -89,46 +87,3 @@ def _most_at_once(
         now.update(change)
         most |= now
     return most
-
-
-def run_in_pieces(
-    queue: Queue, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut],
-    run: Callable[[TaskBatch, tuple[bool, ...]], object],
-) -> None:  # fmt: skip
-    """Run the pieces of a batch with `run`; raises the first error after the last piece."""
-    first: Exception | None = None
-    try:
-        for cut in cuts:
-            piece, wanted = _piece(window, kept, cut)
-            piece.reads_failed = window.reads_failed or first is not None
-            try:
-                run(piece, wanted)
-            except Exception as problem:
-                if says_more(problem, first):
-                    first = problem
-    except BaseException as problem:
-        # Interrupted: cancel the rest, unless the whole batch returns to the queue.
-        if window.is_planned:
-            cancel(window, problem)
-            drop_dead(queue, window, kept)
-        raise
-    if first is not None:
-        drop_dead(queue, window, kept)
-        try:
-            raise first
-        finally:
-            # Break the cycle: the traceback references this frame.
-            del first
-
-
-def _piece(window: TaskBatch, kept: Sequence[bool], cut: Cut) -> tuple[TaskBatch, tuple[bool, ...]]:
-    """Return a piece as a batch, and which of its values are kept: also those that later pieces
-    read."""
-    piece, values = TaskBatch(window.number + cut.start, window.nothing), window.values
-    piece.graph, piece.reads_exposed = cut.graph, window.reads_exposed
-    piece.values = [values[number] for number in cut.numbers]
-    piece.agents = window.agents[cut.start : cut.stop]
-    wanted = [
-        kept[number] or is_read for number, is_read in zip(cut.numbers, cut.read_later, strict=True)
-    ]
-    return piece, tuple(wanted)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from stitch.program import Array
 from stitch.runtime.backends import InstanceBytes
@@ -33,13 +32,6 @@ def comparison_of(first: Array, second: Array) -> Callable[[], int]:
     return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
 
 
-class Bytes(Protocol):
-    """A device, as comparisons use it."""
-
-    records: Records
-    contents: InstanceBytes
-
-
 def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> None:
     """Mark a value, and all values that share its primary buffer, as externally writable."""
     for sharer in value.instances[0].buffer.users:
@@ -50,7 +42,7 @@ def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> N
             sharer.version = 0
 
 
-def invalidate_stale_copies(device: Bytes, value: ValueRecord) -> None:
+def invalidate_stale_copies(records: Records, contents: InstanceBytes, value: ValueRecord) -> None:
     """Drop the copies of an externally writable value unless all equal it bit by bit.
 
     Copies with another layout or data type cannot be compared and are dropped.
@@ -58,10 +50,10 @@ def invalidate_stale_copies(device: Bytes, value: ValueRecord) -> None:
     instances, comparison = value.instances, value.comparison
     are_equal = None if comparison is None else comparison(instances)
     if are_equal is None:
-        value.comparison = comparison = _Comparison(device, instances)
+        value.comparison = comparison = _Comparison(contents, instances)
         are_equal = comparison(instances, is_new=True)
     if not are_equal:
-        device.records.forget_copies(value)
+        records.forget_copies(value)
 
 
 class _Comparison:
@@ -69,17 +61,17 @@ class _Comparison:
 
     __slots__ = ("_calls", "_is_lasting", "_places")
 
-    def __init__(self, device: Bytes, instances: Sequence[InstanceRecord]) -> None:
+    def __init__(self, contents: InstanceBytes, instances: Sequence[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
-        original = device.contents.dense(instances[0])
+        original = contents.dense(instances[0])
         # Without data, only layouts are compared: arrays count as unchanged.
-        has_data = device.contents.has_data
+        has_data = contents.has_data
         # NumPy can reallocate an array that owns its memory (`resize`).
         self._is_lasting = original is not None and not original.flags.owndata
         #: None if a copy cannot be compared.
         self._calls: list[Callable[[], int]] | None = []
         for instance in instances[1:]:
-            copy = device.contents.dense(instance)
+            copy = contents.dense(instance)
             if original is None or copy is None or not _are_comparable(original, copy, has_data):
                 self._calls = None
                 return

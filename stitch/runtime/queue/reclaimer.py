@@ -88,7 +88,7 @@ class Reclaimer:
             for user in buffer.users if buffer.pins == 1 else ():
                 # A pinned buffer cannot be evicted; from now on it can, and only a copy may remain.
                 if user.is_exposed and len(user.instances) > 1:
-                    invalidate_stale_copies(self, user)
+                    invalidate_stale_copies(records, self.contents, user)
             # Inconsistent until the unpinned buffer is released.
             records.is_consistent = False
             buffer.pins -= 1

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
-from stitch.errors import TaskError
+from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue.batch_splitter import BatchSplitter, run_in_pieces
+from stitch.runtime.queue.batch_splitter import BatchSplitter
 from stitch.runtime.queue.exposure import invalidate_stale_copies
-from stitch.runtime.queue.failure import (
-    cancel,
-    reads_what_failed,
-    run_one_by_one,
-    run_the_rest,
-)
 from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.recording import (
     Agent,
@@ -26,12 +20,15 @@ from stitch.runtime.recording import (
     TaskBatch,
     leave_results,
     run_binding,
+    said_of,
     tell_run,
+    undo_donation,
 )
 from stitch.runtime.values import Records, Status, Store, ValueRecord
-from stitch.tasks import TaskSequence, Transformation, TransformationKind
+from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation, TransformationKind
 
-READY = Status.READY
+# Module-level aliases: an enum attribute lookup costs 40 ns.
+PENDING, READY = Status.PENDING, Status.READY
 
 
 class Owner(Site, Store, Protocol):
@@ -125,7 +122,7 @@ class TaskQueue:
 
     def cancel(self, why: str) -> None:
         """Cancel all queued tasks."""
-        cancel(self.queued, TaskError(why))
+        _cancel(self.queued, TaskError(why))
         self.start_anew()
 
     # -- running -----------------------------------------------------------------------------------
@@ -164,9 +161,9 @@ class TaskQueue:
             cuts = () if is_one else self._cutting.cuts(window, kept)
             binding = None
             if cuts:
-                run_in_pieces(self, window, kept, cuts, self.run_window)
+                self._run_in_pieces(window, kept, cuts)
             else:
-                binding = self.run_window(window, kept, at_most)
+                binding = self._run_batch(window, kept, at_most)
             # If it was not planned, it returns to the queue.
             window.is_done = window.is_planned
             return binding
@@ -175,7 +172,7 @@ class TaskQueue:
                 # If interrupted, the next use of the device calls it again.
                 self.end_run()
 
-    def run_window(
+    def _run_batch(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
         """Run a batch that has left the queue.
@@ -192,19 +189,19 @@ class TaskQueue:
         for _, value in window.sources if window.reads_exposed else ():
             # The bytes may have been written from outside since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
-                invalidate_stale_copies(device, value)
-        if window.reads_failed and reads_what_failed(window):
+                invalidate_stale_copies(device.records, device.contents, value)
+        if window.reads_failed and _reads_what_failed(window):
             self._begin(window)
             # Tasks of the next batch may read outputs that are not computed.
             self.queued.reads_failed = True
-            run_one_by_one(self, window, kept)
+            self._run_one_by_one(window, kept)
             return None
         try:
             binding = device.maker.binding(window, kept, at_most)
         except Exception as error:
             # On any error, out of memory included: only the tasks that cause it fail.
             self._begin(window)
-            run_one_by_one(self, window, kept, error)
+            self._run_one_by_one(window, kept, error)
             return None
         if binding is None:
             return None
@@ -221,9 +218,125 @@ class TaskQueue:
                 tell_run(device, binding, ran)
         except Exception as error:
             left = error.__dict__.pop("stitch_tasks_left", ())
-            run_the_rest(self, window, kept, left)
+            if left:
+                # They do not depend on the one that failed. Outputs of those that fail say so.
+                self._run_each(window, kept, left)
             raise
         return binding
+
+    def _run_in_pieces(self, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut]) -> None:
+        """Run the pieces of a batch; raises the first error after the last piece."""
+        first: Exception | None = None
+        try:
+            for cut in cuts:
+                piece, wanted = window.piece(cut, kept)
+                piece.reads_failed = window.reads_failed or first is not None
+                try:
+                    self._run_batch(piece, wanted)
+                except Exception as problem:
+                    if _says_more(problem, first):
+                        first = problem
+        except BaseException as problem:
+            # Interrupted: cancel the rest, unless the whole batch returns to the queue.
+            if window.is_planned:
+                _cancel(window, problem)
+                self._drop_dead(window, kept)
+            raise
+        if first is not None:
+            self._drop_dead(window, kept)
+            try:
+                raise first
+            finally:
+                # Break the cycle: the traceback references this frame.
+                del first
+
+    # -- a batch that fails --------------------------------------------------------------------
+
+    def _run_one_by_one(
+        self, window: TaskBatch, kept: Sequence[bool], error: Exception | None = None
+    ) -> None:
+        """Run each task of a batch that cannot be planned as a whole; raises the first error.
+
+        Only tasks that fail by themselves fail, with the same error for any batch; the others run.
+        `error`: why the batch could not be planned; None if one of its inputs failed.
+        """
+        tasks = window.graph.tasks
+        if error is not None and len(tasks) == 1:
+            _cancel_task(window, 0, tasks[0], error)
+            self._drop_dead(window, kept)
+            first: Exception | None = error
+        else:
+            first = self._run_each(window, kept, range(len(tasks)))
+        if first is not None:
+            try:
+                raise first
+            finally:
+                # The traceback references this frame and the caller's: do not keep their objects
+                # alive.
+                del first, error
+
+    def _run_each(
+        self, window: TaskBatch, kept: Sequence[bool], indices: Sequence[int]
+    ) -> Exception | None:
+        """Run some tasks of a batch one by one; returns the error to raise, if any failed."""
+        tasks = window.graph.tasks
+        first: Exception | None = None
+        last_use = {number: index for index in indices for number in tasks[index].inputs}
+        later = set(last_use)
+        for at, index in enumerate(indices):
+            task = tasks[index]
+            later.difference_update([v for v in task.inputs if last_use[v] == index])
+            try:
+                self._run_alone(window, kept, index, task, later)
+            except Exception as problem:
+                if _says_more(problem, first):
+                    first = problem
+            except BaseException as problem:
+                # Interrupted: cancel the rest.
+                for late in indices[at:]:
+                    _cancel_task(window, late, tasks[late], problem)
+                self._drop_dead(window, kept)
+                raise
+        self._drop_dead(window, kept)
+        try:
+            return first
+        finally:
+            # Its traceback references this frame.
+            del first
+
+    def _run_alone(
+        self, window: TaskBatch, kept: Sequence[bool], index: int, task: NumberedTask,
+        later: Set[int],
+    ) -> None:  # fmt: skip
+        values = window.values
+        inputs = [values[number] for number in task.inputs]
+        broken = next((v.by for v in inputs if v.status > Status.FREED), None)
+        call = window.call(index)
+        if broken is None and call is not None:
+            broken = call.is_cancelled
+        if broken is not None:
+            _mark(window, index, task, f"task {task.transformation.name!r} was cancelled: {broken}")
+            return
+        # Keep values that later tasks read, even without a handle.
+        alone, numbers = window.alone(index, task)
+        self._run_batch(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
+
+    def _drop_dead(self, window: TaskBatch, kept: Sequence[bool]) -> None:
+        """Free the values of a batch that are referenced neither by handles nor by the queue.
+
+        `kept`: which were referenced when the batch left the queue.
+        """
+        with self.lock:
+            for value, is_kept in zip(window.values, kept, strict=True):
+                wanted = is_kept or value.kept or value.window == self.queued.number
+                if value.status is READY and not wanted:
+                    self.records.release(value)
+                    value.status = Status.FREED
+                elif value.status is Status.LOST and value.instances:
+                    # Unreadable, and no task that still has to run overwrites its bytes.
+                    self.records.release(value)
+
+    # -- the end of a run ------------------------------------------------------------------------
 
     def _begin(self, window: TaskBatch) -> None:
         """Mark the running batch as planned: it does not return to the queue from here on."""
@@ -245,7 +358,7 @@ class TaskQueue:
             if window.is_planned and not window.is_done:
                 # Tasks queued after it may read outputs that are not computed.
                 following.reads_failed = True
-                cancel(window, TaskError("the thread that ran it was interrupted"))
+                _cancel(window, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
                 following = TaskBatch.of(following.number + 1, window, following)
             self._end(window, following)
@@ -259,3 +372,45 @@ class TaskQueue:
         self.queued = following
         self.running = None
         self.is_idle = not following.agents
+
+
+def _says_more(error: Exception, first: Exception | None) -> bool:
+    """Return whether to raise `error` instead of the first error.
+
+    Exceptions of user functions and hooks take precedence over Stitch's own, such as out of memory.
+    """
+    return first is None or (isinstance(first, StitchError) and not isinstance(error, StitchError))
+
+
+def _reads_what_failed(window: TaskBatch) -> bool:
+    """Return whether an input of the batch has failed."""
+    if any(value.status > READY for _, value in window.sources):
+        return True
+    calls = [window.call(index) for index in range(len(window.agents))]
+    return any(call is not None and call.is_cancelled for call in calls)
+
+
+def _cancel(window: TaskBatch, error: BaseException) -> None:
+    """Mark all pending outputs of a batch as failed and undo its donations."""
+    for index, task in enumerate(window.graph.tasks):
+        _cancel_task(window, index, task, error)
+
+
+def _cancel_task(window: TaskBatch, index: int, task: NumberedTask, error: BaseException) -> None:
+    """Mark the pending outputs of a task as failed; undo its donations unless it has run."""
+    is_made = all(window.values[number].status is not PENDING for number in task.outputs)
+    said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
+    _mark(window, index, task, f"task {task.transformation.name!r}: {said}")
+    for number in () if is_made else task.inputs:
+        undo_donation(window.values[number], task.transformation.name)
+
+
+def _mark(window: TaskBatch, index: int, task: NumberedTask, why: str) -> None:
+    """Mark the pending outputs of a task as failed because of `why`."""
+    call = window.call(index)
+    if call is not None:
+        call.stop(why)
+    for number in task.outputs:
+        value = window.values[number]
+        if value.status is PENDING:
+            value.status, value.by = Status.FAILED, why

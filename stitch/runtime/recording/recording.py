@@ -202,7 +202,6 @@ class Executable(LeaseHolder["Binding"]):
                 plan, results, self.programs, self.bodies, bound_nbytes, assignment
             )
         #: Whether it evicts or moves something.
-        self.is_pressed = plan.is_pressed
         #: Totals of one run; None before it is bound.
         self.each: Totals | None = None
         #: Numbers of the batch's host arrays, ascending: the arguments of a run, followed by

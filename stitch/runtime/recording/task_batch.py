@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from stitch.runtime.executors import FunctionCall
 from stitch.runtime.recording.agent import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
-from stitch.tasks import NumberedTask, TaskSequence, Transformation
+from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation
 
 
 class TaskBatch:
@@ -156,6 +156,16 @@ class TaskBatch:
         numbers += task.outputs
         single.values += [self.values[number] for number in numbers]
         return single, numbers
+
+    def piece(self, cut: Cut, kept: Sequence[bool]) -> tuple[TaskBatch, tuple[bool, ...]]:
+        """Return a stretch of tasks as a separate batch, and which of its values are kept: also
+        those that later pieces read."""
+        piece = TaskBatch(self.number + cut.start, self.nothing)
+        piece.graph, piece.reads_exposed = cut.graph, self.reads_exposed
+        piece.values = [self.values[number] for number in cut.numbers]
+        piece.agents = self.agents[cut.start : cut.stop]
+        read_later = zip(cut.numbers, cut.read_later, strict=True)
+        return piece, tuple([kept[number] or is_read for number, is_read in read_later])
 
     def forms(self) -> tuple[Forms, Places]:
         """Return the signatures of the sources, and the addresses of those that are not plain host
