@@ -9,6 +9,7 @@ from stitch.report.device import MACHINE, Device, open_device
 
 if TYPE_CHECKING:
     from stitch.report.chrome_trace import ChromeTrace
+    from stitch.report.event_report import is_compressed
     from stitch.report.explanation import (
         CopyLine,
         copy_lines,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     )
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder, RunRecord, read_record, replay
-    from stitch.report.temporary_output import is_compressed
     from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -42,7 +42,7 @@ else:
             "Tolerances Verdict compare",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder RunRecord read_record replay",
-            "temporary_output": "is_compressed",
+            "event_report": "is_compressed",
             "chrome_trace": "ChromeTrace",
             "visualizer": "VisualizerFolder",
         },

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from stitch.machine import Machine, MachineShape, footprint
 from stitch.planner import Allocate, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import Space
+from stitch.report.event_report import EventRecord
 from stitch.report.explanation import WRITTEN, Place, touched_at_start, touched_buffers
 from stitch.runtime import (
     Event,
@@ -100,13 +100,6 @@ def instant_line(name: str, kind: str, process: int, track: int, at: int) -> Lin
             "s": "t", "args": {}}  # fmt: skip
 
 
-def flow_line(phase: str, number: int, track: int, at: int) -> Line:
-    """Return a point of a flow: its start `s`, a step `t` or its end `f`, in the slice at `at`."""
-    line = {"name": "value", "cat": "flow", "ph": phase, "id": number, "pid": SIMULATED,
-            "tid": track, "ts": at / 1e3}  # fmt: skip
-    return line | {"bp": "e"} if phase == "f" else line
-
-
 def buffer_line(
     phase: str, number: int, name: str, at: int, arguments: dict[str, Any] | None = None
 ) -> Line:
@@ -119,113 +112,6 @@ def counter_line(name: str, at: int, value: int) -> Line:
     """Return the value of a counter from `at` on."""
     return {"name": name, "ph": "C", "pid": SIMULATED, "tid": worker_track(0), "ts": at / 1e3,
             "args": {"bytes": value}}  # fmt: skip
-
-
-# Flows: from the slice that computed a value over its copies to its readers.
-
-#: Slices of a flow: the first, and the last ones.
-MAX_STOPS = 8
-
-
-class Slice(NamedTuple):
-    """A slice of the simulated clock; `computes` if it is a program."""
-
-    track: int
-    start: int
-    end: int
-    computes: bool
-
-
-#: The slices that computed and copied a value.
-Flow = tuple[Slice, ...]
-
-
-class FlowLines:
-    """The flows of the values in memory."""
-
-    def __init__(self) -> None:
-        #: By address, then by offset in bytes.
-        self._by_place: dict[Place, dict[int, Flow]] = {}
-        #: The same for the buffers of the present plan, by number, then by offset.
-        self._by_buffer: dict[int, dict[int, Flow]] = {}
-        self._places: dict[int, Place] = {}
-        self._at_start: tuple[Place, ...] = ()
-        self._count = 0
-
-    def begin(self, places: Mapping[int, Place]) -> None:
-        """Begin a plan with its buffers at these addresses."""
-        self._by_buffer, self._places = {}, dict(places)
-        self._at_start = tuple(places.values())
-
-    def allocate(self, buffer: int, place: Place) -> None:
-        """Add an empty buffer."""
-        self._by_buffer[buffer] = {}
-        self._places[buffer] = place
-
-    def forget(self, place: Place) -> None:
-        """Remove the flows of a freed buffer."""
-        self._by_place.pop(place, None)
-
-    def _of(self, buffer: int) -> dict[int, Flow]:
-        flows = self._by_buffer.get(buffer)
-        if flows is None:
-            place = self._places.get(buffer)
-            earlier = {} if place is None else self._by_place.get(place, {})
-            flows = self._by_buffer[buffer] = dict(earlier)
-        return flows
-
-    def compute(self, outputs: Iterable[Instance], by: Slice) -> None:
-        """Start the flows of a task's outputs."""
-        for instance in outputs:
-            self._of(instance.buffer)[instance.offset_nbytes] = (by,)
-
-    def copy(self, source: Instance, target: Instance, by: Slice, *, whole: bool) -> None:
-        """Extend the flow of a copied value, or those of its whole buffer."""
-        flows = self._of(source.buffer)
-        into = self._of(target.buffer)
-        if whole:
-            into.update({offset: _extended(flow, by) for offset, flow in flows.items()})
-        into[target.offset_nbytes] = _extended(flows.get(source.offset_nbytes, ()), by)
-
-    def move(self, buffers: Iterable[tuple[int, Place]], by: Slice) -> None:
-        """Extend the flows of moved buffers."""
-        for buffer, place in buffers:
-            flows = self._of(buffer)
-            self._by_buffer[buffer] = {at: _extended(flow, by) for at, flow in flows.items()}
-            self._places[buffer] = place
-
-    def read(self, inputs: Sequence[Instance], by: Slice,
-             emit: Callable[[Line], object]) -> int | None:  # fmt: skip
-        """Emit the flows of a task's inputs; return when the last one was computed, or None."""
-        ready: int | None = None
-        for flow in dict.fromkeys(self._of(i.buffer).get(i.offset_nbytes, ()) for i in inputs):
-            if not flow:
-                continue
-            self._count += 1
-            first, *stops = flow
-            emit(flow_line("s", self._count, first.track, first.end - TICK))
-            for stop in stops:
-                emit(flow_line("t", self._count, stop.track, stop.start))
-            emit(flow_line("f", self._count, by.track, by.start))
-            if first.computes:
-                ready = max(first.end, ready or 0)
-        return ready
-
-    def end(self, final: Iterable[int]) -> None:
-        """End a plan that leaves these buffers."""
-        places = self._places
-        remaining = {places[buffer]: self._of(buffer) for buffer in final if buffer in places}
-        for place in (*self._at_start, *places.values()):
-            self._by_place.pop(place, None)
-        self._by_place |= remaining
-        self._by_buffer, self._places, self._at_start = {}, {}, ()
-
-
-def _extended(flow: Flow, by: Slice) -> Flow:
-    """Append a slice; long flows keep the first slice and the last ones."""
-    if len(flow) < MAX_STOPS:
-        return (*flow, by)
-    return (flow[0], *flow[2:], by)
 
 
 # Memory: buffers from allocation to release, counters of each space.
@@ -246,16 +132,12 @@ class MemoryLines:
         self._values: dict[str, int] = {}
         self._count = 0
 
-    def update(
-        self, now: Mapping[Place, Lying], at: int, emit: Callable[[Line], object],
-        on_end: Callable[[Place], object],
-    ) -> None:  # fmt: skip
-        """Begin and end buffers to match `now`; call `on_end` for ended ones."""
+    def update(self, now: Mapping[Place, Lying], at: int, emit: Callable[[Line], object]) -> None:
+        """Begin and end buffers to match `now`."""
         for place, (_, buffer) in list(self._open.items()):
             new = now.get(place)
             if new is None or new.size != buffer.size:
                 self.end(place, at, emit)
-                on_end(place)
         for place, buffer in now.items():
             if place not in self._open:
                 self.begin(buffer, at, emit)
@@ -342,7 +224,6 @@ class PlanFacts:
         started: The buffers that it touches and that exist before it, by address.
         places: Their addresses by number.
         ended: The addresses of the buffers that it touches and leaves.
-        final: Their numbers.
         nbytes: The bytes of each step that runs a task.
     """
 
@@ -350,7 +231,6 @@ class PlanFacts:
     started: dict[Place, Lying]
     places: dict[int, Place]
     ended: frozenset[Place]
-    final: tuple[int, ...]
     nbytes: dict[int, dict[str, int]]
 
 
@@ -372,8 +252,7 @@ def facts_of(plan: Plan, machine: Machine) -> PlanFacts:
     return PlanFacts(
         plan,
         {place: Lying(*place, b.size_per_bank, b.origin) for place, b in started.items()},
-        {b.number: place for place, b in started.items()},
-        frozenset(ended), tuple([b.number for b in ended.values()]), nbytes,
+        {b.number: place for place, b in started.items()}, frozenset(ended), nbytes,
     )  # fmt: skip
 
 
@@ -381,18 +260,6 @@ def facts_of(plan: Plan, machine: Machine) -> PlanFacts:
 _MAX_PLANS = 512
 #: The worker of sequential sections.
 MAIN_WORKER = 0
-
-
-class EventRecord(NamedTuple):
-    """An event with the memory contents after it (None: unknown), its thread, and its time.
-
-    `at` is in seconds of `perf_counter`.
-    """
-
-    event: Event
-    contents: tuple[Lying, ...] | None
-    thread: int
-    at: float
 
 
 class TraceLines:
@@ -409,7 +276,7 @@ class TraceLines:
         self.total = Totals()
         #: The simulated clock: the sum of all steps in seconds, the end of the last slice in ns.
         self._seconds, self._clock = 0.0, 0
-        self._memory, self._flows = MemoryLines(machine.shape), FlowLines()
+        self._memory = MemoryLines(machine.shape)
         self._threads: dict[int, int] = {}
         #: The tracks of workers that have a name.
         self._named: set[int] = set()
@@ -419,31 +286,10 @@ class TraceLines:
         self._out: list[Line] = []
         self._emit = self._out.append
 
-    def copy(self) -> TraceLines:
-        """Return an independent copy."""
-        copy = TraceLines(self._machine, self._began, self._workers)
-        copy.total, copy._seconds, copy._clock = self.total, self._seconds, self._clock
-        copy._memory, copy._flows = deepcopy(self._memory), deepcopy(self._flows)
-        copy._threads, copy._named = dict(self._threads), set(self._named)
-        return copy
-
     def names(self) -> list[Line]:
         """Return the names of the tracks, except those of threads, which precede their lines."""
         shape = self._machine.shape
         return list(device_names(self._machine.name, range(self._workers), shape.spaces))
-
-    def skip(self, record: EventRecord) -> None:
-        """Add an event without its lines."""
-        event = record.event
-        self._add_up(event)
-        if isinstance(event, Written):
-            self._advance(event.seconds)
-        elif isinstance(event, PlanRun | PlanStopped):
-            for _, step in _steps(event):
-                if isinstance(step, Copy | Relocate):
-                    self._advance(step.seconds)
-                elif isinstance(step, Execute):
-                    self._advance(event.plan.request.tasks[step.task].transformation.seconds)
 
     def add(self, record: EventRecord) -> list[Line]:
         """Add an event and return its lines."""
@@ -484,13 +330,6 @@ class TraceLines:
             totals = self._totals[event.index] = totals_of(event)
         self.total += totals
 
-    def _advance(self, seconds: float) -> tuple[int, int]:
-        """Advance the simulated clock; return its old and new time in nanoseconds."""
-        start = self._clock
-        self._seconds += seconds
-        self._clock = max(start + TICK, round(self._seconds * 1e9))
-        return start, self._clock
-
     def _wall(self, seconds: float) -> int:
         return max(0, round((seconds - self._began) * 1e9))
 
@@ -515,11 +354,9 @@ class TraceLines:
             self._update(
                 {p: each for p, each in after.items() if p not in facts.ended} | facts.started
             )
-        self._flows.begin(facts.places)
         steps = _Steps(self, facts, event)
         for index, step in _steps(event):
             steps.add(index, step)
-        self._flows.end(facts.final)
         if isinstance(event, PlanStopped):
             name, track = f"plan {event.index} stopped", worker_track(MAIN_WORKER)
             self._emit(instant_line(name, "plan", SIMULATED, track, self._clock))
@@ -528,7 +365,7 @@ class TraceLines:
         self._memory.counters(self._clock, self._emit)
 
     def _update(self, now: dict[Place, Lying]) -> None:
-        self._memory.update(now, self._clock, self._emit, self._flows.forget)
+        self._memory.update(now, self._clock, self._emit)
 
     def _written(self, event: Written) -> None:
         self._slice("write", "copy", event.desc.layout.space, event.seconds,
@@ -538,13 +375,14 @@ class TraceLines:
     def _slice(
         self, name: str, kind: str, space: Space | None, seconds: float, arguments: dict[str, Any],
         worker: int = MAIN_WORKER,
-    ) -> Slice:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Emit a slice; `space` is the target of a copy."""
         self._memory.counters(self._clock, self._emit)
-        start, end = self._advance(seconds)
+        start = self._clock
+        self._seconds += seconds
+        self._clock = max(start + TICK, round(self._seconds * 1e9))
         track = worker_track(worker, space)
-        self._emit(slice_line(name, kind, SIMULATED, track, start, end, arguments))
-        return Slice(track, start, end, space is None)
+        self._emit(slice_line(name, kind, SIMULATED, track, start, self._clock, arguments))
 
     # The wall clock.
 
@@ -586,13 +424,12 @@ class _Steps:
     def __init__(self, lines: TraceLines, facts: PlanFacts, event: PlanRun | PlanStopped) -> None:
         self._lines, self._facts, self._event = lines, facts, event
         self._places = dict(facts.places)
-        self._began = lines._clock
         self._spans = event.spans() if isinstance(event, PlanRun) else []
         self._worker = MAIN_WORKER
 
     def add(self, index: int, step: Step) -> None:
         """Emit a step."""
-        lines, flows = self._lines, self._lines._flows
+        lines = self._lines
         self._worker = self._spans[index][2] if self._spans else MAIN_WORKER
         if isinstance(step, Allocate):
             buffer = step.buffer
@@ -601,7 +438,6 @@ class _Steps:
                 lines._memory.begin(
                     Lying(*place, buffer.size_per_bank, buffer.origin), lines._clock, lines._emit
                 )
-                flows.allocate(buffer.number, place)
         elif isinstance(step, Free):
             freed = self._places.pop(step.buffer, None)
             if freed is not None:
@@ -615,17 +451,16 @@ class _Steps:
 
     def _copy(self, step: Copy) -> None:
         source, target = step.source.desc, step.target.desc
-        by = self._lines._slice(
+        self._lines._slice(
             step.kind, "copy", target.layout.space, step.seconds,
             {"copies": 1, "nbytes": step.nbytes, "plan": self._event.index,
              "source": source.text(), "target": target.text(), "reason": step.reason},
             self._worker,
         )  # fmt: skip
-        self._lines._flows.copy(step.source, step.target, by, whole=step.kind != "copy")
 
     def _relocate(self, step: Relocate) -> None:
         lines, places = self._lines, self._places
-        by = lines._slice(
+        lines._slice(
             _kind(step), "copy", step.space, step.seconds,
             {"copies": step.count, "nbytes": step.nbytes, "plan": self._event.index,
              "space": step.space.value, "reason": step.reason},
@@ -634,21 +469,15 @@ class _Steps:
         moves = [(places[number], target) for number, target in targets if number in places]
         lines._memory.move(moves, lines._clock, lines._emit)
         places.update(targets)
-        lines._flows.move(targets, by)
 
     def _execute(self, index: int, step: Execute) -> None:
-        lines, work = self._lines, self._event.plan.request.tasks[step.task].transformation
+        work = self._event.plan.request.tasks[step.task].transformation
         arguments: dict[str, Any] = {"plan": self._event.index, "task": step.task}
         arguments |= self._facts.nbytes[index]
         if self._spans:
             began, ended, _ = self._spans[index]
             arguments["wall_us"] = round((ended - began) * 1e6, 3)
-        by = lines._slice(work.name, work.kind.value, None, work.seconds, arguments, self._worker)
-        ready = lines._flows.read(step.inputs, by, lines._emit)
-        # It waits from the end of the last program that it depends on.
-        since = self._began if ready is None else max(ready, self._began)
-        arguments["waited_us"] = (by.start - since) / 1e3
-        lines._flows.compute(step.outputs, by)
+        self._lines._slice(work.name, work.kind.value, None, work.seconds, arguments, self._worker)
 
 
 def _steps(event: PlanRun | PlanStopped) -> Iterable[tuple[int, Step]]:

@@ -2,8 +2,7 @@
 
 Table names, columns and values are those of tt-metal (`ttnn/ttnn/graph_report.py`,
 `ttnn/core/reports.cpp`) and of ttnn-visualizer (`report_schemas.py`: version 2 of the schema,
-`models.py`, `parseMemoryConfig.ts`). Observes only: events are kept while the device works, and
-turned into rows in batches; memory holds one batch.
+`models.py`, `parseMemoryConfig.ts`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple, Self, final
+from typing import Any, final
 
 from stitch.argument_kinds import PATH, takes
 from stitch.errors import StitchError
@@ -25,9 +22,9 @@ from stitch.machine import Machine
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Relocate
 from stitch.program import DataType, Layout, MemoryLayout, Space, TensorDesc
 from stitch.report.device import DEVICE
+from stitch.report.event_report import EventRecord, EventReport
 from stitch.report.explanation import WRITTEN, Place, touched_at_start, touched_buffers
-from stitch.report.temporary_output import write_and_close
-from stitch.runtime import Event, Lying, PlanRun, PlanStopped, RuntimeDevice, Written
+from stitch.runtime import Lying, PlanRun, PlanStopped, RuntimeDevice, Written
 from stitch.version import __version__
 
 # The tables of `db.sqlite`.
@@ -374,16 +371,9 @@ class _Run:
 DATABASE = "db.sqlite"
 CONFIG = "config.json"
 
-#: Events after which rows are written.
-BATCH = 256
 
-
-class _EventRecord(NamedTuple):
-    event: PlanRun | PlanStopped | Written
-    contents: tuple[Lying, ...] | None
-
-
-class VisualizerFolder:
+@final
+class VisualizerFolder(EventReport):
     """Observes a device until `close`, which writes the folder; a context manager.
 
     An operation is a program run, a copy, a move, or a write of the host, with its simulated time;
@@ -391,62 +381,30 @@ class VisualizerFolder:
     constants.
     """
 
+    batch = 256
+
     @takes(device=DEVICE, folder=PATH)
     def __init__(self, device: RuntimeDevice, folder: str | Path) -> None:
-        self._device, self._folder = device, Path(folder)
+        self._folder = Path(folder)
         self._tables = ReportTables()
         self._rows = StepRows(self._tables)
-        self._memory = device.watch_memory()
-        self._seen: deque[_EventRecord] = deque()
-        self._is_busy = Lock()
-        self._unsubscribe = device.events.subscribe(self._on_event)
+        super().__init__(device)
 
-    def __enter__(self) -> Self:
-        return self
+    def _convert(self, record: EventRecord) -> None:
+        if isinstance(record.event, Written):
+            self._rows.written(record.event)
+        elif isinstance(record.event, PlanRun | PlanStopped):
+            self._rows.plan(record.event, record.contents)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop and write the folder; raise `StitchError`."""
-        write_and_close(self.add_to, self.forget)
-
-    def forget(self) -> None:
-        """Stop without writing; may be called twice."""
-        self._unsubscribe()
-        self._tables.close()
-
-    def add_to(self, files: OutputFiles) -> None:
-        """Stop and add the files to `files`; call `forget` after they are written."""
-        self._unsubscribe()
-        self._write()
+    def _add_files(self, files: OutputFiles) -> None:
         name = resolved(self._folder).name
         self._tables.finish(name, self._device.machine)
         make_folder(self._folder)
         files[self._folder / DATABASE] = self._tables.copy_to
         files[self._folder / CONFIG] = json.dumps(_config(name), indent=2) + "\n"
 
-    def _on_event(self, event: Event) -> None:
-        if not isinstance(event, PlanRun | PlanStopped | Written):
-            return
-        contents = self._memory.now() if isinstance(event, PlanRun) else None
-        self._seen.append(_EventRecord(event, contents))
-        if len(self._seen) >= BATCH:
-            self._write()
-
-    def _write(self) -> None:
-        # A call that interrupts this one (a signal handler) leaves its events to this one.
-        if not self._is_busy.acquire(blocking=False):
-            return
-        try:
-            while self._seen:
-                event, contents = self._seen.popleft()
-                if isinstance(event, Written):
-                    self._rows.written(event)
-                else:
-                    self._rows.plan(event, contents)
-        finally:
-            self._is_busy.release()
+    def _discard(self) -> None:
+        self._tables.close()
 
 
 def _config(name: str) -> dict[str, object]:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -90,17 +89,10 @@ def test_the_files_hold_the_digits_that_were_drawn(
     assert not list((folder / "out").glob(".*")), "no file is left half written"
 
 
-def test_its_trace_has_each_task_and_an_arrow_for_each_value(folder: Path) -> None:
+def test_its_trace_has_each_task(folder: Path) -> None:
     found = trace_of(folder)
     ran = Counter(each.name for each in found.slices if each.kind in ("program", "host"))
     assert ran == dict.fromkeys(TASKS, SHEETS)
-    ends = Counter((flow[0].name, flow[-1].name) for flow in found.flows)
-    for edge in (("decoded", "resized"), ("decoded", "cut"), ("resized", "detector"),
-                 ("detector", "cut"), ("cut", "classifier"), ("cut", "written"),
-                 ("classifier", "written")):  # fmt: skip
-        assert ends[edge] == SHEETS, edge
-    assert ("resized", "copy", "detector") in found.ways(), "from host memory to L1"
-    assert all(a.end <= b.start for flow in found.flows for a, b in pairwise(flow))
 
 
 def test_a_file_that_is_no_image_stops_its_own_sheet_only(

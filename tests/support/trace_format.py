@@ -1,8 +1,8 @@
 """Checks a Chrome trace against the Trace Event Format and what Perfetto's importer makes of it.
 
-What is required of every phase, of tracks (slices nest), flows (joined, bound to slices), async
-pairs (an end has a beginning) and counters, and, beyond the format, of the memory that our traces
-tell of: buffers of a space never overlap, and counters say what the pairs add up to.
+What is required of every phase, of tracks (slices nest), async pairs (an end has a beginning) and
+counters, and, beyond the format, of the memory that our traces tell of: buffers of a space never
+overlap, and counters say what the pairs add up to.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class Checked:
     #: Processes and tracks by name.
     processes: dict[int, str] = field(default_factory=dict)
     tracks: dict[Track, str] = field(default_factory=dict)
-    #: The slices of each flow in order.
-    flows: list[list[Slice]] = field(default_factory=list)
     begun: int = 0
     ended: int = 0
     moved: int = 0
@@ -47,10 +45,6 @@ class Checked:
     def of(self, kind: str) -> list[Slice]:
         """The slices of a category."""
         return [each for each in self.slices if each.kind == kind]
-
-    def ways(self) -> set[tuple[str, ...]]:
-        """The names along each flow."""
-        return {tuple(each.name for each in flow) for flow in self.flows}
 
 
 def checked(trace: dict[str, Any]) -> Checked:
@@ -64,7 +58,6 @@ def checked(trace: dict[str, Any]) -> Checked:
         except (AssertionError, KeyError, TypeError) as error:
             error.add_note(f"event {number}: {event}")
             raise
-    check.flows()
     check.names()
     return check.found
 
@@ -75,8 +68,6 @@ class _Check:
         self._used: set[Track] = set()
         self._last: dict[tuple[Any, ...], int] = {}
         self._around: dict[Track, list[Slice]] = defaultdict(list)
-        self._by_track: dict[Track, list[Slice]] = defaultdict(list)
-        self._flow: dict[tuple[str, str, Any], list[dict[str, Any]]] = defaultdict(list)
         self._open: dict[tuple[str, Any, int], dict[str, Any]] = {}
         self._over: set[tuple[str, Any, int]] = set()
         #: Of each space: the ids of what lies there, with address and size per bank, and all bytes.
@@ -97,14 +88,8 @@ class _Check:
         at, track = _ns(event["ts"]), (event["pid"], event["tid"])
         self._used.add(track)
         handle = {"X": self._slice, "i": self._instant, "C": self._counter, "b": self._begin,
-                  "n": self._step, "e": self._end}.get(phase)  # fmt: skip
-        if handle is not None:
-            handle(event, at, track)
-            return
-        assert phase in ("s", "t", "f"), "a phase that we write"
-        assert isinstance(event["cat"], str)
-        assert phase != "f" or event["bp"] == "e", "else it belongs to the slice that comes next"
-        self._flow[event["cat"], event["name"], event["id"]].append(event)
+                  "n": self._step, "e": self._end}[phase]  # fmt: skip
+        handle(event, at, track)
 
     def _sorted(self, key: tuple[Any, ...], at: int) -> None:
         assert at >= self._last.get(key, 0), "times of one track follow each other"
@@ -137,7 +122,6 @@ class _Check:
         made = Slice(event["name"], event["cat"], track, at, end,
                      tuple(each.name for each in around), event["args"])  # fmt: skip
         around.append(made)
-        self._by_track[track].append(made)
         self.found.slices.append(made)
 
     def _instant(self, event: dict[str, Any], at: int, track: Track) -> None:
@@ -200,22 +184,6 @@ class _Check:
         for start, there, _ in self._lying[space].values():
             assert address + size <= start or start + there <= address, "buffers overlap"
         self._lying[space][key] = (address, size, nbytes)
-
-    # -- what only the end tells -------------------------------------------------------------------
-
-    def flows(self) -> None:
-        """Perfetto sorts by time, and keeps what is in the file first of what is equal."""
-        for key, events in self._flow.items():
-            phases = "".join(e["ph"] for e in sorted(events, key=lambda e: _ns(e["ts"])))
-            assert phases == "s" + "t" * (len(events) - 2) + "f", (key, phases)
-            bound = [self._slice_at((e["pid"], e["tid"]), _ns(e["ts"])) for e in events]
-            assert len({id(each) for each in bound}) == len(bound), (key, "an arrow to itself")
-            self.found.flows.append(bound)
-
-    def _slice_at(self, track: Track, at: int) -> Slice:
-        there = [each for each in self._by_track[track] if each.start <= at < each.end]
-        assert there, ("a flow belongs to a slice", track, at)
-        return there[-1]
 
     def names(self) -> None:
         found = self.found
