@@ -95,13 +95,12 @@ class MachineShape:
     def shortcomings(self, compiled_for: MachineShape) -> tuple[str, ...]:
         """Return each reason why this machine cannot run what was compiled for another.
 
-        Different usable addresses alone are no reason: a program fits by what it uses
-        (`use_problems` of the linker).
+        Different usable addresses are no reason: a program fits by what it uses (`use_problems` of
+        the linker).
         """
         apart = []
         if any(map(lt, self.core_grid, compiled_for.core_grid)):
             apart.append(f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}")
-        addresses = []
         for space in compiled_for.spaces:
             theirs = compiled_for.space(space)
             if space not in self.spaces:
@@ -114,12 +113,7 @@ class MachineShape:
                 needed, there = getattr(theirs, figure), getattr(ours, figure)
                 if needed != there:
                     apart.append(f"{space.value} {figure}: needs {needed}, has {there}")
-            if ours.base > theirs.base or ours.limit < theirs.limit:
-                addresses.append(
-                    f"{space.value} addresses: needs [{theirs.base:#x}, {theirs.limit:#x}), "
-                    f"has [{ours.base:#x}, {ours.limit:#x})"
-                )
-        return (*apart, *addresses) if apart else ()
+        return tuple(apart)
 
 
 @dataclass(frozen=True, slots=True)

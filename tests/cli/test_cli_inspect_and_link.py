@@ -292,6 +292,14 @@ def test_what_cannot_be_linked_is_said_and_nothing_is_written(
     assert not (here / "o.ttb").exists()
 
 
+def test_a_missing_file_is_named_before_a_missing_option(cli: Cli) -> None:
+    for words in (("a.tb",), ("a.tb", "b.ttb")):
+        done = cli("link", *words)
+        assert done.code == 3 and "where: a.tb" in done.err and "try: " in done.err
+    done = cli("link", "a.ttb", "b.ttb")
+    assert done.code == 2 and "expected: -o FILE" in done.err
+
+
 def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
     cli: Cli, here: Path
 ) -> None:

@@ -130,3 +130,9 @@ def test_a_grid_that_is_smaller_on_either_side_is_a_shortcoming(grid: tuple[int,
     ours, compiled_for = (replace(MACHINE, core_grid=of) for of in (grid, (2, 5)))
     assert list(ours.shortcomings(compiled_for)) == [f"core grid: needs (2, 5), has {grid}"]
     assert not list(compiled_for.shortcomings(replace(MACHINE, core_grid=(2, 4))))
+
+
+def test_other_addresses_are_not_listed_beside_the_cause() -> None:
+    l1 = MACHINE.space(Space.L1)
+    other = replace(MACHINE, l1=replace(l1, banks=l1.banks + 1, base=l1.base + l1.alignment))
+    assert MACHINE.shortcomings(other) == (f"l1 banks: needs {l1.banks + 1}, has {l1.banks}",)

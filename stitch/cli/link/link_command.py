@@ -26,8 +26,7 @@ def command() -> Command:
     """Return `stitch-link` with its options."""
     parser = make_parser("stitch-link", "Link .ttb modules into one program.", EXAMPLES)
     parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE",
-                        help="the .ttb file, - for stdout")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
         parser,
         FUNCTION_OPTION,
@@ -42,18 +41,17 @@ def command() -> Command:
 
 
 def _link(options: argparse.Namespace) -> int:
-    if len(options.modules) < 2:
+    modules = read_modules(options.modules, options.function, verify="full")
+    if len(modules) < 2:
         raise UsageError(
             "linking takes at least two modules",
             got=f"only {options.modules[0]}",
             remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect shows one file, "
             "stitch-run --module=FILE runs it",
         )
-    checks = OutputChecks()
-    checks.reads(options.modules)
-    checks.add(options.output, TTB, "-o")
-    modules = read_modules(options.modules, options.function, verify="full")
-    checks.refuse_sources()
+    if options.output is None:
+        raise UsageError("there is no file to write", expected="-o FILE, - for standard output")
+    OutputChecks().add(options.output, TTB, "-o")
     parts = [LinkPart(m.program, m.binary.machine, m.label, m.path) for m in modules]
     wires = wires_of(modules, options.wire, strict_types=options.strict_types)
     names = names_of(modules)
