@@ -12,8 +12,6 @@ from stitch import api
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import (
     note_standard_input,
-    own_descriptor,
-    read_bytes,
     read_text,
     unreadable,
 )
@@ -115,7 +113,7 @@ def _binary(path: str, verify: str) -> Binary:
     if path == "-":
         note_standard_input()
         return api.load(sys.stdin.buffer.read(), verify=verify)
-    return api.load(module_source(path), verify=verify)
+    return api.load(path, verify=verify)
 
 
 def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:
@@ -130,11 +128,6 @@ def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -
             remedy=error.remedy if (error.remedy or "").startswith("pip install")
             else f"stitch-compile {path} -o m.ttb takes --input_shape, --input and more",
         ) from error  # fmt: skip
-
-
-def module_source(path: str) -> str | bytes:
-    """Return the path, which is mapped, or the bytes of a pipe that the shell opened."""
-    return path if own_descriptor(path) is None else read_bytes(path)
 
 
 def _program(binary: Binary, function: str, path: str) -> Program:

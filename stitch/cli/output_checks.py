@@ -21,7 +21,6 @@ from stitch.files import (
     files_read,
     head_of,
     identity,
-    own_descriptor,
     resolved,
     special_kind,
 )
@@ -55,7 +54,6 @@ _MAGIC = (
     ("a PGF picture", rb"%% Creator: Matplotlib, PGF"),
 )
 _KINDS = tuple((name, re.compile(magic)) for name, magic in _MAGIC)
-_STANDARD_OUTPUT = 1
 _STANDARD_OUTPUT_PATH = Path("/dev/stdout")
 
 
@@ -112,7 +110,7 @@ class OutputChecks:
             UsageError: The file is another output, an input, or of another kind.
             StitchError: Its folder does not exist or is not writable.
         """
-        if path == STANDARD_OUTPUT or own_descriptor(path) == _STANDARD_OUTPUT:
+        if path == STANDARD_OUTPUT:
             self.take_standard_output(option)
             reports_aside()
             return
@@ -126,10 +124,9 @@ class OutputChecks:
             )  # fmt: skip
         self._files[target] = str(path), option
         self.refuse_sources()
-        if own_descriptor(path) is None:  # Otherwise the shell has opened it for writing.
-            if own_folder is None or not target.is_relative_to(resolved(own_folder)):
-                _check_folder(path, target.parent)
-            _check_kind(path, kind, option)
+        if own_folder is None or not target.is_relative_to(resolved(own_folder)):
+            _check_folder(path, target.parent)
+        _check_kind(path, kind, option)
 
     def add_folder(self, path: str | Path, option: str) -> None:
         """Check the path of a folder; raise `UsageError` for standard output."""

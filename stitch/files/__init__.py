@@ -12,7 +12,6 @@ from stitch.files.reading import (
     noting_files,
     open_file,
     open_source,
-    own_descriptor,
     read_bytes,
     read_text,
     special_kind,
@@ -36,6 +35,6 @@ __all__ = [
     "STANDARD_OUTPUT", "Content", "Data", "FolderLock", "Identity", "OutputFiles", "Sink",
     "Source", "atomic_write", "files_read", "head_of", "identity", "make_folder", "naming",
     "nearest_file", "note_standard_input", "noting_files", "open_file", "open_source",
-    "own_descriptor", "read_bytes", "read_text", "resolved", "special_kind", "text_of",
+    "read_bytes", "read_text", "resolved", "special_kind", "text_of",
     "unreadable", "write_files",
 ]  # fmt: skip

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from stitch.errors import StitchError, UsageError
 from stitch.live_objects import LiveObjects
@@ -28,41 +25,19 @@ NAME = ".stitch-lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCalls:
-    """The system calls of writing and locking."""
-
-    open: Callable[..., int] = os.open
-    write: Callable[[int, Any], int] = os.write
-    fsync: Callable[[int], None] = os.fsync
-    replace: Callable[[Any, Any], None] = os.replace
-    unlink: Callable[[Any], None] = os.unlink
-    close: Callable[[int], None] = os.close
-    flock: Callable[[int, int], None] = fcntl.flock
-
-
-#: Tests replace it.
-system_calls = SystemCalls()
-
-
 @final
 class FolderLock:
     """An exclusive lock on a folder, until `release` or the end of this process.
 
     `missing` is None, or the reason why the file system has no locks; then there is none.
 
-    Args:
-        folder: The folder.
-        other: What errors call another holder.
-
     Raises:
         UsageError: Another process holds the lock.
         StitchError: The folder is not writable.
     """
 
-    def __init__(self, folder: Path, other: str = "another process") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.other = other
         self.missing: str | None = None
         self._handle: int | None = None
         _LOCKS.add(self)
@@ -78,25 +53,25 @@ class FolderLock:
     def _take(self, path: Path) -> None:
         while self._handle is None and self.missing is None:
             # Assign at once, so that `__del__` closes the handle after an interrupt.
-            self._handle = handle = system_calls.open(path, _FLAGS, 0o644)
+            self._handle = handle = os.open(path, _FLAGS, 0o644)
             is_locked = False
             try:
                 is_locked = self._lock(handle, path)
             finally:
                 if not is_locked:
                     self._handle = None
-                    system_calls.close(handle)
+                    os.close(handle)
 
     def _lock(self, handle: int, path: Path) -> bool:
         """Lock the file; return False if its last holder removed it first, or without locks."""
         try:
-            system_calls.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(handle, path):
                 return False
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise UsageError(
-                    f"{self.other} has this folder", where=str(self.folder), got=_holder(handle),
+                    "another process has this folder", where=str(self.folder), got=_holder(handle),
                     remedy="wait until it has ended, stop it, or choose another folder",
                 ) from error  # fmt: skip
             if error.errno not in NO_LOCKS:
@@ -124,11 +99,11 @@ class FolderLock:
         try:
             with contextlib.suppress(OSError):
                 if _is_at(handle, self.folder / NAME):  # Otherwise another process owns the file.
-                    system_calls.unlink(self.folder / NAME)
+                    os.unlink(self.folder / NAME)  # noqa: PTH108
         finally:
             self._handle = None
             with contextlib.suppress(OSError):
-                system_calls.close(handle)
+                os.close(handle)
 
     def _drop_after_fork(self) -> None:
         """Close the handle in a child, so that the lock ends with the parent."""
@@ -162,19 +137,13 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _write_holder(handle: int) -> None:
-    facts = {
-        "pid": os.getpid(), "host": os.uname().nodename, "command": shlex.join(sys.argv)[:400],
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }  # fmt: skip
+    since, host = time.strftime("%Y-%m-%d %H:%M:%S"), os.uname().nodename
+    text = f"process {os.getpid()} on {host}, since {since}: {shlex.join(sys.argv)[:400]}"
     with contextlib.suppress(OSError):  # Only error messages read it.
         os.ftruncate(handle, 0)
-        system_calls.write(handle, (json.dumps(facts) + "\n").encode())
+        os.write(handle, text.encode(errors="surrogateescape"))
 
 
 def _holder(handle: int) -> str:
-    """Describe the process that has the lock by the contents of the file."""
-    try:
-        facts = json.loads(os.pread(handle, 4096, 0).decode("utf-8", "replace"))
-        return "process {pid} on {host}, since {since}: {command}".format(**facts)
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+    """Return the contents of the file, which name the process that has the lock."""
+    return os.pread(handle, 4096, 0).decode("utf-8", "replace") or "another process"

@@ -1,8 +1,7 @@
 """Read regular files, and record which were read.
 
-Named pipes and devices are refused, because reading them may never end; descriptors that the caller
-of a command opened are read (`/dev/stdin`, `/dev/fd/63` of a shell's `<(...)`). Within
-`noting_files` every opened file is recorded, so that a command does not overwrite its own inputs.
+Named pipes and devices are refused, because reading them may never end. Within `noting_files` every
+opened file is recorded, so that a command does not overwrite its own inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import errno
 import io
 import mmap
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +23,8 @@ from stitch.errors import FormatError, nearest
 #: Device and inode.
 Identity: TypeAlias = tuple[int, int]
 
-_DESCRIPTOR = re.compile(r"/(?:dev/(stdin|stdout|stderr)|(?:dev|proc/self)/fd/(\d{1,9}))")
 #: Files of a folder that are searched for a similar name.
 _MOST_LISTED = 1000
-_STANDARD = ("stdin", "stdout", "stderr")
 #: Limit of the size of a text file (YAML, JSON).
 TEXT_NBYTES = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -70,32 +66,18 @@ def identity(path: str | Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-def own_descriptor(path: str | Path) -> int | None:
-    """Return the descriptor that a path such as `/dev/fd/63` names; None for other paths.
-
-    >>> own_descriptor("/dev/stdin"), own_descriptor("/dev/fd/63"), own_descriptor("a.ttb")
-    (0, 63, None)
-    """
-    descriptor = _DESCRIPTOR.fullmatch(os.fspath(path))
-    if descriptor is None:
-        return None
-    return _STANDARD.index(descriptor[1]) if descriptor[1] else int(descriptor[2])
-
-
 def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading, without blocking.
 
     Raises `OSError` if that fails, `FormatError` for a named pipe, a device, a socket or a folder.
     """
-    own = own_descriptor(path)
-    handle = _opened(path) if own is None else os.dup(own)
+    handle = _opened(path)
     try:
         status = os.fstat(handle)
         special = special_kind(status.st_mode)
-        if special is not None and (own is None or special == "a folder"):
+        if special is not None:
             raise _not_regular(path, special)
-        if own is None:
-            os.set_blocking(handle, True)
+        os.set_blocking(handle, True)
         _note(status, str(path))
     except BaseException:
         os.close(handle)
@@ -126,7 +108,7 @@ def special_kind(mode: int) -> str | None:
 def _not_regular(path: str | Path, kind: str) -> FormatError:
     return FormatError(
         "cannot read the file", where=str(path), expected="a regular file", got=kind,
-        remedy="pass a module through a pipe as -, another file by the shell's <(...)",
+        remedy="pass a module through a pipe as -",
     )  # fmt: skip
 
 
@@ -216,10 +198,7 @@ def open_source(source: Source) -> tuple[str, memoryview]:
         return f"{flat.nbytes} bytes", flat.toreadonly()
     try:
         with open_file(source) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # A pipe that the caller opened.
-                return str(source), memoryview(file.read())
-            if status.st_size == 0:
+            if os.fstat(file.fileno()).st_size == 0:
                 return str(source), memoryview(b"")
             return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 A file is written under a temporary name in its folder (`.NAME.PID.TOKEN.part`), synced and renamed,
 then the folder is synced. After a kill the old file is intact; the temporary file may remain.
-Devices and pipes (`/dev/null`, a shell's `>(...)`) are written directly; `-` is standard output.
+Devices and pipes (`/dev/null`) are written directly; `-` is standard output.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from stitch.errors import StitchError
-from stitch.files import folder_lock
-from stitch.files.reading import own_descriptor, special_kind
+from stitch.files.reading import special_kind
 
 STANDARD_OUTPUT = "-"
 #: Smaller pieces are buffered.
@@ -78,23 +77,23 @@ def atomic_write(path: str | Path, content: Content, *, follow_links: bool = Tru
         temporary = target.with_name(f".{name}.{os.getpid()}.{os.urandom(6).hex()}.part")
         try:
             _write_temporary(temporary, target, content)
-            folder_lock.system_calls.replace(temporary, target)
+            os.replace(temporary, target)  # noqa: PTH105
         except BaseException:
             with contextlib.suppress(OSError):
-                folder_lock.system_calls.unlink(temporary)
+                os.unlink(temporary)  # noqa: PTH108
             raise
     _sync_folder(target.parent)
 
 
 def _write_temporary(temporary: Path, target: Path, content: Content) -> None:
-    handle = folder_lock.system_calls.open(temporary, _TEMPORARY_FLAGS, 0o666)
+    handle = os.open(temporary, _TEMPORARY_FLAGS, 0o666)
     try:
         with contextlib.suppress(OSError):  # Keep the permissions of the old file.
             os.fchmod(handle, stat.S_IMODE(target.stat().st_mode) & 0o777)
         _write_to_handle(handle, content)
-        folder_lock.system_calls.fsync(handle)
+        os.fsync(handle)
     finally:
-        folder_lock.system_calls.close(handle)
+        os.close(handle)
 
 
 def make_folder(path: Path) -> None:
@@ -111,12 +110,12 @@ def make_folder(path: Path) -> None:
 
 
 def resolved(path: str | Path) -> Path:
-    """Return the path with links followed; a descriptor of this process stays as it is.
+    """Return the path with links followed.
 
     Raises `StitchError` for a name that no file can have (with NUL or half a surrogate pair).
     """
     try:
-        return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
+        return Path(os.path.realpath(path))
     except ValueError as error:
         raise StitchError(
             "no file can have this name", where=repr(str(path)), got=str(error),
@@ -136,35 +135,6 @@ def naming(path: Path) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-class _HandleSink:
-    """Writes to a file descriptor, small pieces through a buffer."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle, self._buffer = handle, bytearray()
-
-    def write(self, data: Data, /) -> int:
-        view = memoryview(data)
-        if view.nbytes < _BUFFER_NBYTES:
-            self._buffer += view
-            if len(self._buffer) >= _BUFFER_NBYTES:
-                self.flush()
-        else:
-            self.flush()
-            self._write_all(view.cast("B"))
-        return view.nbytes
-
-    def flush(self) -> None:
-        data, self._buffer = self._buffer, bytearray()
-        self._write_all(memoryview(data))
-
-    def _write_all(self, view: memoryview) -> None:
-        while view.nbytes:  # The system may write less than it is asked to.
-            count = folder_lock.system_calls.write(self._handle, view)
-            if count <= 0:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            view = view[count:]
-
-
 def _write_content(content: Content, sink: Sink) -> None:
     if callable(content):
         content(sink)
@@ -175,22 +145,21 @@ def _write_content(content: Content, sink: Sink) -> None:
 
 
 def _write_to_handle(handle: int, content: Content) -> None:
-    sink = _HandleSink(handle)
-    _write_content(content, sink)
-    sink.flush()
+    with os.fdopen(handle, "wb", _BUFFER_NBYTES, closefd=False) as stream:
+        _write_content(content, stream)
 
 
 def _sync_folder(folder: Path) -> None:
     """Sync the names in a folder; raise `StitchError` if the system reports a failure."""
     try:
-        handle = folder_lock.system_calls.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            folder_lock.system_calls.fsync(handle)
+            os.fsync(handle)
         except OSError as error:
             if error.errno not in _NO_FOLDER_SYNC:
                 raise
         finally:
-            folder_lock.system_calls.close(handle)
+            os.close(handle)
     except OSError as error:
         raise StitchError(
             "the file is written, but not known to be on the disk: the folder cannot be synced",
@@ -201,8 +170,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _is_direct(path: Path) -> bool:
     """Return whether to write to a path in place; raise `StitchError` if it cannot be written."""
-    if own_descriptor(path) is not None:
-        return True
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -216,19 +183,14 @@ def _is_direct(path: Path) -> bool:
 
 
 def _write_direct(path: Path, content: Content) -> None:
-    own = own_descriptor(path)
-    if own is not None:
-        sys.stdout.flush()
-        handle = os.dup(own)
-    else:
-        try:
-            handle = folder_lock.system_calls.open(path, _DIRECT_FLAGS)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                raise OSError(errno.ENXIO, "no process reads from this pipe") from error
-            raise
-        os.set_blocking(handle, True)
     try:
+        handle = os.open(path, _DIRECT_FLAGS)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "no process reads from this pipe") from error
+        raise
+    try:
+        os.set_blocking(handle, True)
         _write_to_handle(handle, content)
     finally:
-        folder_lock.system_calls.close(handle)
+        os.close(handle)

@@ -300,7 +300,7 @@ class CheckpointFolder:
         make_folder(self.folder)
         if not self._is_held:
             self.close()
-            self._lock = FolderLock(self.folder, "another training")
+            self._lock = FolderLock(self.folder)
         assert self._lock is not None
         for entry in self._entries():
             if _PART.fullmatch(entry.name):

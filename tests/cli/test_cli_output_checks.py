@@ -67,7 +67,6 @@ OTHER = "the file is of another kind"
         ((*RUN, "--trace=t.json", "--record=./t.json"), "two outputs have the same file"),
         ((*RUN, "--result_file=t.json", "--record=t.json"), "two outputs have the same file"),
         ((*RUN, "--trace=-", "--record=-"), "two outputs use standard output"),
-        ((*RUN, "--trace=-", "--result_file=/dev/stdout"), "two outputs use standard output"),
         ((*RUN, "--trace=-", "--output=-"), "two outputs use standard output"),
         ((*RUN, "--save_artifacts", "--artifact_dir=-"), "takes a folder"),
         (("run", "p.yaml", "--output=@x.npy"), READ),

@@ -23,7 +23,6 @@ NEAR = [
     ("run", ("a.ttb", "--artifact_dir=x"), "--artifact_dir has no effect without --save_artifacts"),
     ("run", ("--module",), "--module needs a value"),
     ("run", ("a.ttb", "--visualizer="), "--visualizer needs a value"),
-    ("run", ("a.ttb", "--expected_operations", ""), "--expected_operations needs a value"),
     ("run", ("a.ttb", "--save_artifacts", "--artifact_dir="), "--artifact_dir needs a value"),
     ("compile", ("a.yaml", "-o", "a.ttb", "--cache="), "--cache needs a value"),
     ("run", ("--ouput=x",), "there is no option --ouput: did you mean '--output'?"),

@@ -23,12 +23,12 @@ from stitch import compile_cache
 from stitch.compile_cache import CachedCompilation, CompileCache, entry_key, read_entry, write_entry
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import UsageError
-from stitch.files import folder_lock
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph import scan as graph_scan
 from stitch.machine import load_machine
 from stitch.program import Role
 from stitch.ttb import load
+from tests.support.files.system_calls import replacing, use
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -311,8 +311,7 @@ def _refusing(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def refuse(*_: Any) -> Any:
         raise error
 
-    calls = dataclasses.replace(folder_lock.SystemCalls(), open=refuse, unlink=refuse)
-    monkeypatch.setattr(folder_lock, "system_calls", calls)
+    use(monkeypatch, replacing(open=refuse, unlink=refuse))
 
 
 def test_a_folder_that_takes_nothing_is_said_once_and_modules_are_compiled(
@@ -335,9 +334,8 @@ def test_a_full_disk_leaves_no_half_entry(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    calls = dataclasses.replace(folder_lock.SystemCalls(), write=full)
     with monkeypatch.context() as patched:
-        patched.setattr(folder_lock, "system_calls", calls)
+        use(patched, replacing(write=full))
         model = stitch.compile(layer(), cache=tmp_path)
     assert [warning.kind for warning in model.warnings] == ["cache_folder"]
     assert "No space left" in str(model.warnings[0]) and list(tmp_path.iterdir()) == []

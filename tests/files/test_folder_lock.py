@@ -9,15 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stitch.errors import StitchError, UsageError
-from stitch.files import FolderLock, folder_lock
+from stitch.files import FolderLock
 from stitch.files.folder_lock import NAME
+from tests.support.files.system_calls import replacing, use
 
 HOLD = """
 import sys, time
@@ -87,9 +87,7 @@ def test_a_file_system_without_locks_gives_none_and_says_why(
     def no_locks(handle: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(
-        folder_lock, "system_calls", replace(folder_lock.system_calls, flock=no_locks)
-    )
+    use(monkeypatch, replacing(flock=no_locks))
     assert FolderLock(tmp_path).missing == os.strerror(errno.ENOLCK)
 
 
@@ -127,15 +125,14 @@ def test_a_child_of_the_owner_knows_that_it_has_no_lock(tmp_path: Path) -> None:
 def test_an_interrupt_while_the_folder_is_locked_leaves_it_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    real = getattr(folder_lock.system_calls, name)
+    real = getattr(replacing(), name)
 
     def interrupted(*arguments: Any) -> Any:
         real(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        table = replace(folder_lock.system_calls, **{name: interrupted})
-        patch.setattr(folder_lock, "system_calls", table)
+        use(patch, replacing(**{name: interrupted}))
         with contextlib.suppress(KeyboardInterrupt):
             lock = FolderLock(tmp_path)
             lock.release()

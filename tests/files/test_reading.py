@@ -20,7 +20,6 @@ from stitch.files import (
     identity,
     noting_files,
     open_file,
-    read_bytes,
     read_text,
 )
 from stitch.forms import read_array
@@ -72,14 +71,6 @@ def test_folders_devices_and_sockets_are_refused(tmp_path: Path) -> None:
                            (tmp_path / "s", "a socket")):  # fmt: skip
             with pytest.raises(FormatError, match=said):
                 open_file(path)
-
-
-def test_what_the_process_has_open_is_read(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, b"through a pipe")
-    os.close(writing)
-    assert read_bytes(f"/dev/fd/{reading}") == b"through a pipe"
-    os.close(reading)
 
 
 def test_files_that_were_read_are_known_by_whatever_link(tmp_path: Path) -> None:

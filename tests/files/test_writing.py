@@ -9,51 +9,38 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stitch.errors import StitchError
-from stitch.files import Sink, atomic_write, folder_lock, write_files
-from stitch.files.folder_lock import SystemCalls
+from stitch.files import Sink, atomic_write, write_files
 from tests.support.files.saves import SAVES
+from tests.support.files.system_calls import SystemCalls, replacing, use
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = tuple(field.name for field in fields(SystemCalls))
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
 
 
 def counting(made: list[str]) -> SystemCalls:
     """The real calls, noted by name."""
+    return failing(made, -1, 0)
 
-    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+
+def failing(made: list[str], at: int, error: int) -> SystemCalls:
+    """The real calls, noted by name, but the `at`-th fails."""
+
+    def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
             made.append(name)
-            return call(*arguments)
-
-        return wrapped
-
-    real = SystemCalls()
-    return SystemCalls(**{name: noted(name, getattr(real, name)) for name in CALLS})
-
-
-def failing(at: int, error: int) -> SystemCalls:
-    """The real calls, but the `at`-th fails."""
-    made: list[str] = []
-    counted = counting(made)
-
-    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any) -> Any:
-            if len(made) == at:
-                made.append("failed")
+            if len(made) - 1 == at:
                 raise OSError(error, os.strerror(error))
             return call(*arguments)
 
         return wrapped
 
-    return SystemCalls(**{name: guarded(getattr(counted, name)) for name in CALLS})
+    return SystemCalls(guarded)
 
 
 def check_each_call(
@@ -64,13 +51,13 @@ def check_each_call(
     one.save(folder, 1)
     names = sorted(folder.iterdir())
     with monkeypatch.context() as patch:
-        patch.setattr(folder_lock, "system_calls", counting(made))
+        use(patch, counting(made))
         one.save(folder, 1)
     assert {"open", "write", "fsync", "replace", "close"} <= set(made)
     for at, call in enumerate(made):
         error, told = errors[at % len(errors)], ""
         with monkeypatch.context() as patch:
-            patch.setattr(folder_lock, "system_calls", failing(at, error))
+            use(patch, failing([], at, error))
             try:
                 one.save(folder, 2)
             except (StitchError, OSError) as caught:
@@ -108,19 +95,9 @@ def test_short_writes_are_written_to_their_end(
     def short(handle: int, data: memoryview) -> int:
         return os.write(handle, memoryview(data)[: max(1, memoryview(data).nbytes // 3)])
 
-    monkeypatch.setattr(folder_lock, "system_calls", replace(folder_lock.system_calls, write=short))
+    use(monkeypatch, replacing(write=short))
     SAVES[name].save(tmp_path, 2)
     assert set(SAVES[name].ages(tmp_path)) == {2}
-
-
-def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = replace(folder_lock.system_calls, write=lambda *_: 0)
-    monkeypatch.setattr(folder_lock, "system_calls", stuck)
-    with pytest.raises(StitchError, match="Input/output error"):
-        atomic_write(tmp_path / "f", b"x")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_kill_after_any_system_call_leaves_old_or_new_and_at_most_parts(
@@ -146,7 +123,7 @@ def test_content_and_name_are_on_the_disk_in_this_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr(folder_lock, "system_calls", counting(made))
+    use(monkeypatch, counting(made))
     atomic_write(tmp_path / "f", b"x")
     order = [call for call in made if call in ("write", "fsync", "replace")]
     assert order == ["write", "fsync", "replace", "fsync"]
@@ -159,7 +136,7 @@ def test_a_file_that_is_written_but_not_known_to_be_on_the_disk_is_told_as_that(
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(folder_lock, "system_calls", replace(folder_lock.system_calls, fsync=sync))
+    use(monkeypatch, replacing(fsync=sync))
     path = tmp_path / "f"
     path.write_text("old")
     with pytest.raises(StitchError, match="is written, but not known to be on the disk") as told:
@@ -213,13 +190,3 @@ def test_a_pipe_that_nobody_reads_is_refused_and_does_not_block(tmp_path: Path) 
 def test_devices_are_written_to_as_they_are() -> None:
     atomic_write("/dev/null", b"x")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)  # noqa: PTH116
-
-
-def test_the_file_that_standard_output_is_keeps_what_is_in_it(tmp_path: Path) -> None:
-    code = (
-        "from stitch.files import atomic_write; print('before', flush=True); "
-        "atomic_write('/dev/stdout', b'x\\n'); print('after')"
-    )
-    with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
-    assert (tmp_path / "out").read_text() == "before\nx\nafter\n"

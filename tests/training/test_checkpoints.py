@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import weakref
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from safetensors.numpy import save
 
 import stitch
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
-from stitch.files import folder_lock
 from stitch.program import Array
 from stitch.training.checkpoints import (
     Checkpoint,
@@ -35,6 +33,7 @@ from stitch.training.checkpoints import (
     tensors_from_bytes,
     write_tensors,
 )
+from tests.support.files.system_calls import replacing, use
 from tests.support.grids import every
 from tests.support.training.models import batches, compiled, train
 
@@ -183,11 +182,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_half_one(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            folder_lock,
-            "system_calls",
-            replace(folder_lock.system_calls, **dict[str, Any]({call: full})),
-        )
+        use(patch, replacing(**{call: full}))
         with pytest.raises(StitchError, match="No space left") as caught:
             folder.save(Checkpoint(2, some_state(2)))
     assert "free space" in str(caught.value) and "-00000002" in str(caught.value)
@@ -234,7 +229,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told_of(tmp_path: Path) -> None
 def test_a_folder_belongs_to_one_writer_who_is_named_to_the_second(tmp_path: Path) -> None:
     first, second = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
     first.save(Checkpoint(1, some_state(1)))
-    with pytest.raises(UsageError, match="another training has this folder") as caught:
+    with pytest.raises(UsageError, match="another process has this folder") as caught:
         second.save(Checkpoint(2, some_state(2)))
     assert f"process {os.getpid()} on " in str(caught.value)
     first.close()
@@ -338,7 +333,7 @@ def test_a_folder_that_was_removed_is_made_anew_unless_another_training_did(tmp_
     assert folder.save(Checkpoint(2, some_state(2))).exists()
     shutil.rmtree(place)
     other.save(Checkpoint(3, some_state(3)))
-    with pytest.raises(UsageError, match="another training has this folder"):
+    with pytest.raises(UsageError, match="another process has this folder"):
         folder.save(Checkpoint(4, some_state(4)))
     assert len(other.files) == 1
     other.close()

@@ -22,7 +22,6 @@ from stitch.cli.module_files import (
     ModuleFile,
     lacking_lines,
     machine_for,
-    module_source,
     read_document,
     read_modules,
     with_unique_names,
@@ -274,14 +273,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     path = options.modules[0]
-    if path == "-":
-        (module,) = read_modules([path], verify=options.verify)
-        binary = module.binary
-        sizes = api.inspect_sizes(binary)
-    else:
-        source = module_source(path)
-        binary = api.load(source, verify=options.verify)
-        sizes = api.inspect_sizes(source)
+    (module,) = read_modules([path], verify=options.verify)
+    binary = module.binary
+    sizes = api.inspect_sizes(binary if path == "-" else path)
     asked = options.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
     described = describe(binary, sizes, sections)

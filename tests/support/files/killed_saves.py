@@ -12,21 +12,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stitch.files import folder_lock
-from stitch.files.folder_lock import SystemCalls
+import pytest
+
 from tests.support.files.saves import SAVES
+from tests.support.files.system_calls import SystemCalls, use
 
 
 def killing(at: int) -> SystemCalls:
-    """A table whose calls kill the process after the `at`-th of them."""
+    """Calls of which the `at`-th kills the process once it is done."""
     left = count(at, -1)
 
-    def then_killed(call: Callable[..., Any]) -> Callable[..., Any]:
+    def then_killed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
             result = call(*arguments)
             if next(left) == 0:
@@ -35,15 +35,14 @@ def killing(at: int) -> SystemCalls:
 
         return wrapped
 
-    real = SystemCalls()
-    return SystemCalls(**{f.name: then_killed(getattr(real, f.name)) for f in fields(real)})
+    return SystemCalls(then_killed)
 
 
 def killed(act: Callable[[], object], at: int) -> bool:
     """Whether a child that acts was killed at its `at`-th call; False where it came to its end."""
     child = os.fork()
     if not child:
-        folder_lock.system_calls = killing(at)
+        use(pytest.MonkeyPatch(), killing(at))
         try:
             act()
         finally:
