@@ -32,7 +32,6 @@ from stitch.ops.windows import (
     pool_windows,
     sliding_nbytes,
     taps_of,
-    undilated,
 )
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, workspace
 from stitch.program import Array, DataType, ValueType
@@ -54,196 +53,52 @@ def batch_max_pool(c: BatchingContext) -> Sequence[Any]:
 
 # Positions of maxima ------------------------------------------------------------------------------
 
-#: `maxima` takes up to this many times the bytes of its planes.
+#: `places_of_maxima` takes up to this many times the bytes of its planes.
 TIMES = 14
-#: `Views` is used for kernels of at most VIEWS elements that read each input element at most READS
-#: times.
-VIEWS, READS = 16, 2.5
-#: Results that are compared together, so that they stay in the caches.
-_VIEWED = 1 << 16
-#: Bytes of the Python objects of one kernel element's steps.
-_STEPS_NBYTES = 2048
 
 
 def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of `maxima` of a piece: values and positions of an axis and the next."""
+    """Return the bytes of `places_of_maxima` of a piece: positions, masks, and the elements of one
+    window."""
     at_once = planes_at_once(windows, planes, TIMES)
-    return at_once * largest_plane(windows) * (5 * dtype.itemsize + 50) + 100 * max(windows.output)
+    return at_once * largest_plane(windows) * (2 * dtype.itemsize + 30) + 100 * max(windows.output)
 
 
 def pieces(windows: Windows, planes: int) -> Iterator[slice]:
-    """Slice planes into pieces that `maxima` processes together."""
+    """Slice planes into pieces that `places_of_maxima` processes together."""
     return slice_range(planes, planes_at_once(windows, planes, TIMES))
 
 
-def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> tuple[Array, Array]:
-    """Return the maximum of every window, and its position; -1 if the window is padding only.
+def places_of_maxima(x: Array, y: Array, windows: Windows, counts: Sequence[int]) -> Array:
+    """Return the position in its plane of the first maximum of every window, the first NaN if there
+    is one; -1 if the window is padding only.
 
     Args:
         x: Planes [planes, *size].
+        y: The maxima of the windows.
         counts: The difference of positions between neighbours along each axis.
-        lowest: The maximum of a window of padding only.
     """
-    values, places, has_empty = x, np.zeros((1,) * x.ndim, np.int64), False
-    lines = lines_of(windows)
-    for axis in reversed(range(len(lines))):
-        line = lines[axis]
-        steps = along(np.arange(line.size) * counts[axis], axis + 1, x.ndim)
-        # Windows of padding only keep -1.
-        places = np.where(places < 0, -1, places + steps) if has_empty else places + steps
-        shape = (*values.shape[: axis + 1], line.output, *values.shape[axis + 2 :])
-        results = np.empty(shape, x.dtype), np.empty(shape, np.int64)
-        pair = values, np.broadcast_to(places, values.shape)
-        source, into = ([np.moveaxis(a, axis + 1, 0) for a in both] for both in (pair, results))
-        if line.is_short:
-            _by_elements(line, source, into, lowest)
-        else:
-            for array, nothing in zip(into, (lowest, -1), strict=True):
-                array[...] = nothing
-            for part, read, write in undilated(line):
-                _by_doubling(part, [a[read] for a in source], [a[write] for a in into])
-        values, places = results
-        has_empty = has_empty or not line.count_inside().all()
-    return values, places
-
-
-def _by_elements(
-    line: WindowLine, source: Sequence[Array], results: Sequence[Array], lowest: float
-) -> None:
-    """Compare (values, positions) along the first axis, kernel element by kernel element."""
-    first = slice(0, 0)
-    for number, (which, seen) in enumerate(taps_of(line)):
-        others = [array[seen] for array in source]
-        if number == 0:
-            for array, other, nothing in zip(results, others, (lowest, -1), strict=True):
-                array[: which.start] = nothing
-                array[which.stop :] = nothing
-                array[which] = other
-            first = which
-        else:
-            has_empty = first != slice(0, line.output)
-            _take_larger([array[which] for array in results], others, has_empty)
-    if first == slice(0, 0):
-        for array, nothing in zip(results, (lowest, -1), strict=True):
-            array[...] = nothing
-
-
-def _by_doubling(line: WindowLine, source: Sequence[Array], results: Sequence[Array]) -> None:
-    """Compare (values, positions) along the first axis, for windows without dilation.
-
-    A window's maximum is that of two runs as long as the largest power of two that fits; maxima of
-    runs are computed by doubling (a sparse table).
-    """
-    size, first = line.size, np.arange(line.output) * line.stride - line.begin
-    length = np.minimum(first + line.kernel, size) - np.maximum(first, 0)
-    level = np.frexp(np.maximum(length, 0))[1] - 1
-    # Neighbouring windows of the same level that reach beyond the same ends.
-    kinds = np.stack([level, first < 0, first + line.kernel > size])
-    ends = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(0)) + 1
-    groups = list(pairwise([0, *ends.tolist(), line.output]))
-    values, places = (array.copy(order="K") for array in source)
-    for height in range(int(level.max(initial=-1)) + 1):
-        run = 1 << height
-        for start, stop in groups:
-            if level[start] != height:
-                continue
-            begins = _run_slice(line, start, stop, 0) if first[start] >= 0 else slice(0, 1)
-            later = slice(size - run, size - run + 1)
-            if first[start] + line.kernel <= size:
-                later = _run_slice(line, start, stop, line.kernel - run)
-            into = [array[start:stop] for array in results]
-            for target, array in zip(into, (values, places), strict=True):
-                target[...] = array[begins]
-            _take_larger(into, [values[later], places[later]])
-        count = size - 2 * run + 1
-        if count > 0:
-            _take_larger([a[:count] for a in (values, places)],
-                         [a[run : run + count] for a in (values, places)])  # fmt: skip
-
-
-def _run_slice(line: WindowLine, start: int, stop: int, offset: int) -> slice:
-    first = start * line.stride - line.begin + offset
-    return slice(first, first + (stop - start - 1) * line.stride + 1, line.stride)
-
-
-def _take_larger(into: Sequence[Array], others: Sequence[Array], has_empty: bool = False) -> None:
-    """Overwrite (values, positions) with later ones that are larger, or where there is none."""
-    value, other = into[0], others[0]
-    larger = other > value
-    if value.dtype.kind == "f":
-        larger |= (other != other) & (value == value)
-    if has_empty:
-        larger |= into[1] < 0
-    for target, source in zip(into, others, strict=True):
-        np.copyto(target, source, where=larger)
-
-
-class Views:
-    """Steps that find the maxima of small windows by comparing strided views.
-
-    NaN loses against any number here: callers with a NaN must use `maxima`.
-    """
-
-    def __init__(self, windows: Windows, counts: Sequence[int], planes: int) -> None:
-        self.lines, self.plane = lines_of(windows), math.prod(windows.size)
-        self.planes, self.at_once = planes, _planes_viewed(windows, planes)
-        self.counts = counts
-        self.mask = workspace((self.at_once, *windows.output), np.dtype(np.bool_))
-        #: The position at which each window of a plane begins.
-        self.begins = np.zeros(windows.output, np.int64)
-        for axis, line in enumerate(self.lines):
-            steps = np.arange(line.output) * (line.stride * counts[axis])
-            self.begins += along(steps, axis, len(self.lines))
-
-    def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
-        """Return steps that write the maxima of planes x, and their positions in all of x."""
-        steps: list[Thunk] = []
-        for part in slice_range(self.planes, self.at_once):
-            first = np.arange(part.start, part.stop) * self.plane
-            first = first.reshape(-1, *(1,) * len(self.lines))
-            steps += self._compared(x[part], first, values[part], places[part])
-        return steps
-
-    def _compared(self, x: Array, first: Array, values: Array, places: Array) -> Iterator[Thunk]:
-        mask = self.mask[: len(x)]
-        for number, tap in enumerate(itertools.product(*(range(e.kernel) for e in self.lines))):
-            taps = list(zip(tap, self.lines, strict=True))
-            seen = x[(slice(None), *(line.met(index)[1] for index, line in taps))]
-            offset = sum(
-                index * line.dilation * count
-                for (index, line), count in zip(taps, self.counts, strict=True)
-            )
-            if number == 0:
-                yield partial(np.copyto, values, seen)
-                yield partial(np.copyto, places, first)
-            else:
-                yield partial(np.greater, seen, values, mask)
-                yield partial(np.copyto, values, seen, where=mask)
-                yield partial(np.copyto, places, first + offset, where=mask)
-        yield partial(np.add, places, self.begins, places)
-
-
-def are_viewed(windows: Windows) -> bool:
-    """Return whether `Views` is fastest: small windows without padding."""
-    lines, taps = lines_of(windows), math.prod(windows.kernel)
-    inside = all(
-        line.begin == 0
-        and (line.output - 1) * line.stride + line.dilation * (line.kernel - 1) < line.size
-        for line in lines
-    )
-    reads = taps * math.prod(windows.output)
-    return inside and taps <= VIEWS and reads <= READS * math.prod(windows.size)
-
-
-def views_nbytes(windows: Windows, planes: int) -> int:
-    """Return the bytes of `Views`."""
-    output, at_once = math.prod(windows.output), _planes_viewed(windows, planes)
-    taps, pieces = math.prod(windows.kernel), -(-planes // at_once)
-    return output * (at_once + 17) + taps * (8 * planes + _STEPS_NBYTES * pieces)
-
-
-def _planes_viewed(windows: Windows, planes: int) -> int:
-    return max(1, min(planes, _VIEWED // max(1, math.prod(windows.output))))
+    lines, every = lines_of(windows), slice(None)
+    axes = [along(np.arange(n) * count, i, len(lines))
+            for i, (n, count) in enumerate(zip(windows.size, counts, strict=True))]  # fmt: skip
+    positions = sum(axes, start=np.zeros((), np.int64))
+    places = np.full(y.shape, -1, np.int64)
+    if math.prod(len(line.taps) for line in lines) > math.prod(windows.output):
+        for window in np.ndindex(*windows.output):
+            seen = tuple(line.inside(i) for line, i in zip(lines, window, strict=True))
+            inside = x[every, *seen].reshape(len(x), -1)
+            if inside.size:
+                places[every, *window] = positions[seen].reshape(-1)[inside.argmax(1)]
+        return places
+    # The first maximum is written last.
+    for tap in itertools.product(*(line.taps[::-1] for line in lines)):
+        which, seen = zip(*(line.met(i) for line, i in zip(lines, tap, strict=True)), strict=True)
+        values = x[every, *seen]
+        hit = values == y[every, *which]
+        if x.dtype.kind == "f":
+            hit |= np.isnan(values)
+        np.copyto(places[every, *which], positions[seen], where=hit)
+    return places
 
 
 # Gradients ----------------------------------------------------------------------------------------
@@ -381,13 +236,11 @@ def _sum_workspace(context: WorkspaceContext) -> int:
 
 
 def _max_workspace(context: WorkspaceContext) -> int:
-    if len(context.outputs) > 1:
-        x = context.operand(0)
-        windows = pool_windows(context.attributes, x.shape[2:])
-        planes = math.prod(x.shape[:2])
-        nbytes = places_nbytes(windows, planes, x.data_type.compute_dtype)
-        return nbytes + (views_nbytes(windows, planes) if are_viewed(windows) else 0)
-    return _sliding(context, np.maximum)[1]
+    windows, nbytes = _sliding(context, np.maximum)
+    if len(context.outputs) == 1:
+        return nbytes
+    x = context.operand(0)
+    return nbytes + places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
 
 
 def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
@@ -456,21 +309,16 @@ def _lowest(like: Array) -> float:
 
 def _max(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = arguments.operand(0), arguments.outputs[0], _pooling_windows(arguments)
+    planes, results = _planes(source), _planes(out)
+    steps = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype).steps(
+        planes, results
+    )
     if len(arguments.outputs) == 1:
-        planes, results = _planes(source), _planes(out)
-        largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
-        return largest.steps(planes, results)
+        return steps
     column_major = bool(arguments.int_of("storage_order"))
     counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
-    arrays = _planes(source), _planes(out), _planes(arguments.outputs[1])
-    general = partial(_max_and_places, windows, counts, *arrays)
-    if not are_viewed(windows):
-        return [general]
-    steps = Views(windows, counts, len(arrays[0])).steps(*arrays)
-    if source.dtype.kind != "f":
-        return steps
-    flat = source.reshape(-1)
-    return [*steps, lambda: general() if _has_nan(flat) else None]
+    indices = _planes(arguments.outputs[1])
+    return [*steps, partial(_write_places, windows, counts, planes, results, indices)]
 
 
 def _has_nan(flat: Array) -> bool:
@@ -478,12 +326,12 @@ def _has_nan(flat: Array) -> bool:
     return bool(np.isnan(np.dot(flat, flat)))
 
 
-def _max_and_places(
-    windows: Windows, counts: Sequence[int], planes: Array, values: Array, indices: Array
+def _write_places(
+    windows: Windows, counts: Sequence[int], x: Array, y: Array, indices: Array
 ) -> None:
-    """Write the maxima and their indices in the flat source."""
-    for part in pieces(windows, len(planes)):
-        values[part], places = maxima(planes[part], windows, counts, _lowest(values))
+    """Write the indices of the maxima in the flat source."""
+    for part in pieces(windows, len(x)):
+        places = places_of_maxima(x[part], y[part], windows, counts)
         before = np.arange(part.start, part.stop) * math.prod(windows.size)
         before = before.reshape(-1, *(1,) * len(windows.size))
         indices[part] = np.where(places < 0, -1, places + before)
@@ -520,7 +368,7 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
 SAMPLES_NBYTES = 1 << 18
 #: Bytes per window in `_FirstHits`: two masks, offsets, positions, and a gradient without NaN.
 _PLACE_NBYTES = 2 + 2 * 4 + 3 * 8 + 9
-#: Kernels of more elements use `maxima`.
+#: Kernels of more elements use `places_of_maxima`.
 MANY = 64
 
 
@@ -545,7 +393,8 @@ def _max_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     windows = pool_windows(arguments.attributes, x.shape[2:])
     if _is_wide(windows):
         seen, sums = (a.reshape(-1, *windows.size) for a in (x, out))
-        return [partial(_by_maxima, gradient.reshape(-1, *windows.output), seen, sums, windows)]
+        given, largest = (a.reshape(-1, *windows.output) for a in (gradient, y))
+        return [partial(_by_maxima, given, seen, largest, sums, windows)]
     at_once = _samples_at_once(x.shape[0], x.nbytes)
     direct = not windows.needs_padding
     wide = (at_once, x.shape[1], *windows.padded)
@@ -586,13 +435,13 @@ def _max_gradient_workspace(context: WorkspaceContext) -> int:
     return few.nbytes(context) + planes * (padded + _PLACE_NBYTES * math.prod(windows.output))
 
 
-def _by_maxima(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+def _by_maxima(gradient: Array, x: Array, y: Array, out: Array, windows: Windows) -> None:
     """Scatter the gradient to the positions of the maxima; a maximum of NaN gets nothing."""
     size = math.prod(windows.size)
     for part in pieces(windows, len(x)):
-        values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
+        places = places_of_maxima(x[part], y[part], windows, strides_of(windows.size))
         numbers = np.arange(len(places)).reshape(-1, *(1,) * len(windows.size)) * size
-        hit = (places >= 0) & (values == values)
+        hit = (places >= 0) & (y[part] == y[part])
         flat = out[part].reshape(-1)
         flat[...] = 0
         np.add.at(flat, (places + numbers)[hit], gradient[part][hit])

@@ -212,9 +212,6 @@ def window_view(padded: Array, windows: Windows) -> Array:
     )
 
 
-# Batching (examples become samples, or groups if the weights vary) --------------------------------
-
-
 # Sliding-window reductions ------------------------------------------------------------------------
 
 #: Limit of intermediates and running results in bytes, unless one plane or one line is larger.
@@ -296,11 +293,22 @@ class WindowLine:
         last = start + (high - low - 1) * self.stride
         return slice(low, high), slice(start, last + 1, self.stride)
 
-    def seen(self, work: Array, low: int, high: int, offset: int = 0) -> Array:
-        """Return the elements of [outer, size, inner] at `offset` in windows `low` to `high`."""
-        start = low * self.stride - self.begin + offset
-        seen: Array = work[:, start : start + (high - low - 1) * self.stride + 1 : self.stride]
-        return seen
+    @property
+    def taps(self) -> range:
+        """The kernel elements that may be inside the line for some window."""
+        reach = self.begin - (self.output - 1) * self.stride
+        least = max(0, -(-reach // self.dilation))
+        return range(least, min(self.kernel, (self.size - 1 + self.begin) // self.dilation + 1))
+
+    def inside(self, window: int) -> slice:
+        """Return the positions inside the line that a window reads."""
+        first = window * self.stride - self.begin
+        least = max(0, -(first // self.dilation))
+        most = min(self.kernel - 1, (self.size - 1 - first) // self.dilation)
+        if most < least:
+            return slice(0, 0)
+        start = first + least * self.dilation
+        return slice(start, first + most * self.dilation + 1, self.dilation)
 
 
 def lines_of(windows: Windows) -> tuple[WindowLine, ...]:
@@ -320,8 +328,7 @@ def sees_everywhere(attributes: Attributes, size: Shape) -> bool:
 class Sliding:
     """Reduction of the windows of planes by a ufunc, axis by axis, a few planes at a time.
 
-    Long windows take three operations per element, whatever their length (van Herk 1992): running
-    results from both ends of blocks as long as the window.
+    Long windows are reduced by a loop over kernel elements or over windows, whichever are fewer.
     """
 
     def __init__(
@@ -333,10 +340,11 @@ class Sliding:
         self._between = [
             workspace((self.at_once, *shape), dtype) for shape in shapes_between(windows)
         ]
-        self._running: tuple[Array, ...] = ()
-        if not all(line.is_short for line in self.lines):
-            kind, size = running_type(ufunc, dtype), running_size(windows, planes, dtype.itemsize)
-            self._running = (workspace(size, kind), workspace(size, kind))
+        #: Results of long windows: sums of floats in float64, which are rounded once.
+        self._total: Array | None = None
+        if is_summed_wide(ufunc, windows, dtype):
+            size = self.at_once * largest_plane(windows)
+            self._total = workspace(size, np.dtype(np.float64))
 
     def steps(self, source: Array, out: Array) -> list[Thunk]:
         """Return steps for out[n, *i] = ufunc over window i of plane source[n]."""
@@ -360,7 +368,7 @@ class Sliding:
         """Reduce one axis of arrays [outer, axis, inner]."""
         if line.is_short:
             return self._by_taps(line, source, target)
-        return [step for part in undilated(line) for step in self._long(*part, source, target)]
+        return [partial(self._by_loop, line, source, target)]
 
     def _by_taps(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
         taps = list(taps_of(line))
@@ -419,70 +427,23 @@ class Sliding:
         there = target[:, which]
         return [fill_step(there, self.identity)] if there.size else []
 
-    def _long(
-        self, line: WindowLine, of_source: slice, of_target: slice, source: Array, target: Array
-    ) -> list[Thunk]:
-        """Reduce pieces of the lines whose running results fit in the workspace."""
-        source, target = source[:, of_source], target[:, of_target]
-        if line.size == 0:
-            return self._nothing(target, slice(0, line.output))
-        lines = self._running[0].size // line.size
-        columns = min(source.shape[2], lines)
-        rows = max(1, lines // source.shape[2])
-        steps: list[Thunk] = []
-        for row in slice_range(source.shape[0], rows):
-            for column in slice_range(source.shape[2], columns):
-                piece = (row, slice(None), column)
-                steps += self._by_blocks(line, source[piece], target[piece])
-        return steps
-
-    def _by_blocks(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
-        size, kernel = line.size, line.kernel
-        before, after = (work[: source.size].reshape(source.shape) for work in self._running)
-        block = min(kernel, size)
-        full = size // block * block
-        last = full if full < size else full - block
-        steps = self._running_results(source, before, block, 1)
-        steps += self._running_results(source, after, block, -1)
-        # First windows that begin inside the line, reach its end, begin in the last block, begin
-        # beyond the line.
-        left, none = line.first(0), line.first(size)
-        right = min(max(line.first(size - kernel + 1), left), none)
-        tail = min(max(line.first(last), right), none)
-        empty = min(line.first(1 - kernel), left)
-        whole = min(max(line.first(size - kernel), empty), left)
-        steps += self._nothing(target, slice(0, empty))
-        steps += self._nothing(target, slice(none, line.output))
-        if whole > empty:
-            ends = line.seen(before, empty, whole, kernel - 1)
-            steps.append(partial(np.copyto, target[:, empty:whole], ends))
-        if left > whole:
-            steps.append(partial(np.copyto, target[:, whole:left], after[:, :1]))
-        if right > left:
-            # A window that is one whole block would count twice.
-            steps.append(fill_step(before[:, block - 1 : full : block], self.identity))
-            ends = line.seen(before, left, right, kernel - 1)
-            begins = line.seen(after, left, right)
-            steps.append(partial(self.ufunc, begins, ends, out=target[:, left:right]))
-        if tail > right:
-            begins, ends = line.seen(after, right, tail), after[:, last : last + 1]
-            steps.append(partial(self.ufunc, begins, ends, out=target[:, right:tail]))
-        if none > tail:
-            steps.append(partial(np.copyto, target[:, tail:none], line.seen(after, tail, none)))
-        return steps
-
-    def _running_results(self, source: Array, work: Array, block: int, sign: int) -> list[Thunk]:
-        """Accumulate each block up to each element (sign 1), or from each element on (-1)."""
-        outer, size, inner = source.shape
-        full = size // block * block
-        steps: list[Thunk] = []
-        for part, length in ((slice(0, full), block), (slice(full, size), size - full)):
-            if length:
-                shape = (outer, -1, length, inner)
-                seen, there = source[:, part].reshape(shape), work[:, part].reshape(shape)
-                seen, there = seen[:, :, ::sign], there[:, :, ::sign]
-                steps.append(partial(self.ufunc.accumulate, seen, 2, there.dtype, there))
-        return steps
+    def _by_loop(self, line: WindowLine, source: Array, target: Array) -> None:
+        """Reduce windows of any length."""
+        total = target
+        if self._total is not None:
+            total = self._total[: target.size].reshape(target.shape)
+        total.fill(self.identity)
+        if len(line.taps) <= line.output:
+            for which, positions in taps_of(line):
+                there = total[:, which]
+                self.ufunc(there, source[:, positions], out=there)
+        else:
+            for window in range(line.output):
+                seen = source[:, line.inside(window)]
+                if seen.size:
+                    self.ufunc.reduce(seen, 1, total.dtype, total[:, window])
+        if total is not target:
+            np.copyto(target, total, "unsafe")
 
 
 def shapes_between(windows: Windows) -> list[Shape]:
@@ -506,51 +467,23 @@ def planes_at_once(windows: Windows, planes: int, itemsize: int) -> int:
     return max(1, min(planes, PLANES_NBYTES // (largest_plane(windows) * itemsize)))
 
 
-def running_size(windows: Windows, planes: int, itemsize: int) -> int:
-    """Return the elements of running results: a piece, or one line if that is longer."""
-    most = planes_at_once(windows, planes, itemsize) * largest_plane(windows)
-    return min(most, max(PLANES_NBYTES // itemsize, 1, *windows.size))
+def is_summed_wide(ufunc: np.ufunc, windows: Windows, dtype: np.dtype[Any]) -> bool:
+    """Return whether `Sliding` sums long windows of floats in float64."""
+    is_short = all(line.is_short for line in lines_of(windows))
+    return ufunc is np.add and dtype == np.float32 and not is_short
 
 
 def sliding_nbytes(ufunc: np.ufunc, windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of the workspaces of `Sliding`."""
+    """Return the bytes of the workspaces of `Sliding`, and of the buffers of its loop."""
     at_once = planes_at_once(windows, planes, dtype.itemsize)
     between = sum(math.prod(shape) for shape in shapes_between(windows)) * dtype.itemsize
-    if all(line.is_short for line in lines_of(windows)):
-        return at_once * between
-    running = running_size(windows, planes, dtype.itemsize) * running_type(ufunc, dtype).itemsize
-    return at_once * between + 2 * running
-
-
-def running_type(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of running results: float64 for sums of floats, which are rounded once."""
-    return np.dtype(np.float64) if ufunc is np.add and dtype.kind == "f" else dtype
-
-
-def undilated(line: WindowLine) -> Iterator[tuple[WindowLine, slice, slice]]:
-    """Split dilated windows into lines without dilation, each with the slices of the positions that
-    it reads and of the windows that it writes."""
-    common = math.gcd(line.stride, line.dilation)
-    period, stride = line.dilation // common, line.stride // common
-    for window in range(min(period, line.output)):
-        start = window * line.stride - line.begin
-        rest = start % line.dilation
-        size = len(range(rest, line.size, line.dilation))
-        output = len(range(window, line.output, period))
-        begin = (rest - start) // line.dilation
-        yield (
-            WindowLine(size, line.kernel, stride, 1, begin, output),
-            slice(rest, None, line.dilation),
-            slice(window, None, period),
-        )
+    total = 8 * largest_plane(windows) if is_summed_wide(ufunc, windows, dtype) else 0
+    return at_once * (between + total)
 
 
 def taps_of(line: WindowLine) -> Iterator[tuple[slice, slice]]:
     """Yield for each kernel element that is inside for some window these windows and positions."""
-    reach = line.begin - (line.output - 1) * line.stride
-    least = max(0, -(-reach // line.dilation))
-    most = min(line.kernel - 1, (line.size - 1 + line.begin) // line.dilation)
-    for tap in range(least, most + 1):
+    for tap in line.taps:
         which, positions = line.met(tap)
         if which.stop > which.start:
             yield which, positions

