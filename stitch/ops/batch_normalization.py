@@ -113,30 +113,24 @@ def _inference_gradient(context: GradientContext) -> Sequence[Any]:
 # Batching -----------------------------------------------------------------------------------------
 
 
-def batch_batch_normalization(c: BatchingContext) -> Sequence[Any]:
+def batch_batch_normalization(c: BatchingContext) -> Sequence[Any] | None:
     """Fold the batch into channels, whose statistics are separate; into samples if scale, shift and
-    statistics are shared."""
-    samples = not c.varies(1, 2, 3, 4) and not c.int_of("training_mode")
-    if samples:
+    statistics are shared. No rule for a vector, which has one channel without an axis."""
+    if not c.varies(1, 2, 3, 4) and not c.int_of("training_mode"):
         return (c.split(c.with_first(c.fold(0))[0]),)
-    if c.rank() > 1:
-        result, *statistics = c.emit(c.fold(0, 1), *(c.fold(i) for i in range(1, 5)))
-        return c.split(result, 1), *(c.split(s) for s in statistics)
-    # A vector holds samples of one channel.
-    x = c.apply("Transpose", c.broadcast(0), perm=[1, 0])
-    result, *statistics = c.emit(x, *(c.fold(i) for i in range(1, 5)))
-    return c.move_to_front(result, 1), *(c.split(s) for s in statistics)
+    if c.rank() < 2:
+        return None
+    result, *statistics = c.emit(c.fold(0, 1), *(c.fold(i) for i in range(1, 5)))
+    return c.split(result, 1), *(c.split(s) for s in statistics)
 
 
-def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any]:
+def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any] | None:
     """Fold the batch into channels: statistics and sums are per channel and example."""
+    if c.rank(1) < 2:
+        return None
     figures = [c.fold(i) for i in range(2, 5) if c.has(i)]
-    if c.rank(1) > 1:
-        result, *sums = c.emit(c.fold(0, 1), c.fold(1, 1), *figures)
-        return c.split(result, 1), *(c.split(s) for s in sums)
-    gradient, x = (c.apply("Transpose", c.broadcast(i), perm=[1, 0]) for i in range(2))
-    result, *sums = c.emit(gradient, x, *figures)
-    return c.move_to_front(result, 1), *(c.split(s) for s in sums)
+    result, *sums = c.emit(c.fold(0, 1), c.fold(1, 1), *figures)
+    return c.split(result, 1), *(c.split(s) for s in sums)
 
 
 # Planes (one per sample and channel) --------------------------------------------------------------

@@ -167,9 +167,10 @@ def of_equal_shapes(context: BatchingContext) -> Sequence[Any]:
     return context.emit(*context.broadcast_all())
 
 
-def of_last_axes(context: BatchingContext) -> Sequence[Any]:
-    """Rule of operators on the last axes of the first operand, with any number of leading axes."""
-    return context.with_first(context.operands[0])
+def of_last_axes(context: BatchingContext) -> Sequence[Any] | None:
+    """Rule of operators on the last axes of the first operand, with any number of leading axes, if
+    the other operands are shared."""
+    return None if any(context.batched[1:]) else context.emit(*context.operands)
 
 
 def first_along_axis(context: BatchingContext) -> Sequence[Any]:

@@ -46,43 +46,6 @@ from stitch.ops.workspaces import (
 )
 from stitch.program import Array, ValueType
 
-_fold_into_samples = in_first_axis(1, 2)
-
-
-def _conv_by_example(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
-    """Convolve with weights that vary: the channels of each example form their own groups.
-
-    `weights_axis` is the axis of filters; a shared image with one group needs no groups.
-    """
-    group = c.int_of("group")
-    if not c.varies(0) and group == 1:
-        (result,) = c.emit(c.operands[0], c.fold(1, weights_axis), bias)
-    else:
-        (result,) = c.emit(c.fold(0, 1), c.fold(1), bias, group=group * c.batch_size)
-    return c.split(result, 1)
-
-
-def _batch_convolution(c: BatchingContext, weights_axis: int) -> Sequence[Any] | None:
-    if c.varies(1):
-        return (_conv_by_example(c, c.fold(2), weights_axis),)
-    if not c.varies(2):
-        return _fold_into_samples(c)
-    data_type = c.type_of(0).data_type
-    image = c.fold(0) if c.varies(0) else c.operands[0]
-    (result,) = c.emit(c.wide(image), c.wide(c.operands[1]))
-    if c.varies(0):
-        result = c.split(result)
-    bias = c.reshape(c.operands[2], (c.batch_size, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
-    return (c.cast(c.apply("Add", result, c.wide(bias)), data_type),)
-
-
-def batch_conv(c: BatchingContext) -> Sequence[Any] | None:
-    return _batch_convolution(c, 0)
-
-
-def batch_conv_transpose(c: BatchingContext) -> Sequence[Any] | None:
-    return _batch_convolution(c, 1)
-
 
 def batch_conv_weight_gradient(c: BatchingContext) -> Sequence[Any]:
     """Fold the batch into groups: no sum crosses examples."""
@@ -604,7 +567,7 @@ def _reversed_weights(arguments: KernelArguments, group: int) -> tuple[Array, li
 
 CONVOLUTION = OpDef(
     "Conv", (2, 3), _infer_conv, _conv, attributes=CONVOLUTION_ATTRIBUTES,
-    gradient=conv_gradient, batching=batch_conv, workspace=WorkspaceRule(_conv_workspace),
+    gradient=conv_gradient, batching=in_first_axis(1, 2), workspace=WorkspaceRule(_conv_workspace),
 )  # fmt: skip
 
 
@@ -616,7 +579,7 @@ OPERATORS: tuple[OpDef, ...] = (
             **CONVOLUTION_ATTRIBUTES, output_padding=Attribute("ints"),
             output_shape=Attribute("ints"),
         ),
-        gradient=conv_transpose_gradient, batching=batch_conv_transpose,
+        gradient=conv_transpose_gradient, batching=in_first_axis(1, 2),
         workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
     OpDef(

@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.batching import in_first_axis
 from stitch.ops.convolution import CONVOLUTION, bias_steps, check_kernel_shape, check_output
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS, INT64
@@ -24,33 +23,6 @@ from stitch.ops.steps import PIECE_NBYTES, check_indices, pieces_of, slice_range
 from stitch.ops.windows import check_window_attributes, windows_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
-
-
-def batch_deform_conv(c: BatchingContext) -> Sequence[Any] | None:
-    if not c.varies(1, 3):
-        return in_first_axis(1, 3)(c)
-    # Filters and offsets of each example form their own groups.
-    words = {name: c.int_of(name) * c.batch_size for name in ("group", "offset_group")}
-    operands = (c.fold(0, 1), c.fold(1), c.fold(2, 1), c.fold(3), c.fold(4, 1))
-    (result,) = c.emit(*operands[: len(c.operands)], **words)
-    return (c.split(result, 1),)
-
-
-def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
-    if not c.varies(1, 2):
-        return (c.split(c.emit(c.fold(0, 1), *c.operands[1:])[0], 1),)
-    if not c.varies(0):
-        return (c.split(c.emit(c.operands[0], c.fold(1), c.fold(2))[0]),)
-    # An index out of range for one example must stay out of range in the folded axis.
-    count = c.shape()[0]
-    index = c.broadcast(2)
-    inside = c.apply("And", c.apply("Less", index, count), c.apply("GreaterOrEqual", index, -count))
-    whole = c.apply("Where", c.apply("Less", index, 0), c.apply("Add", index, count), index)
-    own = c.apply("Add", whole, c.example_indices(1, count))
-    invalid = c.constant(np.array(-1 - count * c.batch_size))
-    indices = c.apply("Where", inside, own, invalid)
-    return (c.split(c.emit(c.fold(0), c.fold(1), c.merge(indices))[0]),)
-
 
 #: About how many bytes of output rows a DeformConv computes together.
 _DEFORMED_NBYTES = 10 << 20
@@ -421,7 +393,7 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "DeformConv", (3, 5), _infer_deform, _deform,
         attributes=declared(**_DEFORM_ATTRIBUTES, offset_group=1),
-        batching=batch_deform_conv, workspace=WorkspaceRule(_deform_workspace),
+        batching=in_first_axis(1, 3), workspace=WorkspaceRule(_deform_workspace),
     ),
     OpDef(
         "RoiAlign", (3, 3), _infer_roi, _roi_align,
@@ -429,6 +401,6 @@ OPERATORS: tuple[OpDef, ...] = (
             coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
             output_width=1, sampling_ratio=0, spatial_scale=1.0,
         ),
-        batching=batch_roi_align, workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
+        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
     ),
 )  # fmt: skip

@@ -87,19 +87,10 @@ def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
     return c.emit(c.broadcast(0), rows, c.broadcast(2))
 
 
-def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
-    """If the two values vary over the batch, select them by a boolean one-hot."""
-    rank = c.rank() + 1
-    axis = c.int_of("axis") % rank
-    behind = axis + 1 if c.varies(0) else axis
-    if not c.varies(2):
-        return c.emit(*c.operands, axis=behind)
-    hit = c.emit(c.operands[0], c.operands[1], np.array([False, True]), axis=behind)[0]
-    off, on = (
-        c.reshape(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.batch_size, *(1,) * rank))
-        for i in range(2)
-    )
-    return (c.apply("Where", hit, on, off),)
+def batch_one_hot(c: BatchingContext) -> Sequence[Any] | None:
+    if c.varies(2):
+        return None
+    return c.emit(*c.operands, axis=c.int_of("axis") % (c.rank() + 1) + 1)
 
 
 # Gradients (of Gather and Scatter) ----------------------------------------------------------------

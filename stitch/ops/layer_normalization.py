@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext, along_axis
+from stitch.ops.batching import BatchingContext, along_axis, in_first_axis
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.gradient import GradientContext
@@ -19,7 +19,7 @@ from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
 from stitch.program import Array, DataType, ValueType
 
-# Batching (the batch becomes rows, samples or channels) -------------------------------------------
+# Batching -------------------------------------------
 
 
 def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
@@ -27,21 +27,11 @@ def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
     return c.emit(c.operands[0], axes=axes)
 
 
-def batch_layer(c: BatchingContext) -> Sequence[Any]:
-    """Layer- and RMSNormalization; scale and shift that vary are applied separately."""
-    axis = c.axis_behind(c.int_of("axis")) if c.varies(0) else c.int_of("axis")
-    if not c.varies(1, 2):
-        return c.emit(*c.operands, axis=axis)
-    x, data_type = c.wide(c.operands[0]), c.type_of(0).data_type
-    one = c.fill(1, (), DataType.from_dtype(x.dtype))
-    value, *statistics = c.emit(x, one, axis=axis)
-    for index, op in ((1, "Mul"), (2, "Add")):
-        if c.has(index):
-            value = c.apply(op, value, c.wide(c.align(index, c.rank())))
-    if not c.varies(0):
-        shapes = (c.result_shape(1 + i) for i in range(len(statistics)))
-        statistics = [c.repeat(s, shape) for s, shape in zip(statistics, shapes, strict=True)]
-    return c.cast(value, data_type), *statistics
+def batch_layer(c: BatchingContext) -> Sequence[Any] | None:
+    """Layer- and RMSNormalization with shared scale and shift."""
+    if c.varies(1, 2):
+        return None
+    return c.emit(*c.operands, axis=c.axis_behind(c.int_of("axis")))
 
 
 def batch_layer_gradient(c: BatchingContext) -> Sequence[Any]:
@@ -65,15 +55,6 @@ def _over_rows(c: BatchingContext, value: Any, axis: int) -> Any:
     if axis == 1:
         return value
     return c.apply("ReduceSum", value, list(range(1, axis)), keepdims=0)
-
-
-def batch_by_channel(c: BatchingContext) -> Sequence[Any]:
-    """Fold the batch into samples, or into channels if scale or shift vary."""
-    if not c.varies(1, 2):
-        return (c.split(c.with_first(c.fold(0))[0]),)
-    groups = c.attributes.get("num_groups")
-    more = {"num_groups": groups * c.batch_size} if isinstance(groups, int) else {}
-    return (c.split(c.emit(c.fold(0, 1), c.fold(1), c.fold(2), **more)[0], 1),)
 
 
 # Gradients ----------------------------------------------------------------------------------------
@@ -506,14 +487,14 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _by_groups,
         attributes=declared(epsilon=EPSILON), gradient=group_gradient,
-        batching=batch_by_channel, workspace=operands(1 / 2, is_kept=False),
+        batching=in_first_axis(1, 2), workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "GroupNormalization", (3, 3), _infer_group, _by_groups,
         attributes=declared(
             epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
         ),
-        gradient=group_gradient, batching=batch_by_channel,
+        gradient=group_gradient, batching=in_first_axis(1, 2),
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(

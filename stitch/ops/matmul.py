@@ -33,15 +33,14 @@ def _matrix_shape(shape: Shape, is_left: bool) -> Shape:
     return (1, *shape) if is_left else (*shape, 1)
 
 
-def sides_of(c: BatchingContext, right: int, left_varies: bool, right_varies: bool) -> list[Any]:
-    """Return operands 0 and `right` as stacks of matrices that broadcast against each other."""
-    shapes = [_matrix_shape(c.shape(0), True), _matrix_shape(c.shape(right), False)]
+def _sides(c: BatchingContext) -> list[Any]:
+    """Return both operands as stacks of matrices that broadcast against each other."""
+    shapes = [_matrix_shape(c.shape(0), True), _matrix_shape(c.shape(1), False)]
     rank = max(map(len, shapes))
     sides = []
-    for index, shape, varies in zip((0, right), shapes, (left_varies, right_varies), strict=True):
-        ones = (1,) * (rank - len(shape))
-        value = c.broadcast(index) if varies else c.operands[index]
-        sides.append(c.reshape(value, (c.batch_size, *ones, *shape) if varies else shape))
+    for index, shape in enumerate(shapes):
+        batch = (c.batch_size, *(1,) * (rank - len(shape))) if c.varies(index) else ()
+        sides.append(c.reshape(c.operands[index], (*batch, *shape)))
     return sides
 
 
@@ -58,7 +57,7 @@ def batch_matmul(c: BatchingContext) -> Sequence[Any]:
         rows, width = math.prod(c.shape(0)[:-1]), c.shape(0)[-1]
         product = c.emit(c.reshape(a, (c.batch_size, rows, width)), b)[0]
         return (c.reshape(product, (c.batch_size, *c.result_shape())),)
-    product = c.emit(*sides_of(c, 1, c.varies(0), c.varies(1)))[0]
+    product = c.emit(*_sides(c))[0]
     return (c.reshape(product, (c.batch_size, *c.result_shape())),)
 
 

@@ -7,97 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.batching import in_first_axis
 from stitch.ops.convolution import CONVOLUTION
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.matmul import product_shape, sides_of
+from stitch.ops.matmul import product_shape
 from stitch.ops.types import REALS
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
-
-# Batching -----------------------------------------------------------------------------------------
-
-
-def _batched_points(c: BatchingContext, index: int, side: Shape, axis: int, varies: bool) -> Any:
-    """Return scales or zero points for an operand of the batched shape `side`: one number, or one
-    for each row (axis -2) or column (axis -1), per example if the operand varies."""
-    if not c.has(index):
-        return None
-    shape = c.shape(index)
-    if not varies or (not c.varies(index) and len(shape) <= 1):
-        return c.operands[index]
-    # As many leading axes as the operand has, then a column or a row.
-    last = (1,) if len(shape) == 1 and axis == -2 else ()
-    own = (*shape, *last)
-    ones = (1,) * (len(side) - 1 - len(own))
-    value = c.reshape(c.broadcast(index), (c.batch_size, *ones, *own))
-    wide = list(side)
-    wide[-1 if axis == -2 else -2] = 1
-    return c.apply("Expand", value, wide)
-
-
-def batch_matmul_integer(c: BatchingContext) -> Sequence[Any]:
-    left, right = sides_of(c, 1, c.varies(0, 2), c.varies(1, 3))
-    points = (
-        _batched_points(c, 2, left.shape, -2, c.varies(0, 2)),
-        _batched_points(c, 3, right.shape, -1, c.varies(1, 3)),
-    )
-    return (c.reshape(c.emit(left, right, *points)[0], (c.batch_size, *c.result_shape())),)
-
-
-def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
-    """The result's scale and zero point are batched with the left operand's."""
-    varies = c.varies(0, 1, 2, 6, 7), c.varies(3, 4, 5)
-    left, right = sides_of(c, 3, *varies)
-    lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    result = (*lead, left.shape[-2], right.shape[-1])
-    a = [_batched_points(c, i, left.shape, -2, varies[0]) for i in (1, 2)]
-    b = [_batched_points(c, i, right.shape, -1, varies[1]) for i in (4, 5)]
-    y = [_batched_points(c, i, result, -2, True) for i in (6, 7)]
-    (product,) = c.emit(left, *a, right, *b, *y)
-    return (c.reshape(product, (c.batch_size, *c.result_shape())),)
-
-
-def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
-    """No rule if the zero point of X varies: ConvInteger takes one number."""
-    if not c.varies(1, 2, 3):
-        return in_first_axis(1, 2, 3)(c)
-    if c.varies(2):
-        return None
-    point = c.operands[2] if c.has(2) else None
-    group = c.int_of("group") * c.batch_size
-    points = _batched_per_filter(c, 3, 1)
-    return (c.split(c.emit(c.fold(0, 1), c.fold(1), point, points, group=group)[0], 1),)
-
-
-def _batched_per_filter(c: BatchingContext, index: int, weights: int) -> Any:
-    """Return one number per filter and example; a shared single number stays unchanged."""
-    if not c.has(index):
-        return None
-    filters = c.shape(weights)[0]
-    if not c.varies(index) and math.prod(c.shape(index)) == 1:
-        return c.operands[index]
-    numbers = c.reshape(c.broadcast(index), (c.batch_size, math.prod(c.shape(index))))
-    return c.merge(c.apply("Expand", numbers, [c.batch_size, filters]))
-
-
-def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
-    if not c.varies(*range(1, 9)):
-        return in_first_axis(*range(1, 9))(c)
-    if c.varies(1, 2, 6, 7):
-        return None
-    one, two, six, seven = (c.operands[i] for i in (1, 2, 6, 7))
-    scale, point = (_batched_per_filter(c, i, 3) for i in (4, 5))
-    bias = c.fold(8) if c.has(8) else None
-    group = c.int_of("group") * c.batch_size
-    operands = (c.fold(0, 1), one, two, c.fold(3), scale, point, six, seven, bias)
-    return (c.split(c.emit(*operands, group=group)[0], 1),)
 
 
 def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:
@@ -325,20 +246,20 @@ def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer,
-        batching=batch_matmul_integer, workspace=_product_workspace((0, 1), 2),
+        workspace=_product_workspace((0, 1), 2),
     ),
     OpDef(
         "QLinearMatMul", (8, 8), _infer_qlinear_matmul, _qlinear_matmul,
-        batching=batch_qlinear_matmul, workspace=_product_workspace((0, 3), 6),
+        workspace=_product_workspace((0, 3), 6),
     ),
     OpDef(
         "ConvInteger", (2, 4), _infer_conv_integer, _conv_integer,
         attributes=CONVOLUTION.attributes,
-        batching=batch_conv_integer, workspace=_conv_workspace(1),
+        batching=in_first_axis(1, 2, 3), workspace=_conv_workspace(1),
     ),
     OpDef(
         "QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv,
         attributes=CONVOLUTION.attributes,
-        batching=batch_qlinear_conv, workspace=_conv_workspace(3),
+        batching=in_first_axis(*range(1, 9)), workspace=_conv_workspace(3),
     ),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
 from stitch.ops.steps import along, copy_steps, fill_step, strides_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
-from stitch.program import Array, DataType, ValueType
+from stitch.program import Array, ValueType
 
 
 def batch_transpose(c: BatchingContext) -> Sequence[Any]:
@@ -51,19 +51,12 @@ def batch_tile(c: BatchingContext) -> Sequence[Any]:
     return c.emit(c.operands[0], [1, *(c.ints_at(1) or ())])
 
 
-def batch_pad(c: BatchingContext) -> Sequence[Any]:
-    listed = c.ints_at(3)
-    axes = list(range(c.rank())) if listed is None else listed
-    behind = [c.axis_behind(axis) for axis in axes]
+def batch_pad(c: BatchingContext) -> Sequence[Any] | None:
+    if c.varies(2):
+        return None
+    axes = range(c.rank()) if c.ints_at(3) is None else c.ints_at(3) or ()
     value = c.operands[2] if c.has(2) else None
-    if not c.varies(2) or c.string_of("mode") != "constant":
-        return c.emit(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
-    # One pad value per example: pad a mask to select the padded elements.
-    inside = c.fill(True, c.shape(), DataType.BOOL)
-    mask = c.apply("Pad", inside, c.operands[1], np.array(False), list(axes))
-    padded = c.emit(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
-    number = c.reshape(value, (c.batch_size, *(1,) * c.rank()))
-    return (c.apply("Where", mask, padded, number),)
+    return c.emit(c.operands[0], c.operands[1], value, [c.axis_behind(axis) for axis in axes])
 
 
 # Gradients ----------------------------------------------------------------------------------------

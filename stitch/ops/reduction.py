@@ -42,12 +42,6 @@ def batch_running(c: BatchingContext) -> Sequence[Any]:
     return c.emit(c.operands[0], np.array(c.axis_behind(axis)))
 
 
-def batch_counts(c: BatchingContext) -> Sequence[Any]:
-    """Fold the batch into rows."""
-    rows = c.operands[0] if c.rank() == 1 else c.fold(0)
-    return (c.reshape(c.emit(rows)[0], (c.batch_size, *c.result_shape())),)
-
-
 # CumSum and CumProd -------------------------------------------------------------------------------
 
 
@@ -608,6 +602,6 @@ OPERATORS: tuple[OpDef, ...] = (
             mode=Attribute("string", required=True), ngram_counts=_NUMBERS, ngram_indexes=_NUMBERS,
             pool_int64s=Attribute("ints"), pool_strings=Attribute("strings"),
             weights=Attribute("floats"),
-        ), batching=batch_counts,
+        ),
     ),
 )  # fmt: skip

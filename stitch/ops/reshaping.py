@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.batching import BatchingContext
+from stitch.ops.batching import BatchingContext, of_last_axes
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import (
     BOOLEAN,
@@ -37,24 +37,6 @@ from stitch.program import Array, DataType, Operation, ValueType
 def batch_same_order(c: BatchingContext) -> Sequence[Any]:
     """Reshape, Flatten, Squeeze, Unsqueeze: reshape to the batch size and the result's shape."""
     return (c.reshape(c.operands[0], (c.batch_size, *c.result_shape())),)
-
-
-def batch_dropout(c: BatchingContext) -> Sequence[Any]:
-    """Dropout in inference mode: the ratio has no effect, so one that varies is left out."""
-    ratio = None if c.varies(1) else c.operands[1] if c.has(1) else None
-    return c.emit(c.broadcast(0), ratio, c.operands[2] if c.has(2) else None)
-
-
-def batch_shape(c: BatchingContext) -> Sequence[Any]:
-    shape = c.shape()
-    end = c.attributes.get("end")
-    assert end is None or isinstance(end, int)
-    listed = np.array(shape[c.int_of("start") : end], np.int64)
-    return (c.repeat(c.constant(listed), listed.shape),)
-
-
-def batch_size(c: BatchingContext) -> Sequence[Any]:
-    return (c.repeat(c.constant(np.array(math.prod(c.shape()), np.int64)), ()),)
 
 
 def batch_expect(c: BatchingContext) -> Sequence[Any]:
@@ -259,12 +241,6 @@ _RESHAPING = (
 RESHAPING = frozenset(definition.name for definition in _RESHAPING)
 
 
-def batch_eye_like(c: BatchingContext) -> Sequence[Any]:
-    """The result depends on the operand's shape and type only."""
-    like = c.fill(0, c.shape(), c.type_of(0).data_type)
-    return (c.repeat(c.emit(like)[0], c.result_shape()),)
-
-
 def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(0, INT64)
     context.require_rank(0, 1, 1)
@@ -342,11 +318,11 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
         attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,
-        batching=batch_dropout, workspace=few,
+        batching=of_last_axes, workspace=few,
     ),
     OpDef(
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
-        batching=batch_shape, workspace=few,
+        workspace=few,
     ),
     # Returns operand 0 if operands 1 and 2 are equal, else raises a TaskError that names the
     # attribute. ONNX expansion: Identity(operand 0), without the check.
@@ -355,7 +331,7 @@ OPERATORS: tuple[OpDef, ...] = (
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
         batching=batch_expect, workspace=few, checks=True,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size, batching=batch_size, workspace=few),
+    OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
     # ONNX's tensor attribute `value` is stored as `dtype` (an ONNX code) and value_float (float
     # types) or value_int (other types).
     OpDef(
@@ -365,6 +341,6 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
         "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
-        batching=batch_eye_like, workspace=few,
+        workspace=few,
     ),
 )  # fmt: skip

@@ -41,25 +41,11 @@ def batch_cast_like(c: BatchingContext) -> Sequence[Any]:
     return c.emit(c.broadcast(0), c.operands[1])
 
 
-def batch_quantized(c: BatchingContext) -> Sequence[Any]:
-    """QuantizeLinear, DequantizeLinear: one scale, one per index of the axis, or one per block."""
-    scale, has_zero = c.shape(1), c.has(2)
-    is_one = math.prod(scale) == 1 and len(scale) <= 1
-    behind = 0 if is_one else c.axis_behind(c.int_of("axis"))
-    zero = c.operands[2] if has_zero else None
-    if not c.varies(1, 2):
-        if c.int_of("block_size") and not is_one:
-            return c.emit(*c.broadcast_all(), axis=behind)
-        return c.emit(c.operands[0], c.operands[1], zero, axis=behind)
-    if is_one:
-        # One number per example: one per index of the first axis.
-        numbers = [c.reshape(c.broadcast(i), (c.batch_size,)) for i in (1, 2) if c.has(i)]
-        return c.emit(c.broadcast(0), *numbers, axis=0, block_size=0)
-    if c.int_of("block_size"):
-        return c.emit(*c.broadcast_all(), axis=behind)
-    axis = behind - 1
-    numbers = [c.fold(i) for i in (1, 2) if c.has(i)]
-    return (c.split(c.emit(c.fold(0, axis), *numbers, axis=axis)[0], axis),)
+def batch_quantized(c: BatchingContext) -> Sequence[Any] | None:
+    """QuantizeLinear, DequantizeLinear: with shared scales, not one per block."""
+    if c.varies(1, 2) or c.rank(1) > 1:
+        return None
+    return c.emit(*c.operands, axis=c.axis_behind(c.int_of("axis")))
 
 
 # Rounding to types of 8 bits and fewer ------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext
+from stitch.ops.batching import in_first_axis
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
@@ -17,24 +17,6 @@ from stitch.ops.steps import check_range, copy_steps, fill_step
 from stitch.ops.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, lines_of, windows_of
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
-
-
-def batch_col2im(c: BatchingContext) -> Sequence[Any]:
-    return (c.split(c.with_first(c.fold(0))[0]),)
-
-
-def batch_max_unpool(c: BatchingContext) -> Sequence[Any]:
-    """Fold the batch into samples; indices count in the shape of the pool's input."""
-    count = math.prod((*c.shape()[:2], *_unpooled(c, c.shape()[2:])))
-    # An index out of range for one example must stay out of range.
-    indices, invalid = c.broadcast(1), c.constant(np.array(-1))
-    inside = c.apply("And", c.apply("Less", indices, count), c.apply("GreaterOrEqual", indices, 0))
-    own = c.apply("Add", indices, c.example_indices(c.rank(), count))
-    indices = c.apply("Where", inside, own, invalid)
-    shape = c.ints_at(2)
-    wanted = [] if shape is None else [[shape[0] * c.batch_size, *shape[1:]]]
-    return (c.split(c.emit(c.fold(0), c.merge(indices), *wanted)[0]),)
-
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
 #: Up to this many kernel elements, views are made at binding.
@@ -173,11 +155,11 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
-        batching=batch_col2im, workspace=few,
+        batching=in_first_axis(1, 2), workspace=few,
     ),
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
-        gradient=max_unpool_gradient, checks=True, batching=batch_max_unpool,
+        gradient=max_unpool_gradient, checks=True,
     ),
 )  # fmt: skip
