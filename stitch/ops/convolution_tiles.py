@@ -7,16 +7,15 @@ they are split along channels or kernel elements, and the products of the pieces
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
 from stitch.ops.steps import slice_range
-from stitch.ops.windows import WindowLine, Windows, lines_of
+from stitch.ops.windows import Windows, lines_of
 from stitch.ops.workspaces import workspace
 from stitch.program import Array
 
@@ -72,7 +71,7 @@ def weight_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) 
     """Return the bytes of `weight_steps` for the channels and filters of a group."""
     tiles = tiles_of(windows, channels, itemsize)
     products = math.prod(tiles.column) * filters
-    return (tiles.elements(windows) + products) * itemsize + TILE_NBYTES
+    return (tiles.elements(windows) + products) * itemsize
 
 
 def one_sample_nbytes(windows: Windows, channels: int, itemsize: int) -> int:
@@ -106,7 +105,7 @@ def tile_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) ->
     tiles = tiles_of(windows, channels, itemsize)
     row = math.prod(windows.output[1:])
     products = filters * row if tiles.length < channels or tiles.axis else 0
-    return (tiles.elements(windows) + products) * itemsize + TILE_NBYTES
+    return (tiles.elements(windows) + products) * itemsize
 
 
 def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> list[Thunk]:
@@ -196,75 +195,30 @@ def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> li
     return [run]
 
 
+#: Returns the columns of some channels [channels, *size], kernel elements and output rows.
+_Gather = Callable[[Array, Sequence[slice], slice], Array]
+
+
 def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
     """Return the tiling of [samples, groups, channels, *size], and the gatherer of columns."""
     tiles = tiles_of(windows, grouped.shape[2], grouped.dtype.itemsize)
-    columns = workspace(tiles.elements(windows), grouped.dtype)
-    padded = workspace(TILE_NBYTES // grouped.dtype.itemsize, grouped.dtype)
-    return tiles, _Gather(lines_of(windows), columns, padded)
+    columns, lines = workspace(tiles.elements(windows), grouped.dtype), lines_of(windows)
 
-
-@dataclass(frozen=True, slots=True)
-class _Gather:
-    """Gathers the columns of one tile and piece into `columns`, through `padded` if needed."""
-
-    lines: tuple[WindowLine, ...]
-    columns: Array
-    padded: Array
-
-    def __call__(self, x: Array, kernel: Sequence[slice], rows: slice) -> Array:
-        """Return the columns of channels x for some kernel elements and output rows."""
-        outputs = (rows, *(slice(0, line.output) for line in self.lines[1:]))
-        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in outputs))
-        depth = math.prod(shape[: len(kernel) + 1])
-        flat = self.columns[: math.prod(shape)].reshape(depth, -1)
-        # The range of positions of x that these windows read.
-        seen = [
-            (
-                m.start * line.stride + k.start * line.dilation - line.begin,
-                (m.stop - 1) * line.stride + (k.stop - 1) * line.dilation - line.begin + 1,
-            )
-            for line, k, m in zip(self.lines, kernel, outputs, strict=True)
-        ]
-        target = flat.reshape(shape)
-        if all(a >= 0 and b <= line.size for (a, b), line in zip(seen, self.lines, strict=True)):
-            read = x[(slice(None), *(slice(a, b) for a, b in seen))]
-            np.copyto(target, self._windows(read, shape))
-        elif len(x) * math.prod(b - a for a, b in seen) <= self.padded.size:
-            np.copyto(target, self._windows(self._padded(x, seen), shape))
-        else:
-            self._by_elements(x, kernel, outputs, target)
-        return flat
-
-    def _padded(self, x: Array, seen: Sequence[tuple[int, int]]) -> Array:
-        shape = (len(x), *(b - a for a, b in seen))
-        padded = self.padded[: math.prod(shape)].reshape(shape)
-        padded.fill(0)
-        inside = [
-            (max(a, 0), min(b, line.size)) for (a, b), line in zip(seen, self.lines, strict=True)
-        ]
-        if all(b > a for a, b in inside):
-            there = (slice(i - a, j - a) for (i, j), (a, _) in zip(inside, seen, strict=True))
-            padded[(slice(None), *there)] = x[(slice(None), *(slice(i, j) for i, j in inside))]
-        return padded
-
-    def _windows(self, read: Array, shape: Shape) -> Array:
-        """Return every window over `read` as a view."""
-        channel, *spatial = read.strides
-        kernel = (s * line.dilation for s, line in zip(spatial, self.lines, strict=True))
-        output = (s * line.stride for s, line in zip(spatial, self.lines, strict=True))
-        return as_strided(read, shape, (channel, *kernel, *output), writeable=False)
-
-    def _by_elements(
-        self, x: Array, kernel: Sequence[slice], output: Sequence[slice], target: Array
-    ) -> None:
-        """Gather windows so far apart that the positions between them exceed the workspace."""
-        target.fill(0)
-        for place in np.ndindex(*target.shape[1 : len(kernel) + 1]):
+    def gather(x: Array, kernel: Sequence[slice], rows: slice) -> Array:
+        outputs = (rows, *(slice(0, line.output) for line in lines[1:]))
+        sizes = [k.stop - k.start for k in kernel]
+        shape = (len(x), *sizes, *(m.stop - m.start for m in outputs))
+        target = columns[: math.prod(shape)].reshape(shape)
+        if windows.needs_padding:
+            target.fill(0)
+        for place in np.ndindex(*sizes):
             there: list[slice] = []
             read: list[slice] = []
-            for line, k, m, at in zip(self.lines, kernel, output, place, strict=True):
-                which, places = line.met(k.start + at, m)
+            for line, k, m, at in zip(lines, kernel, outputs, place, strict=True):
+                which, positions = line.met(k.start + at, m)
                 there.append(slice(which.start - m.start, which.stop - m.start))
-                read.append(places)
+                read.append(positions)
             target[(slice(None), *place, *there)] = x[(slice(None), *read)]
+        return target.reshape(len(x) * math.prod(sizes), -1)
+
+    return tiles, gather

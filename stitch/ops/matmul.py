@@ -330,84 +330,68 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
     return da, db, dc
 
 
-_DOTS = "..."
+def letters_of_axes(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return one letter per axis for each operand of an Einsum and for its result; axes that an
+    ellipsis spans get unused letters.
 
-
-def _split_term(context: InferenceContext, term: str, rank: int | None) -> tuple[str, int]:
-    """Return a term with its ellipsis as one dot, and how many axes the ellipsis spans."""
-    letters = term.replace(_DOTS, ".")
-    named = letters.replace(".", "")
-    legal = all(c in string.ascii_letters for c in named) and letters.count(".") <= 1
-    context.require(
-        legal, f"Einsum term {term!r} is invalid", expected="letters and at most one ...", got=term
-    )
-    if rank is None:
-        return letters, 0
-    spans = rank - len(named)
-    context.require(
-        spans >= 0 and (not spans or "." in letters),
-        f"Einsum term {term!r} does not match its operand of rank {rank}", expected=f"{rank} axes",
-        got=term,
-    )  # fmt: skip
-    return letters, spans
+    >>> letters_of_axes("...a,ab", [3, 2])
+    (['cda', 'ab'], 'cdb')
+    """
+    listed, right = _split_equation(equation)
+    spans = [rank - len(t.replace(".", "")) for t, rank in zip(listed, ranks, strict=True)]
+    free = [c for c in string.ascii_letters if c not in equation]
+    spanned = "".join(free[: max(spans)])
+    terms = [
+        term.replace(".", spanned[len(spanned) - span :])
+        for term, span in zip(listed, spans, strict=True)
+    ]
+    return terms, right.replace(".", spanned)
 
 
 def _infer_einsum(context: InferenceContext) -> tuple[ValueType, ...]:
     every = range(len(context.inputs))
     types = [context.require_type(i, NUMERIC) for i in every]
     context.require_same_type(every)
-    equation = context.string_of("equation").replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
+    equation = context.string_of("equation")
+    listed, right = _split_equation(equation)
+    is_legal = "." not in equation.replace("...", "")
+    context.require(is_legal, "Einsum has a dot that is part of no ellipsis", got=equation)
     context.require(
-        len(terms) == len(types), f"Einsum has {len(terms)} terms for {len(types)} operands",
-        expected=len(types), got=len(terms),
+        len(listed) == len(types), f"Einsum has {len(listed)} terms for {len(types)} operands",
+        expected=len(types), got=len(listed),
     )  # fmt: skip
+    for term, kind in zip(listed, types, strict=True):
+        rank, named = len(kind.shape), term.replace(".", "")
+        context.require(
+            set(named) <= set(string.ascii_letters) and term.count(".") <= 1,
+            f"Einsum term {term!r} is invalid", expected="letters and at most one ...", got=term,
+        )  # fmt: skip
+        context.require(
+            len(named) == rank or ("." in term and len(named) < rank),
+            f"Einsum term {term!r} does not match its operand of rank {rank}",
+            expected=f"{rank} axes", got=term,
+        )  # fmt: skip
+    terms, result = letters_of_axes(equation, [len(kind.shape) for kind in types])
     sizes: dict[str, int] = {}
-    spanned: Shape = ()
-    parsed = [_split_term(context, t, len(x.shape)) for t, x in zip(terms, types, strict=True)]
-    for (letters, spans), index in zip(parsed, every, strict=True):
-        shape = context.operand(index).shape
-        at = letters.find(".") if "." in letters else len(letters)
-        spanned = context.broadcast(spanned, shape[at : at + spans])
-        named = letters.replace(".", "")
+    for term, kind in zip(terms, types, strict=True):
         own: dict[str, int] = {}
-        for letter, size in zip(named, shape[:at] + shape[at + spans :], strict=True):
+        for letter, size in zip(term, kind.shape, strict=True):
             if own.setdefault(letter, size) != size:
-                raise context.fail(
-                    f"Einsum takes a diagonal over {letter!r} of two sizes", got=shape
-                )
+                what = f"Einsum takes a diagonal over {letter!r} of two sizes"
+                raise context.fail(what, got=kind.shape)
             previous = sizes.setdefault(letter, size)
             if previous == 1:
                 sizes[letter] = size
             elif size not in (1, previous):
-                raise context.fail(
-                    f"axis {letter!r} of Einsum has two sizes", expected=previous, got=size
-                )
-    output = _output_term(context, right, arrow, [letters for letters, _ in parsed], sizes)
-    at = output.find(".")
-    shape = tuple(sizes[c] for c in output.replace(".", ""))
-    if at >= 0:
-        shape = shape[:at] + spanned + shape[at:]
-    return (ValueType(shape, types[0].data_type),)
-
-
-def _output_term(
-    context: InferenceContext, right: str, arrow: str, terms: list[str], sizes: dict[str, int]
-) -> str:
-    if not arrow:
-        together = "".join(terms)
-        once = sorted(c for c in sizes if together.count(c) == 1)
-        return ("." if "." in together else "") + "".join(once)
-    output, _ = _split_term(context, right, None)
-    named = output.replace(".", "")
-    if len(set(named)) != len(named) or any(c not in sizes for c in named):
-        raise context.fail(
-            "result term of Einsum repeats a letter or has one that no operand has", got=right
-        )
-    if "." in "".join(terms) and "." not in output:
-        raise context.fail("result term of Einsum lacks the ellipsis", got=right)
-    return output
+                what = f"axis {letter!r} of Einsum has two sizes"
+                raise context.fail(what, expected=previous, got=size)
+    context.require(
+        len(set(result)) == len(result) and set(result) <= set(sizes) and right.count(".") <= 1,
+        "result term of Einsum repeats a letter or has one that no operand has", got=right,
+    )  # fmt: skip
+    has_ellipsis = "." in right or not any("." in term for term in listed)
+    context.require(has_ellipsis, "result term of Einsum lacks the ellipsis", got=right)
+    return (ValueType(tuple(sizes[letter] for letter in result), types[0].data_type),)
 
 
 def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -420,24 +404,10 @@ def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
     return (partial(np.einsum, equation, *operands, out=out, optimize=path),)
 
 
-def _letters_of_axes(context: GradientContext) -> tuple[list[str], str]:
-    """Return one letter per axis for each operand and the result; ellipses get unused letters."""
-    listed, right = _split_equation(context.string_of("equation"))
-    spans = [
-        len(context.type_of(i).shape) - len(term.replace(".", "")) for i, term in enumerate(listed)
-    ]
-    free = [c for c in string.ascii_letters if c not in "".join(listed) + right]
-    spanned = "".join(free[: max(spans)])
-    terms = [
-        term.replace(".", spanned[len(spanned) - span :])
-        for term, span in zip(listed, spans, strict=True)
-    ]
-    return terms, right.replace(".", spanned)
-
-
 def einsum_gradient(context: GradientContext) -> Sequence[Any]:
     """Broadcast axes of length 1 are left out of the terms and reshaped back."""
-    terms, result = _letters_of_axes(context)
+    ranks = [len(context.type_of(i).shape) for i in range(len(context.input_types))]
+    terms, result = letters_of_axes(context.string_of("equation"), ranks)
     sizes: dict[str, int] = {}
     for index, term in enumerate(terms):
         for letter, size in zip(term, context.type_of(index).shape, strict=True):

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from stitch.ops import (
     indexing,
+    matmul,
     rearranging,
     reshaping,
     types,
@@ -52,18 +53,12 @@ def _cells(inputs: _Shapes, _: _Shapes, __: Attributes) -> int:
 
 def _einsum(inputs: _Shapes, _: _Shapes, attributes: Attributes) -> int:
     """One multiply-add per combination of all indices, at most."""
-    terms = str(attributes.get("equation", "")).replace(" ", "").partition("->")[0].split(",")
+    terms, _ = matmul.letters_of_axes(str(attributes["equation"]), list(map(len, inputs)))
     sizes: dict[str, int] = {}
-    spanned = 1
-    for term, lengths in zip(terms, inputs, strict=False):
-        before, dots, after = term.partition("...")
-        last = len(lengths) - len(after)
-        named = (*zip(before, lengths, strict=False), *zip(after, lengths[last:], strict=False))
-        for letter, size in named:
+    for term, lengths in zip(terms, inputs, strict=True):
+        for letter, size in zip(term, lengths, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 1))
-        if dots:
-            spanned = max(spanned, math.prod(lengths[len(before) : last]))
-    return spanned * math.prod(sizes.values())
+    return math.prod(sizes.values())
 
 
 def _samples(_: _Shapes, outputs: _Shapes, attributes: Attributes) -> int:
