@@ -53,7 +53,7 @@ def _cells(inputs: _Shapes, _: _Shapes, __: Attributes) -> int:
 
 def _einsum(inputs: _Shapes, _: _Shapes, attributes: Attributes) -> int:
     """One multiply-add per combination of all indices, at most."""
-    terms, _ = matmul.letters_of_axes(str(attributes["equation"]), list(map(len, inputs)))
+    terms = matmul.letters_of_axes(str(attributes["equation"]), list(map(len, inputs)))[0]
     sizes: dict[str, int] = {}
     for term, lengths in zip(terms, inputs, strict=True):
         for letter, size in zip(term, lengths, strict=True):
