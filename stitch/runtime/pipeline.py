@@ -96,8 +96,6 @@ def _linked(
         whole,
         inputs=tuple([replace(slot, name=named.name) for slot, named in inputs]),
         outputs=tuple([replace(slot, name=named.name) for slot, named in outputs]),
-        # Without seams it is one part, which executors optimise as a whole.
-        seams=() if fuse else whole.seams,
     )
     linked: LoadedProgram = device.load(Binary((whole,), machine, "linked by a pipeline"))
     return linked

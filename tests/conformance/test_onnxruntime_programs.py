@@ -262,10 +262,10 @@ def test_the_command_line_takes_the_executor_by_name(
 
 def test_a_binding_runs_through_public_methods_alone() -> None:
     prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
-    session = prepared.session.session
+    (call,) = prepared.calls.values()
+    session, converted = call.session.session, call.session.model
     binding = session.io_binding()
     x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
-    converted = prepared.session.model
     binding.bind_cpu_input(f"v{converted.inputs[0]}", x)
     binding.bind_output(f"v{converted.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
     bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()

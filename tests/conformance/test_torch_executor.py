@@ -243,7 +243,7 @@ def layer(b: ComputationGraphBuilder) -> None:
 def test_a_layer_gives_numpys_numbers(with_onnxruntime: bool) -> None:
     executor = TorchExecutor(TABLE)
     if not with_onnxruntime:
-        executor.onnxruntime = None
+        executor.sessions = None
     x = drawn(256, 128).astype(np.float32)
     compiled = model("layer", layer, target="host")
     with (

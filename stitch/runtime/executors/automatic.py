@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import UsageError
 from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.ops import multiply_adds
@@ -155,8 +154,8 @@ class AutomaticExecutor(Executor):
         self._threads = checked_threads(intra_op_threads)
 
     @cached_property
-    def onnxruntime(self) -> Executor | None:
-        """ONNX Runtime's executor, imported on first use; None if it is not installed.
+    def sessions(self) -> Any:
+        """ONNX Runtime's sessions, imported on first use; None if it is not installed.
 
         Raises `UsageError` if the installed package cannot be imported.
         """
@@ -171,16 +170,10 @@ class AutomaticExecutor(Executor):
                 got=str(error),
                 remedy="reinstall onnxruntime, or use executor='numpy'",
             ) from error
-        found: Executor = onnx.OnnxRuntimeExecutor(self._threads)
-        return found
+        return onnx.Sessions(self._threads)
 
     def takes_foreign(self) -> bool:
-        return self.onnxruntime is not None
-
-    @cached_property
-    def sessions(self) -> Any:
-        """The cache of sessions of parts of programs."""
-        return import_module("stitch.runtime.executors.onnx").Sessions(self._threads)
+        return self.sessions is not None
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         return program_bytes(expanded(program), either_bytes, in_sessions=True)
@@ -190,7 +183,7 @@ class AutomaticExecutor(Executor):
 
     @property
     def _has_numpy_only(self) -> bool:
-        return self.library is None and self.onnxruntime is None
+        return self.library is None and self.sessions is None
 
     def link_obstacle(self, programs: Sequence[Program]) -> str:
         """As `Executor.link_obstacle`; equal if NumPy computes both the whole and each program."""
@@ -205,22 +198,17 @@ class AutomaticExecutor(Executor):
         workspace, program = workspace or Workspace(), expanded(program)
         if self._points(program) < 1 or self._has_numpy_only:
             return self.numpy.prepare(program, machine, workspace)
-        if self.onnxruntime is None:
+        if self.sessions is None:
             unable = [False] * len(program.operations)
             division = divide(program, unable, self.prices, 1, self.library)
             return PreparedKernels(program, machine, workspace, (), self.library, division.library)
-        able, calls, is_first = self.sessions.able(program), None, True
+        able, calls = self.sessions.able(program), None
         while calls is None:
             refusal = self.sessions.refusal(program, able)
             if refusal is not None:
                 raise refusal
             division = divide(program, able, self.prices, self.sessions.threads, self.library)
-            if is_first and division.runs == (tuple(range(len(able))),):
-                # If ONNX Runtime refuses the whole, divide it.
-                with suppress(CompileError):
-                    return self.onnxruntime.prepare(program, machine, workspace)
             calls, able = self.sessions.calls(program, division.runs, able)
-            is_first = False
         return PreparedKernels(
             program, machine, workspace, calls, self.library, division.library,
             partial(self.sessions.calls_apart, program, [i for run in division.runs for i in run]),

@@ -173,7 +173,7 @@ class OperationBinding:
         self.written: dict[int, tuple[Thunk, ...]] = {}
         self.arrays: dict[int, Array] = dict(prepared.constants)
         for slot in prepared.program.inputs:
-            if slot.value in prepared.staging.later_reads:
+            if slot.value in prepared.readers:
                 self.arrays[slot.value] = regions.read(slot.value, self.steps)
 
     @property
@@ -217,16 +217,17 @@ class OperationBinding:
         for value in call.outputs:
             arrays[value] = self.arrays[value] = self.output(value)
         self.steps += self.bind_call(call, arrays)
-        self.write(call.outputs)
+        self.write(call.outputs, call.operations)
 
     def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
         return call.bind(arrays)
 
-    def write(self, values: Sequence[int]) -> None:
-        """Append the steps that round values and store them in their layouts."""
+    def write(self, values: Sequence[int], inside: Collection[int] = ()) -> None:
+        """Append the steps that round values and store them in their layouts; the operations
+        `inside` read them as they were computed."""
         for value in values:
             if value != ABSENT:
-                later = value in self.prepared.staging.later_reads
+                later = not self.prepared.readers.get(value, set()).issubset(inside)
                 steps = self.regions.write(value, self.arrays[value], read_back=later)
                 self.written[value] = tuple(steps)
                 self.steps += steps

@@ -23,7 +23,6 @@ class StagingArrays:
         self.program = program
         self.machine = machine
         self._arrays: dict[int, Array] = {}
-        self.later_reads = {i for o in program.operations for i in o.inputs}
 
     def array(self, value: int) -> Array:
         """Return the staging array of a value, in its compute type."""

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.ops import bind
 from stitch.program import Array, Operation, Program, holds_foreign
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.host import PartOfProgram, WholeProgram
@@ -44,6 +45,7 @@ class Segment:
     def bind(self, arrays: Mapping[int, Array]) -> Sequence[Thunk]:
         """Bind the call to dense arrays of the compute types, by the program's values."""
         own = {s.value: arrays[v] for s, v in zip(self.part.inputs, self.inputs, strict=True)}
+        before = _checks(self.part, own)
         after: list[Thunk] = []
         apart = computed_apart(self.part)
         for slot, value in zip(self.part.outputs, self.outputs, strict=True):
@@ -51,7 +53,21 @@ class Segment:
             if slot.value in apart:
                 own[slot.value] = np.empty_like(output)
                 after.append(partial(np.copyto, output, own[slot.value]))
-        return (session_call(self.session, own, self.part), *after)
+        return (*before, session_call(self.session, own, self.part), *after)
+
+
+def _checks(part: Program, arrays: Mapping[int, Array]) -> list[Thunk]:
+    """Return the steps that compare inputs with the constants that `Expect` gives."""
+    steps, constants, nothing = list[Thunk](), part.constant_data(), np.empty(0, np.float32)
+    for operation in part.operations:
+        if (operation.domain, operation.op) == EXPECT:
+            actual = arrays[operation.inputs[1]]
+            expected = constants[operation.inputs[2]].astype(actual.dtype, copy=False)
+            steps += bind(
+                operation.op, [nothing, actual, expected], [nothing],
+                attributes=operation.attributes, domain=operation.domain,
+            )  # fmt: skip
+    return steps
 
 
 class Sessions:
@@ -75,6 +91,10 @@ class Sessions:
 
         return [can(operation) for operation in program.operations]
 
+    def call(self, program: Program, operations: Sequence[int]) -> Segment:
+        """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
+        return self._segment(WholeProgram(program), operations)
+
     def calls(
         self, program: Program, runs: Sequence[Sequence[int]], able: Sequence[bool]
     ) -> tuple[list[Segment] | None, list[bool]]:
@@ -82,15 +102,9 @@ class Sessions:
 
         Returns:
             The segments, or None if ONNX Runtime refuses one; and for each operation whether ONNX
-            Runtime can run it, for the next attempt. `Expect` belongs to whole programs.
+            Runtime can run it, for the next attempt.
         """
-        can_run = [
-            can and (o.domain, o.op) != EXPECT
-            for can, o in zip(able, program.operations, strict=True)
-        ]
-        if any(able[i] and not can_run[i] for run in runs for i in run):
-            return None, can_run
-        segments, whole = [], WholeProgram(program)
+        can_run, segments, whole = list(able), list[Segment](), WholeProgram(program)
         for run in runs:
             try:
                 segments.append(self._segment(whole, run))
@@ -128,10 +142,9 @@ class Sessions:
         """Return a segment for each operation that runs alone; all of its results are outputs."""
         whole, segments = WholeProgram(program), []
         for index in operations:
-            operation = program.operations[index]
-            if (operation.domain, operation.op) != EXPECT:
-                with suppress(*REFUSALS):
-                    segments.append(self._segment(whole, (index,), operation.outputs))
+            with suppress(*REFUSALS):
+                held = program.operations[index].outputs
+                segments.append(self._segment(whole, (index,), held))
         return segments
 
     def _runs_alone(self, whole: WholeProgram, index: int) -> bool:

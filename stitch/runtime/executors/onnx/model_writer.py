@@ -103,7 +103,6 @@ class OnnxModel:
         weights: Large constants by name, which the session refers to.
         chunked: Outputs that the model returns in another shape, with the same elements.
         without: Optimisers to disable, as they would change the results.
-        is_optimised: Whether to run the model without optimising it.
     """
 
     serialized: bytes
@@ -112,7 +111,6 @@ class OnnxModel:
     weights: tuple[tuple[str, Array], ...]
     chunked: Mapping[int, tuple[int, ...]]
     without: tuple[str, ...] = ()
-    is_optimised: bool = False
 
 
 def value_name(value: int) -> str:

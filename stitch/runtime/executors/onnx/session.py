@@ -64,7 +64,7 @@ class Session:
     def __init__(self, model: OnnxModel, threads: int) -> None:
         self.model = model
         self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights]
-        self.session = _load(model, self.held, _options(threads, model.is_optimised))
+        self.session = _load(model, self.held, _options(threads))
 
     def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
         """Return a call that computes on these arrays, which must outlive it."""
@@ -82,26 +82,8 @@ class Session:
 
 def check_kernels(model: OnnxModel) -> None:
     """Raise one of `SESSION_ERRORS` if a node has no kernel, without optimising the model."""
-    options = _options(1, is_optimised=True)
+    options = _options(1, optimises=False)
     options.add_session_config_entry("session.disable_prepacking", "1")
-    _load(model, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights], options)
-
-
-def write_optimised(model: OnnxModel, path: str, constants: str, least: int) -> None:
-    """Write the model that ONNX Runtime optimises to `path`; raises one of `SESSION_ERRORS`.
-
-    Args:
-        constants: Name of the file beside it that holds constants of at least `least` bytes.
-    """
-    options = _options(1, is_optimised=False)
-    options.optimized_model_filepath = path
-    for key, word in (
-        ("session.optimized_model_external_initializers_file_name", constants),
-        ("session.optimized_model_external_initializers_min_size_in_bytes", str(least)),
-        # The session never runs, so weights need no packing.
-        ("session.disable_prepacking", "1"),
-    ):
-        options.add_session_config_entry(key, word)
     _load(model, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in model.weights], options)
 
 
@@ -113,11 +95,11 @@ def tried(model: bytes, **arrays: Array) -> list[Array]:
 
 def _plain_session(model: bytes) -> Any:
     return onnxruntime.InferenceSession(
-        model, _options(1, is_optimised=True), providers=["CPUExecutionProvider"]
+        model, _options(1, optimises=False), providers=["CPUExecutionProvider"]
     )
 
 
-def _options(threads: int, is_optimised: bool) -> Any:
+def _options(threads: int, *, optimises: bool = True) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -127,9 +109,7 @@ def _options(threads: int, is_optimised: bool) -> Any:
     _share_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
     level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = (
-        level.ORT_DISABLE_ALL if is_optimised else level.ORT_ENABLE_ALL
-    )
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimises else level.ORT_DISABLE_ALL
     # Errors are raised; do not print them too.
     options.log_severity_level = 4
     return options
