@@ -97,20 +97,6 @@ class LayerMethods(ReductionMethods):
         """Matrix product; leading axes broadcast as in `numpy.matmul`."""
         return self._one("MatMul", *self._pair("MatMul", a, b))
 
-    batch_matmul = matmul
-
-    def dot(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """`numpy.dot`; raise `CompileError` if the right operand has more than two axes."""
-        x, y = self._pair("dot", a, b)
-        if not x.shape or not y.shape:
-            return self.mul(x, y)
-        if len(y.shape) > 2:
-            raise mistake(
-                f"dot takes a right operand of at most 2 axes, got {len(y.shape)}",
-                remedy="use matmul or einsum",
-            )
-        return self.matmul(x, y)
-
     def einsum(self, equation: str, *operands: Operand) -> SymbolicTensor:
         """Einstein summation over tensors of one data type."""
         like = next((t for t in operands if isinstance(t, SymbolicTensor)), None)
@@ -209,23 +195,6 @@ class LayerMethods(ReductionMethods):
             pads=_pair(padding, "padding") * 2,
             ceil_mode=1 if ceil_mode else None,
             count_include_pad=int(count_include_pad) if averaged else None,
-        )
-
-    def adaptive_pool2d(self, x: Operand, size: Pair, *, kind: str = "average") -> SymbolicTensor:
-        """2-D pooling to `[N, C, *size]`; raise `CompileError` unless size divides H and W."""
-        tensor, wanted = self.tensor(x), _pair(size, "size")
-        if len(tensor.shape) != 4 or any(
-            w < 1 or d % w for d, w in zip(tensor.shape[2:], wanted, strict=True)
-        ):
-            raise mistake(
-                "the output size of adaptive pooling must divide the input's",
-                expected=f"divisors of {list(tensor.shape[2:])}",
-                got=str(list(wanted)),
-            )
-        if wanted == (1, 1) and kind in ("max", "average"):
-            return self._one("GlobalMaxPool" if kind == "max" else "GlobalAveragePool", tensor)
-        return self.pool2d(
-            tensor, [d // w for d, w in zip(tensor.shape[2:], wanted, strict=True)], kind=kind
         )
 
     def batch_norm(

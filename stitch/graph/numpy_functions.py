@@ -21,7 +21,6 @@ from stitch.graph.numpy_reductions import (
     accumulation,
     arg_extreme,
     argsort,
-    average,
     count_nonzero,
     deviation,
     difference,
@@ -29,7 +28,6 @@ from stitch.graph.numpy_reductions import (
     mean,
     median,
     nan_mean,
-    peak_to_peak,
     percentile,
     quantile,
     sort,
@@ -448,13 +446,6 @@ def _allclose(b: LayerMethods, *arguments: Any, **words: Any) -> Any:
     return ufuncs.ALL(b, _isclose(b, *arguments, **words))
 
 
-def _select(b: LayerMethods, condlist: Any, choicelist: Any, default: Any = 0) -> SymbolicTensor:
-    *choices, found = alike(b, *choicelist, default)
-    for condition, choice in zip(reversed(condlist), reversed(choices), strict=True):
-        found = b.where(as_truth(b, as_tensor(b, condition)), choice, found)
-    return found
-
-
 # Products ---------------------------------------------------------------------------------------
 
 
@@ -481,11 +472,6 @@ def _inner(b: LayerMethods, a: Any, other: Any) -> Any:
     return _tensordot(b, x, y, ((-1,), (-1,)))
 
 
-def _vdot(b: LayerMethods, a: Any, other: Any) -> Any:
-    x, y = strong(b, a, other)
-    return ufuncs.matmul(b, b.reshape(x, (-1,)), b.reshape(y, (-1,)))
-
-
 def _tensordot(b: LayerMethods, a: Any, other: Any, axes: Any = 2) -> SymbolicTensor:
     x, y = strong(b, a, other)
     if isinstance(axes, int | np.integer):
@@ -502,16 +488,6 @@ def _tensordot(b: LayerMethods, a: Any, other: Any, axes: Any = 2) -> SymbolicTe
         b.transpose(y, [*of_y, *right]), (count, math.prod(y.shape[i] for i in right))
     )
     return b.reshape(ufuncs.matmul(b, rows, columns), shape)
-
-
-def _kron(b: LayerMethods, a: Any, other: Any) -> SymbolicTensor:
-    x, y = strong(b, a, other)
-    rank = max(x.ndim, y.ndim)
-    x, y = [b.reshape(t, (*[1] * (rank - t.ndim), *t.shape)) for t in (x, y)]
-    apart = b.reshape(x, [n for pair in x.shape for n in (pair, 1)])
-    inside = b.reshape(y, [n for pair in y.shape for n in (1, pair)])
-    shape = [m * n for m, n in zip(x.shape, y.shape, strict=True)]
-    return b.reshape(apply_ufunc(b, np.multiply, apart, inside), shape)
 
 
 def _trace(
@@ -572,20 +548,6 @@ def _vector_norm(
     return b.pow(b.reduce_sum(b.pow(b.abs(tensor), float(ord)), axes, keep), 1.0 / ord)
 
 
-def _matrix_norm(b: LayerMethods, x: Any, *, keepdims: bool = False, ord: Any = "fro") -> Any:
-    return _norm(b, x, ord, (-2, -1), keepdims)
-
-
-def _matrix_power(b: LayerMethods, a: Any, n: int) -> SymbolicTensor:
-    x = as_tensor(b, a)
-    if n < 1:
-        raise ValueError(f"the exponent must be at least 1, got {n}")
-    found = x
-    for _ in range(n - 1):
-        found = ufuncs.matmul(b, found, x)
-    return found
-
-
 def _det(b: LayerMethods, a: Any) -> SymbolicTensor:
     x = as_tensor(b, a)
     return b._one("Det", as_tensor(b, x, float_dtype(x)))
@@ -610,22 +572,19 @@ def _signed_infinity(sign: float) -> Callable[..., Any]:
 
 #: Functions whose results share memory with their argument in NumPy.
 _VIEWS = frozenset({
-    np.reshape, np.ravel, np.transpose, np.matrix_transpose, np.linalg.matrix_transpose,
-    np.swapaxes, np.moveaxis, np.rollaxis, np.squeeze, np.expand_dims, np.broadcast_to, np.split,
+    np.reshape, np.ravel, np.transpose, np.matrix_transpose,
+    np.swapaxes, np.moveaxis, np.squeeze, np.expand_dims, np.broadcast_to, np.split,
     np.array_split, np.hsplit, np.vsplit, np.dsplit, np.unstack, np.flip, np.fliplr, np.flipud,
-    np.rot90, np.diagonal, np.linalg.diagonal, np.real, np.atleast_1d, np.atleast_2d,
+    np.rot90, np.diagonal, np.real, np.atleast_1d, np.atleast_2d,
     np.atleast_3d,
 })  # fmt: skip
 
 _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
-    np.where: _where, np.select: _select, np.clip: _clip, np.round: _round, np.around: _round,
+    np.where: _where, np.clip: _clip, np.round: _round, np.around: _round,
     np.fix: lambda b, x: apply_ufunc(b, np.trunc, x), np.nan_to_num: _nan_to_num,
     np.isclose: _isclose, np.allclose: _allclose, np.array_equal: _array_equal,
     np.isposinf: _signed_infinity(1), np.isneginf: _signed_infinity(-1),
-    np.isreal: lambda b, x: b.constant(np.ones(as_tensor(b, x).shape, np.bool_)),
-    np.iscomplex: lambda b, x: b.constant(np.zeros(as_tensor(b, x).shape, np.bool_)),
-    np.isrealobj: lambda b, x: True, np.iscomplexobj: lambda b, x: False,
-    np.real: _identity, np.copy: _identity, np.positive: _identity, np.real_if_close: _identity,
+    np.real: _identity, np.copy: _identity, np.positive: _identity,
     np.imag: lambda b, val: _full_like(b, val, 0),
     np.concatenate: _concatenate, np.stack: _stack, np.vstack: _joined(np.vstack),
     np.hstack: _joined(np.hstack), np.dstack: _joined(np.dstack),
@@ -637,9 +596,8 @@ _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
     np.reshape: _reshape, np.ravel: _ravel,
     np.transpose: lambda b, a, axes=None: b.transpose(as_tensor(b, a), axes),
     np.matrix_transpose: lambda b, x: b.swapaxes(as_tensor(b, x), -1, -2),
-    np.linalg.matrix_transpose: lambda b, x: b.swapaxes(as_tensor(b, x), -1, -2),
     np.swapaxes: lambda b, a, axis1, axis2: b.swapaxes(as_tensor(b, a), axis1, axis2),
-    np.moveaxis: _moveaxis, np.rollaxis: _moved(np.rollaxis), np.squeeze: _squeeze,
+    np.moveaxis: _moveaxis, np.squeeze: _squeeze,
     np.expand_dims: lambda b, a, axis: b.unsqueeze(as_tensor(b, a), axis),
     np.broadcast_to: lambda b, array, shape, subok=False: b.broadcast(
         as_tensor(b, array), [shape] if isinstance(shape, int) else shape),
@@ -656,7 +614,6 @@ _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
     np.fliplr: _moved(np.fliplr), np.flipud: _moved(np.flipud), np.rot90: _moved(np.rot90),
     np.roll: _roll, np.repeat: _repeat, np.tile: _tile, np.pad: _pad, np.resize: _moved(np.resize),
     np.delete: _moved(np.delete), np.diagonal: _moved(np.diagonal),
-    np.linalg.diagonal: lambda b, x, *, offset=0: _moved(np.diagonal)(b, x, offset, -2, -1),
     np.diag: _diag, np.diagflat: lambda b, v, k=0: _diag(b, _ravel(b, v), k),
     np.compress: lambda b, condition, a, axis=None, out=None: _along(
         lambda numbers, chosen: np.compress(chosen, numbers))(b, a, condition, axis),
@@ -666,7 +623,7 @@ _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
     np.sum: SUM, np.prod: ufuncs.PRODUCT, np.amax: ufuncs.MAXIMUM,
     np.amin: ufuncs.MINIMUM, np.max: ufuncs.MAXIMUM, np.min: ufuncs.MINIMUM,
     np.any: ufuncs.ANY, np.all: ufuncs.ALL, np.mean: mean, np.var: variance, np.std: deviation,
-    np.ptp: peak_to_peak, np.average: average, np.count_nonzero: count_nonzero,
+    np.count_nonzero: count_nonzero,
     np.argmax: arg_extreme("argmax"), np.argmin: arg_extreme("argmin"),
     np.nansum: without_nan(SUM, 0), np.nanprod: without_nan(ufuncs.PRODUCT, 1),
     np.nanmax: without_nan(ufuncs.MAXIMUM, -math.inf),
@@ -675,17 +632,8 @@ _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
     np.cumsum: accumulation(np.add), np.cumprod: accumulation(np.multiply), np.diff: difference,
     np.sort: sort, np.argsort: argsort, np.median: median, np.quantile: quantile,
     np.percentile: percentile,
-    np.dot: _dot, np.inner: _inner, np.vdot: _vdot, np.outer: _outer, np.linalg.outer: _outer,
-    np.tensordot: _tensordot, np.linalg.tensordot: lambda b, x, y, /, *, axes=2: _tensordot(
-        b, x, y, axes),
-    np.kron: _kron, np.einsum: _einsum, np.trace: _trace,
-    np.linalg.trace: lambda b, x, *, offset=0, dtype=None: _trace(b, x, offset, -2, -1, dtype),
-    np.linalg.matmul: lambda b, x, y: apply_ufunc(b, np.matmul, x, y),
-    np.linalg.vecdot: lambda b, x, y, *, axis=-1: apply_ufunc(
-        b, np.vecdot, *[_moveaxis(b, t, axis, -1) for t in (x, y)]),
-    np.linalg.norm: _norm, np.linalg.vector_norm: _vector_norm,
-    np.linalg.matrix_norm: _matrix_norm, np.linalg.matrix_power: _matrix_power,
-    np.linalg.det: _det,
+    np.dot: _dot, np.inner: _inner, np.outer: _outer, np.tensordot: _tensordot,
+    np.einsum: _einsum, np.trace: _trace, np.linalg.norm: _norm, np.linalg.det: _det,
     np.shape: lambda b, a: as_tensor(b, a).shape, np.ndim: lambda b, a: as_tensor(b, a).ndim,
     np.size: _size, np.result_type: lambda b, *values: np.result_type(*map(dtype_of, values)),
 }  # fmt: skip

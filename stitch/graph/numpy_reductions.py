@@ -74,38 +74,11 @@ def arg_extreme(name: str) -> Callable[..., Any]:
     return arg
 
 
-def peak_to_peak(
-    b: LayerMethods, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False
-) -> SymbolicTensor:
-    without_out(out)
-    high, low = (f(b, a, axis, keepdims=keepdims) for f in (ufuncs.MAXIMUM, ufuncs.MINIMUM))
-    result: SymbolicTensor = apply_ufunc(b, np.subtract, high, low)
-    return result
-
-
 def count_nonzero(
     b: LayerMethods, a: Any, axis: Any = None, *, keepdims: bool = False
 ) -> SymbolicTensor:
     found: SymbolicTensor = SUM(b, as_truth(b, as_tensor(b, a)), axis, keepdims=keepdims)
     return found
-
-
-def average(
-    b: LayerMethods, a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
-    keepdims: bool = False,
-) -> Any:  # fmt: skip
-    if returned:
-        raise TypeError("returned=True is not supported")
-    if weights is None:
-        return mean(b, a, axis, keepdims=keepdims)
-    x, w = as_tensor(b, a), as_tensor(b, weights)
-    dtype = np.result_type(x.dtype, w.dtype, *[] if x.data_type.is_floating else [np.float64])
-    x, w = as_tensor(b, x, dtype), as_tensor(b, w, dtype)
-    if w.shape != x.shape:
-        place = axis_of(axis, x.ndim, "average")
-        w = b.reshape(w, [n if i == place else 1 for i, n in enumerate(x.shape)])
-    total = SUM(b, b.broadcast(w, x.shape), axis, keepdims=keepdims)
-    return b.div(SUM(b, b.mul(x, w), axis, keepdims=keepdims), total)
 
 
 def without_nan(reduction: Callable[..., Any], replaced: float) -> Callable[..., Any]:

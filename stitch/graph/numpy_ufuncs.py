@@ -447,11 +447,6 @@ def _trunc(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
     return b.where(b.less(x, 0), b.ceil(x), b.floor(x)) if x.data_type.is_floating else x
 
 
-def _modf(b: LayerMethods, x: SymbolicTensor) -> Any:
-    whole = _trunc(b, x)
-    return b.where(b._one("IsInf", x), b.mul(x, 0) * 0, b.sub(x, whole)), whole
-
-
 def _log1p(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
     # Kahan: log(u) / (u - 1) cancels the rounding error of u = 1 + x.
     u = b.add(x, 1)
@@ -529,21 +524,9 @@ def _arctan2(b: LayerMethods, y: SymbolicTensor, x: SymbolicTensor) -> SymbolicT
     return b.where(_sign_bit(b, across), b.add(angle, turn), angle)
 
 
-def _log_add_exp(base: float) -> Compute:
-    def compute(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-        high = b.maximum(x, y)
-        gap = b.where(b.equal(x, y), 0.0, b.neg(b.abs(b.sub(x, y))))
-        power = b.exp(gap if base == math.e else b.mul(gap, math.log(base)))
-        rest = _log1p(b, power)
-        return b.add(high, rest if base == math.e else b.div(rest, math.log(base)))
-
-    return compute
-
-
-def _heaviside(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    steps = b.cast(b.greater(x, 0), x.data_type)
-    found = b.where(b.equal(x, 0), y, steps)
-    return b.where(b._one("IsNaN", x), x, found)
+def _log_add_exp(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    gap = b.where(b.equal(x, y), 0.0, b.neg(b.abs(b.sub(x, y))))
+    return b.add(b.maximum(x, y), _log1p(b, b.exp(gap)))
 
 
 def _shift(direction: str) -> Compute:
@@ -565,19 +548,6 @@ def matmul(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTen
     if kind.is_floating or kind in _INTEGERS:
         return b.matmul(x, y)
     return b.cast(b.matmul(b.cast(x, DataType.INT64), b.cast(y, DataType.INT64)), kind)
-
-
-def _vec_dot(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    row, column = b.unsqueeze(x, x.ndim - 1), b.unsqueeze(y, y.ndim)
-    return b.squeeze(matmul(b, row, column), (-2, -1))
-
-
-def _mat_vec(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    return b.squeeze(matmul(b, x, b.unsqueeze(y, y.ndim)), -1)
-
-
-def _vec_mat(b: LayerMethods, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
-    return b.squeeze(matmul(b, b.unsqueeze(x, x.ndim - 1), y), -2)
 
 
 def _scaled(factor: float) -> Compute:
@@ -609,13 +579,11 @@ _UFUNCS: dict[str, Compute] = {
     "maximum": _by_kind(of_bools="Or", otherwise="Max"),
     "minimum": _by_kind(of_bools="And", otherwise="Min"),
     "fmax": _known_extreme("Max"), "fmin": _known_extreme("Min"), "matmul": matmul,
-    "vecdot": _vec_dot, "matvec": _mat_vec, "vecmat": _vec_mat,
     "exp": _one("Exp"), "exp2": _in_float64(lambda b, x: b.exp(b.mul(x, math.log(2)))),
     "expm1": _in_float64(_expm1), "log": _one("Log"),
     "log2": _in_float64(lambda b, x: b.div(b.log(x), math.log(2))),
     "log10": _in_float64(lambda b, x: b.div(b.log(x), math.log(10))),
-    "log1p": _in_float64(_log1p), "logaddexp": _in_float64(_log_add_exp(math.e)),
-    "logaddexp2": _in_float64(_log_add_exp(2.0)),
+    "log1p": _in_float64(_log1p), "logaddexp": _in_float64(_log_add_exp),
     "sin": _one("Sin"), "cos": _one("Cos"), "tan": _one("Tan"), "arcsin": _one("Asin"),
     "arccos": _one("Acos"), "arctan": _one("Atan"), "sinh": _one("Sinh"), "cosh": _one("Cosh"),
     "tanh": _one("Tanh"), "arcsinh": _one("Asinh"), "arccosh": _one("Acosh"),
@@ -623,7 +591,7 @@ _UFUNCS: dict[str, Compute] = {
     "degrees": _scaled(180 / math.pi), "rad2deg": _scaled(180 / math.pi),
     "radians": _scaled(math.pi / 180), "deg2rad": _scaled(math.pi / 180),
     "floor": _of_floats("Floor"), "ceil": _of_floats("Ceil"), "rint": _of_floats("Round"),
-    "trunc": _trunc, "modf": _modf, "heaviside": _heaviside, "copysign": _copy_sign,
+    "trunc": _trunc, "copysign": _copy_sign,
     "signbit": _sign_bit, "isnan": _is_special("IsNaN"), "isinf": _is_special("IsInf"),
     "isfinite": _is_finite, "left_shift": _shift("LEFT"), "right_shift": _shift("RIGHT"),
     **{name: _compared(op) for name, op in _COMPARISONS.items()},
@@ -631,5 +599,4 @@ _UFUNCS: dict[str, Compute] = {
     "logical_not": lambda b, x: b.logical_not(as_truth(b, x)),
     "bitwise_and": _named("logical_and"), "bitwise_or": _named("logical_or"),
     "bitwise_xor": _named("logical_xor"), "invert": _named("logical_not"),
-    "ldexp": lambda b, x, y: b.mul(x, b.pow(2.0, b.cast(y, x.data_type))),
 }  # fmt: skip

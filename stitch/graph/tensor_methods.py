@@ -69,8 +69,6 @@ class ElementwiseMethods(Emitter):
             )
         return self._one("Div", x, y)
 
-    true_div = div
-
     def floordiv(self, a: Operand, b: Operand) -> SymbolicTensor:
         """a // b, rounded towards minus infinity as in Python."""
         x, y = self._pair("FloorDiv", a, b)
@@ -100,10 +98,6 @@ class ElementwiseMethods(Emitter):
     pow = _binary("Pow", "a ** b; the result has the type of a.")
     maximum = _binary("Max", "The elementwise maximum; NaN if either is.")
     minimum = _binary("Min", "The elementwise minimum; NaN if either is.")
-
-    # FlexFlow's names for a tensor and a number.
-    scalar_add, scalar_sub, scalar_multiply = add, sub, mul
-    scalar_true_div, scalar_floor_div = div, floordiv
 
     # Comparison and logic ----------------------------------------------------------------------
 
@@ -206,10 +200,6 @@ class ElementwiseMethods(Emitter):
         if tensor.data_type is wanted:
             return tensor
         return self._one("Cast", tensor, to=wanted)
-
-    def type_as(self, x: Operand, other: Operand) -> SymbolicTensor:
-        """Convert x to the data type of `other`."""
-        return self.cast(x, self.tensor(other).data_type)
 
     def activation(self, x: Operand, name: str | None) -> SymbolicTensor:
         """Apply an activation by name: relu, gelu, sigmoid, tanh, elu, silu, identity or none."""
@@ -403,8 +393,6 @@ class ShapeMethods(ElementwiseMethods):
             return tensor
         return self._one("Reshape", tensor, wanted, allowzero=1 if 0 in wanted else None)
 
-    view = reshape
-
     def flat(self, x: Operand) -> SymbolicTensor:
         """Join all axes but the first: NxCxHxW becomes N x (C H W)."""
         return self._one("Flatten", x)
@@ -429,8 +417,6 @@ class ShapeMethods(ElementwiseMethods):
         if len(order) != rank:
             raise mistake("transpose must name every axis", expected=f"{rank} axes", got=str(axes))
         return self._one("Transpose", tensor, perm=order) if rank > 1 else tensor
-
-    permute = transpose
 
     def swapaxes(self, x: Operand, first: int, second: int) -> SymbolicTensor:
         """Exchange two axes (torch's transpose)."""
@@ -457,15 +443,6 @@ class ShapeMethods(ElementwiseMethods):
         count = 1 if isinstance(axis, int) else len(axis)
         axes = axes_of(axis, len(tensor.shape) + count, "unsqueeze")
         return self._one("Unsqueeze", tensor, list(axes))
-
-    def expand(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
-        """Repeat to a shape; -1 keeps a dimension (torch's expand)."""
-        tensor = self.tensor(x)
-        lead = len(shape) - len(tensor.shape)
-        wanted = [
-            tensor.shape[i - lead] if d == -1 and i >= lead else int(d) for i, d in enumerate(shape)
-        ]
-        return self.broadcast(tensor, wanted)
 
     def broadcast(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
         """Broadcast to a shape by NumPy's rule; raise `CompileError` if it does not fit."""
@@ -511,12 +488,6 @@ class ShapeMethods(ElementwiseMethods):
                 got=str(list(sizes)),
             )
         return self.apply("Split", [tensor, list(sizes)], len(sizes), {"axis": place})
-
-    def chunk(self, x: Operand, count: int, axis: int = 0) -> tuple[SymbolicTensor, ...]:
-        """Split along an axis into `count` parts; the last may be smaller (torch's chunk)."""
-        tensor = self.tensor(x)
-        length = tensor.shape[axis_of(axis, len(tensor.shape), "chunk")]
-        return self.split(tensor, -(-length // max(1, count)), axis)
 
     def gather(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
         """Select slices along an axis by index (ONNX Gather, `numpy.take`)."""

@@ -77,9 +77,6 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
         lambda b, x: b.pool2d(x, 3, padding=1, kind="average", count_include_pad=False),
         IMAGE,
     ),
-    "adaptive pool": (lambda b, x: b.adaptive_pool2d(x, (4, 3)), IMAGE),
-    "adaptive pool to one": (lambda b, x: b.adaptive_pool2d(x, 1), IMAGE),
-    "adaptive max pool": (lambda b, x: b.adaptive_pool2d(x, 1, kind="max"), IMAGE),
     "batch norm": (
         lambda b, x: b.batch_norm(x, numbers(4), numbers(4), numbers(4), POSITIVE[0], relu=True),
         IMAGE,
@@ -128,26 +125,17 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
     "add": (lambda b, x: b.add(x, X2), X2),
     "sub": (lambda b, x: b.sub(X2, x), X2),
     "mul": (lambda b, x: b.mul(x, x), X2),
-    "div": (lambda b, x: b.true_div(x, POSITIVE[0, 0]), X2),
-    "scalar versions": (
-        lambda b, x: b.scalar_floor_div(
-            b.scalar_true_div(b.scalar_multiply(b.scalar_sub(b.scalar_add(x, 1), 3), 2.5), 2), 0.5
-        ),
-        X2,
-    ),
+    "div": (lambda b, x: b.div(x, POSITIVE[0, 0]), X2),
     "broadcast": (lambda b, x: b.broadcast(x, (3, 4, 6)), X2),
-    "expand": (lambda b, x: b.expand(b.unsqueeze(x, 0), (3, -1, -1)), X2),
     "cast": (lambda b, x: b.cast(x, "int64"), X2),
-    "type_as": (lambda b, x: b.type_as(x, WHOLE), X2),
     "concat": (lambda b, x: b.concat([x, X2, x], 1), X2),
     "split": (lambda b, x: b.split(x, 3, 2), X3),
     "split by sizes": (lambda b, x: b.split(x, [1, 4], 1), X3),
-    "chunk": (lambda b, x: b.chunk(x, 2, 1), X3),
     "gather": (lambda b, x: b.gather(x, [[1, 0], [-1, 2]], 1), X3),
     "gather elements": (lambda b, x: b.gather_elements(x[:, :3], INDICES, 0), X2),
-    "reshape": (lambda b, x: b.view(x, (4, -1)), X3),
+    "reshape": (lambda b, x: b.reshape(x, (4, -1)), X3),
     "reverse": (lambda b, x: b.reverse(x, (0, 2)), X3),
-    "transpose": (lambda b, x: b.permute(x, (2, 0, 1)), X3),
+    "transpose": (lambda b, x: b.transpose(x, (2, 0, 1)), X3),
     "topk": (lambda b, x: b.topk(x, 3, 1), X3),
     "smallest": (lambda b, x: b.topk(x, 2, largest=False), X2),
     "clip": (lambda b, x: b.clip(x, -0.5, 0.5), X2),
@@ -163,7 +151,6 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
     "integer floor division": (lambda b, x: b.floordiv(x, -2), WHOLE),
     "integer modulo": (lambda b, x: b.mod(x, -4), WHOLE),
     "einsum": (lambda b, x: b.einsum("bij,bkj->bik", x, x), X3),
-    "batch matmul": (lambda b, x: b.batch_matmul(x, b.swapaxes(x, 1, 2)), X3),
     "where": (lambda b, x: b.where(b.greater(x, 0), x, 0.0), X2),
 }
 
@@ -189,7 +176,6 @@ def test_linear_gives_flexflows_reference_values(run: Run) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "adaptive size": (lambda b, x: b.adaptive_pool2d(x, 5), "must divide"),
     "pool kind": (lambda b, x: b.pool2d(x, 2, kind="median"), "unknown pooling"),
     "kernel": (lambda b, x: b.pool2d(x, (2, 2, 2)), "one or two numbers"),
     "weight": (lambda b, x: b.linear(x, X2), "does not fit its input"),
@@ -199,7 +185,6 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "weights": (lambda b, x: b.multi_head_attention(x, x, x, [], heads=2), "4 and 4"),
     "aggregate": (lambda b, x: b.embedding(INDICES, x, "max"), "unknown aggregation"),
     "concat": (lambda b, x: b.concat([]), "at least one"),
-    "dot": (lambda b, x: b.dot(x, x), "at most 2 axes"),
     "transpose": (lambda b, x: b.transpose(x, (0, 1)), "every axis"),
 }
 
