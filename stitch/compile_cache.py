@@ -12,17 +12,16 @@ it adds a compiler warning.
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, final, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, final
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +31,7 @@ from stitch.budget import explicit_limit, parse_nbytes
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import FormatError, StitchError
 from stitch.files import Sink, atomic_write, head_of, make_folder, read_bytes, read_text, unreadable
+from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import ComputationGraph, as_data
 from stitch.machine import Machine
 from stitch.program import dense_bytes
@@ -150,32 +150,33 @@ def _of_text(text: str) -> str:
 def _canonical_text(value: Any) -> str:
     """Return a value as text that is equal only for equal values; includes fields without
     `repr`."""
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if is_dataclass(value) and not isinstance(value, type):
-        item = ", ".join(
-            f"{f.name}={_canonical_text(getattr(value, f.name))}" for f in fields(value)
-        )
-        return f"{type(value).__name__}({item})"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_canonical_text, value))},)"
-    if isinstance(value, Mapping):
-        return _canonical_text(
-            sorted((_canonical_text(key), _canonical_text(item)) for key, item in value.items())
-        )
-    if isinstance(value, frozenset | set):
-        return _canonical_text(sorted(map(_canonical_text, value)))
-    assert value is None or isinstance(value, str | bytes | int | float), type(value)
-    return repr(value)
+    return json.dumps(to_plain(value), sort_keys=True)
 
 
 # Entries.
 
 _KIND = "entry of a compile cache"
 _VERSION = 1
+
+
+class _Notes(NamedTuple):
+    """The JSON file of an entry."""
+
+    stitch: str
+    version: int
+    key: str
+    made_of: Mapping[str, str]
+    programs: tuple[str, ...]
+    machine: str
+    nbytes: int
+    metadata_crc32: int
+    warnings: tuple[CompileWarning, ...]
+    loops: tuple[LoopNote, ...]
+    crc32: int
+
+
 #: Names of both files and their temporary files; the first group is the key.
 NAMES = re.compile(r"\.?([0-9a-f]{64})\.(?:ttb|json)(?:\.\d+\.[0-9a-f]+\.part)?")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +226,17 @@ class _Recorder:
 
 
 def _notes(key: EntryKey, compilation: CachedCompilation, written: _Recorder) -> bytes:
-    body = {
-        "stitch": _KIND, "version": _VERSION, "key": key.text, "made_of": dict(key.parts),
-        "programs": [program.name for program in compilation.binary.programs],
-        "machine": compilation.binary.machine.name,
-        "nbytes": written.nbytes, "metadata_crc32": metadata_crc32(written.head),
-        "warnings": [asdict(warning) for warning in compilation.warnings],
-        "loops": [asdict(loop) for loop in compilation.loops],
-    }  # fmt: skip
+    body = to_plain(_Notes(
+        _KIND, _VERSION, key.text, dict(key.parts),
+        tuple([program.name for program in compilation.binary.programs]),
+        compilation.binary.machine.name, written.nbytes, metadata_crc32(written.head),
+        compilation.warnings, compilation.loops, 0,
+    ))  # fmt: skip
+    del body["crc32"]
     return _text_of(body | {"crc32": zlib.crc32(_text_of(body))})
 
 
-def _text_of(body: dict[str, Any]) -> bytes:
+def _text_of(body: Mapping[str, Any]) -> bytes:
     return (json.dumps(body, indent=1) + "\n").encode()
 
 
@@ -254,47 +254,20 @@ def read_entry(folder: Path, key: EntryKey) -> CachedCompilation | None:
         return None  # Not written, or being written or removed.
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(notes, error) from error
-    try:
-        body = json.loads(text)
-        if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
-            raise FormatError("the JSON file belongs to another entry", where=str(notes))
+    with located(str(notes)):
+        body = read_json(text, _KIND)
+        check_format(body, _KIND, stitch=_KIND, version=_VERSION, key=key.text)
+        form = from_plain(_Notes, body, str(notes))
         if body.pop("crc32") != zlib.crc32(_text_of(body)):
-            raise ValueError("CRC-32 differs")
-        warnings = _all(CompileWarning, body["warnings"])
-        loops = _all(LoopNote, body["loops"])
-        promised = body["nbytes"], body["metadata_crc32"]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FormatError("the JSON file of the entry is damaged", where=str(notes)) from error
-    if promised != (nbytes, metadata_crc32(head)):
+            raise FormatError("the JSON file of the entry is damaged: its CRC-32 differs")
+    if (form.nbytes, form.metadata_crc32) != (nbytes, metadata_crc32(head)):
         raise FormatError("the binary does not match the JSON file", where=str(path))
     try:
-        return CachedCompilation(load(path, verify="full"), warnings, loops)
+        return CachedCompilation(load(path, verify="full"), form.warnings, form.loops)
     except FormatError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None  # Another process has removed it.
         raise
-
-
-def _all(kind: type[_T], rows: Any) -> tuple[_T, ...]:
-    """Return dataclasses from JSON; raise `TypeError` for other fields or types."""
-    hints = get_type_hints(kind)
-    if type(rows) is not list or any(type(row) is not dict or row.keys() != hints.keys()
-                                     for row in rows):  # fmt: skip
-        raise TypeError(f"not a list of {kind.__name__}")
-    return tuple([kind(**{name: _read(hints[name], row[name]) for name in row}) for row in rows])
-
-
-def _read(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is not tuple:
-        if type(value) is not kind:
-            raise TypeError(f"{value!r:.40} is not {kind}")
-        return value
-    kinds = get_args(kind)
-    if type(value) is not list:
-        raise TypeError(f"{value!r:.40} is not a list")
-    if kinds[-1] is Ellipsis:
-        kinds = (kinds[0],) * len(value)
-    return tuple([_read(inner, item) for inner, item in zip(kinds, value, strict=True)])
 
 
 # Eviction: least recently used first.

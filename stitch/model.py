@@ -334,44 +334,6 @@ class _Model(NamedTuple):
     search: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """The parts of a model in JSON; without training there is no binary."""
-
-    graph: ComputationGraph
-    target: str
-    options: CompileOptions
-    binary: Binary | None = None
-    training: CompiledTraining | None = None
-    search_result: SearchResult[Any] | None = None
-
-
-def read_model(text: str) -> ModelParts:
-    """Return the parts of a dumped model; raise `FormatError` for any other text."""
-    data = read_json(text, "JSON of a compiled model")
-    check_format(
-        data, "compiled model", "compile the module again with this version of Stitch",
-        stitch="model", version=VERSION,
-    )  # fmt: skip
-    form = from_plain(_Model, data, "model")
-    graph = from_data(form.graph)
-    with located("model"):
-        options = CompileOptions(
-            placement=tuple(map(parse_placement, form.placement)), name=form.name, role=form.role,
-            math_fidelity=form.math_fidelity,
-        )  # fmt: skip
-        if form.training is None and form.search is None:
-            return ModelParts(graph, form.target, options)
-        from stitch.training import CompiledTraining, InferenceGraphs, SearchResult
-
-        if form.training is None:
-            result = SearchResult.from_data(form.search, InferenceGraphs(graph))
-            return ModelParts(graph, form.target, options, search_result=result)
-        binary = load_binary(form.programs or b"")
-        training = CompiledTraining.from_data(form.training, binary.programs, graph, form.search)
-    return ModelParts(graph, form.target, options, binary, training, training.search_result)
-
-
 PRODUCER = f"stitch {__version__}"
 
 
@@ -453,15 +415,36 @@ class CompiledModel(ModelOfBinary):
     @takes(file=either(PATH, READABLE))
     def load(file: str | Path | IO[str]) -> CompiledModel:
         """Read what `dump` wrote, from a path or an open text file; raise `FormatError`."""
-        parts = read_model(text_of(file))
-        machine = load_machine(parts.target)
-        if parts.training is None:
-            model = compile_for_inference(parts.graph, machine, parts.target, parts.options)
-            return replace(model, search_result=parts.search_result)
-        assert parts.binary is not None
+        data = read_json(text_of(file), "JSON of a compiled model")
+        check_format(
+            data, "compiled model", "compile the module again with this version of Stitch",
+            stitch="model", version=VERSION,
+        )  # fmt: skip
+        form = from_plain(_Model, data, "model")
+        graph, machine = from_data(form.graph), load_machine(form.target)
+        with located("model"):
+            options = CompileOptions(
+                placement=tuple(map(parse_placement, form.placement)), name=form.name,
+                role=form.role, math_fidelity=form.math_fidelity,
+            )  # fmt: skip
+        if form.training is None:
+            model = compile_for_inference(graph, machine, form.target, options)
+            if form.search is None:
+                return model
+            from stitch.training import InferenceGraphs, SearchResult
+
+            result = SearchResult.from_data(form.search, InferenceGraphs(graph))
+            return replace(model, search_result=result)
+        from stitch.training import CompiledTraining
+
+        with located("model.programs"):
+            binary = load_binary(form.programs or b"")
+            training = CompiledTraining.from_data(
+                form.training, binary.programs, graph, form.search
+            )
         return CompiledModel(
-            parts.graph, parts.binary, parts.target, parts.options.placement,
-            training=parts.training, search_result=parts.search_result,
+            graph, binary, form.target, options.placement, training=training,
+            search_result=training.search_result,
         )  # fmt: skip
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:

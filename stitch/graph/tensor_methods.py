@@ -489,6 +489,12 @@ class ShapeMethods(ElementwiseMethods):
             )
         return self.apply("Split", [tensor, list(sizes)], len(sizes), {"axis": place})
 
+    def chunk(self, x: Operand, count: int, axis: int = 0) -> tuple[SymbolicTensor, ...]:
+        """Split along an axis into `count` parts; the last may be smaller (torch's chunk)."""
+        tensor = self.tensor(x)
+        length = tensor.shape[axis_of(axis, len(tensor.shape), "chunk")]
+        return self.split(tensor, -(-length // max(1, count)), axis)
+
     def gather(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
         """Select slices along an axis by index (ONNX Gather, `numpy.take`)."""
         tensor = self.tensor(x)

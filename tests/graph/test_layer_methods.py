@@ -131,6 +131,7 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
     "concat": (lambda b, x: b.concat([x, X2, x], 1), X2),
     "split": (lambda b, x: b.split(x, 3, 2), X3),
     "split by sizes": (lambda b, x: b.split(x, [1, 4], 1), X3),
+    "chunk": (lambda b, x: b.chunk(x, 2, 1), X3),
     "gather": (lambda b, x: b.gather(x, [[1, 0], [-1, 2]], 1), X3),
     "gather elements": (lambda b, x: b.gather_elements(x[:, :3], INDICES, 0), X2),
     "reshape": (lambda b, x: b.reshape(x, (4, -1)), X3),
