@@ -18,7 +18,7 @@ The form::
       - t = Add(y, 1.0)                 # a number takes the first tensor's type
       - c = Clip(t, _, 6.0)             # `_` is an operand that is not there
       - u = Cast(c, to=float16)         # data types by name
-      - {op: Relu, inputs: [u], outputs: [r], attributes: {}, domain: ""}    # the long form
+      - r = Relu(u)
     outputs:
       r: {space: l1}                    # placement options
       first: {value: v, shape: [64, 5]} # under another name; shape and type are checked if given
@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ from stitch.forms import (
     Number,
     Pairs,
     ParseContext,
+    ProblemLog,
     Schema,
     Shape,
     SourceLocation,
@@ -459,23 +460,12 @@ def _number(text: str) -> int | float:
 # --------------------------------------------------------------------------------------------------
 # Operations
 
-_OPERATION = Schema(
-    "an operation",
-    as_written,
-    Field("op", Word("the name of an operator"), needed=True),
-    Field("domain", Word(may_be_empty=True), default=""),
-    Field("inputs", ListOf(AsWritten(), "a list"), default=()),
-    Field("outputs", ListOf(AsWritten(), "a list of names"), needed=True),
-    Field("attributes", Pairs(AsWritten(), "a mapping", by_position=False), default=()),
-)
-
 
 class OperationReader:
     """Names that are defined so far, and the operations that define more."""
 
-    def __init__(self, builder: ComputationGraphBuilder, reading: ParseContext) -> None:
-        self.builder = builder
-        self.reading, self.log = reading, reading.log
+    def __init__(self, builder: ComputationGraphBuilder, log: ProblemLog) -> None:
+        self.builder, self.log = builder, log
         self._lines: dict[str, int] = {}
         self._tensors: dict[str, SymbolicTensor] = {}
 
@@ -503,7 +493,7 @@ class OperationReader:
 
     def read(self, node: Node) -> None:
         """Adds one operation."""
-        statement = self._long(node) if isinstance(node.data, Mapping) else self._compact(node)
+        statement = self._statement(node)
         if statement is None:
             return
         operands = [self._operand(operand, node.line) for operand in statement.operands]
@@ -526,59 +516,16 @@ class OperationReader:
         for name, tensor in zip(statement.outputs, results, strict=True):
             self.define(name, tensor)
 
-    def _compact(self, node: Node) -> Statement | None:
+    def _statement(self, node: Node) -> Statement | None:
         if not isinstance(node.data, str):
-            detail = f"an operation is written y = Relu(x), not {node.describe()}"
+            # YAML reads `y = Relu(x): z` as a mapping.
+            detail = f"an operation is written y = Elu(x, alpha=1.0), not {node.describe()}"
             self.log.note("bad_operation", node.line, detail)
             return None
         try:
             return parse_statement(node.data)
         except StatementError as error:
             self.log.note("bad_operation", node.line, f"in {node.data[:60]!r}: {error}")
-            return None
-
-    def _long(self, node: Node) -> Statement | None:
-        assert isinstance(node.data, Mapping)
-        fused = next((key for key in node.data if "=" in key and "(" in key), None)
-        if fused is not None:
-            detail = f"{fused[:60]!r} holds ': '; write attributes as name=value in the brackets"
-            self.log.note("bad_operation", node.line, detail)
-            return None
-        values = _OPERATION.fields(node, self.reading.root).values
-        op, domain, outputs = values["op"], values["domain"], values["outputs"]
-        if op is None or outputs is None:
-            return None
-        if not domain:
-            domain, op = split_operator(op)
-        operands = self._listed(values["inputs"], "inputs")
-        names = [
-            one.text if isinstance(one, ValueName) else "_"
-            for one in self._listed(outputs, "outputs")
-        ]
-        written: list[tuple[str, Literal]] = []
-        for key, item in values["attributes"]:
-            value = self._plain(item, f"attribute {key!r}")
-            if value is not None:
-                written.append((key, value))
-        return Statement(tuple(names), op, domain, tuple(operands), tuple(written))
-
-    def _listed(self, items: Sequence[Node], key: str) -> list[Operand]:
-        operands: list[Operand] = []
-        for item in items:
-            if item.data is None or item.raw in ("_", ""):
-                value = None if not isinstance(item.data, tuple) else self._plain(item, key)
-            elif isinstance(item.data, str):
-                value = ValueName(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
-            else:
-                value = self._plain(item, key)
-            operands.append(value)  # type: ignore[arg-type]  # strings became names above
-        return operands
-
-    def _plain(self, item: Node, what: str) -> Literal | None:
-        try:
-            return plain(item)  # type: ignore[return-value]  # nested lists of scalars
-        except ValueError as error:
-            self.log.note("bad_value", item.line, f"{what}: {error}")
             return None
 
     def _operand(self, operand: Operand, line: int) -> OperandLike | _Missing:
@@ -708,7 +655,7 @@ class _ModuleReader:
         self.log = reading.log
         self.top = _MODULE.fields(root, reading.root)
         self.builder = ComputationGraphBuilder(self.top.values["name"])
-        self.operations = OperationReader(self.builder, reading)
+        self.operations = OperationReader(self.builder, reading.log)
 
     def graph(self) -> ComputationGraph | None:
         for name, node in self.top.values["inputs"]:
