@@ -28,23 +28,21 @@ The keys::
     max_runs: 2000000000                  # limit of program runs of a pass; default: 10^9
 
 `inputs` of a step binds every input slot of the program, `outputs` the results that are used; both
-may be lists, by position. An unused result gives a warning, unless its name begins with `_`. A name
-is defined once; names of a repeat are local to it, except carried and collected ones. `xs[i]`,
-`xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` read one element of the first dimension; `xs[-1-i]` goes
-from the last to the first. Bounds and shapes are checked before anything runs. `collect` stacks the
-values of all rounds along a new first axis.
+may be lists, by position. A name is defined once; names of a repeat are local to it, except carried
+and collected ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` read one element of the first
+dimension; `xs[-1-i]` goes from the last to the first. Bounds and shapes are checked before anything
+runs. `collect` stacks the values of all rounds along a new first axis.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from stitch.errors import Problem
 from stitch.forms import (
     ByKey,
     ElementType,
@@ -378,42 +376,3 @@ def uses_of(step: PipelineStep) -> frozenset[str]:
 def at_end(step: RepeatStep) -> frozenset[str]:
     """Return the names that are read at the end of a round."""
     return frozenset(name for _, name in (*step.carry, *step.collect))
-
-
-def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
-    """Return a warning for each input and result that is neither read nor an output.
-
-    Names that begin with `_` are exempt.
-
-    >>> from pathlib import Path
-    >>> from stitch.documents.pipeline_form import PipelineFile, RunStep
-    >>> step = RunStep("m", (), ((None, "y"), (None, "yy")), 4)
-    >>> pipeline = PipelineFile("p.yaml", Path(), "p", None, (), (), (step,), (("y", "y", 5),))
-    >>> [str(problem) for problem in unread(pipeline)]
-    ["p.yaml:4: no step reads 'yy', and it is no output [unread]"]
-    """
-    wanted = frozenset(word for _, word, _ in pipeline.outputs)
-    names = list(_unread_results(pipeline.steps, wanted))
-    read = wanted.union(*(uses_of(step) for step in pipeline.steps))
-    names += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
-    return tuple(
-        Problem("unread", f"{pipeline.file}:{line}", f"no step reads {name!r}, and it is no output")
-        for name, line in sorted(names, key=lambda pair: pair[1])
-        if not name.startswith("_")
-    )
-
-
-def _unread_results(
-    steps: Sequence[PipelineStep], wanted: frozenset[str]
-) -> Iterator[tuple[str, int]]:
-    """Yield the names, with lines, that steps define and neither later steps nor `wanted` read."""
-    live = set(wanted)
-    for step in reversed(steps):
-        if isinstance(step, RunStep):
-            yield from ((name, step.line) for name in sorted(defines(step) - live))
-        else:
-            # Names of a round end with it, except carried and collected ones.
-            yield from _unread_results(step.steps, at_end(step))
-            yield from ((name, step.line) for name in sorted(defines(step) - live))
-        live -= defines(step)
-        live |= uses_of(step)

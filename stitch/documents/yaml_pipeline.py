@@ -21,7 +21,6 @@ from stitch.documents.pipeline_form import (
     RepeatStep,
     RunStep,
     load_pipeline,
-    unread,
 )
 from stitch.documents.schedule import (
     CheckedValue,
@@ -82,7 +81,7 @@ MIN_ROUNDS = 128
 class CheckedPipeline:
     """A checked pipeline file with its binaries and input arrays.
 
-    `warnings` lists conversions of input arrays and results that no step reads.
+    `warnings` lists conversions of input arrays.
     """
 
     file: PipelineFile
@@ -141,8 +140,7 @@ def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPip
         )
     values = {one.name: CheckedValue(one.type) for one in inputs}
     outputs, changed = check_pipeline(file, programs, values, strict_types=strict_types)
-    warnings = (*converted, *changed, *unread(file))
-    return CheckedPipeline(file, binaries, programs, inputs, outputs, warnings)
+    return CheckedPipeline(file, binaries, programs, inputs, outputs, (*converted, *changed))
 
 
 @final

@@ -205,33 +205,6 @@ def test_the_file_may_name_its_device(cli: Cli, here: Path) -> None:
     assert other.code == 4 and "banks" in other.err
 
 
-# -- what is no error and worth a look -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "warned"),
-    [
-        ("outputs: {result: last, state: h}", "outputs: [h]", {(14, "last")}),
-        ("inputs:\n", "inputs:\n  z: {shape: [2], type: int32}\n", {(6, "z")}),
-        ("carry: {h: h_new}", "index: i", {(13, "h_new")}),
-        ("[last]}\noutputs: {result: last, state: h}", "[_last]}\noutputs: [h]", set()),
-        ("outputs: {y: h}}", "outputs: {y: h}}\n  - {run: encoder, inputs: [h], outputs: [hh]}",
-         {(10, "hh")}),
-    ],
-)  # fmt: skip
-def test_what_nobody_reads_is_warned_of_with_its_line(
-    cli: Cli, here: Path, old: str, new: str, warned: set[tuple[int, str]]
-) -> None:
-    assert old in PIPELINE
-    (here / "p.yaml").write_text(PIPELINE.replace(old, new, 1))
-    found = read_pipeline("p.yaml").warnings
-    wanted = {(f"p.yaml:{line}", f"no step reads {name!r}, and it is no output")
-              for line, name in warned}  # fmt: skip
-    assert {(problem.where, problem.detail) for problem in found} == wanted
-    done = cli("run", "p.yaml", "--init=ones")
-    assert done.code == 0 and done.err.count("stitch-run: warning: ") == len(warned), done.err
-
-
 FROM_FILE = """\
 modules: {types: types.ttb}
 inputs:
