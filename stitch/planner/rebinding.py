@@ -8,7 +8,7 @@ of its resident buffers, or to the one that a program requires, else to any hole
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,8 +36,7 @@ from stitch.tasks import NumberedTask
 class _Part(NamedTuple):
     """Bytes `[start, end)` that the known plan uses at some time.
 
-    `wanted`: the required start now (None: any). `number`: the buffer at this address (with
-    `is_target`: the buffer moved to it), None for scratch.
+    `wanted`: the required start now (None: any). `number`: the buffer there, None for scratch.
     """
 
     space: Space
@@ -45,7 +44,6 @@ class _Part(NamedTuple):
     end: int
     wanted: int | None
     number: int | None
-    is_target: bool = False
 
 
 @dataclass(slots=True)
@@ -59,113 +57,55 @@ class _Cluster:
     shift: int | None = None
 
 
-#: Required addresses, by buffer.
-_Fixed = Mapping[int, Collection[int | None]]
-
-
 def new_addresses(
     request: PlanRequest, plan: Plan, numbers: Mapping[int, int], freed: Collection[int],
     taken: Mapping[Space, Allocator],
-) -> tuple[dict[int, int], dict[int, int]] | None:  # fmt: skip
-    """Return the new addresses of the buffers that a known plan uses, and the new targets of its
-    moves, by their numbers in the known plan; None if they do not fit.
+) -> dict[int, int] | None:  # fmt: skip
+    """Return the new addresses of the buffers that a known plan uses, by their numbers there; None
+    if they do not fit.
 
     Args:
         request: The request to rebind to.
-        known: The plan.
+        plan: The plan.
         numbers: The request's buffer for each buffer of the known plan's request.
         freed: Buffers that the plan frees.
         taken: Allocators of the spaces, including buffers that the request does not list.
     """
     old = {b.number: b for b in plan.request.buffers}
     new = {b.number: b for b in request.buffers}
-    fixed, moved = plan.fixed, moves_of(plan)
-    if not all(_has_same_requirement(old[n], new[b], fixed, moved) for n, b in numbers.items()):
+    fixed = plan.fixed
+    if any(n in fixed and old[n].address != new[b].address for n, b in numbers.items()):
         return None
-    made = [*_new_parts(plan, fixed, moved)]
-    if any(_need_not_move(moved[n][0], n in old, fixed, made) for n in moved):
-        return None
-    leaving = {*freed, *(moved.keys() & old.keys())}
     there = [
-        _Part(b.space, b.address, b.address + b.size_per_bank, now, n if n in moved else None)
-        for n in leaving
+        _Part(b.space, b.address, b.address + b.size_per_bank, now, None)
+        for n in freed
         if (b := old[n]).address is not None and (now := new[numbers[n]].address) is not None
     ]
-    clusters = _clusters([*there, *made])
+    clusters = _clusters([*there, *_new_parts(plan, fixed)])
     if clusters is None:
         return None
     free = {space: taken[space].clone() for space in {cluster.space for cluster in clusters}}
-    for n in leaving:
+    for n in freed:
         space, address = old[n].space, new[numbers[n]].address
         if space in free and address is not None and address < LENT_ADDRESSES:
             free[space].free(address)
     if not _assign_addresses(free, clusters):
         return None
-    addresses: dict[int, int] = {}
-    targets: dict[int, int] = {}
-    for cluster in clusters:
-        for part in cluster.parts:
-            if part.number is not None:
-                those = targets if part.is_target else addresses
-                those[part.number] = part.start + (cluster.shift or 0)
-    return addresses, targets
+    return {
+        part.number: part.start + (cluster.shift or 0)
+        for cluster in clusters
+        for part in cluster.parts
+        if part.number is not None
+    }
 
 
-def moves_of(plan: Plan) -> dict[int, tuple[Buffer, int]]:
-    """Return the buffers that a plan moves inside their space, with their targets, by number."""
-    moved = {n: at for s in plan.steps if isinstance(s, Relocate) for n, at in s.targets}
-    if not moved:
-        return {}
-    made = [step.buffer for step in plan.steps if isinstance(step, Allocate)]
-    those = (*plan.request.buffers, *made)
-    return {b.number: (b, moved[b.number]) for b in those if b.number in moved}
-
-
-def _has_same_requirement(
-    old: Buffer, new: Buffer, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
-) -> bool:
-    """Whether a resident buffer satisfies the same address requirement as in the known plan."""
-    number = old.number
-    wanted = fixed.get(number, ())
-    if number in moved and old.address not in wanted:
-        target = moved[number][1]
-        if target in wanted:
-            return new.address != target
-    elif not wanted:
-        return True
-    return old.address == new.address
-
-
-def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequence[_Part]) -> bool:
-    """Whether another plan might do without this move: nothing requires it."""
-    number, start = buffer.number, buffer.address or 0
-    is_in_the_way = any(
-        part.space is buffer.space
-        and part.start < start + buffer.size_per_bank
-        and start < part.end
-        and (part.number != number or part.is_target)
-        and part.wanted is not None
-        for part in made
-    )
-    if was_there:
-        return not is_in_the_way and number not in fixed
-    return not is_in_the_way or start not in fixed.get(number, ())
-
-
-def _new_parts(
-    plan: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
-) -> Iterator[_Part]:
+def _new_parts(plan: Plan, fixed: Mapping[int, Collection[int]]) -> Iterator[_Part]:
     for step in plan.steps:
         if isinstance(step, Allocate):
             b, at = step.buffer, step.buffer.address
             assert at is not None
             wanted = at if at in fixed.get(b.number, ()) else None
             yield _Part(b.space, at, at + b.size_per_bank, wanted, b.number)
-        elif isinstance(step, Relocate):
-            for n, at in step.targets:
-                wanted = at if at in fixed.get(n, ()) else None
-                end = at + moved[n][0].size_per_bank
-                yield _Part(step.space, at, end, wanted, n, is_target=True)
         elif isinstance(step, Execute) and step.scratch is not None:
             space, at, size = step.scratch
             # In L1 it has a fixed address, elsewhere a buffer of its own.
@@ -233,7 +173,7 @@ def map_evictions(plan: Plan, request: PlanRequest) -> dict[int, int] | None:
     spaces = {space for space, _ in leaving}
     if not spaces:
         return {}
-    used = {value for task in request.tasks for value in (*task.inputs, *task.outputs)}
+    used = _used(request.tasks)
     if _later(before, used) != _later(request, used):
         return None
     gone = {number for _, number in leaving}
@@ -310,11 +250,11 @@ def rebind_plan(
     """Return the steps of a known plan for another request, or None if they do not apply.
 
     The request must have the same tasks, on values in the same layouts. Moves inside a space depend
-    on its contents, so only single-transfer moves off required regions are rebound. Evictions
-    follow the same rules and may choose other tensors.
+    on its contents, so a plan with moves is not rebound. Evictions follow the same rules and may
+    choose other tensors.
 
     Args:
-        known: A plan for the same tasks.
+        plan: A plan for the same tasks.
         request: The new state; may list only the spaces in `plan.pressured_spaces`.
         taken: Allocators of all spaces; default: those of `request`.
     """
@@ -333,8 +273,8 @@ def rebind_plan(
     taken = taken or allocators_of(request)
     if _bypasses_dram(plan, taken):
         return None
-    places = new_addresses(request, plan, numbers, _freed(plan), taken)
-    return None if places is None else _rebind(plan, request, numbers, values, *places)
+    addresses = new_addresses(request, plan, numbers, _freed(plan), taken)
+    return None if addresses is None else _rebind(plan, request, numbers, values, addresses)
 
 
 def _bypasses_dram(plan: Plan, taken: Mapping[Space, Allocator]) -> bool:
@@ -354,41 +294,8 @@ def _bypasses_dram(plan: Plan, taken: Mapping[Space, Allocator]) -> bool:
 
 
 def is_rebindable(plan: Plan) -> bool:
-    """Whether a plan moves each buffer at most once, in one transfer, and then evicts nothing."""
-    moves = [step for step in plan.steps if isinstance(step, Relocate)]
-    targets = [target for step in moves for target in step.targets]
-    is_direct = len(moves_of(plan)) == len(targets) and all(
-        step.stage is None
-        and step.certificate is None
-        and sorted(t.target_address for t in step.transfers) == sorted(at for _, at in step.targets)
-        for step in moves
-    )
-    return not moves or (is_direct and not _evicts(plan))
-
-
-def _evicts(plan: Plan) -> bool:
-    """Whether a live tensor is evicted, dropped, or brought back."""
-    tasks, done = plan.request.tasks, 0
-    needed = {value: t for t, task in enumerate(tasks) for value in task.inputs}
-    needed |= dict.fromkeys([r.value for r in plan.final_values], len(tasks))
-    lying: dict[int, set[int]] = {}
-    for resident in plan.request.residents:
-        for instance in resident.instances:
-            lying.setdefault(instance.buffer, set()).add(resident.value)
-    for step in plan.steps:
-        if isinstance(step, Copy):
-            if step.kind != "copy":
-                return True
-            lying.setdefault(step.target.buffer, set()).add(step.made)
-        elif isinstance(step, Execute):
-            done = step.task + 1
-            for value, instance in zip(tasks[step.task].outputs, step.outputs, strict=True):
-                lying[instance.buffer] = {value}
-        elif isinstance(step, Free) and any(
-            needed.get(value, -1) >= done for value in lying.get(step.buffer, ())
-        ):
-            return True
-    return False
+    """Whether a plan moves nothing inside a space."""
+    return not any(isinstance(step, Relocate) for step in plan.steps)
 
 
 def _used(tasks: tuple[NumberedTask, ...]) -> set[int]:
@@ -412,12 +319,6 @@ def _numbers(plan: Plan, request: PlanRequest, values: Numbers) -> Numbers | Non
             is_same = (a.offset_nbytes, a.desc) == (b.offset_nbytes, b.desc)
             if not is_same or numbers.setdefault(a.buffer, b.buffer) != b.buffer:
                 return None
-    # A moved buffer need not belong to a task: find it by its address.
-    there = {(b.space, b.address): b.number for b in request.buffers}
-    for number, (buffer, _) in moves_of(plan).items():
-        now_there = there.get((buffer.space, buffer.address))
-        if number in plan.touched and number not in numbers and now_there is not None:
-            numbers[number] = now_there
     if len(set(numbers.values())) < len(numbers) or not plan.touched <= numbers.keys():
         return None
     old, new = _by_number(plan.request), _by_number(request)
@@ -462,9 +363,8 @@ def _freed(plan: Plan) -> frozenset[int]:
 
 
 def _rebind(
-    plan: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers,
-    targets: Numbers,
-) -> Plan:  # fmt: skip
+    plan: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers
+) -> Plan:
     fresh = max([b.number for b in request.buffers], default=-1) + 1
     made: dict[int, Buffer] = {}
     for step in plan.steps:
@@ -474,14 +374,8 @@ def _rebind(
             if number != b.number or addresses[b.number] != b.address:
                 b = replace(b, number=number, address=addresses[b.number])
             made[number] = b
-    steps = tuple(_steps(plan, numbers, values, made, addresses, targets))
+    steps = tuple(_steps(plan, numbers, values, made))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
-    present = _by_number(request)
-    for number, (buffer, _) in moves_of(plan).items():
-        address, now = targets[number], numbers[number]
-        claimed.append((buffer.space, address, buffer.size_per_bank))
-        those = present if now in present else made
-        those[now] = replace(those[now], address=address)
     claimed += [
         step.scratch for step in steps if isinstance(step, Execute) and step.scratch is not None
     ]
@@ -490,7 +384,7 @@ def _rebind(
     return Plan(
         request=request,
         steps=steps,
-        final_buffers=_final_buffers(plan, present, numbers, made),
+        final_buffers=_final_buffers(plan, request, numbers, made),
         final_values=_final_values(plan, request, numbers, values),
         free_regions=needed_regions(claimed, holders),
         touched=touched,
@@ -499,9 +393,8 @@ def _rebind(
 
 
 def _steps(
-    plan: Plan, numbers: Numbers, values: Numbers, made: Mapping[int, Buffer], addresses: Numbers,
-    targets: Numbers,
-) -> Iterator[Step]:  # fmt: skip
+    plan: Plan, numbers: Numbers, values: Numbers, made: Mapping[int, Buffer]
+) -> Iterator[Step]:
     is_same = all(a == b for those in (numbers, values) for a, b in those.items())
     #: New addresses of buffers by their old ones.
     lies: dict[tuple[Space, int | None], int] = {}
@@ -521,21 +414,12 @@ def _steps(
             inputs = tuple([_instance(i, numbers) for i in step.inputs])
             outputs = tuple([_instance(i, numbers) for i in step.outputs])
             yield Execute(step.task, inputs, outputs, scratch)
-        elif isinstance(step, Relocate):
-            moved = {at: number for number, at in step.targets}
-            yield replace(
-                step,
-                targets=tuple([(numbers[n], targets[n]) for n in moved.values()]),
-                transfers=tuple(
-                    replace(t, source_address=addresses[n], target_address=targets[n])
-                    for t, n in ((t, moved[t.target_address]) for t in step.transfers)
-                ),
-            )
         elif is_same:
             yield step
         elif isinstance(step, Free):
             yield Free(numbers[step.buffer])
         else:
+            assert isinstance(step, Copy), "a plan with moves is not rebound"
             yield replace(
                 step,
                 value=values[step.value],
@@ -550,9 +434,10 @@ def _instance(instance: Instance, numbers: Numbers) -> Instance:
 
 
 def _final_buffers(
-    plan: Plan, present: Mapping[int, Buffer], numbers: Numbers, made: Mapping[int, Buffer]
+    plan: Plan, request: PlanRequest, numbers: Numbers, made: Mapping[int, Buffer]
 ) -> tuple[Buffer, ...]:
-    old, final = _by_number(plan.request), dict(present)
+    old, present = _by_number(plan.request), _by_number(request)
+    final = dict(present)
     for number in _freed(plan):
         del final[numbers[number]]
     for buffer in plan.final_buffers:

@@ -22,7 +22,6 @@ from stitch.planner import (
     Resident,
     check_plan,
     plan,
-    predicted_cost,
     rebind_plan,
 )
 from stitch.program import Space
@@ -87,27 +86,22 @@ def test_plans_at_other_places_are_sound(count: int) -> None:
             known = plan(request)
         except (OutOfMemoryError, LayoutError):
             continue
-        moves = [step for step in known.steps if isinstance(step, Relocate)]
         other = elsewhere(request, dice)
         for asked in (request, *([] if other is None else [other])):
             bound = rebind_plan(known, asked)
             if bound is None:
                 counts["refused"] += asked is other
                 continue
-            assert all(len(move.transfers) == len(move.targets) for move in moves)
+            assert not any(isinstance(step, Relocate) for step in known.steps)
             assert check_plan(bound) == (), seed
             assert ByteMachine(bound, seed).run() == [], seed
             assert [type(step) for step in bound.steps] == [type(step) for step in known.steps]
             assert bound.seconds == known.seconds and bound.request is asked
             counts["placed"] += asked is other
-            if moves and asked is other:
-                counts["moves"] += 1
-                assert predicted_cost(bound) <= predicted_cost(plan(asked)), seed
             counts["evicts"] += asked is other and any(
                 isinstance(s, Copy) and s.kind == "evict" for s in bound.steps
             )
     assert counts["placed"] > counts["refused"] / 2 and counts["evicts"] >= count // 400, counts
-    assert counts["moves"] >= count // 120, counts
 
 
 def bound_to(known: Plan, addresses: dict[int, int]) -> Plan | None:
@@ -147,34 +141,6 @@ def test_what_a_program_wants_at_an_address_stays_there() -> None:
     assert not known.copies
     made_at(bound_to(known, {0: 2048}))
     assert bound_to(known, {0: 3072, 1: 2048}) is None, "it would have to be moved"
-
-
-ROOMY = machine_with(l1_nbytes=8192)
-WRITES = program("p", [], [desc_of(1024, address=3072)])
-
-
-def held_at(address: int, *beside: int) -> PlanRequest:
-    """A program whose output is at an address, where a tensor lies that no task reads, and others
-    beside it that nobody reads either."""
-    scene = Scene(ROOMY)
-    scene.run(WRITES, keep=True)
-    for at in (address, *beside):
-        scene.tensor(desc_of(1024), at, keep=True)
-    return scene.request()
-
-
-def test_what_lies_where_a_program_writes_is_moved_to_any_hole() -> None:
-    known = plan(held_at(3072))
-    (move,) = [step for step in known.steps if isinstance(step, Relocate)]
-    ((_, first),) = move.targets
-    taken = held_at(3072, first)
-    again = rebind_plan(known, taken)
-    assert again is not None and check_plan(again) == () and ByteMachine(again, 0).run() == []
-    (moved,) = [step for step in again.steps if isinstance(step, Relocate)]
-    ((number, second),) = moved.targets
-    assert second != first and taken.buffers[number].address == 3072
-    assert predicted_cost(again) == predicted_cost(plan(taken))
-    assert (L1, second, 1024) in again.free_regions
 
 
 def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> None:

@@ -29,7 +29,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "output in dram": ("input.x.space=dram", "output.y.space=dram", "output.y.address=0x400000"),
 }
 #: How many results are held at a time; "fed back": each is the next input.
-HELD: dict[str, int | None] = {"unheld": 0, "y =": 1, "ring": 3, "all": None, "fed back": 1}
+HELD = {"unheld": 0, "y =": 1, "ring": 3, "fed back": 1}
 #: In a Pipeline windows make no difference.
 FORMS = [(window, form) for form in ("call", "two calls") for window in (1, 8, 64)]
 FORMS += [(8, form) for form in ("pipeline", "pipeline of two")]
