@@ -75,7 +75,7 @@ def kind_of_file(path: Path) -> str | None:
     for name, magic in _KINDS:
         if magic.match(head):
             return name
-    return recognize(head, path.stat().st_size)[0]
+    return recognize(head)[0]
 
 
 @final

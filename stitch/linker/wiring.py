@@ -7,7 +7,6 @@ index.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -128,7 +127,7 @@ def wires_in_words(
     """Parse wiring; return the wires by consumer and input.
 
     Raises:
-        UsageError: Unknown slots, an input fed twice, wires that lead backwards or in a circle.
+        UsageError: Unknown slots, an input fed twice, wires that lead backwards.
         LinkError: Slots that do not fit, with both descriptors.
 
     >>> wires_in_words(ProgramNames(()), [])
@@ -144,9 +143,14 @@ def wires_in_words(
                 f"an input is fed twice: {words[port]} and {word}", where="the wiring",
                 remedy="keep one of the two",
             )  # fmt: skip
+        if wire.producer >= wire.consumer:
+            raise UsageError(
+                f"wire {word!r} leads backwards",
+                expected="an output of a module that runs before the one that it feeds",
+                remedy="give the modules in the order in which they run",
+            )
         words[port] = word
         wires.append(wire)
-    _check_order(wires, words, names.programs)
     check_fits(names.programs, wires, strict_types)
     return tuple(sorted(wires, key=lambda w: (w.consumer, w.input)))
 
@@ -193,33 +197,6 @@ def _pairs(wiring: Wiring) -> Iterable[tuple[SlotWord, SlotWord, str]]:
         if not (equals and "." in source and "." in wanted):
             raise UsageError(f"{word!r} is not a wire", expected=WIRE_FORM)
         yield source, wanted, word
-
-
-def _check_order(
-    wires: Sequence[Wire], words: Mapping[Port, str], programs: Sequence[Program]
-) -> None:
-    """Raise `UsageError` for a wire to an earlier program, or a circle."""
-    backwards = next((w for w in wires if w.producer >= w.consumer), None)
-    if backwards is None:
-        return
-    sources: dict[int, list[int]] = {}
-    for one in wires:
-        sources.setdefault(one.consumer, []).append(one.producer)
-    try:
-        TopologicalSorter(sources).prepare()
-    except CycleError as error:
-        circle: list[int] = error.args[1]
-        feeding = {(w.producer, w.consumer): words[w.consumer, w.input] for w in wires}
-        raise UsageError(
-            "the wires lead in a circle: " + ", ".join(map(feeding.__getitem__, pairwise(circle))),
-            got=" -> ".join(programs[at].name for at in circle),
-            remedy="remove one of them: its input is then an input of the pipeline",
-        ) from None
-    raise UsageError(
-        f"wire {words[backwards.consumer, backwards.input]!r} leads backwards",
-        expected="an output of a module that runs before the one that it feeds",
-        remedy="give the modules in the order in which they run",
-    )
 
 
 def slot_index(names: Mapping[str, int], word: str | int) -> int | None:

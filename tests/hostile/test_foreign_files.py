@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +24,6 @@ def npy() -> bytes:
     return buffer.getvalue()
 
 
-def empty_zip() -> bytes:
-    buffer = io.BytesIO()
-    zipfile.ZipFile(buffer, "w").close()
-    return buffer.getvalue()
-
-
-def safetensors() -> bytes:
-    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes(4)
-
-
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "an empty file"),
     "bare ttnn": (b"\x1c\0\0\0TTNN" + bytes(60), "TTNN binary of tt-mlir, without its size"),
@@ -47,13 +34,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     "bare flatbuffer": (b"\x1c\0\0\0STCH" + bytes(60), "without its size prefix"),
     "onnx": (b"\x08\x0a\x12\x07pytorch\x3a\x03abc", "an ONNX model"),
     "zip": (npz(), "zip archive"),
-    "empty zip": (empty_zip(), "empty zip archive"),
     "npy": (npy(), "NumPy array"),
-    "safetensors": (safetensors(), "safetensors"),
     "elf": (b"\x7fELF\x02\x01\x01" + bytes(60), "ELF object"),
-    "png": (b"\x89PNG\r\n\x1a\n" + bytes(60), "PNG image"),
-    "gzip": (b"\x1f\x8b\x08" + bytes(60), "gzip"),
-    "pickle": (b"\x80\x04\x95\x10" + bytes(60), "Python pickle"),
     "gguf": (b"GGUF\x03\0\0\0" + bytes(60), "GGUF"),
     "mlir": (b"ML\xefR\x03" + bytes(60), "MLIR bytecode"),
     "yaml": (b"name: module\noperations:\n  - op: Gemm\n", "text (YAML"),

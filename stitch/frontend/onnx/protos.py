@@ -99,13 +99,13 @@ def _parsed(path: Path) -> Any:
         raise FormatError(
             "this file is no ONNX model, or it was cut off or damaged", where=path.name,
             expected="a serialized ModelProto",
-            got=f"{len(data)} bytes that begin like {recognize(data[:64], len(data))[0]}",
+            got=f"{len(data)} bytes that begin like {recognize(data[:64])[0]}",
             remedy="export or copy it again",
         ) from error  # fmt: skip
     if not proto.HasField("graph"):
         raise FormatError(
             "this file holds no ONNX graph", where=path.name,
-            expected="a ModelProto with a graph", got=recognize(data[:64], len(data))[0],
+            expected="a ModelProto with a graph", got=recognize(data[:64])[0],
         )  # fmt: skip
     return proto
 
