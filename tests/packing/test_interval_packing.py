@@ -77,6 +77,11 @@ def test_sets_without_slack_are_packed_within_a_quarter_of_the_bound(seed: int) 
     assert packing.peak_nbytes <= pack_intervals(intervals, placements=0).peak_nbytes
 
 
+def test_the_greedy_orders_together_stay_within_12_percent_of_perfect_packings() -> None:
+    peaks = [pack_intervals(_cut_rectangle(60, s), placements=0).peak_nbytes for s in range(6)]
+    assert sum(peaks) / 6 <= 1.12 * 4096 * 64
+
+
 @st.composite
 def _few_intervals(draw: st.DrawFn) -> list[Interval]:
     count = draw(st.integers(1, 7))

@@ -12,7 +12,7 @@ import pytest
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import load_machine
-from stitch.packing import Interval, gaps_between, pack_intervals
+from stitch.packing import gaps_between
 from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
@@ -116,30 +116,6 @@ def test_relayouts_take_no_longer_and_no_more_moves_than_they_did(
 ) -> None:
     took, count, outside = relayouts(machine, full=full)
     assert took <= microseconds and count <= moves and (full or not outside)
-
-
-# -- packing ------------------------------------------------------------------------------------
-
-
-def cut_rectangle(pieces: int, seed: int) -> list[Interval]:
-    """400 moments and 4,096 bytes, cut into pieces: they fill it without slack."""
-    chance, found = Random(seed), [(0, 400, 0, 4096)]
-    while len(found) < pieces:
-        first, last, low, high = found.pop(chance.randrange(len(found)))
-        if chance.random() < 0.5 and last - first > 1:
-            cut = chance.randint(first + 1, last - 1)
-            found += [(first, cut, low, high), (cut, last, low, high)]
-        elif high - low > 1:
-            cut = chance.randint(low + 1, high - 1)
-            found += [(first, last, low, cut), (first, last, cut, high)]
-        else:
-            found.append((first, last, low, high))
-    return [Interval(first, last - 1, high - low) for first, last, low, high in found]
-
-
-def test_the_greedy_orders_together_stay_within_12_percent_of_perfect_packings() -> None:
-    peaks = [pack_intervals(cut_rectangle(60, s), placements=0).peak_nbytes for s in range(6)]
-    assert sum(peaks) / 6 <= 1.12 * 4096
 
 
 # -- whole plans ----------------------------------------------------------------------------------
