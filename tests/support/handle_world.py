@@ -54,19 +54,15 @@ class World:
 
     def __init__(
         self, machine: int, *, window: int = 8, executor: str = "numpy", debug: bool = False,
-        inter_op_threads: int = 1,
+        inter_op_threads: int = 1, device: RuntimeDevice | None = None,
     ) -> None:  # fmt: skip
-        self.machine, self.window, self.executor, self.debug = machine, window, executor, debug
-        self.inter_op_threads = inter_op_threads
+        self.machine = machine
         self.held: list[Held] = []
         self.loaded: list[tuple[Work, stitch.LoadedProgram]] = []
         self.roots = self.refused = self.count = 0
-        self.open()
-
-    def open(self) -> None:
-        self.device: RuntimeDevice = stitch.open_device(
-            ALL_MACHINES[self.machine], window=self.window, executor=self.executor,
-            debug=self.debug, inter_op_threads=self.inter_op_threads,
+        self.device: RuntimeDevice = device or stitch.open_device(
+            ALL_MACHINES[machine], window=window, executor=executor, debug=debug,
+            inter_op_threads=inter_op_threads,
         )  # fmt: skip
 
     # -- the model -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import stitch
 from stitch.errors import StitchError
 from stitch.graph import ComputationGraphBuilder
-from stitch.machine import Machine
+from stitch.machine import Machine, Policy, load_machine
 from stitch.program import Array, DataType, Layout, Ownership, Space
 from tests.support.machines import without_path
 from tests.support.planner.small_requests import machine_with
@@ -32,6 +32,15 @@ def _without_dram(machine: Machine) -> Machine:
     return replace(machine, shape=replace(machine.shape, dram=None), paths=paths)
 
 
+def _by_granules(granule: int, policy: Policy, upwards: Policy) -> Machine:
+    machine = machine_with(l1_nbytes=8192)
+    l1, dram = machine.shape.l1, machine.shape.dram
+    assert l1 is not None and dram is not None
+    l1 = replace(l1, granule=granule, policy=policy)
+    dram = replace(dram, granule=2 * granule, policy=upwards)
+    return replace(machine, shape=replace(machine.shape, l1=l1, dram=dram))
+
+
 _SMALL = machine_with(l1_nbytes=2048)
 MACHINES: tuple[Machine, ...] = (
     machine_with(l1_nbytes=4096),
@@ -45,9 +54,17 @@ MACHINES: tuple[Machine, ...] = (
     _without_dram(_SMALL),
     machine_with(l1_nbytes=16),
 )
-#: These, and one in which there is always room.
+#: These, one in which there is always room, known ones, and two whose tensors are smaller than a
+#: granule, or which place them as devices do.
+ALL_MACHINES = (
+    *MACHINES, machine_with(l1_nbytes=1 << 16),
+    *map(load_machine, ("tiny", "host", "wormhole_n150")),
+    _by_granules(512, Policy.BEST_FIT, Policy.BEST_FIT),
+    _by_granules(64, Policy.FIRST_FIT, Policy.FIRST_FIT_UPWARDS),
+)  # fmt: skip
 WITH_ROOM = len(MACHINES)
-ALL_MACHINES = (*MACHINES, machine_with(l1_nbytes=1 << 16))
+NAMED = range(WITH_ROOM + 1, WITH_ROOM + 4)
+BY_GRANULES = range(WITH_ROOM + 4, WITH_ROOM + 6)
 
 
 @dataclass(frozen=True, eq=False)
