@@ -33,7 +33,6 @@ from stitch.ops import (
     resampling,
     reshaping,
     scan,
-    training,
     types,
     unfolding,
     window_of_rows,
@@ -59,7 +58,7 @@ from stitch.program import (
 _FAMILIES = (
     arithmetic, reshaping, rearranging, reduction, indexing, window_of_rows, matmul,
     quantized_products, fourier, convolution, pooling, unfolding, batch_normalization,
-    layer_normalization, activation, recurrent, resampling, grid_sampling, types, training, scan,
+    layer_normalization, activation, recurrent, resampling, grid_sampling, types, scan,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(family.OPERATORS for family in _FAMILIES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -1,4 +1,4 @@
-"""Signal operators: DFT, STFT and MelWeightMatrix; complex numbers are a last dimension of 2."""
+"""Signal operators: DFT and STFT; complex numbers are a last dimension of 2."""
 
 from __future__ import annotations
 
@@ -11,71 +11,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from stitch.ops.batching import BatchingContext, in_first_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import FLOATS, NUMERIC, data_type_of_code
+from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import PIECE_NBYTES, copy_steps, pieces_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, operands
+from stitch.ops.steps import PIECE_NBYTES, pieces_of
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
-
-#: Limit of num_mel_bins.
-MAX_BINS = 1 << 20
-
-
-def _mel_numbers(arrays: Sequence[Array | None]) -> tuple[int, int, int, float, float]:
-    bins, length, rate, low, high = (a.reshape(()).item() for a in arrays if a is not None)
-    return int(bins), int(length), int(rate), float(low), float(high)
-
-
-def _mel_edges(arrays: Sequence[Array | None]) -> Array:
-    """Return the spectrogram bins at which the triangles begin, peak and end."""
-    bins, length, rate, low, high = _mel_numbers(arrays)
-    first, last = (2595 * np.log1p(hertz / 700) / np.log(10) for hertz in (low, high))
-    mels = np.arange(bins + 2) * ((last - first) / (bins + 2)) + first
-    hertz = 700 * np.expm1(mels / 2595 * np.log(10))
-    return np.asarray(((length + 1) * hertz) // rate)
-
-
-def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
-    for index, name in enumerate(("num_mel_bins", "dft_length", "sample_rate")):
-        context.known_scalar(index, name)
-    for index in (3, 4):
-        context.require_type(index, FLOATS)
-        context.require_shape(index, ())
-        context.known_data(index, ("lower_edge_hertz", "upper_edge_hertz")[index - 3])
-    bins, length, rate, low, high = _mel_numbers(context.constants)
-    if not 1 <= bins <= MAX_BINS:
-        what = f"num_mel_bins={bins} of MelWeightMatrix is out of range"
-        raise context.fail(what, expected=f"1 to {MAX_BINS}", got=bins)
-    if min(length, rate) < 1 or not 0 <= low <= high < np.inf:
-        raise context.fail(
-            "operands of MelWeightMatrix are out of range",
-            expected="dft_length >= 1, sample_rate >= 1, 0 <= lower edge <= upper edge",
-            got=f"{length}, {rate}, {low}, {high}",
-        )
-    if not _mel_edges(context.constants)[-1] <= length // 2:
-        raise context.fail(
-            f"upper_edge_hertz={high} of MelWeightMatrix is beyond the spectrogram",
-            expected=f"bin {length // 2} at most",
-        )
-    data_type = data_type_of_code(context.int_of("output_datatype"), context.op)
-    if data_type not in NUMERIC:
-        raise context.fail("output_datatype of MelWeightMatrix is not numeric", got=data_type.value)
-    return (ValueType((length // 2 + 1, bins), data_type),)
-
-
-def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
-    out = arguments.outputs[0]
-    edges = _mel_edges(arguments.inputs).astype(np.intp)
-    weights = np.zeros(out.shape)
-    for i in range(out.shape[1]):
-        low, center, high = (int(edge) for edge in edges[i : i + 3])
-        if low == center:
-            weights[center, i] = 1
-        else:
-            weights[low : center + 1, i] = np.arange(center - low + 1) / (center - low)
-        if high > center:
-            weights[center:high, i] = np.arange(high - center, 0, -1) / (high - center)
-    return copy_steps(weights, out)
 
 
 def batch_dft(c: BatchingContext) -> Sequence[Any]:
@@ -231,10 +171,6 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 OPERATORS = (
-    OpDef(
-        "MelWeightMatrix", (5, 5), _infer_mel, _mel, attributes=declared(output_datatype=1),
-        workspace=operands(3),
-    ),
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
         batching=batch_dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import BatchingContext, along_axis, in_first_axis
+from stitch.ops.batching import BatchingContext, in_first_axis
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.gradient import GradientContext
@@ -20,11 +20,6 @@ from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, DataType, ValueType
 
 # Batching -------------------------------------------
-
-
-def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
-    axes = [c.axis_behind(axis) for axis in c.ints_of("axes") or ()]
-    return c.emit(c.operands[0], axes=axes)
 
 
 def batch_layer(c: BatchingContext) -> Sequence[Any] | None:
@@ -164,31 +159,6 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second, third
 
 
-def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
-    """ONNX's function body adds its epsilon to the deviation, not to the variance."""
-    rank = len(context.type_of(0).shape)
-    axes = [axis % rank for axis in context.ints_of("axes") or ()]
-    x = context.input(0)
-    centred = x - mean_over(context, x, axes)
-    deviation = context.apply("Sqrt", mean_over(context, centred * centred, axes))
-    inverse = context.apply("Reciprocal", deviation + 1e-9)
-    gradient = context.gradient
-    slant = context.output() * mean_over(context, gradient * centred, axes) / deviation
-    return ((gradient - mean_over(context, gradient, axes) - slant) * inverse,)
-
-
-def lp_gradient(context: GradientContext) -> Sequence[Any]:
-    """dx = (dy - sum(dy y) * slope of the norm) / norm; 0 for rows of zeros."""
-    x, y, gradient = context.input(0), context.output(), context.gradient
-    axis = [context.int_of("axis")]
-    absolute = context.int_of("p") == 1
-    norm = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
-    slope = context.apply("Sign", x) if absolute else y
-    dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
-    quotient = (gradient - slope * dot) / norm
-    return (context.where(context.apply("Greater", norm, 0.0), quotient),)
-
-
 EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
 
 
@@ -315,61 +285,6 @@ def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
     return [*steps, *_scale_and_shift(out, scale, shift)]
 
 
-def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, FLOATS)
-    context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
-    if context.int_of("p") not in (1, 2):
-        p = context.int_of("p")
-        raise context.fail(f"LpNormalization does not support p={p}", expected="1 or 2", got=p)
-    return (data,)
-
-
-def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.operand(0), arguments.outputs[0]
-    axis = arguments.int_of("axis") % x.ndim
-    row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
-    zero = np.empty(row.shape, np.bool_)
-    if arguments.int_of("p") == 1:
-        steps: list[Thunk] = [partial(np.absolute, x, out)]
-        root: list[Thunk] = []
-    else:
-        steps = [partial(np.multiply, x, x, out)]
-        root = [partial(np.sqrt, row, row)]
-    return [
-        *steps,
-        partial(np.add.reduce, out, axis, None, row, True),
-        *root,
-        partial(np.equal, row, scalar(0, row), zero),
-        partial(np.copyto, row, scalar(1, row), where=zero),  # rows of zeros stay 0
-        partial(np.divide, x, row, out),
-    ]
-
-
-def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, FLOATS)
-    context.axes_of(context.ints_of("axes") or (), len(data.shape))
-    return (data,)
-
-
-def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = arguments.operand(0), arguments.outputs[0]
-    axes = tuple(a % x.ndim for a in arguments.ints_of("axes") or ())
-    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
-    row, square = np.empty(shape, out.dtype), np.empty_like(out)
-    count = scalar(math.prod(x.shape[i] for i in axes), row)
-    return [
-        partial(np.add.reduce, x, axes, None, row, True),
-        partial(np.divide, row, count, row),
-        partial(np.subtract, x, row, out),
-        partial(np.multiply, out, out, square),
-        partial(np.add.reduce, square, axes, None, row, True),
-        partial(np.divide, row, count, row),
-        partial(np.sqrt, row, row),
-        partial(np.add, row, scalar(1e-9, row), row),  # the epsilon of ONNX's function body
-        partial(np.divide, out, row, out),
-    ]
-
-
 _LAYER = declared(axis=-1, epsilon=EPSILON, stash_type=1)
 
 
@@ -472,11 +387,6 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
-        "MeanVarianceNormalization", (1, 1), _infer_mean_variance, _mean_variance,
-        attributes=declared(axes=(0, 2, 3)), gradient=mean_variance_gradient,
-        batching=batch_mean_variance,
-    ),
-    OpDef(
         "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
         gradient=layer_gradient, batching=batch_layer, workspace=operands(1 / 2, is_kept=False),
     ),
@@ -496,10 +406,6 @@ OPERATORS: tuple[OpDef, ...] = (
         ),
         gradient=group_gradient, batching=in_first_axis(1, 2),
         workspace=operands(1 / 2, is_kept=False),
-    ),
-    OpDef(
-        "LpNormalization", (1, 1), _infer_norm, _norm, attributes=declared(axis=-1, p=2),
-        gradient=lp_gradient, batching=along_axis, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LayerNormalizationGradient", (5, 5), _infer_layer_gradient, _layer_gradient, (1, 3),

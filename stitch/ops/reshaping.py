@@ -18,7 +18,6 @@ from stitch.ops.batching import BatchingContext, of_last_axes
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import (
     BOOLEAN,
-    EVERY,
     FLOATS,
     INT64,
     MOVED,
@@ -294,25 +293,6 @@ def _range(arguments: KernelArguments) -> Sequence[Thunk]:
     return [write]
 
 
-def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, EVERY)
-    context.require_rank(0, 2, 2)
-    if "dtype" not in context.attributes:
-        return (data,)
-    code = context.int_of("dtype")
-    return (ValueType(data.shape, data_type_of_code(code, context.op)),)
-
-
-def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
-    out = arguments.outputs[0]
-    k = arguments.int_of("k")
-    rows, columns = out.shape
-    first = max(0, -k) * columns + max(0, k)
-    count = max(0, min(rows - max(0, -k), columns - max(0, k)))
-    diagonal = out.reshape(-1)[first : first + count * (columns + 1) : columns + 1]
-    return (fill_step(out, 0), fill_step(diagonal[:count], 1))
-
-
 OPERATORS: tuple[OpDef, ...] = (
     *_RESHAPING,
     OpDef(
@@ -339,8 +319,4 @@ OPERATORS: tuple[OpDef, ...] = (
         attributes=declared(dtype=1, value_float=0.0, value_int=0), workspace=few,
     ),
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
-    OpDef(
-        "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
-        workspace=few,
-    ),
 )  # fmt: skip

@@ -32,7 +32,6 @@ CHAINS = {
     "an expanded number": ("s = Expand(1.5, [1000000000])",),
     "a tile": ("a = ConstantOfShape([1000])", "s = Tile(a, [1000000])"),
     "padding": ("a = ConstantOfShape([1000])", "s = Pad(a, [0, 1000000000])"),
-    "a unit matrix": ("a = ConstantOfShape([30000, 30000])", "s = EyeLike(a)"),
     "one hot": ("r = Range(0, 50000, 1)", "s = OneHot(r, 50000, [0.0, 1.0])"),
     "a large kernel": (
         "a = ConstantOfShape([1, 1, 400, 400])",

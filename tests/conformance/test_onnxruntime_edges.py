@@ -65,14 +65,6 @@ def test_extremes_along_axes_of_whole_numbers_beyond_32_bits(
     np.testing.assert_array_equal(made, wanted)
 
 
-def test_a_channel_of_one_number_is_normalized_to_zeros() -> None:
-    x = np.full((2, 3, 4, 5), 7, np.float32)
-    x[:, 1] = np.arange(40).reshape(2, 4, 5)
-    (made,) = computed(Row("MeanVarianceNormalization", ["f32[2,3,4,5]"]), x)
-    assert not made[:, [0, 2]].any()
-    np.testing.assert_allclose(made[:, 1].std(), 1, rtol=1e-5)
-
-
 def test_a_dropout_that_drops_nothing_takes_any_ratio() -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     y, mask = computed(Row("Dropout", ["f32[2,3]", "f32[]"], {}, 2), x, np.array(7, np.float32))

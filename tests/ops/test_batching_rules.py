@@ -23,8 +23,8 @@ from tests.support.operators.one_operation import Binding, Row, one_operation
 
 #: Operators of which each example is computed by itself.
 WITHOUT_RULE = {
-    "ConstantOfShape", "EyeLike", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "QLinearMatMul",
-    "Range", "RoiAlign", "Shape", "Size", "TfIdfVectorizer",
+    "ConstantOfShape", "MatMulInteger", "MaxUnpool", "QLinearMatMul", "Range", "RoiAlign", "Shape",
+    "Size", "TfIdfVectorizer",
 }  # fmt: skip
 #: Operands that may not differ from lane to lane for a rule to apply: weights, scales, numbers that
 #: a kernel takes one of.
@@ -32,7 +32,6 @@ NOT_FOR = {
     "Conv": {1, 2}, "ConvTranspose": {1, 2},
     "GroupNormalization": {1, 2}, "InstanceNormalization": {1, 2}, "LayerNormalization": {1, 2},
     "DequantizeLinear": {1, 2}, "QuantizeLinear": {1, 2},
-    "Adagrad": {0, 1}, "Adam": {0, 1}, "Momentum": {0, 1},
     "ConvInteger": {1, 2, 3}, "DeformConv": {1, 3}, "QLinearConv": set(range(1, 9)),
     "Dropout": {1}, "OneHot": {2}, "Pad": {2}, "RMSNormalization": {1},
     "GRU": {1, 2, 3}, "LSTM": {1, 2, 3, 7}, "RNN": {1, 2, 3},

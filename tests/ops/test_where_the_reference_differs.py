@@ -145,15 +145,6 @@ def test_float64_normalizations_are_exact_to_float64() -> None:
     np.testing.assert_allclose(found.reshape(2, 3, 8), wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_lp_norms_use_absolute_values_and_keep_zero_rows() -> None:
-    """The reference sums x ** p, which for p = 1 is not a norm."""
-    x = np.array([[3, -4], [0, 0]], np.float32)
-    (one,) = evaluate("LpNormalization", [x], attributes={"p": 1})
-    np.testing.assert_allclose(one, np.array([[3 / 7, -4 / 7], [0, 0]]), rtol=1e-6)
-    (two,) = evaluate("LpNormalization", [x])
-    np.testing.assert_allclose(two, np.array([[0.6, -0.8], [0, 0]]), rtol=1e-6)
-
-
 def test_ceil_mode_adds_no_weight_and_no_window_in_the_padding() -> None:
     """The reference spreads what ceil_mode adds over both ends; it belongs to the end."""
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)

@@ -59,7 +59,6 @@ CASES: list[tuple[Any, ...]] = [
     ("BitCast", ["i64[5]"], {"to": 11}),
     ("BitCast", ["ui8[2,3]"], {"to": 3}),
     ("BitCast", ["i16[]"], {"to": 4}),
-    ("MelWeightMatrix", [at(8), at(16), at(8192), at(0, np.float32), at(4096, np.float32)], {}),
 ]
 
 

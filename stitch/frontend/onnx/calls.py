@@ -113,7 +113,7 @@ _MakeOne = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """How an operator is lowered, and all that it may be given; `results` are their indices.
-    `decides` is the operand whose data decides the shape of a result, -1 for none.
+    `decides` are the operands whose data decide the result's shape or what it is.
 
     What a lowering does not know (an attribute, an operand, a result) is refused, never passed
     over.
@@ -122,8 +122,8 @@ class Lowering:
     make: _Make
     operands: int
     attributes: frozenset[str]
-    results: tuple[int, ...]
-    decides: int = -1
+    results: Sequence[int]
+    decides: tuple[int, ...] = ()
 
     def of(self, builder: ComputationGraphBuilder, call: NodeCall) -> Results:
         """The results of a node; raises `CompileError`, `FormatError`."""
@@ -146,7 +146,7 @@ def to_one(make: _MakeOne, operands: int, attributes: str = "") -> Lowering:
 
 
 def to_several(
-    make: _Make, operands: int, attributes: str = "", results: tuple[int, ...] = (0, 1)
+    make: _Make, operands: int, attributes: str = "", results: Sequence[int] = (0, 1)
 ) -> Lowering:
     """A lowering to several results."""
     return Lowering(make, operands, frozenset(attributes.split()), results)

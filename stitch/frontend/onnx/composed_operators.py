@@ -1,15 +1,16 @@
-"""Operators of other domains that are a few operations of ONNX: those that ONNX Runtime's
-optimizer writes into most models (`com.microsoft`), and two of `ai.onnx.ml` that ONNX Runtime does
-not compute for every type. Every executor runs these, and they have gradients. All others are
-foreign operators.
+"""Operators that are a few operations of others: rare ones of ONNX, ONNX's optimizer steps, those
+that ONNX Runtime's optimizer writes into most models (`com.microsoft`), and two of `ai.onnx.ml`
+that ONNX Runtime does not compute for every type. Every executor runs these, and they have
+gradients. All others are foreign operators.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from stitch import ops
 from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import Lowering, NodeCall, to_one, to_several
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array
+from stitch.program import Array, DataType
 
 #: Activations that follow a Conv or Gemm, with the numbers that each takes, in this order.
 _ACTIVATIONS = {
@@ -186,19 +187,165 @@ def _places(length: int, corners: bool) -> Array:
     return (2 * np.arange(length) + 1) / max(length, 1) - 1
 
 
+def _mean_variance(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """As ONNX's function body, but of centred numbers; the epsilon is added to the deviation."""
+    x = _wide(builder, call.required(0))
+    axes = list(call.wholes("axes")) if "axes" in call.attributes else [0, 2, 3]
+    centred = x - builder.op("ReduceMean", x, axes)
+    deviation = builder.op("Sqrt", builder.op("ReduceMean", centred * centred, axes))
+    return _in_type_of(builder, centred / (deviation + 1e-9), call)
+
+
+def _lp_normalization(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Numbers divided by their norm; a row of zeros stays zeros."""
+    x, p = _wide(builder, call.required(0)), call.whole("p", 2)
+    if p not in (1, 2):
+        raise call.unfit("p", "1 or 2", p)
+    norm = builder.op(f"ReduceL{p}", x, [call.whole("axis", -1)])
+    divisor = builder.op("Where", builder.op("Equal", norm, 0.0), np.ones((), x.dtype), norm)
+    return _in_type_of(builder, x / divisor, call)
+
+
+def _wide(builder: ComputationGraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
+    """Numbers in the type in which kernels compute, so that several operations round once."""
+    wide = DataType.from_dtype(x.data_type.compute_dtype)
+    return x if x.data_type is wide else builder.op("Cast", x, to=ops.onnx_code(wide))
+
+
+def _in_type_of(
+    builder: ComputationGraphBuilder, made: SymbolicTensor, call: NodeCall
+) -> SymbolicTensor:
+    """A result in the type of the first operand."""
+    kind = call.required(0).data_type
+    return made if made.data_type is kind else builder.op("Cast", made, to=ops.onnx_code(kind))
+
+
+def _eye_like(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """1 on a diagonal of a matrix of zeros."""
+    x = call.required(0)
+    if x.ndim != 2:
+        raise call.malformed("EyeLike takes a matrix", got=x.type.text())
+    rows, columns = x.shape
+    k = min(max(call.whole("k"), -rows), columns)  # the sum could overflow
+    down, across = (
+        builder.op("Range", *map(np.array, (first, first + count, 1)))
+        for first, count in ((k, rows), (0, columns))
+    )
+    hit = builder.op("Equal", builder.op("Unsqueeze", down, [1]), across)
+    return builder.op("Cast", hit, to=call.whole("dtype", ops.onnx_code(x.data_type)))
+
+
+#: Most weights of a MelWeightMatrix, which becomes a constant.
+MAX_WEIGHTS = 1 << 26
+
+
+def _mel_weights(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """A constant: bins of a spectrogram weighted by triangles that are equal on the mel scale."""
+    known = [builder.known_data(call.required(index)) for index in range(5)]
+    given = [data.item() for data in known if data is not None and data.size == 1]
+    if len(given) < 5:
+        raise call.refused("the operands of MelWeightMatrix must be numbers known when compiled")
+    bins, length, rate, low, high = given
+    kind = ops.data_type_of_code(call.whole("output_datatype", 1), call.where)
+    is_whole = all(isinstance(number, int) and number >= 1 for number in given[:3])
+    sound = is_whole and bins * length <= MAX_WEIGHTS and 0 <= low <= high < math.inf
+    if not sound or kind.is_narrow or kind is DataType.BOOL:
+        raise call.malformed(
+            "operands of MelWeightMatrix do not fit",
+            expected="bins, dft_length and sample_rate of 1 or more, 0 <= lower <= upper edge, "
+            f"at most {MAX_WEIGHTS} weights, a type of numbers",
+            got=f"{given}, {kind.value}",
+        )
+    first, last = (2595 * np.log1p(hertz / 700) / np.log(10) for hertz in (low, high))
+    mels = np.arange(bins + 2) * ((last - first) / (bins + 2)) + first
+    edges = ((length + 1) * 700 * np.expm1(mels / 2595 * np.log(10)) // rate).astype(np.int64)
+    if edges[-1] > length // 2:
+        raise call.malformed("upper_edge_hertz of MelWeightMatrix is beyond the spectrogram",
+                             expected=f"bin {length // 2} at most", got=str(edges[-1]))  # fmt: skip
+    weights = np.zeros((length // 2 + 1, bins))
+    for i, (left, peak, right) in enumerate(np.lib.stride_tricks.sliding_window_view(edges, 3)):
+        weights[peak, i] = 1
+        weights[left:peak, i] = np.arange(peak - left) / max(peak - left, 1)
+        weights[peak:right, i] = np.arange(right - peak, 0, -1) / max(right - peak, 1)
+    return builder.constant(weights.astype(kind.dtype))
+
+
+# --------------------------------------------------------------------------------------------------
+# Optimizer steps: of a parameter, its regularized gradient and its states
+
+_Step = Callable[[NodeCall, Any, Any, Any, Any, Sequence[Any]], tuple[Any, ...]]
+
+
+def _optimizer(
+    states: int, step: _Step, builder: ComputationGraphBuilder, call: NodeCall
+) -> list[SymbolicTensor | None]:
+    """New parameters and states, from the rate, the step number, all parameters, all gradients and
+    all states of each kind."""
+    given = [call.required(index) for index in range(2, len(call.inputs))]
+    count, rest = divmod(len(given), states + 2)
+    if rest or not count:
+        raise call.malformed(
+            f"{call.op} has the wrong number of operands",
+            expected=f"2, and {states + 2} per parameter", got=str(len(call.inputs)),
+        )  # fmt: skip
+    rate, number = (builder.op("Reshape", call.required(i), np.zeros(0, np.int64)) for i in (0, 1))
+    made = []
+    for x, gradient, *own in (given[i::count] for i in range(count)):
+        speed = builder.op("Cast", rate, to=ops.onnx_code(x.data_type))
+        gradient = x * call.real("norm_coefficient") + gradient
+        made.append(step(call, speed, number, x, gradient, own))
+    return [results[kind] for kind in range(states + 1) for results in made]
+
+
+def _at_first(number: Any, first: Any, later: Any) -> Any:
+    """One number in step 0, the other in later steps."""
+    builder = number.builder
+    return builder.op("Where", builder.op("Equal", number, 0), first, later)
+
+
+def _adagrad(
+    call: NodeCall, rate: Any, number: Any, x: Any, gradient: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    cast = partial(x.builder.op, "Cast", to=ops.onnx_code(x.data_type))
+    decayed = rate / (cast(number) * call.real("decay_factor") + 1.0)
+    squares = states[0] + gradient * gradient
+    root = x.builder.op("Sqrt", squares) + call.real("epsilon", 1e-6)
+    return x - decayed * gradient / root, squares
+
+
+def _adam(
+    call: NodeCall, rate: Any, number: Any, x: Any, gradient: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    op = x.builder.op
+    alpha, beta = call.real("alpha", 0.9), call.real("beta", 0.999)
+    mean = states[0] * alpha + gradient * (1 - alpha)
+    squares = states[1] * beta + gradient * gradient * (1 - beta)
+    times = op("Cast", number, to=ops.onnx_code(DataType.FLOAT64))
+    rests = [1.0 - op("Pow", np.array(base), times) for base in (beta, alpha)]
+    corrected = _at_first(number, np.ones(()), op("Sqrt", rests[0]) / rests[1])
+    rate = rate * op("Cast", corrected, to=ops.onnx_code(x.data_type))
+    made = x - rate * (mean / (op("Sqrt", squares) + call.real("epsilon", 1e-6)))
+    return made * (1 - call.real("norm_coefficient_post")), mean, squares
+
+
+def _momentum(
+    call: NodeCall, rate: Any, number: Any, x: Any, gradient: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    alpha, beta = call.real("alpha"), np.array(call.real("beta"), x.dtype)
+    share = _at_first(number, np.ones((), x.dtype), beta)
+    velocity = states[0] * alpha + share * gradient
+    is_nesterov = call.word("mode", "", ("standard", "nesterov")) == "nesterov"
+    return x - rate * (gradient + velocity * alpha if is_nesterov else velocity), velocity
+
+
 def _binarizer(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """1 where a number is above the threshold, else 0, in its own type (ONNX Runtime: of float32
     alone)."""
     data, threshold = call.required(0), call.real("threshold")
-    kind = data.data_type
-    op, limit = "Greater", threshold
-    if not kind.is_floating and not math.isnan(threshold):
-        least, most = kind.limits
-        # Whole numbers are above a number where they are above what it rounds down to.
-        whole = math.floor(min(max(threshold, least - 1), most))
-        op, limit = ("GreaterOrEqual", least) if whole < least else ("Greater", whole)
-    above = builder.op(op, data, np.asarray(limit).astype(kind.dtype))
-    return builder.op("Cast", above, to=ops.onnx_code(kind))
+    code = ops.onnx_code(data.data_type)
+    if not data.data_type.is_floating:
+        data = builder.op("Cast", data, to=ops.onnx_code(DataType.FLOAT64))
+    return builder.op("Cast", builder.op("Greater", data, threshold), to=code)
 
 
 def _zip_map(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
@@ -212,6 +359,8 @@ def _zip_map(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor
 
 
 ONNX_RUNTIME, CLASSICAL = "com.microsoft", "ai.onnx.ml"
+_TRAINING = "ai.onnx.preview.training"
+_MOST = 1 << 20
 _CONV = "auto_pad dilations group kernel_shape pads strides activation activation_params"
 _GEMM = "alpha beta transA transB activation activation_alpha activation_beta activation_gamma"
 _PRODUCT = "alpha transA transB transBatchA transBatchB"
@@ -220,8 +369,24 @@ _LABELS = "classlabels_int64s classlabels_strings"
 #: The operators by their domains and names. ONNX Runtime puts SimplifiedLayerNormalization among
 #: ONNX's own; the body of ONNX's AffineGrid is wrong for some sizes.
 LOWERINGS: Mapping[tuple[str, str], Lowering] = {
-    ("", "AffineGrid"): replace(to_one(_affine_grid, 2, "align_corners"), decides=1),
+    ("", "AffineGrid"): replace(to_one(_affine_grid, 2, "align_corners"), decides=(1,)),
+    ("", "EyeLike"): to_one(_eye_like, 1, "dtype k"),
+    ("", "LpNormalization"): to_one(_lp_normalization, 1, "axis p"),
+    ("", "MeanVarianceNormalization"): to_one(_mean_variance, 1, "axes"),
+    ("", "MelWeightMatrix"): replace(
+        to_one(_mel_weights, 5, "output_datatype"), decides=(0, 1, 2, 3, 4)
+    ),
     ("", "SimplifiedLayerNormalization"): to_one(_root_mean_square, 2, "axis epsilon stash_type"),
+    **{
+        (_TRAINING, name): to_several(
+            partial(_optimizer, states, step), _MOST, f"norm_coefficient {words}", range(_MOST)
+        )
+        for name, states, step, words in (
+            ("Adagrad", 1, _adagrad, "decay_factor epsilon"),
+            ("Adam", 2, _adam, "alpha beta epsilon norm_coefficient_post"),
+            ("Momentum", 1, _momentum, "alpha beta mode"),
+        )
+    },
     (CLASSICAL, "Binarizer"): to_one(_binarizer, 1, "threshold"),
     (CLASSICAL, "ZipMap"): to_one(_zip_map, 1, _LABELS),
     (ONNX_RUNTIME, "BiasGelu"): to_one(_gelu, 2),

@@ -411,9 +411,9 @@ class Walk:
         """What an operator of another domain is made of; what a lowering does not know of ONNX
         Runtime's own operators may still be a foreign operator: they mean what it computes."""
         lowering = LOWERINGS[call.domain, call.op]
-        deciding = call.operand(lowering.decides) if lowering.decides >= 0 else None
-        if deciding is not None and self.builder.known_data(deciding) is None:
-            self.dependencies.want(deciding)
+        for deciding in map(call.operand, lowering.decides):
+            if deciding is not None and self.builder.known_data(deciding) is None:
+                self.dependencies.want(deciding)
         try:
             return lowering.of(self.builder, call)
         except CompileError:

@@ -112,7 +112,7 @@ class Scope:
 
 
 #: Operators that look at the shape of their operand only.
-_SHAPE_ONLY = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
+_SHAPE_ONLY = frozenset({"Shape", "Size", "ConstantOfShape"})
 
 
 class _Known(tuple[Any, ...]):

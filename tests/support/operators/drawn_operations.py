@@ -326,16 +326,6 @@ def pad(d: Draw) -> Drawn:
     return d.row(text(kind, shape), pads, value, axes)
 
 
-def mel_weights(d: Draw) -> Drawn:
-    at = np.array
-    low = d.of(0.0, 20.0, 300.0)
-    d.set(output_datatype=(1, 11, 10))
-    return d.row(
-        at(d.number(1, 12)), at(d.number(4, 64)), at(d.of(8000, 16000, 44100)),
-        at(low, np.float32), at(low + d.of(500.0, 3000.0, 3700.0), np.float32),
-    )  # fmt: skip
-
-
 def constant_of_shape(d: Draw) -> Drawn:
     dtype = d.of(1, 11, 10, 6, 7, 2, 3, 9)
     d.attributes["dtype"] = dtype
@@ -353,11 +343,6 @@ def range_(d: Draw) -> Drawn:
     step = d.of(1, 2, 3, -1, -2) if kind not in (np.float32, np.float64) else d.of(0.5, 1.25, -0.75)
     return d.row(np.array(d.number(-5, 5), kind), np.array(d.number(-9, 9), kind),
                  np.array(step, kind))  # fmt: skip
-
-
-def eye_like(d: Draw) -> Drawn:
-    d.set(k=range(-5, 6), dtype=(1, 11, 6, 7, 9, 10))
-    return d.row(text(d.of("f32", "f64", "i32", "i64"), d.shape(2, 2)))
 
 
 def cast(d: Draw) -> Drawn:
@@ -896,12 +881,6 @@ def layer_gradient(d: Draw) -> Drawn:
                  text(kind, shape[at:]), outputs=3)  # fmt: skip
 
 
-def mean_variance(d: Draw) -> Drawn:
-    shape = d.shape(1, 5)
-    d.attributes["axes"] = tuple(d.axes(len(shape), 1))
-    return d.row(text(d.of("f32", "f64"), shape))
-
-
 def layer_normalization(d: Draw) -> Drawn:
     shape = d.shape(1, 4)
     axis = d.axis(len(shape))
@@ -935,12 +914,6 @@ def group_normalization(d: Draw) -> Drawn:
     kind = d.of("f32", "f32", "f64", "f16")
     c = groups * each
     return d.row(text(kind, (n, c, *rest)), *(text(kind, (c,)) for _ in range(2)))
-
-
-def lp_normalization(d: Draw) -> Drawn:
-    shape = d.shape(1)
-    d.set(p=(1, 2), axis=[d.axis(len(shape))])
-    return d.row(text(d.of("f32", "f64"), shape))
 
 
 def along_axis(*kinds: str, operands: int = 1) -> Generator:
@@ -1135,24 +1108,9 @@ def dequantize(d: Draw) -> Drawn:
     return d.row(text(kind, shape), _scale(d, scales), *points)
 
 
-def optimizer_step(states: int, **attributes: Sequence[Any]) -> Generator:
-    def generate(d: Draw) -> Drawn:
-        d.set(1.0, **attributes)
-        count, kind = d.number(1, 2), d.of("f32", "f64")
-        shapes = [d.shape(0, 3) for _ in range(count)]
-        operands = [text(kind, shape) for _ in range(2) for shape in shapes]
-        operands += [text(kind, shape, "+") for _ in range(states) for shape in shapes]
-        return d.row(
-            text(kind, (), "+"), np.array(d.number(0, 3)), *operands, outputs=count * (states + 1)
-        )
-
-    return generate
-
-
 _ANY, _BITS = (*NUMBERS, "bool"), INTS
 _SIGNED = (*FLOATS, "i8", "i16", "i32", "i64")
 _COMPARED = (*NUMBERS,)
-_TRAINING = "ai.onnx.preview.training"
 #: Numbers that reductions take; integers of up to 5 keep products of 500 in their types.
 _REDUCED = (*FLOATS, "i32", "i64")
 
@@ -1186,8 +1144,8 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("stitch", "Expect"): expect, ("", "Size"): unary(*_ANY), ("", "Transpose"): transpose,
     ("", "Concat"): concat, ("", "Split"): split, ("", "Slice"): slice_, ("", "Expand"): expand,
     ("", "Tile"): tile, ("", "DepthToSpace"): depth_to_space, ("", "SpaceToDepth"): space_to_depth,
-    ("", "Trilu"): trilu, ("", "Pad"): pad, ("", "MelWeightMatrix"): mel_weights,
-    ("", "ConstantOfShape"): constant_of_shape, ("", "Range"): range_, ("", "EyeLike"): eye_like,
+    ("", "Trilu"): trilu, ("", "Pad"): pad,
+    ("", "ConstantOfShape"): constant_of_shape, ("", "Range"): range_,
     **{
         ("", f"Reduce{name}"): reduction(*_REDUCED)
         for name in ("Sum", "Mean", "Prod", "L1", "L2", "SumSquare")
@@ -1212,10 +1170,9 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "Col2Im"): col2im, ("", "MaxUnpool"): max_unpool, ("", "LRN"): lrn,
     ("", "BatchNormalization"): batch_normalization,
     ("stitch", "BatchNormalizationGradient"): batch_gradient,
-    ("", "MeanVarianceNormalization"): mean_variance,
     ("", "LayerNormalization"): layer_normalization, ("", "RMSNormalization"): rms_normalization,
     ("", "InstanceNormalization"): instance_normalization,
-    ("", "GroupNormalization"): group_normalization, ("", "LpNormalization"): lp_normalization,
+    ("", "GroupNormalization"): group_normalization,
     ("stitch", "LayerNormalizationGradient"): layer_gradient,
     ("", "Relu"): unary(*_SIGNED), ("", "PRelu"): prelu,
     **{
@@ -1237,17 +1194,6 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "DeformConv"): deform_conv, ("", "RoiAlign"): roi_align, ("", "Cast"): cast,
     ("", "BitCast"): bit_cast, ("", "CastLike"): cast_like, ("", "QuantizeLinear"): quantize,
     ("", "DequantizeLinear"): dequantize,
-    (_TRAINING, "Adagrad"): optimizer_step(
-        1, decay_factor=(0.0, 0.1), epsilon=(1e-6, 0.1), norm_coefficient=(0.0, 0.1)
-    ),
-    (_TRAINING, "Adam"): optimizer_step(
-        2, alpha=(0.5, 0.9), beta=(0.5, 0.99), epsilon=(1e-3, 0.1), norm_coefficient=(0.0, 0.1),
-        norm_coefficient_post=(0.0, 0.1),
-    ),
-    (_TRAINING, "Momentum"): optimizer_step(
-        1, alpha=(0.5, 0.9), beta=(0.5, 1.0), mode=("standard", "nesterov"),
-        norm_coefficient=(0.0, 0.1),
-    ),
 }  # fmt: skip
 
 

@@ -21,9 +21,7 @@ from tests.support.operators.one_operation import Binding, Row, one_operation, o
 
 LANES = 3
 HOST = load_machine("host")
-_TRAINING = "ai.onnx.preview.training"
 _ROW, _IMAGE, _SMALL = "f32[2,6]", "f32[2,3,4,4]", "f32[2,3,2,2]"
-_RATE, _COUNT = np.float32(0.5), np.array(1)
 OWN_ROWS = (
     Row("CumProd", [_ROW, np.array(1)]),
     Row("CumProd", [_ROW, np.array(-2)], {"exclusive": 1, "reverse": 1}),
@@ -55,9 +53,6 @@ OWN_ROWS = (
     Row("Window", ["i64[5]", np.array(4), np.array([0, 2, 9])], {"lengths": (2, 0, 3)},
         domain="stitch"),
     Row("Expect", [_ROW, np.array([1, 2]), np.array([1, 2])], {"name": "x"}, domain="stitch"),
-    Row("Momentum", [_RATE, _COUNT, _ROW, "f32[3]", _ROW, "f32[3]", _ROW, "f32[3]"],
-        {"alpha": 0.1, "beta": 0.2, "mode": "standard", "norm_coefficient": 0.5}, 4, _TRAINING),
-    Row("Adagrad", [_RATE, _COUNT, _ROW, _ROW, f"{_ROW}+"], {}, 2, _TRAINING),
     # What the tables do not ask for, as it is no matter of one lane.
     Row("MaxPool", ["f32[2,1,4]"], {"kernel_shape": (2,), "pads": (1, 0)}, 2),
     Row("QuantizeLinear", ["f32[4,6]", "f32[1]+"], {"block_size": 2}),
@@ -74,7 +69,6 @@ OWN_ROWS = (
         {"direction": "bidirectional"}, 2),
     Row("LSTM", ["f32[3,9,2]", "f32[1,8,2]1", "f32[1,8,2]1", None, "i32[3]+", "f32[3,1,2]1",
                  "f32[3,1,2]1"], {"layout": 1}, 3),
-    Row("Adam", [_RATE, _COUNT, _ROW, _ROW, _ROW, f"{_ROW}+"], {}, 3, _TRAINING),
 )  # fmt: skip
 
 

@@ -36,8 +36,6 @@ def _table_rows() -> Iterator[Row]:
 
 _MATRIX, _MANY = "f32[2,3]", "f32[3,4]"
 _X, _LENGTHS = "f32[3,2,4]", np.array([3, 1], np.int32)
-_STEPS = "ai.onnx.preview.training"
-_MOMENTUM = {"alpha": 0.9, "beta": 0.8, "norm_coefficient": 0.01, "mode": "standard"}
 _POOLED = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}
 _LAYER = [_MANY, _MANY, "f32[3,1]", "f32[3,1]+", "f32[4]"]
 #: What the tables of operators have elsewhere, or not at all.
@@ -62,9 +60,6 @@ OTHERS = (
     Row("Window", ["f32[9,2]", "i64[]<9", "i64[2]<3"], {"lengths": (3, 2)}, 1, "stitch"),
     Row("Window", ["i64[5]", "i64[]<5", "i64[1]<3"], {"lengths": (3,)}, 1, "stitch"),
     Row("Expect", [_MATRIX, "i64[2]", np.array([1, 2])], {"name": "n"}, 1, "stitch"),
-    Row("Adagrad", ["f32[]+", [0], _MATRIX, _MATRIX, "f32[2,3]+"], {}, 2, _STEPS),
-    Row("Adam", ["f32[]+", [0], *[_MATRIX] * 3, "f32[2,3]+"], {}, 3, _STEPS),
-    Row("Momentum", ["f32[]+", [0], *[_MATRIX] * 3], _MOMENTUM, 2, _STEPS),
 )  # fmt: skip
 
 

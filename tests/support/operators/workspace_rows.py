@@ -14,7 +14,7 @@ from tests.support.operators.one_operation import own_rows, table_rows
 
 Row = tuple[Any, ...]
 
-_UNARY = "Identity Softmax LogSoftmax LpNormalization Size Shape Flatten Transpose Hardmax Dropout"
+_UNARY = "Identity Softmax LogSoftmax Size Shape Flatten Transpose Hardmax Dropout"
 _BINARY = "Add Sub Mul Div Mod Pow Max Min Sum Mean Equal Less LessOrEqual Greater GreaterOrEqual"
 _REDUCTIONS = """ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum
 ReduceLogSumExp ReduceSumSquare"""
@@ -79,7 +79,6 @@ def _normalizations() -> list[Row]:
     return [
         ("BatchNormalization", [image, *[channel] * 4], {}),
         ("BatchNormalization", [image, *[channel] * 4], {"training_mode": 1}, 3),
-        ("MeanVarianceNormalization", [image], {}),
         ("LayerNormalization", ["f32[300,1001]", "f32[1001]", "f32[1001]"], {}, 3),
         ("LayerNormalization", ["f32[300,7,143]", "f32[7,143]"], {"axis": 1}),
         ("RMSNormalization", ["f32[300,1001]", "f32[1001]"], {}),
@@ -233,9 +232,6 @@ def _movements() -> list[Row]:
         ("TensorScatter", ["f32[30,4,100,20]", "f32[30,4,50,20]", np.zeros(30, np.int64)], {}),
         ("ConstantOfShape", [[300, 1001]], {"value_float": 1.0}),
         ("Range", [np.float32(0), np.float32(300000), np.float32(1)], {}),
-        ("EyeLike", [some], {}),
-        ("MelWeightMatrix", [np.array(100), np.array(4000), np.array(8000), np.float32(0),
-                             np.float32(4000)], {}),
         ("Cast", [some], {"to": 7}),
         ("Cast", [some], {"to": 10}),
         ("Cast", [some], {"to": 3}),
@@ -250,14 +246,9 @@ def _movements() -> list[Row]:
     ]  # fmt: skip
 
 
-def _trainings() -> list[Row]:
-    rate, count = np.float32(0.1), np.array(1)
+def _own_operators() -> list[Row]:
     some = "f32[300,1001]"
     return [
-        ("Adagrad", [rate, count, some, some, f"{some}+"], {"norm_coefficient": 0.1}, 2),
-        ("Adam", [rate, count, some, some, some, f"{some}+"], {"norm_coefficient": 0.1}, 3),
-        ("Momentum", [rate, count, some, some, some],
-         {"alpha": 0.9, "beta": 0.9, "mode": "nesterov", "norm_coefficient": 0.1}, 2),
         ("Window", [some, np.array(1), np.array([2, 1])], {"lengths": (140, 3)}),
         ("Window", [some, np.array(299), np.array([-7, 3])], {"lengths": (40, 1)}),
         ("Expect", [some, np.array([1, 2]), np.array([1, 2])], {"name": "x"}),
@@ -314,5 +305,5 @@ def _one_long_dimension() -> list[Row]:
 
 ROWS: list[Row] = [
     *_elementwise(), *_reductions(), *_normalizations(), *_products(), *_windows(), *_movements(),
-    *_trainings(), *_one_long_dimension(),
+    *_own_operators(), *_one_long_dimension(),
 ]  # fmt: skip

@@ -202,17 +202,6 @@ def _zeros(writer: ModelWriter, operation: Operation, value: int) -> str:
     return writer.node("Shrink", [name], lambd=math.inf, bias=float(len(writer.nodes)))
 
 
-def _mean_variance(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Write with an epsilon: ONNX Runtime's kernel has none and gives NaN for equal numbers."""
-    number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
-    axes = writer.constant(np.array(attributes["axes"], np.int64))
-    x = writer.operand(operation.inputs[0])
-    apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes])])
-    variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
-    spread = writer.node("Add", [writer.node("Sqrt", [variance]), writer.scalar(1e-9, number)])
-    return writer.give(operation, "Div", [apart, spread])
-
-
 def _layer(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     """Write in steps if the statistics are of float64, for which there is no kernel."""
     if attributes["stash_type"] != onnx_code(DataType.FLOAT64):
@@ -436,12 +425,6 @@ def _local_response(writer: ModelWriter, operation: Operation, attributes: Attri
     return False
 
 
-def _mel_weights(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
-    if any(writer.known(value) is None for value in operation.inputs):
-        raise CompileError("ONNX Runtime refuses an upper edge of half of the sample rate")
-    return _fold(writer, operation, attributes)
-
-
 def _pad(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     pads = writer.known(operation.inputs[1])
     if pads is not None and attributes["mode"] != "constant" and (pads < 0).any():
@@ -473,7 +456,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
-    **{("", name): _fold for name in ("ConstantOfShape", "EyeLike", "Range", "Shape", "Size")},
+    **{("", name): _fold for name in ("ConstantOfShape", "Range", "Shape", "Size")},
     ("", "Col2Im"): _columns,
     ("", "DFT"): _less_exact,
     ("", "DequantizeLinear"): _quantize,
@@ -492,8 +475,6 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     **{("", f"{name}Pool"): expansions.pool for name in ("Average", "Lp", "Max")},
     ("", "MatMulInteger"): _zero_points,
     ("", "MaxUnpool"): _max_unpool,
-    ("", "MeanVarianceNormalization"): _mean_variance,
-    ("", "MelWeightMatrix"): _mel_weights,
     ("", "Min"): integer_rewrites.extreme,
     ("", "Mod"): integer_rewrites.modulo,
     ("", "OneHot"): _one_hot,
