@@ -4,7 +4,8 @@ It has layers, each of which depends only on lower ones: executors/ compute; val
 contents; backends/ allocate, copy and execute plans; recording/ caches executable plans; queue/
 collects pending tasks. Above these are tensors, loaded programs, host functions (functions/), the
 device, graphs/ for calls of many tasks at once, and loops/ for state between such calls. Lower
-layers use the device through Protocols. Events, hooks and history are available from recording/ on.
+layers name the device in annotations only. Events, hooks and history are available from
+recording/ on.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
-from stitch.runtime.backends import HostMemory
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import ArgumentRecord, InputPort, Status, Store, ValueRecord, capture
+from stitch.runtime.values import ArgumentRecord, InputPort, Status, ValueRecord, capture
 from stitch.tasks import Handle, Transformation
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 PENDING, READY = Status.PENDING, Status.READY
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
-
-
-class Caller(Store, Protocol):
-    """A device, as argument conversion uses it."""
-
-    host_memory: HostMemory
-    strict_types: bool
 
 
 class Taking(Protocol):
@@ -36,7 +31,7 @@ class Taking(Protocol):
 
 
 def link_arguments(
-    device: Caller, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
+    device: RuntimeDevice, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
 ) -> list[ValueRecord]:
     """Return the values of the arguments, after checking shapes and types; enqueues nothing.
 
@@ -82,7 +77,7 @@ def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
 
 
 def link_argument(
-    device: Caller, name: str, port: InputPort, argument: Any, borrow: bool
+    device: RuntimeDevice, name: str, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:
     """Return the value of one argument of the program or function `name`."""
     if type(argument) is Tensor:
@@ -120,7 +115,7 @@ def check_submission(agent: object, arguments: object) -> None:
         )
 
 
-def link_value(device: Caller, name: str, port: InputPort, value: ValueRecord) -> None:
+def link_value(device: RuntimeDevice, name: str, port: InputPort, value: ValueRecord) -> None:
     """Raise `TaskError`, `UsageError` or `LinkError` if a value cannot be this input of `name`."""
     value.check_usable()
     if value.device is not device:

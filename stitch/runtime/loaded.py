@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from stitch.program import (
     ValueType,
     host_layout,
 )
-from stitch.runtime.backends import LocalBackend
 from stitch.runtime.executors import (
     PreparedProgram,
     ProgramBytes,
@@ -28,11 +27,12 @@ from stitch.runtime.executors import (
     cached_attribute,
     least_microseconds,
 )
-from stitch.runtime.locks import Lock
-from stitch.runtime.queue import Reclaimer, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status, ValueRecord
 from stitch.tasks import Transformation, transformation_of
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
@@ -43,37 +43,6 @@ MANY_NOTES = 256
 MOST_TRIED = 8
 
 
-class Home(Protocol):
-    """A device, as its loaded programs use it."""
-
-    is_closed: bool
-    tasks: TaskQueue
-    deaths: Reclaimer
-    queue_lock: Lock
-    #: Whether this thread holds the run lock, or the queue lock.
-    holds_run_lock: Callable[[], bool]
-    holds_queue_lock: Callable[[], bool]
-    #: Whether tensors and constants may be evicted from DRAM when memory is short.
-    spills: bool
-
-    @property
-    def backend(self) -> LocalBackend:
-        """The backend that prepares programs."""
-
-    def desc_key(self, desc: TensorDesc) -> int:
-        """Return a small integer that identifies the descriptor."""
-
-    def await_unloading(self, loaded: LoadedProgram) -> None:
-        """Release the memory of a program once it is unreferenced."""
-
-    def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
-               borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
-        """Enqueue one run."""
-
-    def flush(self) -> None:
-        """Run everything that is queued."""
-
-
 class LoadedProgram:
     """A program on a device. Call it with arrays or tensors; it returns one tensor or a tuple.
 
@@ -82,15 +51,14 @@ class LoadedProgram:
 
     def __init__(
         self,
-        device: Home,
+        device: RuntimeDevice,
         program: Program,
         verify: Callable[[], None],
         constants: Sequence[ConstantRecord],
         seconds: float = 0.0,
     ) -> None:
-        self._home = device
-        #: The `Device` that loaded it. Typed `Any`: this module does not import the device.
-        self.device: Any = device
+        #: The `Device` that loaded it.
+        self.device = device
         self.program = program
         self.name = program.name
         #: Verifies the checksums of the constants, once.
@@ -125,7 +93,7 @@ class LoadedProgram:
 
     def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
-        return InputPort(self.name, name, kind, desc, self._home.desc_key(host))
+        return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Enqueue one run; returns one tensor, or a tuple if the program has several outputs.
@@ -138,17 +106,17 @@ class LoadedProgram:
             types = [(port.name, port.type.text()) for port in self.ports]
             what = f"program {self.name!r}"
             arguments = arranged(what, types, arguments, named, states=self.state_names)
-        home = self._home
+        device = self.device
         tasks, holds_run_lock, holds_queue_lock = (
-            home.tasks,
-            home.holds_run_lock,
-            home.holds_queue_lock,
+            device.tasks,
+            device.holds_run_lock,
+            device.holds_queue_lock,
         )
-        if holds_run_lock() or holds_queue_lock() or len(home.deaths.dropped) > MANY_NOTES:
-            return home.submit(self, arguments)
+        if holds_run_lock() or holds_queue_lock() or len(device.deaths.dropped) > MANY_NOTES:
+            return device.submit(self, arguments)
         handles: Tensor | tuple[Tensor, ...] | None = None
         is_full = False
-        with home.queue_lock:
+        with device.queue_lock:
             window = tasks.queued
             graph = window.graph.following
             # The successor recorded the last time is the same task if its inputs have the same
@@ -157,7 +125,7 @@ class LoadedProgram:
                 graph is not None
                 and graph.transformation is self._followed
                 and window.is_whole
-                and not home.is_closed
+                and not device.is_closed
             ):
                 # Inlined: each function call here costs a tenth of the total time.
                 now, values = window.number, window.values
@@ -171,7 +139,7 @@ class LoadedProgram:
                             (status is not PENDING and status is not READY)
                             or value.consumed
                             or value.desc_key not in port.accepted
-                            or value.device is not self.device
+                            or value.device is not device
                         ):
                             break
                         if at < number:
@@ -187,7 +155,7 @@ class LoadedProgram:
                         and argument.shape == port.shape
                     ):
                         # Copying a small array is faster than checking whether a copy is needed.
-                        value = ArgumentRecord(self.device, argument.copy(), port)
+                        value = ArgumentRecord(device, argument.copy(), port)
                     else:
                         break
                     if at != number:
@@ -198,14 +166,14 @@ class LoadedProgram:
                     tasks.is_idle = False
                     results = []
                     for desc, key in self.outputs:
-                        results.append(ValueRecord(self.device, desc, key, self.name))
+                        results.append(ValueRecord(device, desc, key, self.name))
                     window.take(graph, self, fresh, results)
                     handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
                     is_full = graph.length >= tasks.limit and tasks.is_full()
         if handles is None:
-            return home.submit(self, arguments)
+            return device.submit(self, arguments)
         if is_full:
-            home.flush()
+            device.flush()
         return handles
 
     def prepared(self) -> PreparedProgram:
@@ -213,13 +181,13 @@ class LoadedProgram:
         it."""
         if self._prepared is None:
             self.verify()
-            self._prepared = self._home.backend.prepare(self.program)
+            self._prepared = self.device.backend.prepare(self.program)
         return self._prepared
 
     @cached_attribute
     def host_bytes(self) -> ProgramBytes:
         """Host memory that a run needs outside the spaces, as the executor states."""
-        return self._home.backend.executor.host_bytes(self.program)
+        return self.device.backend.executor.host_bytes(self.program)
 
     @cached_attribute
     def least_microseconds(self) -> float:

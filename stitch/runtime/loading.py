@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
 from stitch.linker import (
@@ -28,13 +29,16 @@ from stitch.machine import (
 )
 from stitch.ops import infer_operation, is_elementwise, operators
 from stitch.program import ABSENT, Body, Operation, Program
-from stitch.runtime.loaded import Home, LoadedProgram
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, Records, dispose, hold_constant
 from stitch.ttb import Binary, state_names
 
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
+
 
 def load_program(
-    device: Home, machine: Machine, records: Records, binary: Binary, which: int | str,
+    device: RuntimeDevice, machine: Machine, records: Records, binary: Binary, which: int | str,
     where: str | None = None,
 ) -> LoadedProgram:  # fmt: skip
     """See `Device.load`; `where` is the binary's file. Reserves nothing if it fails."""
@@ -75,7 +79,7 @@ def load_program(
     return loaded
 
 
-def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
+def _refuse_opaque(program: Program, device: RuntimeDevice, where: str | None) -> None:
     """Raise `IncompatibleError` for an opaque program, unless the executor computes no data."""
     executor = device.backend.executor
     if executor.computes and program.is_opaque:
@@ -110,7 +114,9 @@ def _check_use(program: Program, binary: Binary, machine: Machine, where: str | 
         )
 
 
-def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:
+def _place(
+    constants: Sequence[ConstantRecord], device: RuntimeDevice, records: Records, name: str
+) -> None:
     """Allocate the constants that no other program has allocated.
 
     If memory is short and `spill` is on, the first run of the program evicts other tensors.

@@ -5,12 +5,12 @@ The first row is an operand, so views of equal length share one program and one 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.machine import Machine, MachineShape, footprint
+from stitch.machine import MachineShape, footprint
 from stitch.ops import infer_operation
 from stitch.program import (
     DataType,
@@ -28,6 +28,9 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ValueRecord, view_offset
 
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
+
 #: Size of the program cache. Programs are cached by tensor descriptor and view length.
 MAX_PROGRAMS = 256
 _NUMBERS = host_layout(DataType.INT64)
@@ -35,21 +38,12 @@ _NUMBERS = host_layout(DataType.INT64)
 _ONE, _NONE = np.ones(1, np.int64), np.empty(0, np.int64)
 
 
-class Loader(Protocol):
-    """A device, as `QueuedViews` uses it."""
-
-    machine: Machine
-
-    def load_made(self, program: Program) -> LoadedProgram:
-        """Load a generated program; needs no lock if it has no constants."""
-
-
 class QueuedViews:
     """The programs of one device that compute views of pending tensors."""
 
     __slots__ = ("_device", "_programs")
 
-    def __init__(self, device: Loader) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         #: By descriptor key and length (-1: one row without its dimension); None if no program
         #: exists.

@@ -29,9 +29,9 @@ def deep_imports(modules: Modules) -> list[str]:
 
 
 def circles(modules: Modules) -> list[tuple[str, ...]]:
-    """Files that import each other, however long the way round: the strongly connected ones."""
+    """Files that import each other when they run, however long the way round."""
     graph = {
-        name: {other for _, other in imports_of(module, modules) if other != name}
+        name: {o for _, o in imports_of(module, modules, for_types=False) if o != name}
         for name, module in modules.items()
     }
     reach = {name: _reached(graph, name) for name in graph}

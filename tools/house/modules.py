@@ -75,6 +75,17 @@ class Module:
             yield from node.body if isinstance(node, ast.If) else (node,)
 
     @cached_property
+    def for_types(self) -> frozenset[ast.AST]:
+        """What stands under `if TYPE_CHECKING`."""
+        return frozenset(
+            inner
+            for node in self.nodes
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for statement in node.body
+            for inner in ast.walk(statement)
+        )
+
+    @cached_property
     def private_names(self) -> frozenset[str]:
         """Names with one leading underscore that the file defines: its own, and its classes'."""
         return frozenset(name for node in self.nodes for name in _defined(node) if is_private(name))
@@ -121,13 +132,23 @@ def read_modules(package: Path) -> dict[str, Module]:
     return modules
 
 
-def imports_of(module: Module, modules: dict[str, Module]) -> list[tuple[int, str]]:
-    """Line and name of each module of the package that a file imports, once a line."""
-    return list(dict.fromkeys(_imports(module, modules)))
+def imports_of(
+    module: Module, modules: dict[str, Module], *, for_types: bool = True
+) -> list[tuple[int, str]]:
+    """Line and name of each module of the package that a file imports, once a line.
+
+    `for_types`: also those that only type checkers see.
+    """
+    without = frozenset() if for_types else module.for_types
+    return list(dict.fromkeys(_imports(module, modules, without)))
 
 
-def _imports(module: Module, modules: dict[str, Module]) -> Iterator[tuple[int, str]]:
+def _imports(
+    module: Module, modules: dict[str, Module], without: frozenset[ast.AST]
+) -> Iterator[tuple[int, str]]:
     for node in module.nodes:
+        if node in without:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name in modules:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from stitch.errors import TaskError, UsageError
 from stitch.program import DataType, ValueType
-from stitch.runtime.arguments import Caller, link_value
-from stitch.runtime.functions.queued_calls import HostAgent, HostResult, QueuedCall, Settling
-from stitch.runtime.queue import Reclaimer, TaskQueue
-from stitch.runtime.recording import Recordings
+from stitch.runtime.arguments import link_value
+from stitch.runtime.functions.queued_calls import HostAgent, HostResult, QueuedCall
+from stitch.runtime.queue import TaskQueue
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, ValueRecord, as_array, capture
 from stitch.tasks import Future, HostCall, HostFunction, host_call
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 #: Cache key of an agent: types of its tensors, and positions of updated ones.
 _Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
@@ -27,17 +29,10 @@ _Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
 _OBJECTS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-class FunctionHome(Caller, Settling, Protocol):
-    """A device, as host functions use it."""
-
-    deaths: Reclaimer
-    recordings: Recordings
-
-
 class HostAgents:
     """The agents of a device, cached while their functions live."""
 
-    def __init__(self, device: FunctionHome) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._agents: WeakKeyDictionary[HostFunction, dict[_Form, HostAgent]] = WeakKeyDictionary()
         #: Agents of functions without tensors, by function identity: a fast path.

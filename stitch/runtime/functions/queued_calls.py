@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
@@ -16,24 +16,10 @@ from stitch.runtime.executors import CallKernel, FunctionCall, PreparedProgram, 
 from stitch.runtime.values import ConstantRecord, InputPort
 from stitch.tasks import HostCall, Transformation, TransformationKind
 
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
+
 _NOTHING = ProgramBytes(0, 0, 0, 0, "")
-
-
-class Settling(Protocol):
-    """A device, as queued calls use it."""
-
-    #: Number of running host functions.
-    calls_host: int
-
-    @property
-    def computes(self) -> bool:
-        """Whether the executor computes data."""
-
-    def settle_result(self, result: HostResult) -> None:
-        """Run the queue until the result exists or its task was cancelled."""
-
-    def desc_key(self, desc: TensorDesc) -> int:
-        """Return a small integer that identifies the descriptor."""
 
 
 class HostResult:
@@ -44,7 +30,7 @@ class HostResult:
 
     __slots__ = ("__weakref__", "_device", "_value", "is_pending", "name", "why")
 
-    def __init__(self, device: Settling, name: str) -> None:
+    def __init__(self, device: RuntimeDevice, name: str) -> None:
         self._device, self.name = device, name
         self._value: Any = None
         self.is_pending = True
@@ -97,7 +83,7 @@ class HostResult:
 class HostAgent:
     """A host function on tensors of given types: the data that its calls share."""
 
-    def __init__(self, device: Settling, call: HostCall, types: Sequence[ValueType]) -> None:
+    def __init__(self, device: RuntimeDevice, call: HostCall, types: Sequence[ValueType]) -> None:
         """`types`: of its tensor arguments."""
         function = call.function
         self.device = device

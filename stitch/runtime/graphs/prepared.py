@@ -26,6 +26,7 @@ from stitch.runtime.recording import (
     COMPLETE,
     UNTOUCHED,
     Binding,
+    Executable,
     GeneratedRunner,
     Ran,
     perform,
@@ -37,7 +38,6 @@ from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import (
     InstanceRecord,
     InstanceRef,
-    LeaseHolder,
     OutputSlots,
     Status,
     ValueRecord,
@@ -78,7 +78,7 @@ class PreparedGraph:
         self._donated = tuple(sorted(gone.items()))
         self._known: PlanCache[Details] = PlanCache(device)
         #: The executable whose output slots have replay data.
-        self._last: LeaseHolder[Binding] | None = None
+        self._last: Executable | None = None
         #: State checked by each call.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
         self._notes = device.deaths.notes
@@ -170,7 +170,7 @@ class PreparedGraph:
         return Replay.of(again, lease)
 
     def _results(
-        self, lease: OutputSlots[Binding], binding: Binding, details: Details, ran: Ran
+        self, lease: OutputSlots, binding: Binding, details: Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
         """Return handles on the results that a run left in idle slots."""
         device = self.device
@@ -262,7 +262,7 @@ class PreparedGraph:
         return _in_order(results, known.details.order)
 
     def _run_donated(
-        self, binding: Binding, lease: OutputSlots[Binding], details: Details, entries: Entries,
+        self, binding: Binding, lease: OutputSlots, details: Details, entries: Entries,
         arrays: list[Array],
     ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
         """Run with donated arguments, which are consumed together with their copies.

@@ -112,7 +112,7 @@ class Replay:
     """
 
     again: ReplayTarget
-    lease: OutputSlots[Binding]
+    lease: OutputSlots
     results: tuple[Array, ...]
     reads: tuple[list[int], ...]
     #: State checked by each call.
@@ -122,7 +122,7 @@ class Replay:
     notes: Notes
 
     @staticmethod
-    def of(again: ReplayTarget, lease: OutputSlots[Binding]) -> Replay | None:
+    def of(again: ReplayTarget, lease: OutputSlots) -> Replay | None:
         """Return the replay of the last run in these slots.
 
         Returns None with observers, shared slots or non-lent arguments, or if a result is not dense

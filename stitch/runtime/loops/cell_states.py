@@ -92,7 +92,8 @@ class _Held:
         # Atomic under the GIL: no call in between.
         self.state = empty
         device.deaths.dropped += gone
-        device.deaths.resting = [held for held in device.deaths.resting if held is not self]
+        mine = self.release_buffer
+        device.deaths.resting = [other for other in device.deaths.resting if other != mine]
 
 
 class PersistentBuffers:
@@ -100,7 +101,7 @@ class PersistentBuffers:
 
     def __init__(self, device: RuntimeDevice) -> None:
         self.device, self.held = device, _Held()
-        device.deaths.resting.append(self.held)
+        device.deaths.resting.append(self.held.release_buffer)
         device.deaths.notes.await_end(self, partial(self.held.end, device))
 
     @property

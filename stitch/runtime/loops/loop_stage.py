@@ -31,7 +31,7 @@ from stitch.runtime.recording import (
     tell_stopped,
 )
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.values import AnyLease, InputPort, Status, ValueRecord
+from stitch.runtime.values import InputPort, OutputSlots, Status, ValueRecord
 from stitch.tasks import TaskTable
 
 READY = Status.READY
@@ -70,7 +70,7 @@ class _RunFromState:
     binding: Binding
     #: Progress of a run: see `BoundPlan.progress`.
     progress: list[int]
-    lease: AnyLease
+    lease: OutputSlots
     entries: Entries
     carried: tuple[ValueRecord, ...]
     results: tuple[ValueRecord, ...]

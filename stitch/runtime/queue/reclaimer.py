@@ -7,8 +7,7 @@ to a queue. `Reclaimer.read` processes it the next time the device is used.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
@@ -18,13 +17,6 @@ from stitch.runtime.values import Notes, Records, Status, ValueRecord, rebuild_b
 
 # Module-level alias: an enum attribute lookup costs 40 ns.
 READY = Status.READY
-
-
-class Resting(Protocol):
-    """Holds unreferenced values so that their producer can reuse the buffers."""
-
-    def release_buffer(self, dropped: deque[ValueRecord]) -> bool:
-        """Queue each held value for release."""
 
 
 class Reclaimer:
@@ -45,8 +37,8 @@ class Reclaimer:
         #: Values that lost a handle, one entry per handle; and notes of other finalizers.
         self.dropped: deque[ValueRecord] = deque()
         self.notes = Notes()
-        #: Holders of unreferenced values whose producers reuse the buffers.
-        self.resting: list[Resting] = []
+        #: Each appends unreferenced values, whose producer would reuse the buffers, to `dropped`.
+        self.resting: list[Callable[[deque[ValueRecord]], object]] = []
 
     def read(self, now: int, *, resting: bool) -> None:
         """Release values without handles that batch `now` does not read, and unpin ended exports.
@@ -55,8 +47,8 @@ class Reclaimer:
             now: Number of the queued batch.
             resting: Also release values kept for reuse by loop stages.
         """
-        for held in self.resting if resting else ():
-            held.release_buffer(self.dropped)
+        for release in self.resting if resting else ():
+            release(self.dropped)
         # Unpin first: a buffer can return to its output slots only when nothing pins it.
         if self.notes.left:
             self._read_notes()

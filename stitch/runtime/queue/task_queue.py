@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
-from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue.batch_splitter import BatchSplitter
 from stitch.runtime.queue.exposure import invalidate_stale_copies
-from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.recording import (
     Agent,
     Binding,
-    RecordingMaker,
-    Site,
     TaskBatch,
     leave_results,
     run_binding,
@@ -24,19 +20,14 @@ from stitch.runtime.recording import (
     tell_run,
     undo_donation,
 )
-from stitch.runtime.values import Records, Status, Store, ValueRecord
+from stitch.runtime.values import Records, Status, ValueRecord
 from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation, TransformationKind
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
-
-
-class Owner(Site, Store, Protocol):
-    """A device, as its queue uses it."""
-
-    contents: InstanceBytes
-    deaths: Reclaimer
-    maker: RecordingMaker
 
 
 class TaskQueue:
@@ -45,7 +36,7 @@ class TaskQueue:
     `lock` is held only briefly; see `DeviceLocking`.
     """
 
-    def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
+    def __init__(self, device: RuntimeDevice, records: Records, lock: Lock, size: int) -> None:
         """`size`: number of tasks per batch for work that does not repeat."""
         self._device, self.records, self.lock = device, records, lock
         self.size = self.limit = size

@@ -16,12 +16,11 @@ from stitch.runtime.recording.running import (
     tell_run,
     tell_stopped,
 )
-from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
 
 __all__ = [
     "BEGUN", "COMPLETE", "UNTOUCHED", "Agent", "Binding", "Ran", "Executable",
-    "RecordingMaker", "Recordings", "Site",
+    "RecordingMaker", "Recordings",
     "Stopped", "GeneratedRunner", "TaskBatch", "leave_results", "perform", "run_binding", "said_of",
     "stopped_by", "tell_run", "tell_stopped", "undo_donation",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError
 from stitch.planner import (
@@ -22,10 +23,12 @@ from stitch.planner import (
 from stitch.runtime.recording.forked import Stopped, ThreadFailure, without_own_places
 from stitch.runtime.recording.overwriting import BEGUN
 from stitch.runtime.recording.recording import Binding, Executable
-from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY, FAILED = Status.PENDING, Status.READY, Status.FAILED
@@ -51,7 +54,7 @@ def finder_of(
 
 
 def after_failure(
-    device: Site,
+    device: RuntimeDevice,
     binding: Binding,
     window: TaskBatch,
     error: BaseException,
@@ -105,7 +108,7 @@ def after_failure(
     records.is_consistent = True
 
 
-def _found_place(device: Site, buffer: Buffer, taken: Sequence[Region]) -> int | None:
+def _found_place(device: RuntimeDevice, buffer: Buffer, taken: Sequence[Region]) -> int | None:
     """Return a free address for a buffer of a thread arena, if host memory allows it."""
     for (address,) in device.records.outside_of(ranges_of(taken), [buffer], 1):
         with suppress(OutOfMemoryError):

@@ -33,12 +33,10 @@ from stitch.runtime.recording.foresight import EvictionPrediction
 from stitch.runtime.recording.forked import overlap
 from stitch.runtime.recording.overwriting import OverwritingRun
 from stitch.runtime.values import (
-    AnyLease,
     BufferRecord,
     ConstantRecord,
     Effects,
     InstanceRecord,
-    LeaseHolder,
     MemorySnapshot,
     OutputSlots,
     Place,
@@ -76,7 +74,7 @@ class Binding:
     recording: Executable
     #: The bound plan, or a function that binds it when more than the code is needed.
     _bound: BoundPlan | Callable[[], BoundPlan]
-    lease: OutputSlots[Binding] | None
+    lease: OutputSlots | None
     #: Addresses of source and result buffers, which differ between bindings.
     addresses: Mapping[int, int]
     tally: Tally
@@ -109,8 +107,12 @@ class Binding:
         self.tally.is_closed = True
 
 
-class Executable(LeaseHolder["Binding"]):
-    """One plan for a kind of work, with its guard, output slots and bindings."""
+class Executable:
+    """One plan for a kind of work, with its guard, output slots and bindings.
+
+    `leases` are all its output slots, `idle` those without live results. `idle` is a stack: the
+    slots released last are used next, since they may still be cached.
+    """
 
     def __init__(
         self,
@@ -143,7 +145,11 @@ class Executable(LeaseHolder["Binding"]):
             constants: Constants that the tasks read.
             assignment: Threads of the steps.
         """
-        super().__init__()
+        self.leases: list[OutputSlots] = []
+        self.idle: list[OutputSlots] = []
+        #: Whether this work alternates with other work that revoked its slots. New slots are then
+        #: placed outside all working regions, or both would revoke each other forever.
+        self.makes_way = False
         self.plan, self.effects = plan, effects
         self.may_be_placed = is_rebindable(plan)
         #: Whether it overwrites existing values: such a run is completed even if an exception is
@@ -201,7 +207,6 @@ class Executable(LeaseHolder["Binding"]):
             self.parts = BoundParts(
                 plan, results, self.programs, self.bodies, bound_nbytes, assignment
             )
-        #: Whether it evicts or moves something.
         #: Totals of one run; None before it is bound.
         self.each: Totals | None = None
         #: Numbers of the batch's host arrays, ascending: the arguments of a run, followed by
@@ -222,6 +227,12 @@ class Executable(LeaseHolder["Binding"]):
             made = [buffer for buffer, _ in effects.made]
             self._beside_results = needed_regions(temporary, made)
         self.work: Sequence[Region] = self._beside_results
+
+    def ready(self) -> OutputSlots | None:
+        """Return the idle slots to use next; None if there are none or they are blocked."""
+        if not self.idle or (self.idle[-1].shares and self.idle[-1].is_blocked):
+            return None
+        return self.idle[-1]
 
     def snapshot_neighbours(self, records: Records, picture: MemorySnapshot) -> None:
         """Record the contents of the buffers that it changes."""
@@ -304,7 +315,7 @@ class Executable(LeaseHolder["Binding"]):
             others[number] = live[place].users[position]
         return others
 
-    def conflicting_slots(self, records: Records) -> list[AnyLease]:
+    def conflicting_slots(self, records: Records) -> list[OutputSlots]:
         """Return output slots of other executables with spare memory in its working regions."""
         return [
             lease
@@ -329,7 +340,7 @@ class Executable(LeaseHolder["Binding"]):
 
     def take_places(
         self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
-    ) -> OutputSlots[Binding] | None:
+    ) -> OutputSlots | None:
         """Return idle output slots, or new ones if memory is free; None otherwise.
 
         `works`: returns the working regions of all executables; held results are placed outside of
@@ -373,7 +384,7 @@ class Executable(LeaseHolder["Binding"]):
     def _another(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None],
-    ) -> OutputSlots[Binding]:  # fmt: skip
+    ) -> OutputSlots:  # fmt: skip
         lease = self._leased(records, claim, places, spare)
         for old in self.leases[: max(0, len(self.leases) - self._most_leases())]:
             # Results held for so long become ordinary tensors.
@@ -430,7 +441,7 @@ class Executable(LeaseHolder["Binding"]):
     def _leased(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None] = (),
-    ) -> OutputSlots[Binding]:  # fmt: skip
+    ) -> OutputSlots:  # fmt: skip
         """Create output slots at free addresses, with some shared buffers; returns the first.
 
         They are outside the working regions, so the guard stays valid.
@@ -470,7 +481,7 @@ class Executable(LeaseHolder["Binding"]):
             for _, refs in self.effects.own
         ]
 
-    def addresses_for(self, lease: OutputSlots[Binding], places: Places) -> dict[int, int]:
+    def addresses_for(self, lease: OutputSlots, places: Places) -> dict[int, int]:
         """Return the addresses of result and source buffers, by their numbers in the plan."""
         addresses: dict[int, int] = {}
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):

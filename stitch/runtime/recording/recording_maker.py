@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
@@ -15,11 +16,13 @@ from stitch.runtime.history import Tally
 from stitch.runtime.recording.foresight import EvictionPrediction
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recording import Binding, Executable, sharing
-from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.recording.thread_work import assign_threads_for, on_threads
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import Forms, OutputSlots, Places, effects_of
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 #: Limits for the bindings of one set of output slots (LRU); lower for lent sources, which a binding
 #: keeps alive.
@@ -30,7 +33,7 @@ MAX_LENT_BINDINGS = 8
 class RecordingMaker:
     """Finds and creates the executables of one device."""
 
-    def __init__(self, device: Site) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._next_uses = NextUses()
         self.plans = WindowPlans(device, self._next_uses)
@@ -161,7 +164,7 @@ class RecordingMaker:
             _ = binding.bound
         return binding
 
-    def _lease(self, recording: Executable) -> OutputSlots[Binding] | None:
+    def _lease(self, recording: Executable) -> OutputSlots | None:
         device = self._device
         return recording.take_places(
             device.records, device.recordings.works, device.host_memory.reuse
@@ -223,7 +226,7 @@ class RecordingMaker:
     # -- binding ---------------------------------------------------------------------------------
 
     def _bound(
-        self, recording: Executable, lease: OutputSlots[Binding] | None, places: Places, *,
+        self, recording: Executable, lease: OutputSlots | None, places: Places, *,
         is_new: bool = False,
     ) -> Binding:  # fmt: skip
         """Bind a plan to addresses and store the binding. `is_new`: the plan was made for this."""

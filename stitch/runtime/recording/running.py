@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
@@ -18,9 +18,11 @@ from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun
 from stitch.runtime.recording.recording import Binding
-from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Status, ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
@@ -30,7 +32,7 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
+def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> Ran:
     """Run a plan on the values of a batch; on failure keep completed outputs.
 
     After a run that overwrites values, call `leave_results`.
@@ -69,8 +71,8 @@ def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
 
 
 def _stopped(
-    device: Site, binding: Binding, window: TaskBatch, error: BaseException, progress: list[int],
-    stopped: Stopped | None = None,
+    device: RuntimeDevice, binding: Binding, window: TaskBatch, error: BaseException,
+    progress: list[int], stopped: Stopped | None = None,
 ) -> None:  # fmt: skip
     """Recover after a run that raised or was interrupted; idempotent.
 
@@ -82,7 +84,9 @@ def _stopped(
         after_failure(device, binding, window, error, progress, stopped)
 
 
-def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
+def leave_results(
+    device: RuntimeDevice, binding: Binding, values: Sequence[ValueRecord], now: int
+) -> None:
     """Update the records after a run; the queue lock is held. Idempotent."""
     records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
@@ -118,7 +122,7 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
     records.is_consistent = True
 
 
-def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
+def perform(device: RuntimeDevice, binding: Binding, arrays: Sequence[Any]) -> Ran:
     """Run the steps on checked arrays; returns the times of steps if listeners want them.
 
     An exception records the completed steps: see `stopped_by`.
@@ -148,7 +152,7 @@ def stopped_by(error: BaseException) -> Stopped:
     return stopped
 
 
-def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
+def tell_run(device: RuntimeDevice, binding: Binding, ran: Ran) -> None:
     """Report a run and the times of its steps to the listeners."""
     assert isinstance(ran, tuple)
     forks = binding.recording.assignment.forks
@@ -157,13 +161,13 @@ def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
     device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
 
 
-def tell_stopped(device: Site, binding: Binding, stopped: Stopped) -> None:
+def tell_stopped(device: RuntimeDevice, binding: Binding, stopped: Stopped) -> None:
     """Count and report the steps completed before an exception, if any."""
     if stopped.steps:
         device.events.report(PlanStopped(binding.index, binding.plan, stopped.steps))
 
 
-def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRun | None:
+def _straight(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | OverwritingRun | None:
     """Return the code of a binding for the current observers; None if generating it does not pay
     yet.
 
@@ -191,7 +195,9 @@ def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRu
     return straight
 
 
-def _of_another_binding(device: Site, binding: Binding, observers: int) -> GeneratedRunner | None:
+def _of_another_binding(
+    device: RuntimeDevice, binding: Binding, observers: int
+) -> GeneratedRunner | None:
     """Return the code generated for another binding, with the objects of this one."""
     code = binding.recording.codes.get(observers)
     if code is None:
@@ -203,7 +209,7 @@ def _of_another_binding(device: Site, binding: Binding, observers: int) -> Gener
     return None if objects is None else code.straight(chain.from_iterable(objects), binding.tally)
 
 
-def _calls_others(device: Site, binding: Binding) -> bool:
+def _calls_others(device: RuntimeDevice, binding: Binding) -> bool:
     """Return whether a binding calls hooks, host functions or user kernels."""
     return bool(device.hooks.bits or binding.recording.boxes) or device.kernels_call_back
 
@@ -227,7 +233,7 @@ def _is_worth_writing(binding: Binding, observers: int) -> bool:
     return is_worth and len(binding.bound.thunks) <= MAX_LINES
 
 
-def _written(device: Site, binding: Binding) -> GeneratedRunner:
+def _written(device: RuntimeDevice, binding: Binding) -> GeneratedRunner:
     """Generate the code of a binding; without hooks, other bindings share it."""
     recording, bound, hooks = binding.recording, binding.bound, device.hooks
     residents = {r.value: r for r in recording.plan.request.residents}
@@ -256,7 +262,9 @@ def _written(device: Site, binding: Binding) -> GeneratedRunner:
     return code.straight(chain.from_iterable(objects), binding.tally)
 
 
-def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
+def _run_one_by_one(
+    device: RuntimeDevice, binding: Binding, arrays: Sequence[Any], loop: Any
+) -> Ran:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.recording.order]
     moments: list[float] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stitch.planner import (
     SINGLE_THREAD,
@@ -18,11 +19,13 @@ from stitch.planner import (
 from stitch.runtime.backends import LocalBackend
 from stitch.runtime.executors import PreparedProgram, least_copy_microseconds
 from stitch.runtime.recording.agent import Agent
-from stitch.runtime.recording.site import Site
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 
 def assign_threads_for(
-    device: Site, plan: Plan, agents: Sequence[Agent | None]
+    device: RuntimeDevice, plan: Plan, agents: Sequence[Agent | None]
 ) -> ThreadAssignment:
     """Assign a plan's steps to threads; plans that overwrite values use one thread."""
     if (

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stitch.errors import StitchError
 from stitch.planner import Plan, PlanRequest, copy_cost, plan, predicted_cost, rebind_plan
 from stitch.program import Space
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recording import Executable
-from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
-from stitch.runtime.values import AnyLease, ConstantRecord, MemorySnapshot, effects_of
+from stitch.runtime.values import ConstantRecord, MemorySnapshot, OutputSlots, effects_of
 from stitch.tasks import NumberedTask
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +36,7 @@ class Planned:
 
     plan: Plan
     picture: MemorySnapshot
-    leases: list[AnyLease]
+    leases: list[OutputSlots]
     only_results: bool
     is_known: bool = False
 
@@ -41,7 +44,7 @@ class Planned:
 class WindowPlans:
     """Makes and rebinds the plans for the batches of one device."""
 
-    def __init__(self, device: Site, next_uses: NextUses) -> None:
+    def __init__(self, device: RuntimeDevice, next_uses: NextUses) -> None:
         self._device = device
         self._next_uses = next_uses
 
@@ -149,7 +152,7 @@ class WindowPlans:
         self,
         window: TaskBatch,
         kept: tuple[bool, ...],
-        without: Collection[AnyLease],
+        without: Collection[OutputSlots],
         staying: Collection[int],
         constants: Sequence[ConstantRecord] | None = None,
         spaces: Collection[Space] | None = None,

@@ -2,7 +2,6 @@
 
 from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, InstanceRef, Place, effects_of
-from stitch.runtime.values.leases import AnyLease, LeaseHolder, OutputSlots
 from stitch.runtime.values.memory_snapshot import MemorySnapshot
 from stitch.runtime.values.notes import Notes
 from stitch.runtime.values.ports import InputPort
@@ -17,18 +16,18 @@ from stitch.runtime.values.state import (
     ConstantRecord,
     Forms,
     InstanceRecord,
+    OutputSlots,
     Places,
     Reader,
     Status,
-    Store,
     ValueRecord,
 )
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "AnyLease", "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms",
-    "InputPort", "InstanceRecord", "InstanceRef", "LeaseHolder", "Lying", "MemorySnapshot",
+    "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms",
+    "InputPort", "InstanceRecord", "InstanceRef", "Lying", "MemorySnapshot",
     "Notes", "OutputSlots", "Place", "Places", "Ranges", "Reader", "Records", "SpaceUse",
-    "SpaceWatch", "Status", "Store", "ValueRecord", "as_array", "capture", "dispose",
+    "SpaceWatch", "Status", "ValueRecord", "as_array", "capture", "dispose",
     "effects_of", "hold_constant", "rebuild_bookkeeping", "view_offset",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from stitch.planner import Buffer, Instance, Resident
 from stitch.program import Space
 from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import BufferRecord, ConstantRecord, PlaceOwner, ValueRecord
+from stitch.runtime.values.state import BufferRecord, ConstantRecord, OutputSlots, ValueRecord
 
 
 class MemorySnapshot:
@@ -21,7 +21,7 @@ class MemorySnapshot:
 
     def __init__(
         self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
-        now: int, without: Collection[PlaceOwner], staying: Collection[int],
+        now: int, without: Collection[OutputSlots], staying: Collection[int],
         constants: Sequence[ConstantRecord] | None = None,
         spaces: Collection[Space] | None = None, others: Iterable[ValueRecord] = (),
     ) -> None:  # fmt: skip

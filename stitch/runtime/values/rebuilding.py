@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from stitch.runtime.values.leases import AnyLease, OutputSlots
 from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import BufferRecord, Status, ValueRecord
+from stitch.runtime.values.state import BufferRecord, OutputSlots, Status, ValueRecord
 
 
 def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
@@ -49,10 +48,10 @@ def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
     leases = list(records.leases.values())
     listed = {id(lease) for lease in leases}
     known = [lease for buffer in buffers for lease in buffer.leases]
-    ended = [le for le in known if isinstance(le, OutputSlots) and id(le) not in listed]
+    ended = [slots for slots in known if id(slots) not in listed]
     for lease in ended:
         lease.dispose()
-    owners: dict[int, list[AnyLease]] = {id(buffer): [] for buffer in buffers}
+    owners: dict[int, list[OutputSlots]] = {id(buffer): [] for buffer in buffers}
     for lease in leases:
         lease.values = lease.again = None
         for buffer in lease.buffers:

@@ -12,14 +12,13 @@ from stitch.memory import Allocator, FreeGaps, SpaceMemory
 from stitch.planner import Buffer
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.values.effects import Effects, InstanceRef, Place
-from stitch.runtime.values.leases import AnyLease
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     BufferRecord,
     ConstantRecord,
     InstanceRecord,
     Mark,
-    PlaceOwner,
+    OutputSlots,
     Status,
     ValueRecord,
 )
@@ -49,7 +48,7 @@ class Records:
         #: The same by layout, kind of mark, and mark.
         self.constants_by_form: dict[object, dict[str, dict[Mark, dict[ConstantRecord, None]]]] = {}
         #: The output slots of all executables, in order of creation.
-        self.leases: dict[int, AnyLease] = {}
+        self.leases: dict[int, OutputSlots] = {}
         #: Number of output slots whose memory was taken for something else.
         self.revocations = 0
         #: Counts allocations and releases: while it is unchanged, free ranges stay free.
@@ -98,7 +97,7 @@ class Records:
         buffers = {id(b): b for lease in self.leases.values() for b in lease.buffers if b.is_spare}
         return list(buffers.values())
 
-    def spare_leases(self) -> list[AnyLease]:
+    def spare_leases(self) -> list[OutputSlots]:
         """Return the output slots with unused buffers, least recently run first."""
         spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
         spare.sort(key=lambda lease: lease.last_run)
@@ -139,7 +138,7 @@ class Records:
             leased.append(records)
         return leased
 
-    def begin_leases(self, leases: Sequence[AnyLease]) -> None:
+    def begin_leases(self, leases: Sequence[OutputSlots]) -> None:
         """Register output slots and assign their buffers, new or shared, to them."""
         for lease in leases:
             for buffer in lease.buffers:
@@ -158,7 +157,7 @@ class Records:
         holder.idle += idle
         self.is_consistent = True
 
-    def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
+    def end_lease(self, lease: OutputSlots, *, with_bytes: bool = True) -> None:
         """Dispose of output slots: live results keep their buffers, the others are freed.
 
         `with_bytes`: in debug mode, poison freed memory (False if a run has just written there).
@@ -178,7 +177,7 @@ class Records:
             for lease in buffer.leases:
                 self.end_lease(lease, with_bytes=with_bytes)
 
-    def revoke(self, leases: Sequence[AnyLease]) -> None:
+    def revoke(self, leases: Sequence[OutputSlots]) -> None:
         """Dispose of output slots because their memory is needed."""
         for lease in leases:
             self.revocations += 1

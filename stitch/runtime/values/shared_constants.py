@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from stitch.program import Array, TensorDesc, ValueType, dense_bytes, host_layout, same_bytes
 from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import ConstantRecord, Mark, Reader, Store
+from stitch.runtime.values.state import ConstantRecord, Mark, Reader
+
+if TYPE_CHECKING:
+    from stitch.runtime.tensor_access import TensorAccess
 
 #: Bytes that discriminate arrays without a file.
 _HEAD_NBYTES = 256
 
 
 def hold_constant(
-    records: Records, device: Store, kind: ValueType, desc: TensorDesc, data: Array,
+    records: Records, device: TensorAccess, kind: ValueType, desc: TensorDesc, data: Array,
     crc32: int | None, name: str, reader: Reader, kept: list[ConstantRecord],
 ) -> None:  # fmt: skip
     """Append a constant's record to `kept`: a new one, or another program's with equal bytes.

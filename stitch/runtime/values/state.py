@@ -1,15 +1,20 @@
-"""The mutable records of a device: buffers (allocations) and values (what handles refer to)."""
+"""The mutable records of a device: buffers (allocations), values (what handles refer to), and
+output slots (buffers for the results of an executable)."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stitch.errors import TaskError
-from stitch.program import Array, Layout, Space, TensorDesc
+from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.values.ports import InputPort
+
+if TYPE_CHECKING:
+    from stitch.runtime.recording import Binding, Executable
+    from stitch.runtime.tensor_access import TensorAccess
 
 #: Addresses of a batch's sources: value numbers, and the addresses of all instances.
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
@@ -30,77 +35,7 @@ class Status(enum.IntEnum):
 
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
-PENDING, READY = Status.PENDING, Status.READY
-
-
-class Store(Protocol):
-    """A device, as values and their handles use it."""
-
-    #: Queues a value that lost a handle. Finalizers may run at any point, so they do no more.
-    drop: Callable[[ValueRecord], None]
-
-    def settle(self, value: ValueRecord) -> None:
-        """Make a value ready."""
-
-    def layout_of(self, value: ValueRecord) -> Layout:
-        """Return the current or declared layout of a value."""
-
-    def read(self, value: ValueRecord) -> Array:
-        """Return a copy of its elements."""
-
-    def export(self, value: ValueRecord) -> Array:
-        """Return its bytes in place."""
-
-    def deallocate(self, value: ValueRecord, by: str) -> None:
-        """Free it now."""
-
-    def view(self, tensor: Any, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
-        """Return a view of rows `[start, stop)` of a tensor."""
-
-    def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
-        """Return whether a tensor has this layout."""
-
-    def to_layout(
-        self,
-        tensor: Any,
-        layout: Layout | TensorDesc,
-        *,
-        retain: bool | None = None,
-        copy: bool = ...,
-    ) -> Any:
-        """Return a tensor of the same elements in another layout."""
-
-
-class PlaceOwner(Protocol):
-    """Output slots, as buffers and values use them."""
-
-    #: Replay data of the last run.
-    again: Any
-    #: Whether it shares, or shared, a buffer with other slots.
-    shares: bool
-
-    @property
-    def holder(self) -> object:
-        """The owner of the slots."""
-
-    @property
-    def buffers(self) -> tuple[BufferRecord, ...]:
-        """The buffers of the slots."""
-
-    def dispose(self) -> None:
-        """Dispose of the slots."""
-
-    def release_value(self, value: ValueRecord) -> bool:
-        """Release an unreferenced value for the next run; False if it cannot be."""
-
-    def readmit(self, value: ValueRecord) -> None:
-        """Make a value releasable again, after its last export has ended."""
-
-    def release_buffer(self, buffer: BufferRecord) -> None:
-        """Handle a buffer that lost its last user."""
-
-    def inherit(self, buffer: BufferRecord) -> None:
-        """Take over a shared buffer from slots that were disposed of."""
+PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
 
 
 class BufferRecord:
@@ -132,9 +67,9 @@ class BufferRecord:
         self.shared_pins = 0
         #: The output slots that own the buffer (if shared, the ones that used it last): it returns
         #: to them, not to the allocator.
-        self.lease: PlaceOwner | None = None
+        self.lease: OutputSlots | None = None
         #: All slots that share it, in order; empty if there never was more than one.
-        self.sharers: dict[PlaceOwner, None] = {}
+        self.sharers: dict[OutputSlots, None] = {}
         #: The values in it, in order of attachment.
         self.users: list[ValueRecord] = []
 
@@ -144,7 +79,7 @@ class BufferRecord:
         return self.lease is not None and not self.users and not self.pins
 
     @property
-    def leases(self) -> tuple[PlaceOwner, ...]:
+    def leases(self) -> tuple[OutputSlots, ...]:
         """All output slots that contain it."""
         return tuple(self.sharers) or (() if self.lease is None else (self.lease,))
 
@@ -204,7 +139,7 @@ class ValueRecord:
     #: Whether it is a constant of a loaded program.
     is_constant = False
 
-    def __init__(self, device: Store, desc: TensorDesc, desc_key: int, by: str = "") -> None:
+    def __init__(self, device: TensorAccess, desc: TensorDesc, desc_key: int, by: str = "") -> None:
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
@@ -217,7 +152,7 @@ class ValueRecord:
         self.retain = self.consumed = self.is_exposed = False
         #: The output slots in which it was computed, while it is only read: they may reuse it once
         #: it has no handles.
-        self.lease: PlaceOwner | None = None
+        self.lease: OutputSlots | None = None
         #: Compares its copies with the primary instance; returns None if instances or addresses
         #: have changed (see `exposure`).
         self.comparison: Callable[[Sequence[InstanceRecord]], bool | None] | None = None
@@ -294,7 +229,7 @@ class ArgumentRecord(ValueRecord):
 
     is_array = True
 
-    def __init__(self, device: Store, array: Array, port: InputPort) -> None:
+    def __init__(self, device: TensorAccess, array: Array, port: InputPort) -> None:
         # `super()` would double the cost.
         ValueRecord.__init__(self, device, port.host_desc, port.host_key, port.origin)
         self.array, self.port, self.status = array, port, READY
@@ -337,8 +272,8 @@ class ConstantRecord(ValueRecord):
     is_constant = True
 
     def __init__(
-        self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, form: object,
-        mark: Mark,
+        self, device: TensorAccess, desc: TensorDesc, desc_key: int, home: BufferRecord,
+        form: object, mark: Mark,
     ) -> None:  # fmt: skip
         """Initialize.
 
@@ -379,3 +314,183 @@ class ConstantRecord(ValueRecord):
         """Return its name and the other programs that read it."""
         others = ", ".join(repr(reader.name) for reader in list(self.readers)[1:])
         return f"{self.by}, shared by {others}" if others else self.by
+
+
+# Output slots: preallocated buffers for the results of an executable.
+#
+# The buffer of an unreferenced result returns to its output slots, not to the allocator, so the
+# next run of the same work reuses it. Idle output slots count as free memory: they are revoked
+# before anything is relocated, evicted or refused (`Records.revoke`).
+
+
+class OutputSlots:
+    """One set of result buffers. `instances`: for each result its instances.
+
+    `held`: number of its buffers with live results of its own; it is idle at 0. Slots of one holder
+    may share buffers: if a caller keeps one result of a run, only that one's buffer differs in the
+    next. A shared buffer belongs to the slots that used it last (`buffer.lease`); the others check
+    with `is_blocked` when they are next.
+    """
+
+    __slots__ = (
+        "again", "bindings", "buffers", "claim", "held", "holder", "instances", "is_lasting",
+        "is_single", "last_run", "shares", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        holder: Executable,
+        buffers: tuple[BufferRecord, ...],
+        instances: tuple[tuple[InstanceRecord, ...], ...],
+        claim: object = None,
+        *,
+        is_lasting: bool = True,
+    ) -> None:
+        """Initialize.
+
+        Args:
+            holder: The owner.
+            buffers: The buffers, perhaps shared with other slots.
+            instances: For each result its instances.
+            claim: Reserved host memory, perhaps shared with other slots.
+            is_lasting: Whether values are reused (not in debug mode, which poisons free memory).
+        """
+        self.holder = holder
+        self.buffers = buffers
+        self.instances = instances
+        self.claim = claim
+        #: Whether it is for one result with one instance.
+        self.is_single = len(instances) == 1 and len(instances[0]) == 1
+        self.is_lasting = is_lasting
+        #: Whether it shares, or shared, a buffer with other slots.
+        self.shares = False
+        self.held = 0
+        #: The values of its last run in the order of `instances`, while they are unchanged.
+        self.values: list[ValueRecord] | None = None
+        #: Replay data of the last run; valid while nothing has changed.
+        self.again: Any = None
+        #: Task number of its last use.
+        self.last_run = 0
+        #: By the addresses of a run's sources, oldest first.
+        self.bindings: dict[Places, Binding] = {}
+
+    def take(self, values: list[ValueRecord], now: int) -> None:
+        """Store the results of a run in these slots; `values` in the order of `instances`."""
+        self.last_run = now
+        buffers = self.buffers
+        if buffers:
+            idle = self.holder.idle
+            if idle and idle[-1] is self:
+                idle.pop()
+            else:
+                self._leave_idle()
+        self.held = len(buffers)
+        for buffer in buffers:
+            if buffer.users:
+                buffer.users = []
+            buffer.lease = self
+        for number, instances in enumerate(self.instances):
+            value = values[number]
+            for instance in instances:
+                instance.buffer.users.append(value)
+            # Atomic under the GIL: ready and with its instances.
+            value.instances = instances
+            value.status = READY
+            value.last_used = now
+            # It may have been cached, retained or donated while it was computed.
+            touched = value.version or value.retain or value.consumed
+            value.lease = self if self.is_lasting and not touched else None
+        # Without buffers it is always idle.
+        self.values = values if buffers else None
+        self.again = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a shared buffer is in use although these slots are idle."""
+        return self.shares and any(buffer.users or buffer.pins for buffer in self.buffers)
+
+    def _leave_idle(self) -> None:
+        idle = self.holder.idle
+        if idle and idle[-1] is self:
+            idle.pop()
+        elif self in idle:
+            idle.remove(self)
+
+    def reuse(self, now: int) -> list[ValueRecord] | None:
+        """As `take`, with the value records of the last run; None if they cannot be reused."""
+        values = self.values
+        if values is None or self.held:
+            return None
+        self._leave_idle()
+        self.held = len(self.buffers)
+        self.last_run = now
+        for value in values:
+            value.status = READY
+            value.last_used = now
+            buffer = value.instances[0].buffer
+            buffer.lease = self
+            buffer.users.append(value)
+        return values
+
+    def release_value(self, value: ValueRecord) -> bool:
+        """Release the buffer of an unreferenced result for the next run.
+
+        Returns False if the slots were disposed of, or another result of the run did not stay in
+        them.
+        """
+        instances = value.instances
+        if self.values is None or len(instances) != 1:
+            return False
+        value.status = FREED
+        instances[0].buffer.users.clear()
+        self.held -= 1
+        if not self.held:
+            self.holder.idle.append(self)
+        return True
+
+    def readmit(self, value: ValueRecord) -> None:
+        """Make an exported result releasable again, after its last export has ended.
+
+        Only if it is unchanged and the only value in its buffer.
+        """
+        values = self.values
+        if (
+            self.is_lasting
+            and values is not None
+            and value in values
+            and len(value.instances) == 1
+            and not (value.version or value.retain or value.consumed)
+        ):
+            value.is_exposed = False
+            value.lease = self
+
+    def release_buffer(self, buffer: BufferRecord) -> None:
+        """Handle a buffer that lost its last user."""
+        self.values = self.again = None
+        self.held -= 1
+        if not self.held:
+            self.holder.idle.append(self)
+
+    def inherit(self, buffer: BufferRecord) -> None:
+        """Take over a shared buffer from slots that were disposed of."""
+        buffer.lease = self
+        if not buffer.is_spare:
+            self._leave_idle()
+            self.held += 1
+
+    def dispose(self) -> None:
+        """Dispose of the slots: live results keep their buffers; the caller frees the unused
+        ones."""
+        if self in self.holder.leases:
+            self.holder.leases.remove(self)
+        self._leave_idle()
+        self.values = self.again = self.claim = None
+        for buffer in self.buffers:
+            buffer.sharers.pop(self, None)
+            if buffer.lease is self:
+                buffer.lease = None
+                if buffer.sharers:
+                    next(reversed(buffer.sharers)).inherit(buffer)
+        for binding in self.bindings.values():
+            binding.drop()
+        self.bindings.clear()
