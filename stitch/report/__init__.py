@@ -29,8 +29,15 @@ if TYPE_CHECKING:
         Verdict,
         compare,
     )
-    from stitch.report.run_difference import Difference, difference, read_copies
-    from stitch.report.run_record import Recorder, RunRecord, read_record, replay
+    from stitch.report.run_record import (
+        Difference,
+        Recorder,
+        RunRecord,
+        difference,
+        read_copies,
+        read_record,
+        replay,
+    )
     from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -40,8 +47,7 @@ else:
             "other_lines plan_json totals_json",
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
-            "run_difference": "Difference difference read_copies",
-            "run_record": "Recorder RunRecord read_record replay",
+            "run_record": "Difference Recorder RunRecord difference read_copies read_record replay",
             "event_report": "is_compressed",
             "chrome_trace": "ChromeTrace",
             "visualizer": "VisualizerFolder",

@@ -1,4 +1,4 @@
-"""Records of runs: a device's plans and allocator events as JSON, and their replay.
+"""Records of runs: a device's plans and allocator events as JSON, their replay and comparison.
 
 One JSON object:
 
@@ -14,16 +14,16 @@ One JSON object:
      "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds",
                 "program_seconds"}}
 
-`Footprint.own_nbytes` defines the size of a copy. Version 1 had neither totals, writes, nor plans
-that stopped; older records of version 2 have moves of earlier results ({"event": "move", "space",
-"address", "target", "size_per_bank", "nbytes"}). Allocations outside plans are found by comparing
+`Footprint.own_nbytes` defines the size of a copy. Allocations outside plans are found by comparing
 the allocators before and after each plan.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,7 +46,15 @@ from stitch.planner import (
 )
 from stitch.program import Space
 from stitch.report.device import DEVICE
-from stitch.report.explanation import Place, totals_json, touched_at_start, touched_buffers
+from stitch.report.explanation import (
+    CopyLine,
+    Place,
+    copy_lines,
+    programs_of,
+    totals_json,
+    touched_at_start,
+    touched_buffers,
+)
 from stitch.runtime import (
     Event,
     PlanRun,
@@ -148,12 +156,12 @@ def _allocated(device: RuntimeDevice) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The contents of a record; `cost` is the total, None in records of version 1."""
+    """The contents of a record; `cost` is the total."""
 
     machine: Machine
     plans: Mapping[int, Plan]
     events: tuple[Mapping[str, Any], ...]
-    cost: Cost | None = None
+    cost: Cost
 
 
 def read_record(text: str) -> RunRecord:
@@ -161,11 +169,10 @@ def read_record(text: str) -> RunRecord:
     body = read_json(text, "record of stitch-run --record=FILE")
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
-    if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:
+    if body.get("version") != VERSION:
         raise FormatError(
-            "the record has another version", expected=f"1 to {VERSION}",
-            got=str(body.get("version")),
-        )  # fmt: skip
+            "the record has another version", expected=str(VERSION), got=str(body.get("version"))
+        )
     plans, events = body.get("plans"), body.get("events")
     if not isinstance(plans, dict) or not isinstance(events, list):
         raise FormatError("malformed record", expected="`plans`, a mapping, and `events`, a list")
@@ -183,11 +190,21 @@ def read_record(text: str) -> RunRecord:
         _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is not a mapping", where="events")
-    totals, cost = body.get("totals"), None
+    return RunRecord(machine, numbered, tuple(events), _cost(body.get("totals")))
+
+
+def _cost(totals: Any) -> Cost:
+    names = [field.name for field in fields(Cost)]
     if isinstance(totals, dict):
-        counted = {field.name: totals[field.name] for field in fields(Cost) if field.name in totals}
-        cost = from_plain(Cost, counted, "totals")
-    return RunRecord(machine, numbered, tuple(events), cost)
+        totals = {name: totals[name] for name in names if name in totals}
+    cost = from_plain(Cost, totals, "totals")
+    for name in names:
+        if not 0 <= getattr(cost, name) < math.inf:
+            raise FormatError(
+                "invalid count", where=f"totals.{name}", expected="a finite number of at least 0",
+                got=repr(getattr(cost, name))[:60],
+            )  # fmt: skip
+    return cost
 
 
 def _check_machine(machine: Machine) -> None:
@@ -276,11 +293,9 @@ class _Replay:
             self._allocate(*self._region(event))
         elif kind == "free":
             self._free(*self._region(event))
-        elif kind == "move":
-            self._move(event)
         elif kind not in ("read", "write", "stopped"):
             raise FormatError(
-                "unknown event", expected="reserve, free, run, stopped, move, write, read",
+                "unknown event", expected="reserve, free, run, stopped, write, read",
                 got=repr(kind)[:60],
             )  # fmt: skip
 
@@ -295,17 +310,6 @@ class _Replay:
                 "an event lacks `address` or `size_per_bank`", where=_event_text(event)
             )
         return space, address, size
-
-    def _move(self, event: Mapping[str, Any]) -> None:
-        """Replay a move outside plans, of older records."""
-        space, address, size = self._region(event)
-        target = event.get("target")
-        if type(target) is not int:
-            raise FormatError("a move lacks `target`", where=_event_text(event))
-        self._check_live(space, address, size)
-        self._allocator(space).free(address)
-        self._allocator(space).alloc_at(target, size)
-        self.counts["moves"] += 1
 
     def _allocator(self, space: Space) -> Allocator:
         if space not in self._allocators:
@@ -416,3 +420,57 @@ class _Replay:
         used = {space.value: a.used_nbytes for space, a in self._allocators.items()}
         if wanted != used:
             raise TaskError("the bytes in use differ", expected=str(wanted), got=str(used))
+
+
+# Comparison of two records.
+
+
+@dataclass(frozen=True, slots=True)
+class RunCopies:
+    """The cost of a run, its copies (`times` over all plans), and the runs of its programs."""
+
+    cost: Cost
+    lines: tuple[CopyLine, ...]
+    runs: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The added cost of a run, and its additional and missing copies.
+
+    `unequal` lists the programs (name, old runs, new runs) that ran a different number of times: if
+    there are any, the runs have different lengths.
+    """
+
+    added: Cost
+    more: tuple[CopyLine, ...]
+    fewer: tuple[CopyLine, ...]
+    unequal: tuple[tuple[str, int, int], ...] = ()
+
+
+def read_copies(text: str) -> RunCopies:
+    """Return the copies of a record; raise `FormatError` for other text."""
+    record = read_record(text)
+    runs = Counter(str(e.get("plan")) for e in record.events if e.get("event") == "run")
+    plans = [(plan, runs[str(index)]) for index, plan in record.plans.items()]
+    programs: Counter[str] = Counter()
+    for plan, times in plans:
+        for name in programs_of(plan):
+            programs[name] += times
+    return RunCopies(record.cost, copy_lines(plans), programs)
+
+
+def difference(old: RunCopies, new: RunCopies) -> Difference:
+    """Compare the copies of two runs."""
+    both = ((name, times, new.runs[name]) for name, times in old.runs.items() if name in new.runs)
+    return Difference(
+        new.cost - old.cost, _surplus(new.lines, old.lines), _surplus(old.lines, new.lines),
+        tuple(one for one in both if one[1] != one[2]),
+    )  # fmt: skip
+
+
+def _surplus(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
+    """Return the copies that occur more often than in `others`, with the surplus."""
+    times = {replace(line, times=0): line.times for line in others}
+    more = ((line, line.times - times.get(replace(line, times=0), 0)) for line in lines)
+    return tuple(replace(line, times=extra) for line, extra in more if extra > 0)

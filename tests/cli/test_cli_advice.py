@@ -223,8 +223,7 @@ def test_no_advice_changes_a_result(cli: Cli) -> None:
 
 
 def recorded(cli: Cli, name: str, *files: str) -> None:
-    done = cli("run", *files, "--init=ones", f"--record={name}", "--save_artifacts",
-               f"--artifact_dir={name}.folder", "--output=@out.npz")  # fmt: skip
+    done = cli("run", *files, "--init=ones", f"--record={name}", "--output=@out.npz")
     assert done.code == 0, done.err
 
 
@@ -247,16 +246,14 @@ def test_the_difference_of_two_runs_is_said_and_bounded(cli: Cli) -> None:
 def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) -> None:
     recorded(cli, "old.json", "a.ttb", "b_dram.ttb")
     recorded(cli, "new.json", "a.ttb", "b_dram.ttb", "--num_runs=3")
-    for one, other in (("old.json", "new.json"),
-                       ("old.json.folder/plans.json", "new.json.folder/plans.json")):  # fmt: skip
-        done = cli("inspect", "--diff", one, other)
-        said = "different lengths: 'a' ran 1 time, then 3; 'b' ran 1 time, then 3"
-        assert done.code == 0 and f"note: these runs are of {said}" in done.err
-        for words in ((one, other), (other, one)):
-            judged = cli("inspect", "--diff", *words, "--max-added-bytes=1000000")
-            assert judged.code == 6 and "added bytes cannot be compared" in judged.err
-        found = json.loads(cli("inspect", "--diff", one, other, "--json").out)
-        assert found["unequal"] == [["a", 1, 3], ["b", 1, 3]]
+    words = ("inspect", "--diff", "old.json", "new.json")
+    done = cli(*words)
+    said = "different lengths: 'a' ran 1 time, then 3; 'b' ran 1 time, then 3"
+    assert done.code == 0 and f"note: these runs are of {said}" in done.err
+    judged = cli(*words, "--max-added-bytes=1000000")
+    assert judged.code == 6 and "added bytes cannot be compared" in judged.err
+    found = json.loads(cli(*words, "--json").out)
+    assert found["unequal"] == [["a", 1, 3], ["b", 1, 3]]
     # Another program is another way to the same end: what both run, they run as often.
     recorded(cli, "less.json", "a.ttb")
     done = cli("inspect", "--diff", "less.json", "old.json", "--max-added-bytes=1000000")
@@ -266,14 +263,9 @@ def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no copies of a run"),
-        ("[1]", "a plan lacks `copies`"),
-        ('[{"copies": [], "runs": -1, "program_seconds": 0}]', "invalid count"),
-        ('[{"copies": [], "runs": "x", "program_seconds": 0}]', "wrong type"),
-        ('[{"copies": [{}], "runs": 1, "program_seconds": 0}]', "CopyLine has no"),
-        ('[{"copies": [], "runs": 1, "program_seconds": NaN}]', "invalid count"),
-        ("{}", "no record"),
-        ("[" * 100_000, "no JSON"),
+        ("", "no JSON"),
+        ("[]", "this is no record"),
+        ("{}", "this is no record"),
     ],
 )
 def test_a_file_that_cannot_be_compared_gets_one_error(cli: Cli, text: str, said: str) -> None:

@@ -19,7 +19,7 @@ from stitch.report import (
     plan_json,
     read_copies,
 )
-from stitch.report.run_difference import RunCopies
+from stitch.report.run_record import RunCopies
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 

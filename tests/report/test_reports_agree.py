@@ -82,7 +82,7 @@ def recorded(text: str) -> tuple[Counted, Counted]:
             for step in plan.steps[: event.get("steps")]:
                 copies += getattr(step, "count", 0)
                 nbytes += getattr(step, "nbytes", 0)
-        elif event["event"] in ("move", "write"):
+        elif event["event"] == "write":
             copies, nbytes = copies + 1, nbytes + event["nbytes"]
         elif event["event"] == "read":
             reads, read_nbytes = reads + 1, read_nbytes + event["nbytes"]

@@ -234,7 +234,7 @@ def command() -> Command:
                           "help": "check the certificates of the plans of a record, or of the "
                           "plan for the modules; exit code 6 if one is wrong"}),
         ("--diff", {"nargs": 2, "metavar": ("old.json", "new.json"),
-                    "help": "compare the copies of two runs: records, or plans.json files"}),
+                    "help": "compare the copies of two records of runs"}),
         ("--max_added_bytes", {"type": count, "metavar": "N",
                                "help": "with --diff: exit code 7 if more bytes are added"}),
     )  # fmt: skip
