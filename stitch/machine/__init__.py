@@ -14,7 +14,7 @@ from stitch.machine.machine import (
     operation_seconds,
     program_seconds,
 )
-from stitch.machine.named_machines import is_machine_file, load_machine
+from stitch.machine.named_machines import load_machine
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     MOST_GRANULES,
@@ -34,10 +34,7 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.machine.machine_yaml import MACHINE_KEYS
     from stitch.machine.systems import (
-        Chip,
-        System,
         derived_machine,
-        load_system,
         system_chips,
         system_tables,
     )
@@ -46,15 +43,15 @@ else:
         __name__,
         {
             "machine_yaml": "MACHINE_KEYS",
-            "systems": "Chip System derived_machine load_system system_chips system_tables",
+            "systems": "derived_machine system_chips system_tables",
         },
     )
 
 __all__ = [
-    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Chip", "Compute", "CopyCounts", "Footprint",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
     "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
-    "SpaceShape", "System", "copy_counts", "derived_machine", "footprint", "is_machine_file",
-    "load_machine", "load_system", "machine_names", "operation_seconds",
+    "SpaceShape", "copy_counts", "derived_machine", "footprint",
+    "load_machine", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
     "shard_layout", "system_chips", "system_tables",
 ]  # fmt: skip

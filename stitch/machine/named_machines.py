@@ -57,15 +57,6 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         raise
 
 
-def is_machine_file(path: str) -> bool:
-    """Whether a path is that of a system descriptor.
-
-    >>> is_machine_file("n300.ttsys:1"), is_machine_file("mine.yaml")
-    (True, False)
-    """
-    return _CHIP.fullmatch(path) is not None
-
-
 def _machine_of_chip(file: FilePath, chip: str | None) -> Machine:
     # Imported on demand: few processes read a descriptor.
     from stitch.machine.systems import machines_in

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stitch.errors import FormatError, IncompatibleError, Problem
-from stitch.files import open_source
 from stitch.flatbuffer import (
     FieldKind,
     FieldOrder,
@@ -216,41 +215,15 @@ _MOST_NBYTES = 1 << 20
 _MOST_CHIPS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """One chip: its architecture, the fields of its descriptor, and its machine."""
+class Chip(NamedTuple):
+    """One chip: its architecture and its machine."""
 
     architecture: str
-    fields: dict[str, Any]
     machine: Machine
 
 
-@dataclass(frozen=True, slots=True)
-class System:
-    """The contents of a descriptor; links between chips are (chip, core, chip, core)."""
-
-    version: Release
-    schema_hash: str
-    git_hash: str
-    product: str
-    hosts: tuple[str, ...]
-    chips: tuple[Chip, ...]
-    links: tuple[tuple[int, ...], ...]
-
-
 def machines_in(content: bytes, path: str) -> tuple[Machine, ...]:
-    """Return the machine of each chip, named after the file; raises as `read_system` does."""
-    return tuple(chip.machine for chip in read_system(content, path).chips)
-
-
-def load_system(path: str | Path) -> System:
-    """Read a descriptor; raises as `read_system` does, and StitchError if there is no file."""
-    _, view = open_source(path)
-    return read_system(view, str(path))
-
-
-def read_system(content: bytes | memoryview, path: str) -> System:
-    """Read a descriptor.
+    """Return the machine of each chip of a descriptor, named after the file.
 
     Raises:
         FormatError: Lists every defect.
@@ -265,21 +238,12 @@ def read_system(content: bytes | memoryview, path: str) -> System:
         )
     file = read_foreign(memoryview(content), path, SYSTEM_FILES)
     root = file.named("SystemDescRoot", file.root)
-    system = file.named("SystemDesc", root["system_desc"])
-    hosts = [file.named("CPUDesc", host)["target_triple"] for host in system.get("cpu_descs", ())]
-    return System(
-        file.version,
-        root.get("schema_hash", ""),
-        root["ttmlir_git_hash"],
-        root["product_identifier"],
-        tuple(hosts),
-        system_chips(file, system, path),
-        system["chip_channels"],
-    )
+    chips = system_chips(file, file.named("SystemDesc", root["system_desc"]), path)
+    return tuple(chip.machine for chip in chips)
 
 
 def system_chips(file: ForeignFile, system: dict[str, Any], path: str) -> tuple[Chip, ...]:
-    """Return the chips of a `SystemDesc` (fields by name); raises as `read_system` does."""
+    """Return the chips of a `SystemDesc` (fields by name); raises as `machines_in` does."""
     described, indices = system["chip_descs"], system["chip_desc_indices"]
     wrong = [i for i in indices if i >= len(described)]
     if wrong or not indices or len(indices) > _MOST_CHIPS:
@@ -323,7 +287,7 @@ def _chip(fields: dict[str, Any], name: str, path: str, number: int, version: Re
         )
     where = f"{Path(path).name}, chip {number}"
     machine = derived_machine(BASE_MACHINES[architecture], name, _figures(fields, where), where)
-    return Chip(architecture, fields, machine)
+    return Chip(architecture, machine)
 
 
 def _figures(fields: dict[str, Any], where: str) -> dict[str, tuple[Any, str]]:

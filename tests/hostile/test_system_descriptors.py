@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
-from stitch.machine import load_machine, load_system
+from stitch.machine import load_machine
 from stitch.machine.systems import machines_in
 from tests.support import run_seed
 from tests.support.files.damage import damaged_bytes
@@ -125,7 +125,7 @@ def test_an_architecture_without_a_machine_of_ours_is_refused_by_name() -> None:
 def test_chips_that_are_not_alike_are_chosen_by_number(tmp_path: Path) -> None:
     path = tmp_path / "two.ttsys"
     path.write_bytes(changed(4, 6, name="n300-llmbox"))
-    drams = [chip.machine.shape.dram for chip in load_system(path).chips]
+    drams = [machine.shape.dram for machine in machines_in(path.read_bytes(), str(path))]
     assert [dram.banks for dram in drams if dram is not None] == [6] + [12] * 7
     with pytest.raises(UsageError, match=r"the chips of .* differ") as caught:
         load_machine(path)

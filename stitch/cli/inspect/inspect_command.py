@@ -1,8 +1,8 @@
 """`stitch-inspect`: print the contents of a file, or the cost of stitching several modules.
 
 Of one `.ttb` file it prints versions, machine, slots, operations, memory and sizes; of several the
-plan of one pass without data; of a system descriptor its chips. `--check_plan` checks the
-certificates of plans, `--diff` compares the copies of two runs.
+plan of one pass without data. `--check_plan` checks the certificates of plans, `--diff` compares
+the copies of two runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, EXIT_OVER_LIMIT, Command, say, say_aside
 from stitch.cli.device_costs import peaks
-from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, machine_json, program_lines
+from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.module_files import (
     ModuleFile,
     lacking_lines,
@@ -31,7 +31,7 @@ from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
 from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, wires_of
 from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
-from stitch.machine import Chip, Machine, is_machine_file, load_system
+from stitch.machine import Machine
 from stitch.planner import Plan, check_plan
 from stitch.report import CopyLine, counted, difference, read_copies, read_record
 
@@ -136,63 +136,6 @@ def stitching_lines(result: Stitching) -> list[str]:
     return out
 
 
-# System descriptors.
-
-
-def describe_system(path: str) -> dict[str, Any]:
-    """Return a descriptor as plain data; raise `FormatError` with all defects, `StitchError`."""
-    system = load_system(path)
-    return {
-        "format": "ttsys",
-        "version": str(system.version),
-        "schema_hash": system.schema_hash,
-        "git_hash": system.git_hash,
-        "product": system.product,
-        "hosts": list(system.hosts),
-        "chips": [_chip(number, chip) for number, chip in enumerate(system.chips)],
-        "links": [list(link) for link in system.links],
-    }
-
-
-def _chip(number: int, chip: Chip) -> dict[str, Any]:
-    return {
-        "chip": number,
-        "architecture": chip.architecture,
-        "machine": machine_json(chip.machine.shape),
-        "descriptor": chip.fields,
-        "sources": dict(chip.machine.sources),
-    }
-
-
-def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
-    """Return a descriptor as text, with one line for equal chips."""
-    chips = described["chips"]
-    hosts = ", ".join(described["hosts"]) or "none named"
-    lines = [
-        f"{path}: system descriptor of version {described['version']}, "
-        f"tt-mlir {described['git_hash'][:10] or 'unknown'}, product {described['product']}",
-        f"  host {hosts}; {counted(len(chips), 'chip')}, "
-        f"{counted(len(described['links']), 'link')} between them",
-    ]
-    machines: dict[str, list[str]] = {}
-    for chip in chips:
-        rows, columns = chip["machine"]["core_grid"]
-        parts = [f"{chip['architecture']}, {rows}x{columns} cores"]
-        for name, space in chip["machine"]["spaces"].items():
-            if name != "host":
-                parts.append(
-                    f"{name} {space['banks']} x [{space['base']}, {space['limit']}) B, pages at "
-                    f"{space['alignment']}, tensors at {space['granule']}"
-                )
-        machines.setdefault("\n    ".join(parts), []).append(chip["machine"]["name"])
-    for text, names in machines.items():
-        lines.append(f"  machine {', '.join(names)}: {text}")
-    like = sorted({s.split(":")[0] for c in chips for s in c["sources"].values()
-                   if s.startswith("as ")})  # fmt: skip
-    lines.append(f"  times of copies and programs: {', '.join(like)}")
-    return lines
-
-
 EXAMPLES = """\
   stitch-inspect a.ttb
   stitch-inspect a.ttb --section=operations
@@ -200,7 +143,6 @@ EXAMPLES = """\
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
   stitch-inspect a.ttnn b.ttb                binaries of tt-mlir
-  stitch-inspect p150.ttsys                  a system descriptor
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       a record of stitch-run --record=run.json"""
 
@@ -212,12 +154,10 @@ def command() -> Command:
     """Return `stitch-inspect` with its options."""
     parser = make_parser(
         "stitch-inspect",
-        "Show .ttb and .ttnn files and system descriptors, and what stitching costs.",
+        "Show .ttb and .ttnn files, and what stitching costs.",
         EXAMPLES,
     )
-    parser.add_argument(
-        "modules", nargs="*", metavar="FILE", help=".ttb and .ttnn files, in order, or a .ttsys"
-    )
+    parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb and .ttnn files, in order")
     add_options(
         parser,
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
@@ -259,11 +199,7 @@ def _inspect(options: argparse.Namespace) -> int:
             raise UsageError("--check_plan takes a record or modules, not both")
         return _check(dict(read_document(record, read_record).plans), options.json)
     if not options.modules:
-        raise UsageError(
-            "there is nothing to inspect", expected=".ttb and .ttnn files, or a .ttsys"
-        )
-    if any(is_machine_file(path) for path in options.modules):
-        return _show_system(options)
+        raise UsageError("there is nothing to inspect", expected=".ttb and .ttnn files")
     if len(options.modules) == 1 and record is None:
         if options.wire or options.device or options.function:
             raise UsageError("--wire, --device and --function are for several modules")
@@ -295,22 +231,6 @@ def _show(options: argparse.Namespace) -> int:
             else "the file has no checksums: its structure is valid, changed bytes are not detected"
         )
     say("\n".join(lines))
-    return EXIT_OK
-
-
-def _show_system(options: argparse.Namespace) -> int:
-    path, *others = options.modules
-    if others or options.wire or options.device or options.function or options.section:
-        raise UsageError(
-            "a system descriptor takes no other files and no options for modules",
-            remedy=f"stitch-inspect {path}; to run modules on it, --device={path}",
-        )
-    described = describe_system(path)
-    say(
-        json.dumps(described, indent=2)
-        if options.json
-        else "\n".join(system_lines(path, described))
-    )
     return EXIT_OK
 
 
