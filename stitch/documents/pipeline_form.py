@@ -265,7 +265,6 @@ def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> 
 
 _BINDINGS = "a mapping from slots to values, or a list by position"
 _MODULE = Schema(
-    "module",
     ModuleEntry,
     Field("file", RelativePath("the path of a .ttb file"), needed=True),
     Field("program", Word()),
@@ -275,7 +274,6 @@ _MODULE = Schema(
 
 
 _INPUT = Schema(
-    "input",
     InputEntry,
     Field("shape", Shape(), needed_without="file"),
     Field("type", ElementType(), into="data_type", needed_without="file"),
@@ -283,7 +281,6 @@ _INPUT = Schema(
     Field("name", Word(), into="array", only_with="file"),
 )
 _RUN: Schema[PipelineStep] = Schema(
-    "a step",
     RunStep,
     Field("run", Word("the name of a module (or `repeat` with steps)"), into="module", needed=True),
     Field("inputs", Pairs(ReferenceKind(), _BINDINGS), default=()),
@@ -298,7 +295,6 @@ _STEPS: FieldType[tuple[PipelineStep, ...]] = ListOf(
     least=1,
 )
 _REPEAT: Schema[PipelineStep] = Schema(
-    "a step",
     RepeatStep,
     Field("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
     Field("index", Name(), default="i"),
@@ -327,7 +323,6 @@ def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
 
 
 _PIPELINE = Schema(
-    "a pipeline",
     PipelineFile,
     Field("name", Word(), default=ParseContext.stem),
     Field("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),

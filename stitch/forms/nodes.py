@@ -303,8 +303,7 @@ class ParseContext:
         log: Its defects.
         folder: The folder of its relative paths.
         sources: A list that collects sources: a value may be `{value: .., source: ..}`, and a
-            mapping may have a `source` of all values. Errors then have dotted names (`l1.banks:
-            must be ..`), otherwise titles (`input 'x': shape must be ..`).
+            mapping may have a `source` of all values.
     """
 
     log: ProblemLog
@@ -327,62 +326,45 @@ class SourceLocation:
 
     Args:
         reading: The file.
-        what: The title of the mapping.
-        key: The key, or empty for the mapping itself.
+        path: The dotted name: `inputs.x.shape`; empty for the whole file.
         line: The line.
         name: The name of an entry among several.
-        is_item: An item of a list, or such an entry: errors use its own title.
         nodes: The values of the mapping.
     """
 
     reading: ParseContext
-    what: str = ""
-    key: str = ""
+    path: str = ""
     line: int = 1
     name: str = ""
-    is_item: bool = False
     nodes: Mapping[str, Node] = field(default_factory=dict)
-
-    @property
-    def is_dotted(self) -> bool:
-        """Return whether values have sources, and errors dotted names."""
-        return self.reading.sources is not None
-
-    @property
-    def path(self) -> str:
-        """Return the dotted name."""
-        return f"{self.what}.{self.key}" if self.what and self.key else self.what or self.key
 
     def at(self, key: str) -> SourceLocation:
         """Return the location of a key's value; of an absent key, on the mapping's line."""
         node = self.nodes.get(key)
         line = self.line if node is None else node.key_line or node.line
-        return SourceLocation(self.reading, self.what, key, line)
+        return SourceLocation(self.reading, self._below(key), line)
 
     def item(self, index: int, node: Node) -> SourceLocation:
         """Return the location of an item of this list."""
-        key = f"{self.key}[{index}]" if self.is_dotted else self.key
-        return SourceLocation(self.reading, self.what, key, node.line, self.name, True)
+        return SourceLocation(self.reading, f"{self.path}[{index}]", node.line, self.name)
 
     def entry(self, name: str, node: Node) -> SourceLocation:
         """Return the location of a named entry of this mapping."""
-        what, key = (self.path, name) if self.is_dotted else (self.what, self.key)
         line = node.key_line or node.line
-        return SourceLocation(self.reading, what, key, line, name, True)
+        return SourceLocation(self.reading, self._below(name), line, name)
 
-    def inside(self, node: Node, what: str, name: str = "") -> SourceLocation:
+    def inside(self, node: Node) -> SourceLocation:
         """Return the location of a mapping at this location."""
         nodes = node.data if isinstance(node.data, Mapping) else {}
-        return SourceLocation(
-            self.reading, what, "", node.key_line or node.line, name, False, nodes
-        )
+        line = node.key_line or node.line
+        return SourceLocation(self.reading, self.path, line, self.name, nodes)
+
+    def _below(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
 
     def note(self, kind: str, detail: str, line: int = 0) -> None:
         """Note a defect; `detail` follows the name of the location: `must be a number`."""
-        if self.is_dotted:
-            text = f"{self.path}: {detail}" if self.path else detail
-        else:
-            text = f"{self.what}: {self.key} {detail}" if self.key else f"{self.what} {detail}"
+        text = f"{self.path}: {detail}" if self.path else detail
         self.reading.log.note(kind, line or self.line, text)
 
     def wrong(self, node: Node | None, wanted: str, kind: str = "wrong_type") -> None:
@@ -401,17 +383,12 @@ class SourceLocation:
 
     def only(self, words: Iterable[str]) -> None:
         """Note the unknown keys of this mapping."""
-        allowed = (*words, "source") if self.is_dotted else tuple(words)
+        allowed = tuple(words) if self.reading.sources is None else (*words, "source")
         for key, node in self.nodes.items():
             if key not in allowed:
                 near = "" if self.reading.log.is_full else closest(key, allowed, "; ")
-                line = node.key_line or node.line
-                if self.is_dotted:
-                    detail = f"there is no such key; allowed: {', '.join(allowed)}{near}"
-                    self.at(key).note("unknown_key", detail, line)
-                else:
-                    detail = f"has no key {key!r}; allowed: {', '.join(allowed)}{near}"
-                    self.note("unknown_key", detail, line)
+                detail = f"there is no such key; allowed: {', '.join(allowed)}{near}"
+                self.at(key).note("unknown_key", detail, node.key_line or node.line)
 
     def bare(self, node: Node) -> Node:
         """Return the value without its source, which is collected."""

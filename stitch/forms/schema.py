@@ -2,7 +2,7 @@
 
 A schema lists its keys, the type of each value, and its default::
 
-    MODULE = Schema("module", ModuleEntry, Field("file", RelativePath(), needed=True),
+    MODULE = Schema(ModuleEntry, Field("file", RelativePath(), needed=True),
                     Field("program", Word()))
     entry = MODULE.read(node, context.root)
 
@@ -248,8 +248,7 @@ class ElementType(FieldType[DataType]):
             data_type = DataType.parse(node.raw)
         except LayoutError as error:
             near = closest(node.raw, (t.value for t in DataType), "; ")
-            detail = f"{place.what}: {error.what}; allowed: {error.expected}{near}"
-            place.reading.log.note("unknown_word", place.line, detail)
+            place.note("unknown_word", f"{error.what}; allowed: {error.expected}{near}")
             return None
         if data_type.is_block:
             place.wrong(node, "a type of single elements, not a block format")
@@ -335,34 +334,29 @@ class Schema(FieldType[T]):
     """A mapping of fields.
 
     Args:
-        what: Its name in errors, where `{}` is the enclosing mapping; empty: its key.
         make: Called with the values by attribute. It may also have the parameters `name` (of the
             entry), `line`, `place` (to note defects), `file` and `folder`.
         rows: The fields.
         word: The key whose value may replace the mapping: `a.ttb` for `{file: a.ttb}`.
         check: Notes defects between fields, of a value whose fields are sound.
-        suffix: Distinguishes items of a list in dotted names.
         wanted: As of `FieldType`.
     """
 
     def __init__(
         self,
-        what: str,
         make: Callable[..., T],
         *rows: Field,
         word: str = "",
         check: Callable[[T, SourceLocation], None] | None = None,
-        suffix: Callable[[Node], str] | None = None,
         wanted: str = "a mapping",
     ) -> None:
-        self.what, self.make, self.rows = what, make, rows
-        self.word, self.check, self.suffix = word, check, suffix
+        self.make, self.rows, self.word, self.check = make, rows, word, check
         self.wanted = wanted
         parameters = inspect.signature(make).parameters
         filled = {row.attribute for row in rows}
         self._automatic = _AUTOMATIC & (parameters.keys() - filled)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        assert takes_all or filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
+        assert takes_all or filled <= parameters.keys(), f"{filled - parameters.keys()}"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -393,10 +387,9 @@ class Schema(FieldType[T]):
         before = log.noted
         if self.word and not isinstance(node.data, tuple | Mapping) and node.raw:
             node = dataclasses.replace(node, data={self.word: node})
-        inner = self.place(node, place)
+        inner = place.inside(node)
         if not isinstance(node.data, Mapping):
-            has_title = not place.is_dotted and (place.is_item or not place.key)
-            (inner if has_title else place).wrong(node, self.wanted)
+            place.wrong(node, self.wanted)
             values = {row.attribute: row.default_value(place.reading) for row in self.rows}
             return FormValues(inner, values, False)
         inner.only(self.keys)
@@ -408,16 +401,6 @@ class Schema(FieldType[T]):
         }  # fmt: skip
         values.update((attribute, automatic[attribute]) for attribute in self._automatic)
         return FormValues(inner, values, log.noted == before)
-
-    def place(self, node: Node, place: SourceLocation) -> SourceLocation:
-        """Return the location of the mapping."""
-        return place.inside(node, self._title(node, place), place.name)
-
-    def _title(self, node: Node, place: SourceLocation) -> str:
-        if place.is_dotted:
-            return place.path + (self.suffix(node) if self.suffix is not None else "")
-        what = self.what.replace("{}", place.what) or place.key
-        return f"{what} {place.name!r}" if place.name else what
 
 
 # Field types made of others.
@@ -502,7 +485,7 @@ class ByKey(FieldType[T_co], Generic[T_co]):
     def value(self, node: Node, place: SourceLocation) -> T_co | None:
         forms = self.forms()
         key, first = next(iter(forms.items()))
-        inner = place.inside(node, first.what)
+        inner = place.inside(node)
         if not isinstance(node.data, Mapping):
             inner.wrong(node, self.wanted)
             return None
@@ -529,7 +512,7 @@ class Tagged(FieldType[T_co], Generic[T_co]):
         forms = self.forms()
         if is_word(node):
             node = replace(node, data={self.tag: node})
-        inner = next(iter(forms.values())).place(node, place)
+        inner = place.inside(node)
         tag = inner.nodes.get(self.tag, Node(inner.line, None))
         form = forms.get(tag.raw) if is_word(tag) else None
         if form is None:

@@ -59,7 +59,6 @@ from stitch.forms import (
     Choice,
     ElementType,
     Field,
-    FieldType,
     FormValues,
     ListOf,
     Node,
@@ -102,7 +101,7 @@ MAX_MADE_NBYTES = 1 << 32
 
 def _numbers_form(*rows: Field) -> Schema[dict[str, Any]]:
     """A way of making numbers up: what it takes beside its name."""
-    return Schema("init of {}", as_written, Field("kind", Word(), needed=True), *rows)
+    return Schema(as_written, Field("kind", Word(), needed=True), *rows)
 
 
 _NUMBER = Number(is_finite=False)
@@ -116,7 +115,6 @@ _INITS = {
     "constant": _numbers_form(Field("value", _NUMBER, needed=True)),
 }
 _PARAMETER = Schema(
-    "parameter",
     as_written,
     Field("file", Word()),
     Field("init", Tagged("a way of making numbers up", "kind", lambda: _INITS)),
@@ -134,8 +132,7 @@ def parameter_array(node: Node, place: SourceLocation) -> Array | None:
     sources = [key for key in _SOURCES if key in place.nodes and place.nodes[key].data is not None]
     if len(sources) != 1:
         got = " and ".join(sources) or "none of them"
-        detail = f"{place.what} has one of file, init, values; not {got}"
-        place.reading.log.note("bad_value", node.line, detail)
+        place.note("bad_value", f"has one of file, init, values; not {got}")
         return None
     if not fields.sound:
         return None
@@ -166,7 +163,7 @@ def _checked(array: Array | None, fields: FormValues) -> Array | None:
     values, place = fields.values, fields.place
     shape, declared = values["shape"], values["type"]
     source = values["file"] or "values"
-    title = f"{place.what} ({' '.join(filter(None, (source, values['name'])))})"
+    title = f"{place.path} ({' '.join(filter(None, (source, values['name'])))})"
     data_type = DataType.from_dtype(array.dtype)
     if shape is not None and array.shape != shape:
         detail = f"{title} has the shape {list(array.shape)}, declared is {list(shape)}"
@@ -269,7 +266,7 @@ def _numbers(
         wanted = f"possible ({error})"
     if wanted:
         node = place.nodes["init"]
-        inner = _INITS[kind].place(node, place.at("init"))
+        inner = place.at("init").inside(node)
         inner.at("kind").wrong(inner.nodes.get("kind", node), wanted, "refused")
         return None
     taken.dispose()
@@ -596,24 +593,11 @@ def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> Comp
     return graph
 
 
-class _Requested(FieldType[str | int]):
-    """A placement field as it is spelled; addresses may be numbers."""
-
-    wanted = "a word"
-
-    def value(self, node: Node, place: SourceLocation) -> str | int | None:
-        is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
-        if place.key == "address" and is_number and isinstance(node.data, int):
-            return node.data
-        return Word().read(node, place)
-
-
 _PLACEMENT = tuple(
-    Field(key, _Requested())
+    Field(key, Word())
     for key in ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 )
 _INPUT = Schema(
-    "input",
     as_written,
     Field("shape", Shape(), needed=True),
     Field("type", ElementType(), needed=True),
@@ -622,17 +606,15 @@ _INPUT = Schema(
     *_PLACEMENT,
 )
 _OUTPUT = Schema(
-    "output",
     as_written,
     Field("value", Word()),
     Field("shape", Shape()),
     Field("type", ElementType()),
     *_PLACEMENT,
-    Field("alias", _Requested()),
+    Field("alias", Word()),
 )
 _ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
 _MODULE = Schema(
-    "a module",
     as_written,
     Field("name", Word(), default=ParseContext.stem),
     Field("inputs", _ENTRIES, default=()),

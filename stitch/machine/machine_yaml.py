@@ -148,16 +148,8 @@ def _check_path(path: PathEntry, place: SourceLocation) -> None:
             place.at("latency_seconds").note("rate", detail)
 
 
-def _ends(node: Node) -> str:
-    """Label of a path in error messages."""
-    ends = node.data if isinstance(node.data, Mapping) else {}
-    if all(key in ends and isinstance(ends[key].data, str) for key in ("from", "to")):
-        return f"({ends['from'].raw}->{ends['to'].raw})"
-    return ""
-
-
 def _rates_by(
-    members: Iterable[_Key], what: str, number: Number = POSITIVE, *, needed: bool = False
+    members: Iterable[_Key], number: Number = POSITIVE, *, needed: bool = False
 ) -> Schema[tuple[tuple[_Key, float], ...]]:
     """Schema of numbers by members of an enumeration."""
     by_name = {str(member.value): member for member in members}
@@ -165,11 +157,10 @@ def _rates_by(
     def given(**rates: float | None) -> tuple[tuple[_Key, float], ...]:
         return tuple((by_name[name], rate) for name, rate in rates.items() if rate is not None)
 
-    return Schema(what, given, *(Field(name, number, needed=needed) for name in by_name))
+    return Schema(given, *(Field(name, number, needed=needed) for name in by_name))
 
 
 _ROUTERS = Schema(
-    "the routers",
     Routers,
     Field("grid", GRID, needed=True),
     Field("core_rows", ListOf(Whole(0), "a list of rows"), needed=True),
@@ -184,13 +175,12 @@ _ROUTERS = Schema(
     check=_check_routers,
 )
 NOC = Schema(
-    "the NoC",
     Noc,
     Field("clock_hz", POSITIVE, needed=True),
     Field("bytes_per_cycle", _Curve(), into="curve", needed=True),
     Field("latency_cycles", NOT_NEGATIVE, needed=True),
     Field("latency_cycles_per_hop", NOT_NEGATIVE, needed=True),
-    Field("read_latency_cycles", _rates_by(Route, "the routes"), into="read_latency", default=()),
+    Field("read_latency_cycles", _rates_by(Route), into="read_latency", default=()),
     Field("link_bytes_per_cycle", POSITIVE, into="link"),
     Field("core_bytes_per_cycle", POSITIVE, into="core"),
     Field("dram_bytes_per_cycle", POSITIVE, into="dram"),
@@ -201,7 +191,6 @@ NOC = Schema(
 
 
 PATH = Schema(
-    "a path",
     PathEntry,
     Field("from", Word("the name of a space"), into="source", needed=True),
     Field("to", Word("the name of a space"), into="target", needed=True),
@@ -212,7 +201,6 @@ PATH = Schema(
     Field("latency_seconds", NOT_NEGATIVE),
     Field("limit_bytes_per_second", POSITIVE, default=math.inf),
     check=_check_path,
-    suffix=_ends,
 )
 
 
@@ -260,9 +248,8 @@ def _fidelities(**named: str | None) -> tuple[tuple[DataType | None, MathFidelit
 
 
 _SHARE = Number(above=0, most=1, is_float=True)
-_PASSES = _rates_by(_FIDELITIES, "the passes", Number(least=1, is_float=True), needed=True)
+_PASSES = _rates_by(_FIDELITIES, Number(least=1, is_float=True), needed=True)
 _FIDELITY = Schema(
-    "the math fidelity of types",
     _fidelities,
     *(
         Field(name, Choice(tuple(f.value for f in _FIDELITIES)))
@@ -270,9 +257,8 @@ _FIDELITY = Schema(
     ),
 )
 #: L1 is not shared.
-_SHARED = _rates_by((Space.HOST, Space.DRAM), "the spaces that cores share")
+_SHARED = _rates_by((Space.HOST, Space.DRAM))
 COMPUTE = Schema(
-    "compute",
     Compute,
     Field("launch_seconds", NOT_NEGATIVE, needed=True),
     Field("clock_hz", POSITIVE, needed=True),
@@ -289,7 +275,6 @@ COMPUTE = Schema(
 
 
 _EXECUTOR = Schema(
-    "rates of an executor",
     as_written,
     Field("has_views", Flag(), needed=True),
     Field("copies_elements", Flag(), needed=True),
@@ -301,7 +286,6 @@ _EXECUTOR = Schema(
     Field("packed_flops_per_second", POSITIVE, needed=True),
 )
 LOOPS = Schema(
-    "loops",
     as_written,
     Field("near_nbytes", Whole(1), needed=True),
     Field("near_bytes_per_second", POSITIVE, needed=True),
@@ -391,7 +375,6 @@ def _check_space(space: _Space, place: SourceLocation) -> None:
 
 
 _SPACE = Schema(
-    "a space",
     _Space,
     Field("banks", Whole(1), needed=True),
     Field("bank_nbytes", Whole(1), needed=True),
@@ -406,7 +389,6 @@ _SPACE = Schema(
 
 
 _MACHINE = Schema(
-    "a machine",
     as_written,
     Field("name", Word("a name", is_text=True), needed=True),
     Field("description", Word("a sentence", is_text=True)),
@@ -452,8 +434,8 @@ def _check_parts(fields: FormValues) -> None:
             ("core_columns", len(noc.routers.core_columns), "column", grid[1]),
             ("dram", len(noc.routers.dram), "bank", values["dram"].banks if values["dram"] else 0),
         ]
-        outer = place.inside(place.nodes["noc"], "noc")
-        inner = outer.inside(outer.nodes["routers"], "noc.routers")
+        outer = place.at("noc").inside(place.nodes["noc"])
+        inner = outer.at("routers").inside(outer.nodes["routers"])
         for key, found, each, wanted in fit:
             if found < wanted:
                 detail = f"one for each {each} is needed: {wanted}, not {found}"

@@ -166,7 +166,7 @@ class RunRecord:
 
 def read_record(text: str) -> RunRecord:
     """Parse a record; raise `FormatError` with the location of the first defect."""
-    body = read_json(text, "record of stitch-run --record=FILE")
+    body = read_json(text, "record, which stitch-run --record=FILE writes")
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if body.get("version") != VERSION:

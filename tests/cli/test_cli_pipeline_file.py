@@ -148,7 +148,7 @@ def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
         ("state: h}", "state: h_new}", 15, "there is no value 'h_new'"),
         ("state: h}", "state: x}", 15, "not a result of a step"),
         ("{shape: [4, 8], type: float32}", "{shape: [4, 8], type: float33}", 6, "float32"),
-        ("{shape: [4, 8], type: float32}", "{type: float32}", 6, "shape must be"),
+        ("{shape: [4, 8], type: float32}", "{type: float32}", 6, "shape: must be"),
         ("program: cell}", "program: sell}", 4, "no program 'sell'"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_wrong_word_is_answered_in_one_line(
             2,
             ("for the file 'own.yaml' give its name with the extension",),
         ),
-        (("steps.yaml",), 3, ("a step must be a mapping such as {run: encoder", "'y = a(x)'")),
+        (("steps.yaml",), 3, ("steps[0]: must be a mapping such as {run: encoder", "'y = a(x)'")),
         (("--replay=r.json", "a.ttb"), 2, ("a replay runs alone", "got: a.ttb")),
         (("--replay=r.json", "--init=ones"), 2, ("a replay runs alone", "got: --init")),
     ],

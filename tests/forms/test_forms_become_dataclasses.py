@@ -76,7 +76,6 @@ class Sack:
 
 
 WHEEL = Schema(
-    "wheel",
     Wheel,
     Field("size", Number(above=0), needed_without="file", default=1.0),
     Field("file", RelativePath()),
@@ -84,7 +83,6 @@ WHEEL = Schema(
     word="file",
 )
 CRATE: Schema[object] = Schema(
-    "a load",
     Crate,
     Field("crate", Word("the name of a crate"), needed=True),
     Field(
@@ -93,7 +91,7 @@ CRATE: Schema[object] = Schema(
 )
 LOADS: dict[str, Schema[object]] = {
     "crate": CRATE,
-    "sack": Schema("a load", Sack, Field("sack", Word(), needed=True)),
+    "sack": Schema(Sack, Field("sack", Word(), needed=True)),
 }
 
 
@@ -103,7 +101,6 @@ def check(car: Car, place: SourceLocation) -> None:
 
 
 CAR = Schema(
-    "a car",
     Car,
     Field("name", Word(), default=ParseContext.stem),
     Field("doors", Whole(1, 9), default=5),
@@ -156,42 +153,42 @@ def test_every_kind_of_value_becomes_what_it_stands_for() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("dors: 3", "1: a car has no key 'dors'; allowed: name, doors, red, fuel, wheels, shape, "
-         "kind, seats, parts, load; did you mean 'doors'? [unknown_key]"),
-        ("fuel: disel", "1: a car: fuel must be one of none, petrol, diesel (did you mean "
+        ("dors: 3", "1: dors: there is no such key; allowed: name, doors, red, fuel, wheels, "
+         "shape, kind, seats, parts, load; did you mean 'doors'? [unknown_key]"),
+        ("fuel: disel", "1: fuel: must be one of none, petrol, diesel (did you mean "
          "'diesel'?), not 'disel' [unknown_word]"),
-        ("\ndoors: 11", "2: a car: doors must be a whole number from 1 to 9, not '11' "
+        ("\ndoors: 11", "2: doors: must be a whole number from 1 to 9, not '11' "
          "[out_of_range]"),
-        ("doors: 2.5", "1: a car: doors must be a whole number from 1 to 9, not '2.5' "
+        ("doors: 2.5", "1: doors: must be a whole number from 1 to 9, not '2.5' "
          "[wrong_type]"),
-        ("doors: true", "1: a car: doors must be a whole number from 1 to 9, not 'true' "
+        ("doors: true", "1: doors: must be a whole number from 1 to 9, not 'true' "
          "[wrong_type]"),
-        ("red: 1", "1: a car: red must be true or false, not '1' [wrong_type]"),
-        ("wheels: {a: {}}", "1: wheel 'a': size must be a finite number above 0, not nothing "
+        ("red: 1", "1: red: must be true or false, not '1' [wrong_type]"),
+        ("wheels: {a: {}}", "1: wheels.a.size: must be a finite number above 0, not nothing "
          "[missing_key]"),
-        ("wheels: {a: {size: 0}}", "1: wheel 'a': size must be a finite number above 0, not '0' "
+        ("wheels: {a: {size: 0}}", "1: wheels.a.size: must be a finite number above 0, not '0' "
          "[out_of_range]"),
-        ("wheels: {a: {size: .nan}}", "1: wheel 'a': size must be a finite number above 0, not "
+        ("wheels: {a: {size: .nan}}", "1: wheels.a.size: must be a finite number above 0, not "
          "'.nan' [out_of_range]"),
-        ("wheels: {a: {size: 1, name: w}}", "1: wheel 'a': name must be left out: it belongs to "
+        ("wheels: {a: {size: 1, name: w}}", "1: wheels.a.name: must be left out: it belongs to "
          "`file`, not 'w' [misplaced_key]"),
-        ("wheels:\n  a:\n    - 3", "2: wheel 'a' must be a mapping, not a list of 1 [wrong_type]"),
+        ("wheels:\n  a:\n    - 3", "2: wheels.a: must be a mapping, not a list of 1 [wrong_type]"),
         ("wheels: {1a: w}", "1: '1a' is no name: letters, digits and _ only [bad_name]"),
-        ("wheels: 3", "1: a car: wheels must be a mapping, not '3' [wrong_type]"),
-        ("shape: [2,\n  -1]", "2: a car: shape must be a list of at most 32 whole numbers that are "
+        ("wheels: 3", "1: wheels: must be a mapping, not '3' [wrong_type]"),
+        ("shape: [2,\n  -1]", "2: shape: must be a list of at most 32 whole numbers that are "
          "not negative, and its element 1 is '-1' [out_of_range]"),
-        ("kind: bfp8", "1: a car: kind must be a type of single elements, not a block format, "
+        ("kind: bfp8", "1: kind: must be a type of single elements, not a block format, "
          "not 'bfp8' [wrong_type]"),
-        ("seats: []", "1: a car: seats must be a list of seats, not a list of 0 [wrong_type]"),
+        ("seats: []", "1: seats: must be a list of seats, not a list of 0 [wrong_type]"),
         ("seats: [a, b c]", "1: 'b c' is no name: letters, digits and _ only [bad_name]"),
-        ("load: heavy", "1: a car: load must be a mapping, not 'heavy' [wrong_type]"),
-        ("load: {crate: a, loads: [{box: c}]}", "1: a load: crate must be the name of a crate, not "
-         "nothing [missing_key]"),
-        ("load: {crate: a, loads: [3]}", "1: a load must be a crate or a sack, not '3' "
+        ("load: heavy", "1: load: must be a mapping, not 'heavy' [wrong_type]"),
+        ("load: {crate: a, loads: [{box: c}]}", "1: load.loads[0].crate: must be the name of a "
+         "crate, not nothing [missing_key]"),
+        ("load: {crate: a, loads: [3]}", "1: load.loads[0]: must be a crate or a sack, not '3' "
          "[wrong_type]"),
-        ("seats: [a, b, c]\ndoors: 1", "1: a car: seats must not be more than the doors "
+        ("seats: [a, b, c]\ndoors: 1", "1: seats: must not be more than the doors "
          "[too_many]"),
-        ("- 3", "1: a car must be a mapping, not a list of 1 [wrong_type]"),
+        ("- 3", "1: must be a mapping, not a list of 1 [wrong_type]"),
     ],
 )  # fmt: skip
 def test_a_defect_names_line_place_and_what_is_allowed(text: str, told: str) -> None:

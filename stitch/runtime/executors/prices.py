@@ -517,52 +517,47 @@ _SHARED = (
     Field("unpacked_convolutions_per_us", CURVE),
 )  # fmt: skip
 _CONVOLUTIONS = Schema(
-    "prices of PyTorch's convolutions", AtenConvolutions,
+    AtenConvolutions,
     _fixed("call_us"), _curve("element_ns"), _curve("products_per_us"),
 )  # fmt: skip
 #: The schema of each library's section.
 SECTIONS: Mapping[str, Schema[NumpyPrices] | Schema[OnnxPrices] | Schema[AtenPrices]] = {
     "numpy": Schema(
-        "prices of NumPy's kernels", NumpyPrices,
+        NumpyPrices,
         _fixed("call_us"), _fixed("function_us"), _fixed("convolution_us"), *_SHARED,
     ),
     "onnxruntime": Schema(
-        "prices of ONNX Runtime", OnnxPrices,
+        OnnxPrices,
         _fixed("call_us"), _fixed("node_us"), _fixed("round_node_us"),
         _curve("packed_products_per_us"), *_SHARED,
     ),
     "torch": Schema(
-        "prices of PyTorch's kernels", AtenPrices,
+        AtenPrices,
         _fixed("call_us"), _fixed("matrix_us"), _curve("row_products_per_us"),
         _curve("products_per_us"), _by_operator("functions_ns"),
         Field("turned_products_per_us", CURVE), Field("convolutions", _CONVOLUTIONS),
     ),
 }  # fmt: skip
 _PROCESSOR = Schema(
-    "a family of processors",
     Processor,
     Field("vendor", Word("a vendor", is_text=True), needed=True),
     Field("vector_bits", Whole(1), needed=True),
     Field("cache_nbytes", Whole(1), needed=True),
 )
 _POINTS = Schema(
-    "what a point is given for",
     Points,
     *(Field(key, Whole(1), needed=True) for key in ("multiply_adds", "elements", "round_calls")),
 )
 _GAIN = Schema(
-    "what must be gained",
     Gain,
     Field("part", _PART, needed=True),
     Field("us", _NOT_NEGATIVE, needed=True),
 )
 _GAINS = Schema(
-    "what must be gained",
     Gains,
     *(Field(key, _GAIN, needed=True) for key in ("division", "numpy", "library")),
 )
 PRICE_TABLE = Schema(
-    "a price table",
     PriceTable,
     Field("name", Word("a name", is_text=True), needed=True),
     Field("description", Word("a sentence", is_text=True), default=""),
