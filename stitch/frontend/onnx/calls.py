@@ -28,8 +28,44 @@ from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
 
 
+class AttributedNode(Refusing):
+    """Accessors of a node's attributes by type, for every kind of call."""
+
+    __slots__ = ()
+    op: str
+    attributes: Mapping[str, Any]
+
+    def whole(self, name: str, default: int = 0) -> int:
+        """An attribute that is one whole number."""
+        value = self.attributes.get(name, default)
+        if not isinstance(value, int):
+            raise self.unfit(name, "one whole number", value)
+        return value
+
+    def wholes(self, name: str, count: int | None = None) -> tuple[int, ...]:
+        """An attribute that is a list of whole numbers, empty where it is absent."""
+        return self.listed(name, count, (int,), "a list of whole numbers")
+
+    def listed(
+        self, name: str, count: int | None, kinds: tuple[type, ...], expected: str
+    ) -> tuple[Any, ...]:
+        """An attribute that is a list of one kind, empty where it is absent."""
+        values = self.attributes.get(name, ())
+        if not isinstance(values, tuple) or not all(isinstance(one, kinds) for one in values):
+            raise self.unfit(name, expected, values)
+        if count is not None and len(values) != count:
+            raise self.unfit(name, f"{count} elements", len(values))
+        return values
+
+    def unfit(self, name: str, expected: str, got: object) -> FormatError:
+        """What is said about an attribute that does not fit."""
+        return self.malformed(
+            f"attribute {name!r} of {self.op} does not fit", expected=expected, got=str(got)[:80]
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class NodeCall(Refusing):
+class NodeCall(AttributedNode):
     """A node with its operands looked up: None for an operand that is absent.
 
     `outputs` are names, empty where a result is not wanted. `version` is the opset it stands in.
@@ -54,13 +90,6 @@ class NodeCall(Refusing):
             raise self.malformed(f"{self.op} needs its operand {index}")
         return tensor
 
-    def whole(self, name: str, default: int = 0) -> int:
-        """An attribute that is one whole number."""
-        value = self.attributes.get(name, default)
-        if not isinstance(value, int):
-            raise self.unfit(name, "one whole number", value)
-        return value
-
     def real(self, name: str, default: float = 0.0) -> float:
         """An attribute that is one number."""
         value = self.attributes.get(name, default)
@@ -75,33 +104,13 @@ class NodeCall(Refusing):
             raise self.unfit(name, f"one of {', '.join(allowed)}", value)
         return str(value)
 
-    def wholes(self, name: str, count: int | None = None) -> tuple[int, ...]:
-        """An attribute that is a list of whole numbers, empty where it is absent."""
-        return self._listed(name, count, (int,), "a list of whole numbers")
-
     def words(self, name: str, count: int | None = None) -> tuple[str, ...]:
         """An attribute that is a list of words, empty where it is absent."""
-        return self._listed(name, count, (str,), "a list of words")
+        return self.listed(name, count, (str,), "a list of words")
 
     def reals(self, name: str, count: int | None = None) -> Array:
         """An attribute that is a list of float32 numbers, empty where it is absent."""
-        return np.array(self._listed(name, count, (int, float), "a list of numbers"), np.float32)
-
-    def unfit(self, name: str, expected: str, got: object) -> FormatError:
-        """What is said about an attribute that does not fit."""
-        return self.malformed(
-            f"attribute {name!r} of {self.op} does not fit", expected=expected, got=str(got)[:80]
-        )
-
-    def _listed(
-        self, name: str, count: int | None, kinds: tuple[type, ...], expected: str
-    ) -> tuple[Any, ...]:
-        values = self.attributes.get(name, ())
-        if not isinstance(values, tuple) or not all(isinstance(one, kinds) for one in values):
-            raise self.unfit(name, expected, values)
-        if count is not None and len(values) != count:
-            raise self.unfit(name, f"{count} elements", len(values))
-        return values
+        return np.array(self.listed(name, count, (int, float), "a list of numbers"), np.float32)
 
 
 #: None stands for a result that is not wanted.

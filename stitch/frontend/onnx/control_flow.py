@@ -21,7 +21,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.frontend.onnx.node_refusals import Refusing, Unsupported
+from stitch.frontend.onnx.calls import AttributedNode
+from stitch.frontend.onnx.node_refusals import Unsupported
 from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import (
     FAILED,
@@ -59,21 +60,10 @@ class Loops:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LoopForm:
-    """What a loop goes over: sequences along their axis 0, some from their ends."""
+class Bodies(Protocol):
+    """What writes bodies into a graph: the walk over a model."""
 
-    op: str
-    count: int
-    states: Sequence[Given]
-    sequences: Tensors = ()
-    taken_backward: Sequence[bool] = ()
-    given_backward: Sequence[bool] = ()
-
-
-class LoopWriter(Protocol):
-    """What a loop asks of the walk over a model."""
-
+    builder: ComputationGraphBuilder
     loops: Loops
     dependencies: Dependencies
     #: The graph, and the bodies within it that are being written, the innermost last.
@@ -82,61 +72,74 @@ class LoopWriter(Protocol):
     def attempt(self, write: Callable[[], T]) -> T | None:
         """What a function writes; None, and nothing said of it, where some of it is refused."""
 
+    def look_up(self, name: str, scope: Scope, where: str) -> Bound:
+        """What a name stands for in a scope."""
+
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares."""
+
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes a body once and gives its outputs."""
+
 
 #: One round: its results, by states and elements.
 Round = Callable[[Tensors, Tensors], Sequence[Bound]]
 
 
-def keep_loop(writer: LoopWriter, form: LoopForm, write: Round) -> list[SymbolicTensor] | None:
-    """The last states and what rounds give; None for a loop that has to be written out."""
-    if form.count <= writer.loops.unroll:
+def keep_loop(
+    bodies: Bodies, op: str, count: int, states: Sequence[Given], write: Round,
+    sequences: Tensors = (), **backward: Sequence[bool],
+) -> list[SymbolicTensor] | None:  # fmt: skip
+    """The last states and what rounds give; None for a loop that has to be written out.
+
+    Args:
+        sequences: Along their axis 0, some from their ends: `taken_backward`, `given_backward`.
+    """
+    if count <= bodies.loops.unroll:
         return None
-    results = writer.attempt(lambda: _scanned(writer, form, write))
+
+    def scanned() -> list[SymbolicTensor]:
+        around, first = bodies.inside[-1], _tensors(op, states)
+        results: list[SymbolicTensor] = []
+
+        def body(before: Tensors, elements: Tensors) -> tuple[Tensors, Tensors]:
+            note, taken = bodies.dependencies.note, [*before, *elements]
+            for source, inner in zip([*first, *sequences], taken, strict=True):
+                note("Scan", [source], [inner])
+            builders: list[Any] = [tensor.builder for tensor in taken[:1]]
+            bodies.inside += builders
+            try:
+                results.extend(_tensors(op, write(before, elements)))
+            finally:
+                del bodies.inside[len(bodies.inside) - len(builders) :]
+            # A state is what it was first, or after the round before.
+            for source, state, after in zip(first, before, results, strict=False):
+                note("Scan", [source, after], [state])
+            return results[: len(before)], results[len(before) :]
+
+        last, given = scan(around, body, first, sequences, count=count, **backward)
+        made = [*last, *given]
+        if not made or _is_known(made[0]):
+            raise Unsupported(op)
+        for inner, outer in zip(results, made, strict=True):
+            bodies.dependencies.note("Scan", [inner], [outer])
+        return made
+
+    results = bodies.attempt(scanned)
     if results is None:
-        writer.loops.given_up += 1
+        bodies.loops.given_up += 1
     else:
-        writer.loops.kept += 1
+        bodies.loops.kept += 1
     return results
 
 
-def _scanned(writer: LoopWriter, form: LoopForm, write: Round) -> list[SymbolicTensor]:
-    """The loop as a scan; raises `StitchError` where it cannot be one."""
-    around = writer.inside[-1]
-    first = _tensors(form, form.states)
-    results: list[SymbolicTensor] = []
-
-    def body(states: Tensors, elements: Tensors) -> tuple[Tensors, Tensors]:
-        note, taken = writer.dependencies.note, [*states, *elements]
-        for source, inner in zip([*first, *form.sequences], taken, strict=True):
-            note("Scan", [source], [inner])
-        builders: list[Any] = [tensor.builder for tensor in taken[:1]]
-        writer.inside += builders
-        try:
-            results.extend(_tensors(form, write(states, elements)))
-        finally:
-            del writer.inside[len(writer.inside) - len(builders) :]
-        # A state is what it was first, or after the round before.
-        for source, state, after in zip(first, states, results, strict=False):
-            note("Scan", [source, after], [state])
-        return results[: len(states)], results[len(states) :]
-
-    last, given = scan(
-        around, body, first, form.sequences, count=form.count,
-        taken_backward=form.taken_backward, given_backward=form.given_backward,
-    )  # fmt: skip
-    made = [*last, *given]
-    if not made or _is_known(made[0]):
-        raise Unsupported(form.op)
-    for inner, outer in zip(results, made, strict=True):
-        writer.dependencies.note("Scan", [inner], [outer])
-    return made
-
-
-def _tensors(form: LoopForm, values: Sequence[Bound]) -> list[SymbolicTensor]:
+def _tensors(op: str, values: Sequence[Bound]) -> list[SymbolicTensor]:
     """Values as tensors; sequences of tensors and values that were refused go round in no scan."""
     tensors = [value for value in values if isinstance(value, SymbolicTensor)]
     if len(tensors) != len(values):
-        raise Unsupported(form.op)
+        raise Unsupported(op)
     return tensors
 
 
@@ -152,7 +155,7 @@ def _is_known(result: SymbolicTensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlCall(Refusing):
+class ControlCall(AttributedNode):
     """A node with bodies; `scope` is where a body looks up names that are not its own."""
 
     op: str
@@ -173,33 +176,6 @@ class ControlCall(Refusing):
             missing = "a branch" if self.op == "If" else f"its {name}"
             raise self.malformed(f"{self.op} lacks {missing}")
         return graph
-
-    def integers(self, name: str, count: int) -> tuple[int, ...]:
-        """A list of integers, zeros where it is not written."""
-        values = self.attributes.get(name) or (0,) * count
-        if not isinstance(values, tuple) or len(values) != count:
-            raise self.malformed(
-                f"attribute {name!r} of {self.op} does not fit", expected=f"{count} integers",
-                got=repr(values),
-            )  # fmt: skip
-        return values
-
-
-class Bodies(LoopWriter, Protocol):
-    """What writes bodies into a graph: the walk over a model."""
-
-    builder: ComputationGraphBuilder
-
-    def look_up(self, name: str, scope: Scope, where: str) -> Bound:
-        """What a name stands for in a scope."""
-
-    def body_scope(self, body: Any, call: ControlCall) -> Scope:
-        """The names that every run of a body shares."""
-
-    def body(
-        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
-    ) -> list[Bound]:
-        """Writes a body once and gives its outputs."""
 
 
 def known_number(
@@ -291,13 +267,6 @@ def _replaced(value: Bound, inside: Mapping[tuple[int, int], SymbolicTensor]) ->
     if isinstance(value, TensorList):
         return TensorList(tuple(map(of, value.items)))
     return of(value) if isinstance(value, SymbolicTensor) else value
-
-
-def run_once(
-    bodies: Bodies, body: Any, operands: Sequence[Given], call: ControlCall
-) -> list[Bound]:
-    """The outputs of a body that is written once."""
-    return bodies.body(body, bodies.body_scope(body, call), operands, call)
 
 
 def check_body(call: ControlCall, body: Any, inputs: int, outputs: int) -> None:
@@ -467,8 +436,7 @@ def _kept_loop(
             raise Unsupported(call.op)
         return [*following, *results]
 
-    form = LoopForm(call.op, rounds, [*counters, *states])
-    kept = keep_loop(bodies, form, write)
+    kept = keep_loop(bodies, call.op, rounds, [*counters, *states], write)
     return None if kept is None else kept[len(counters) :]
 
 
@@ -488,9 +456,11 @@ def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     count = len(call.operands) - scanned
     states: list[Given] = list(call.operands[:count])
     check_body(call, body, len(call.operands), count)
-    axes, backward = (call.integers(f"scan_input_{n}", scanned) for n in ("axes", "directions"))
+    axes, backward = (_integers(call, f"scan_input_{n}", scanned) for n in ("axes", "directions"))
     results = len(body.output) - count
-    out_axes, prepend = (call.integers(f"scan_output_{n}", results) for n in ("axes", "directions"))
+    out_axes, prepend = (
+        _integers(call, f"scan_output_{n}", results) for n in ("axes", "directions")
+    )
     sources = [_scan_node(call, value, axis) for value, axis in zip(
         call.operands[count:], axes, strict=True)]  # fmt: skip
     lengths = {tensor.shape[axis] for tensor, axis in sources}
@@ -501,12 +471,10 @@ def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     (rounds,) = lengths
     shared = bodies.body_scope(body, call)
     kept = keep_loop(
-        bodies,
-        LoopForm(
-            call.op, rounds, states, [_moved(bodies, t, axis, 0) for t, axis in sources],
-            [bool(back) for back in backward], [bool(front) for front in prepend],
-        ),
+        bodies, call.op, rounds, states,
         lambda inside, elements: bodies.body(body, shared, (*inside, *elements), call),
+        [_moved(bodies, t, axis, 0) for t, axis in sources],
+        taken_backward=list(map(bool, backward)), given_backward=list(map(bool, prepend)),
     )  # fmt: skip
     if kept is not None:
         given = zip(kept[count:], out_axes, strict=True)
@@ -544,6 +512,11 @@ def _moved(bodies: Bodies, tensor: SymbolicTensor, source: int, target: int) -> 
     order = [axis for axis in range(rank) if axis != source]
     order.insert(target, source)
     return bodies.builder.op("Transpose", tensor, perm=order)
+
+
+def _integers(call: ControlCall, name: str, count: int) -> tuple[int, ...]:
+    """A list of integers, zeros where it is not written."""
+    return call.wholes(name, count) if call.attributes.get(name) else (0,) * count
 
 
 def _scan_node(call: ControlCall, value: Given, axis: int) -> tuple[SymbolicTensor, int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -69,7 +70,7 @@ def lower_foreign(
     builder: ComputationGraphBuilder, call: NodeCall, declared: DeclaredValues,
     want: Callable[[SymbolicTensor], None],
 ) -> Sequence[SymbolicTensor | None]:  # fmt: skip
-    """Write a node as a foreign operation, or as constants where all its operands are known.
+    """Write a node as a foreign operation.
 
     Args:
         builder: Where to.
@@ -112,17 +113,13 @@ def lower_foreign(
         )
     known = [None if a is None or a.nbytes > MAX_KNOWN_NBYTES else a for a in known]
     wanted = [bool(name) for name in call.outputs]
-    if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
-        results = onnx_runtime.computed_results(operation, known, wanted)
-        if results is not None:
-            return [None if array is None else builder.constant(array) for array in results]
     operands = [None if t is None else t.type for t in call.inputs]
 
     def infer(data: Sequence[Array | None]) -> list[tuple[str, DataType | None, Dimensions | None]]:
         """ONNX Runtime's word for each result that is wanted, its type, its shape."""
         found = onnx_runtime.inferred_results(operation, operands, data, wanted)
         rule = _SHAPES.get((call.domain, call.op))
-        shapes = None if rule is None else rule(operands, data, operation.attributes)
+        shapes = None if rule is None else rule(operands, operation.attributes)
         return [
             (one.kind, one.data_type, _filled(one.shape, None if shapes is None else shapes[index]))
             for index, one in enumerate(found) if one is not None
@@ -245,66 +242,34 @@ def _spelled(shape: Dimensions | None) -> str:
 
 
 _Types = Sequence[ValueType | None]
-_Data = Sequence[Array | None]
-#: From the operands' types, the data that is known of them, and attributes: the results' shapes;
-#: None where they do not follow.
-_Rule = Callable[[_Types, _Data, Mapping[str, Any]], Sequence[Dimensions] | None]
+#: From the operands' types and attributes: the results' shapes; None where they do not follow.
+_Rule = Callable[[_Types, Mapping[str, Any]], Sequence[Dimensions] | None]
 
 
 def _shapes(operands: _Types) -> list[tuple[int, ...]]:
     return [() if kind is None else kind.shape for kind in operands]
 
 
-def _same(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+def _same(operands: _Types, _: Mapping[str, Any]) -> Sequence[Dimensions]:
     return _shapes(operands)[:1]
 
 
-def _features(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+def _features(operands: _Types, _: Mapping[str, Any]) -> Sequence[Dimensions]:
     """A row for each of the operands' rows, all their elements side by side."""
     shapes = _shapes(operands)
     rows = shapes[0][0] if shapes and len(shapes[0]) > 1 else 1
     return [(rows, sum(math.prod(s[1:] if len(s) > 1 else s) for s in shapes))]
 
 
-def _chosen(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+def _chosen(operands: _Types, _: Mapping[str, Any]) -> Sequence[Dimensions]:
     """The elements of each row at these places; of a vector as one row."""
     x, places = _shapes(operands)[:2]
     return [(*(x[:-1] or (1,)), math.prod(places))]
 
 
-def _distances(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions] | None:
+def _distances(operands: _Types, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
     a, b = _shapes(operands)[:2]
     return [(a[0], b[0])] if len(a) == len(b) == 2 else None
-
-
-def _crops(operands: _Types, known: _Data, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
-    """The channels of the first operand, for each box, in the size that the last one says."""
-    x, boxes = _shapes(operands)[:2]
-    size = known[3]
-    if size is None or size.shape != (2,) or len(x) != 4 or not boxes:
-        return None
-    return [(boxes[0], x[1], *map(int, size))]
-
-
-def _padded(operands: _Types, known: _Data, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
-    """As far as the second operand says, in front of each axis and behind it."""
-    shape, pads = _shapes(operands)[0], known[1]
-    if pads is None or pads.size != 2 * len(shape):
-        return None
-    before, after = pads.reshape(2, -1).tolist()
-    return [tuple(b + d + a for b, d, a in zip(before, shape, after, strict=True))]
-
-
-def _attended(
-    operands: _Types, _: _Data, attributes: Mapping[str, Any]
-) -> Sequence[Dimensions] | None:
-    """As of an LSTM: all steps, the last hidden and the last cell states."""
-    x, weights = _shapes(operands)[:2]
-    hidden = attributes.get("hidden_size")
-    if len(x) != 3 or len(weights) != 3 or not isinstance(hidden, int):
-        return None
-    last = (weights[0], x[1], hidden)
-    return [(x[0], weights[0], x[1], hidden), last, last]
 
 
 def _rows(operands: _Types) -> int:
@@ -318,7 +283,7 @@ def _scored(count: str, operands: _Types, attributes: Mapping[str, Any]) -> Sequ
     return [(_rows(operands), int(attributes.get(count, 1)))]
 
 
-def _classified(operands: _Types, _: _Data, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
+def _classified(operands: _Types, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
     """The label of each row, and its scores: one a class; of support vectors without probabilities
     one for each pair of three classes or more."""
     words = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
@@ -332,20 +297,15 @@ def _classified(operands: _Types, _: _Data, attributes: Mapping[str, Any]) -> Se
 #: Shapes of results by operators for which ONNX Runtime has no function that infers them, as their
 #: documentation says.
 _SHAPES: Mapping[tuple[str, str], _Rule] = {
-    ("com.microsoft", "AttnLSTM"): _attended,
     ("com.microsoft", "CDist"): _distances,
-    ("com.microsoft", "CropAndResize"): _crops,
-    ("com.microsoft", "Pad"): _padded,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _chosen,
     ("ai.onnx.ml", "FeatureVectorizer"): _features,
     ("ai.onnx.ml", "Imputer"): _same,
-    ("ai.onnx.ml", "LinearRegressor"): lambda types, _, given: _scored("targets", types, given),
+    ("ai.onnx.ml", "LinearRegressor"): partial(_scored, "targets"),
     ("ai.onnx.ml", "Normalizer"): _same,
     ("ai.onnx.ml", "SVMClassifier"): _classified,
-    ("ai.onnx.ml", "SVMRegressor"): lambda types, _, __: [(_rows(types), 1)],
+    ("ai.onnx.ml", "SVMRegressor"): lambda types, _: [(_rows(types), 1)],
     ("ai.onnx.ml", "Scaler"): _same,
     ("ai.onnx.ml", "TreeEnsembleClassifier"): _classified,
-    ("ai.onnx.ml", "TreeEnsembleRegressor"): lambda types, _, given: _scored(
-        "n_targets", types, given
-    ),
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): partial(_scored, "n_targets"),
 }

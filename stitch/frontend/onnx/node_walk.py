@@ -32,7 +32,6 @@ from stitch.frontend.onnx.control_flow import (
     known_number,
     lower_loop,
     lower_scan,
-    run_once,
     tensors_in,
 )
 from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign, may_be_foreign
@@ -81,7 +80,8 @@ def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
         except (CompileError, Unsupported):
             bodies.loops.given_up += 1
     name = "then_branch" if known_number(bodies, call, condition) else "else_branch"
-    return run_once(bodies, call.body(name), (), call)
+    branch = call.body(name)
+    return bodies.body(branch, bodies.body_scope(branch, call), (), call)
 
 
 def _choice(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> Sequence[Bound]:

@@ -10,8 +10,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, closest
-from stitch.frontend.onnx.calls import NodeCall
-from stitch.frontend.onnx.node_refusals import Refusing
+from stitch.frontend.onnx.calls import AttributedNode, NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 
@@ -200,7 +199,7 @@ class Dependencies:
 
 
 @dataclass(frozen=True, slots=True)
-class ListCall(Refusing):
+class ListCall(AttributedNode):
     """A node whose operands may be lists; None stands for one that is not written."""
 
     op: str
@@ -259,13 +258,6 @@ class ListCall(Refusing):
                 got=str(data.reshape(-1).tolist()[:4]),
             )  # fmt: skip
         return place + count if place < 0 else place
-
-    def number(self, name: str, default: int) -> int:
-        """An integer attribute."""
-        value = self.attributes.get(name, default)
-        if not isinstance(value, int):
-            raise self.malformed(f"attribute {name!r} of {self.op} is one integer")
-        return value
 
 
 def kind_of(value: Given) -> str:
@@ -331,7 +323,7 @@ def _sizes(call: ListCall, length: int) -> list[int]:
 
 def _split(call: ListCall) -> list[Given]:
     data, builder = call.tensor(0), call.builder
-    rank, axis = len(data.shape), call.number("axis", 0)
+    rank, axis = len(data.shape), call.whole("axis")
     if not -rank <= axis < rank:
         raise call.malformed(
             f"SplitToSequence has no axis {axis}", expected=f"{-rank} to {rank - 1}", got=str(axis)
@@ -342,16 +334,16 @@ def _split(call: ListCall) -> list[Given]:
     parts: Sequence[SymbolicTensor] = builder.apply(
         "Split", [data, np.array(sizes, np.int64)], len(sizes), {"axis": axis}
     )
-    if call.operand(1) is None and not call.number("keepdims", 1):
+    if call.operand(1) is None and not call.whole("keepdims", 1):
         parts = [builder.op("Squeeze", part, [axis]) for part in parts]
     return _list_of(call, parts)
 
 
 def _concat(call: ListCall) -> list[Given]:
-    items, axis = call.items(0), call.number("axis", 0)
+    items, axis = call.items(0), call.whole("axis")
     if not items:
         raise call.refused("ConcatFromSequence of an empty sequence")
-    if call.number("new_axis", 0):
+    if call.whole("new_axis"):
         items = tuple(call.builder.op("Unsqueeze", item, [axis]) for item in items)
     return [call.builder.op("Concat", *items, axis=axis)]
 

@@ -12,11 +12,10 @@ from stitch.runtime.executors.onnx.model_writer import (
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
 from stitch.runtime.executors.onnx.session import (
     InferredType,
-    computed_results,
     inferred_results,
 )
 
 __all__ = [
-    "InferredType", "OnnxRuntimeExecutor", "Sessions", "computed_results", "defining_version",
+    "InferredType", "OnnxRuntimeExecutor", "Sessions", "defining_version",
     "draws_random_numbers", "inferred_results", "tensor_text",
 ]  # fmt: skip

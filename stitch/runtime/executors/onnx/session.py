@@ -311,24 +311,6 @@ def inferred_results(
     return [_inferred(next(found), next(found)) if each else None for each in wanted]
 
 
-def computed_results(
-    operation: Operation, operands: Sequence[Array | None], wanted: Sequence[bool]
-) -> list[Array | None] | None:
-    """Compute an operation on constants; None if ONNX Runtime refuses it or returns no arrays."""
-    types = [
-        None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands
-    ]
-    if any(kind is not None and kind.data_type.is_narrow for kind in types):
-        return None
-    try:
-        results = iter(tried(_model(operation, types, operands, wanted)))
-    except SESSION_ERRORS:
-        return None
-    arrays = [next(results) if each else None for each in wanted]
-    plain = all(a is None or (isinstance(a, np.ndarray) and a.dtype.kind in "biuf") for a in arrays)
-    return arrays if plain else None
-
-
 def _model(
     operation: Operation,
     operands: Sequence[ValueType | None],
