@@ -28,7 +28,6 @@ from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import LinkError, TaskError, UsageError, closest
 from stitch.files import OutputFiles, atomic_write, make_folder, text_of, write_files
-from stitch.frontend import graph_of_torch_call
 from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import (
     LAYOUT_FIELDS,
@@ -534,9 +533,7 @@ class CompiledModel(ModelOfBinary):
         if self.executor is not None:
             options.setdefault("executor", self.executor)
         chosen = open_device(self.target, **options) if device is None else device
-        return self.training.start(
-            chosen, weights=weights, seed=seed, owns_device=owned, capture_call=graph_of_torch_call
-        )
+        return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
 
     @property
     def instance(self) -> TrainingInstance:

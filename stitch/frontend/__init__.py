@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from stitch.frontend.modules import (
     TrainableSource,
-    graph_of_torch_call,
     is_torch,
     opened,
     read_graph,
@@ -43,7 +42,7 @@ else:
 
 __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "RelocatedParameters", "TrainableSource",
-    "array_on", "explain", "from_fx", "graph_counts", "graph_of_torch_call", "is_torch",
+    "array_on", "explain", "from_fx", "graph_counts", "is_torch",
     "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
     "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

@@ -255,15 +255,6 @@ def _hollow(example: Any) -> Any:
     return np.broadcast_to(one, example.shape)
 
 
-def graph_of_torch_call(
-    function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-) -> ComputationGraph:
-    """The graph of a call of a function of torch's; raises `CompileError`."""
-    with _reading("functions of torch's", "torch"):
-        from stitch.frontend.torch import graph_of_call
-    return graph_of_call(function, arguments, named)
-
-
 def torch_device(options: Mapping[str, Any] | None) -> Device:
     """The device of torch.compile with these options; `CompileError` where torch is missing."""
     with _reading("torch modules", "torch"):

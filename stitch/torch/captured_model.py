@@ -133,7 +133,7 @@ class CapturedModel:
             with torch.no_grad():
                 return self.module(*batch, **named)
         plain = {name: _plain(value) for name, value in named.items()}
-        return PendingValue(instance.predict(*map(_plain, batch), **plain), instance.capture_call)
+        return PendingValue(instance.predict(*map(_plain, batch), **plain))
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         if self._optimizer is not None and self._trains_in and not self.module.training:

@@ -24,7 +24,6 @@ from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
 from stitch.training.instance import NamedShapes, TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
-from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
     TrainingGraphs,
     TrainingOptions,
@@ -109,7 +108,7 @@ class CompiledTraining:
 
     def start(
         self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
-        owns_device: bool = False, capture_call: CaptureCall | None = None,
+        owns_device: bool = False,
     ) -> TrainingInstance:  # fmt: skip
         """Load the programs on a device and return the training instance; close the previous one.
 
@@ -117,7 +116,6 @@ class CompiledTraining:
             weights: Replace initial values, by name.
             seed: Seed of random operators.
             owns_device: Whether closing the instance closes the device.
-            capture_call: Captures functions of torch over predictions as graphs.
 
         Raises:
             UsageError: Initial values are missing.
@@ -142,7 +140,7 @@ class CompiledTraining:
         instance = TrainingInstance(
             programs, device, values,
             loss=loss, optimizer=optimizer, seed=seed, owns_device=owns_device,
-            capture_call=capture_call, constants=self.constants,
+            constants=self.constants,
             compile_update=partial(compile_update, options=options, machine=machine),
             compile_step=None if reader is None else lambda shapes: compile_step(
                 reader.model(shapes), programs, loss, optimizer, options, machine, executor

@@ -24,7 +24,7 @@ from stitch.training.graphs import KEPT_KINDS, MASTER, graph_of, rate_name
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, find_non_finite, profile_operations
 from stitch.training.optimizers import Optimizer
-from stitch.training.pending_values import CaptureCall, LossTensor, PendingValue, TensorFuture
+from stitch.training.pending_values import LossTensor, TensorFuture
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation, prediction_of
 from stitch.training.stitching import (
     BoundProgram,
@@ -66,7 +66,6 @@ class TrainingInstance(TrainingTensors):
         seed: int = 0,
         owns_device: bool = False,
         compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
-        capture_call: CaptureCall | None = None,
         constants: Mapping[str, Array] | None = None,
         compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None = None,
         compile_evaluation: Callable[[NamedShapes], Program] | None = None,
@@ -87,7 +86,6 @@ class TrainingInstance(TrainingTensors):
         self._evaluations: dict[Shapes, tuple[LoadedProgram, int]] = {}
         self.loss_fn = loss
         self.optimizer = optimizer
-        self.capture_call = capture_call
         self.profiling = False
         self._owns_device = owns_device
         self._compile_update, self._changes = compile_update, optimizer.changes
@@ -304,7 +302,9 @@ class TrainingInstance(TrainingTensors):
                              remedy="call compute_loss(label) first")  # fmt: skip
         seeds = [] if by == 1.0 else self._cells.tensors(self._wiring.seeds)
         try:
-            self._cells.restore((number, _multiplied(seed, by)) for number, seed in seeds)
+            self._cells.restore(
+                (number, self._step.scaling(seed, np.float32(by))) for number, seed in seeds
+            )
             if self._has_gradients:
                 times = self._add()
             else:
@@ -470,8 +470,3 @@ def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:
     programs[shapes] = new
     while len(programs) > MAX_SIZES:
         del programs[next(iter(programs))]
-
-
-def _multiplied(tensor: Tensor | None, by: float) -> Tensor:
-    assert tensor is not None, "the loss program has computed the seeds"
-    return PendingValue(tensor).multiplied(by).tensor

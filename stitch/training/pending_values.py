@@ -1,8 +1,4 @@
-"""`PendingValue`: a tensor on a device, computed when it is read; `LossTensor`: a pending loss.
-
-Operations on pending values are compiled once per operand types and cached. Functions of torch are
-captured by a function that the caller supplies.
-"""
+"""`PendingValue`: a tensor on a device, computed when it is read; `LossTensor`: a pending loss."""
 
 from __future__ import annotations
 
@@ -10,79 +6,50 @@ import math
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import TaskError, UsageError
-from stitch.graph import ComputationGraph, trace
-from stitch.program import Array, DataType, TensorDesc, ValueType
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.program import Array
+from stitch.runtime import Tensor
 from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
-from stitch.ttb import Binary
-
-#: Captures a call of a torch function as a graph: function, positional and keyword arguments.
-CaptureCall = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], ComputationGraph]
-
-#: Size of the program cache of a device; the oldest entries are evicted first.
-MAX_PROGRAMS = 256
-#: Methods of NumPy's arrays that traced tensors have; torch's `dim` and `keepdim` are accepted.
-_METHODS = frozenset({
-    "argmax", "argmin", "cast", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze", "sum",
-    "swapaxes", "transpose", "var",
-})  # fmt: skip
-#: Methods that return values and indices when called with `dim`, as in torch.
-_PAIRS = frozenset({"max", "min"})
-#: Methods of torch that depend on the shape alone.
-_OF_SHAPES = frozenset({"dim", "ndimension", "nelement", "numel", "size"})
-#: The type in which booleans are summed.
-_COUNTS = {"sum": DataType.INT64, "mean": DataType.FLOAT32}
-_programs: WeakKeyDictionary[RuntimeDevice, dict[Any, LoadedProgram]] = WeakKeyDictionary()
 
 
-def _operator(name: str, function: Callable[..., Any], *, reflected: bool) -> Any:
-    def method(self: PendingValue, other: Any) -> Any:
-        if _is_tensor(other) and not isinstance(other, PendingValue):
-            other = _array(other)
-        if isinstance(other, PendingValue | np.ndarray):
-            pair = (lambda x, y: function(y, x)) if reflected else function
-            return self._apply((name, reflected), pair, other)
-        if not isinstance(other, int | float | np.generic):
-            return NotImplemented
-        number = other.item() if isinstance(other, np.generic) else other
-        return self._apply(
-            (name, reflected, repr(number)),
-            (lambda x: function(number, x)) if reflected else (lambda x: function(x, number)),
-        )
-
-    return method
+class PredictionArray(np.ndarray[Any, Any]):
+    """Elements of a prediction, and what is computed from them by NumPy; a loss refuses them as
+    addends, as backward would ignore their gradients."""
 
 
-def _operators(name: str, function: Callable[..., Any]) -> tuple[Any, Any]:
+def _operators(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return an operator and its reflected form."""
-    return (
-        _operator(name, function, reflected=False), _operator(name, function, reflected=True),
-    )  # fmt: skip
+
+    def forward(self: PendingValue, other: Any) -> Any:
+        return function(self.elements(), _elements(other))
+
+    def reflected(self: PendingValue, other: Any) -> Any:
+        return function(_elements(other), self.elements())
+
+    return forward, reflected
 
 
 class PendingValue:
     """A pending value on a device; reading it runs the queue.
 
-    Operators, indexing and methods return further pending values. `tensor` is the device's tensor,
-    which other programs accept as input.
+    Operators, indexing, methods and functions read it: torch computes with the elements if it is
+    loaded, else NumPy. `tensor` is the device's tensor, which other programs accept as input.
     """
 
-    __slots__ = ("__weakref__", "_capture", "tensor")
+    __slots__ = ("__weakref__", "tensor")
     #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
+    #: Whether losses depend on it.
+    has_gradient = False
 
-    def __init__(self, tensor: Tensor, capture: CaptureCall | None = None) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self._capture = capture
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,6 +69,18 @@ class PendingValue:
     def numpy(self) -> Array:
         """Return the elements as a new array."""
         return self.tensor.numpy()
+
+    def elements(self) -> Any:
+        """Return the elements as a new tensor of torch if it is loaded, else as an array."""
+        array, torch = self.numpy(), sys.modules.get("torch")
+        if torch is None:
+            return array.view(PredictionArray) if self.has_gradient else array
+        if array.dtype.kind not in "biufc":  # NumPy's types beside its own, such as bfloat16.
+            array = array.astype(np.float32)
+        found = torch.from_numpy(array).to(getattr(torch, self.tensor.data_type.value))
+        if self.has_gradient and found.is_floating_point() and torch.is_grad_enabled():
+            found.requires_grad_().register_hook(_refuse_gradient)
+        return found
 
     def wait(self) -> Self:
         """Run the queue until the value is computed; return it. Raises the error of a failed
@@ -150,205 +129,81 @@ class PendingValue:
 
     __hash__ = object.__hash__
 
-    __add__, __radd__ = _operators("add", operator.add)
-    __sub__, __rsub__ = _operators("sub", operator.sub)
-    __mul__, __rmul__ = _operators("mul", operator.mul)
-    __truediv__, __rtruediv__ = _operators("div", operator.truediv)
-    __floordiv__, __rfloordiv__ = _operators("floordiv", operator.floordiv)
-    __mod__, __rmod__ = _operators("mod", operator.mod)
-    __pow__, __rpow__ = _operators("pow", operator.pow)
-    __matmul__, __rmatmul__ = _operators("matmul", operator.matmul)
-    __lt__, __gt__ = _operators("less", operator.lt)
-    __le__, __ge__ = _operators("less_equal", operator.le)
+    __add__, __radd__ = _operators(operator.add)
+    __sub__, __rsub__ = _operators(operator.sub)
+    __mul__, __rmul__ = _operators(operator.mul)
+    __truediv__, __rtruediv__ = _operators(operator.truediv)
+    __floordiv__, __rfloordiv__ = _operators(operator.floordiv)
+    __mod__, __rmod__ = _operators(operator.mod)
+    __pow__, __rpow__ = _operators(operator.pow)
+    __matmul__, __rmatmul__ = _operators(operator.matmul)
+    __lt__, __gt__ = _operators(operator.lt)
+    __le__, __ge__ = _operators(operator.le)
+    __and__, __rand__ = _operators(operator.and_)
+    __or__, __ror__ = _operators(operator.or_)
+    __xor__, __rxor__ = _operators(operator.xor)
 
-    __and__, __rand__ = _operators("and", operator.and_)
-    __or__, __ror__ = _operators("or", operator.or_)
-    __xor__, __rxor__ = _operators("xor", operator.xor)
+    def __invert__(self) -> Any:
+        return ~self.elements()
 
-    def __invert__(self) -> PendingValue:
-        return self._apply(("invert",), operator.invert)
+    def __neg__(self) -> Any:
+        return -self.elements()
 
-    def __neg__(self) -> PendingValue:
-        return self._apply(("neg",), operator.neg)
+    def __abs__(self) -> Any:
+        return abs(self.elements())
 
-    def __abs__(self) -> PendingValue:
-        return self._apply(("abs",), operator.abs)
+    def __getitem__(self, index: Any) -> Any:
+        return self.elements()[index]
 
-    def multiplied(self, by: float) -> PendingValue:
-        """Return the product with a number, in the same type, by one program for all numbers."""
-        kind = self.tensor.data_type
-
-        def product(x: Any, y: Any) -> Any:
-            return (x.cast(DataType.FLOAT32) * y).cast(kind)
-
-        return self._apply(("multiplied",), product, np.asarray(by, np.float32))
-
-    def _apply(
-        self, key: tuple[Any, ...], function: Callable[..., Any], *operands: Any
-    ) -> PendingValue:
-        """Queue a traced function of this and other operands; `key` identifies the function."""
-
-        def made(descs: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
-            return trace(function, *descs, name=str(key[0]))
-
-        (result,) = self._queued(key, made, [self, *operands])
-        return result
-
-    def _queued(
-        self, key: tuple[Any, ...],
-        build: Callable[[Sequence[TensorDesc | ValueType]], ComputationGraph],
-        operands: Sequence[Any],
-    ) -> tuple[PendingValue, ...]:  # fmt: skip
-        """Queue a graph over operands; it is compiled once per key and operand types."""
-        device: RuntimeDevice = self.tensor.device
-        values = [o.tensor if isinstance(o, PendingValue) else np.asarray(o) for o in operands]
-        descs = [g.desc.without_address() if isinstance(g, Tensor) else _desc(g) for g in values]
-        programs = _programs.setdefault(device, {})
-        key_with_types = (*key, *map(repr, descs))
-        loaded = programs.get(key_with_types)
-        if loaded is None:
-            options = CompileOptions(executor=rated_executor(device.executor))
-            program = compile_graph(build(descs), device.machine, options).program
-            binary = Binary((program,), device.machine.shape, "stitch pending value")
-            loaded = programs[key_with_types] = device.load(binary)
-            while len(programs) > MAX_PROGRAMS:
-                del programs[next(iter(programs))]
-        result = loaded(*values)
-        results = (result,) if isinstance(result, Tensor) else result
-        return tuple([PendingValue(one, self._capture) for one in results])
-
-    def __getitem__(self, index: Any) -> PendingValue:
-        """Return a part, with NumPy's basic indexing."""
-        plain = _plain_index(index)
-        return self._apply(("index", _value_key(plain)), lambda x: x[plain])
-
-    def __iter__(self) -> Iterator[PendingValue]:
-        return iter([self[row] for row in range(len(self))])
-
-    @property
-    def T(self) -> PendingValue:
-        """The transpose."""
-        return self._apply(("transpose", "()", "[]"), lambda x: x.transpose())
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements())
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of NumPy's arrays, or of torch's tensors if torch is loaded."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name in _METHODS:
-            return _Method(self, name)
-        if name == "backward" or name.endswith("_"):
-            raise UsageError(
-                f"a value computed from a prediction does not support {name}()",
-                remedy="call backward() on loss_fn(pred, y), or read value.numpy()",
-            )
+        """Return an attribute of the elements: of a tensor of torch if it is loaded, else of an
+        array."""
         torch = sys.modules.get("torch")
-        method = None if torch is None else getattr(torch.Tensor, name, None)
-        if not callable(method):
+        kind: Any = np.ndarray if torch is None else torch.Tensor
+        if name.startswith("_") or not hasattr(kind, name):
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        return lambda *arguments, **named: self._captured(method, (self, *arguments), named)
+        _refuse_in_place(name)
+        if not callable(getattr(kind, name)):
+            return getattr(self.elements(), name)
+        return lambda *arguments, **named: getattr(self.elements(), name)(*arguments, **named)
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        """A function of torch's over pending values."""
-        first = _first_pending([*arguments, *(named or {}).values()])
-        return first._captured(function, arguments, named or {})
-
-    def _captured(
-        self, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> Any:
-        """Queue a function of torch; several results are returned as torch returns them."""
-        word = getattr(function, "__name__", "?")
-        if word in _OF_SHAPES:
-            shape = sys.modules["torch"].empty(self.shape, device="meta")
-            return function(shape, *arguments[1:], **named)
-        if self._capture is None:
-            raise UsageError(
-                f"this value does not support the torch function {word}",
-                remedy="value.numpy(), or a method of NumPy's arrays",
-            )
-        capture = self._capture
-        operands = [v for v in _flat([*arguments, *named.values()]) if _is_tensor(v)]
-
-        def made(_: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
-            return capture(function, arguments, named)
-
-        plain = [_value_key(v) for v in _flat([*arguments, *named.items()]) if not _is_tensor(v)]
-        where = [type(v).__name__ for v in _flat([*arguments, *named.values()])]
-        key = (getattr(function, "__qualname__", ""), id(function), *plain, *where)
-        results = self._queued(key, made, [_array(o) for o in operands])
-        if len(results) == 1:
-            return results[0]
-        kind = getattr(sys.modules["torch"].return_types, word, None)
-        return results if kind is None else kind(results)
+        """Call a function of torch on the elements of pending values."""
+        _refuse_in_place(getattr(function, "__name__", ""))
+        return function(*_elements(arguments), **_elements(named or {}))
 
 
-class _Method:
-    """A method of NumPy's arrays, bound to a pending value."""
-
-    def __init__(self, value: PendingValue, name: str) -> None:
-        self._value, self._name = value, name
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if "dim" in named and self._name in _PAIRS and "torch" in sys.modules:
-            torchs = getattr(sys.modules["torch"].Tensor, self._name)
-            return self._value._captured(torchs, (self._value, *arguments), named)
-        words = {"dim": "axis", "keepdim": "keepdims"}
-        options = {words.get(word, word): value for word, value in named.items()}
-        name = self._name
-        key = (name, _value_key(arguments), _value_key(sorted(options.items())))
-        # NumPy and torch sum booleans as integers.
-        kind = _COUNTS.get(name) if self._value.tensor.data_type is DataType.BOOL else None
-
-        def method(x: Any) -> Any:
-            operand = x if kind is None else x.cast(kind)
-            return getattr(operand, name)(*arguments, **options)
-
-        return self._value._apply(key, method)
-
-
-def _first_pending(values: Sequence[Any]) -> PendingValue:
-    return next(v for v in _flat(values) if isinstance(v, PendingValue))
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    """Return the elements of nested lists and tuples, in order."""
-    leaves: list[Any] = []
-    for value in values:
-        leaves += _flat(value) if isinstance(value, list | tuple) else [value]
-    return leaves
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, PendingValue) or hasattr(value, "__torch_function__")
-
-
-def _array(value: Any) -> Any:
-    """Return a torch tensor as an array, without importing torch."""
+def _elements(value: Any) -> Any:
+    """Return a value, or nested ones, with the elements of pending values in their place."""
     if isinstance(value, PendingValue):
-        return value
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        return value.elements()
+    if type(value) in (list, tuple):
+        return type(value)(map(_elements, value))
+    if isinstance(value, dict):
+        return {name: _elements(one) for name, one in value.items()}
+    torch = sys.modules.get("torch")
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    return value if torch is None or not is_array else torch.from_numpy(value)
 
 
-def _plain_index(index: Any) -> Any:
-    """Return an index with torch tensors as arrays."""
-    if isinstance(index, tuple):
-        return tuple(map(_plain_index, index))
-    return index if isinstance(index, PendingValue) else _array(index)
+def _refuse_in_place(name: str) -> None:
+    """Raise `UsageError` for `backward`, and for methods of torch that write in place."""
+    if name == "backward" or (name.endswith("_") and not name.endswith("__")):
+        raise UsageError(
+            f"a value computed from a prediction does not support {name}()",
+            remedy="call backward() on loss_fn(pred, y), or read value.numpy()",
+        )
 
 
-def _value_key(value: Any) -> Any:
-    """Return a key for a value that is not an operand; of arrays it has every element."""
-    if isinstance(value, tuple | list):
-        return (type(value).__name__, *map(_value_key, value))
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype.str, value.tobytes()
-    return repr(value)
-
-
-def _desc(array: Array) -> ValueType:
-    return ValueType(array.shape, DataType.from_dtype(array.dtype))
+def _refuse_gradient(gradient: Any) -> None:
+    """Raise `UsageError` when torch's backward reaches a prediction."""
+    _refuse_in_place("backward")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -360,9 +215,6 @@ class ModelInTraining(Protocol):
 
     @property
     def loss_fn(self) -> Loss: ...
-
-    @property
-    def capture_call(self) -> CaptureCall | None: ...
 
     @property
     def forwards(self) -> int:
@@ -416,8 +268,8 @@ def _number(value: Any) -> float | None:
 
     Raises `UsageError` for another loss or a value with a gradient, which backward would ignore.
     """
-    has_gradient = isinstance(value, PendingValue) or getattr(value, "requires_grad", False)
-    if has_gradient or isinstance(value, LossTensor):
+    of_prediction = isinstance(value, PendingValue | PredictionArray | LossTensor)
+    if of_prediction or getattr(value, "requires_grad", False):
         raise UsageError(
             "a loss can be combined with numbers only: backward() has one loss",
             got=type(value).__name__,
@@ -621,9 +473,10 @@ class TensorFuture(PendingValue):
     """The prediction of a model in training for one batch."""
 
     __slots__ = ("_instance", "number")
+    has_gradient = True
 
     def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
-        super().__init__(tensor, instance.capture_call)
+        super().__init__(tensor)
         self._instance = weakref.ref(instance)
         self.number = number
 
@@ -636,7 +489,8 @@ class TensorFuture(PendingValue):
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        """Compute a loss of torch by the model's loss program; capture other functions."""
+        """Compute a loss of torch by the model's loss program; call other functions on the
+        elements."""
         if not is_loss_call(function):
             return super().__torch_function__(function, types, arguments, named)
         call = loss_of_call(function, arguments, named or {})

@@ -6,15 +6,17 @@ programs for one batch size; steps for other sizes share parameters, states and 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from stitch.compiler import compile_graph
 from stitch.errors import UsageError
-from stitch.program import Array, InputKind, Program, TensorDesc, ValueType
+from stitch.graph import trace
+from stitch.program import Array, DataType, InputKind, Program, TensorDesc, ValueType
 from stitch.runtime import (
     InputPort,
     LoadedProgram,
@@ -219,6 +221,20 @@ class BoundStep:
     def backward_of_more(self) -> BoundProgram:
         """Backward of another micro-batch, whose gradients go to separate cells."""
         return BoundProgram(self.backward.agent, self.cells, MORE)
+
+    @cached_property
+    def scaling(self) -> Callable[..., Any]:
+        """The program that multiplies the prediction's gradient by a number."""
+        (number,) = self.wiring.seeds
+        desc = self.cells.descs[number]
+
+        def product(gradient: Any, by: Any) -> Any:
+            return (gradient.cast(DataType.FLOAT32) * by).cast(desc.layout.data_type)
+
+        types = (desc, ValueType((), DataType.FLOAT32))
+        graph = trace(product, *types, name="scaled_gradient")
+        device = self.cells.device
+        return load_program(device, compile_graph(graph, device.machine).program)
 
     @cached_property
     def wiring(self) -> Wiring:

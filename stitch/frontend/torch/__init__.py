@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of, loop_over
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.export import load_archive
-    from stitch.frontend.torch.fx import captured_module, from_fx, graph_of_call
+    from stitch.frontend.torch.fx import captured_module, from_fx
     from stitch.frontend.torch.plain_values import CallStructure
     from stitch.frontend.torch.tensor_bytes import (
         RelocatedParameters,
@@ -33,7 +33,7 @@ else:
             "compile": "device_of loop_over",
             "compile_explanation": "Explanation explain graph_counts",
             "export": "load_archive",
-            "fx": "captured_module from_fx graph_of_call",
+            "fx": "captured_module from_fx",
             "plain_values": "CallStructure",
             "tensor_bytes": "RelocatedParameters array_on tensor_on untraced_tensor_on",
             "training_capture": "evaluation_from_torch from_torch_for_training",
@@ -43,5 +43,5 @@ else:
 __all__ = [
     "CallStructure", "Explanation", "RelocatedParameters", "array_on", "captured_module",
     "device_of", "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training",
-    "graph_counts", "graph_of_call", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
+    "graph_counts", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
 ]  # fmt: skip

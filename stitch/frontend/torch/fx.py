@@ -5,7 +5,7 @@ All of them go through torch.export, so one table of ATen operators (`lowering`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +19,6 @@ from stitch.frontend.torch.aten_call import (
     check_dense,
     in_pairs,
     is_complex,
-    torch_type_of,
     type_of_tensor,
 )
 from stitch.frontend.torch.aten_walk import lower_graph
@@ -27,12 +26,10 @@ from stitch.frontend.torch.export import Capture, Examples, exported, refused_sh
 from stitch.frontend.torch.plain_values import CallStructure, StaticValue, are_tensors, flattened
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import DataType, FreeNames, InputKind
+from stitch.program import FreeNames, InputKind
 
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
-#: Marks a tensor among the leaves of a call.
-_TENSOR = object()
 
 
 def from_fx(
@@ -262,44 +259,3 @@ def _key_text(key: Any) -> str:
         if part is not None:
             return str(part)
     return str(key)
-
-
-# Calls of torch modules ---------------------------------------------------------------------------
-
-
-def graph_of_call(
-    function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-) -> ComputationGraph:
-    """Return the graph of a call whose tensors are torch's or Stitch's; raises as `from_fx`."""
-    call = _Call(function, arguments, named)
-    return from_fx(call, tuple(call.examples), getattr(function, "__name__", "call"))
-
-
-class _Call(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """A call as a module whose arguments are only the tensors of the call."""
-
-    def __init__(
-        self, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> None:
-        super().__init__()
-        self._function = function
-        self.examples: list[Any] = []
-        leaves, self._tree = pytree.tree_flatten((tuple(arguments), dict(named)))
-        self._leaves = [_TENSOR if self._is_tensor(leaf) else leaf for leaf in leaves]
-
-    def _is_tensor(self, leaf: Any) -> bool:
-        """Whether a leaf is a tensor; its example is appended then."""
-        if not hasattr(leaf, "__torch_function__"):
-            return False
-        if isinstance(leaf, torch.Tensor):
-            self.examples.append(leaf.detach())
-        else:
-            dtype = torch_type_of(DataType.from_dtype(leaf.dtype))
-            self.examples.append(torch.zeros(leaf.shape, dtype=dtype))
-        return True
-
-    def forward(self, *tensors: Any) -> Any:
-        rest = iter(tensors)
-        leaves = [next(rest) if leaf is _TENSOR else leaf for leaf in self._leaves]
-        arguments, named = self._tree.unflatten(leaves)
-        return self._function(*arguments, **named)
