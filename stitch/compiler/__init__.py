@@ -6,6 +6,7 @@ imported on demand.
 
 from typing import TYPE_CHECKING
 
+from stitch.compiler.body_graphs import add_output_identities, rewrite_graph, write_graph
 from stitch.compiler.compile_graph import compile_graph, optimize
 from stitch.compiler.loops import (
     RATED_EXECUTORS,
@@ -34,6 +35,6 @@ else:
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
     "RATED_EXECUTORS", "Recomputation", "Recompute", "SCHEDULES",
-    "check_schedule", "compile_graph", "differentiate", "optimize", "rated_executor", "split_graph",
-    "with_layouts",
+    "add_output_identities", "check_schedule", "compile_graph", "differentiate", "optimize",
+    "rated_executor", "rewrite_graph", "split_graph", "with_layouts", "write_graph",
 ]  # fmt: skip

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from stitch.compiler import rewrite_graph, write_graph
 from stitch.errors import CompileError, UsageError, closest
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption, SymbolicTensor
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.ops import onnx_code
 from stitch.program import (
-    ABSENT,
     Array,
     Body,
     Constant,
@@ -34,96 +34,48 @@ _TYPE_ATTRIBUTES = ("to", "dtype")
 KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
 
 
-def splice(
-    builder: ComputationGraphBuilder,
-    graph: ComputationGraph,
-    inputs: Mapping[str, SymbolicTensor],
-    cast: tuple[DataType, DataType] | None = None,
-) -> dict[str, SymbolicTensor]:
-    """Write a graph's operations into a builder; return its outputs by name.
-
-    Args:
-        inputs: A tensor of the builder for each input, by name.
-        cast: Replace the first data type by the second, in constants and attributes.
-
-    Raises:
-        CompileError: An operator does not accept the data types.
-    """
-    values = {slot.value: inputs[slot.name] for slot in graph.inputs}
-    for constant in graph.constants:
-        name, data = graph.values[constant.value].name, _converted(constant.data, cast)
-        tensor = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
-        values[constant.value] = tensor
-    now = builder.bodies.add_all([_retyped_body(body, cast) for body in graph.bodies])
-    for operation in graph.operations:
-        operands = [None if v == ABSENT else values[v] for v in operation.inputs]
-        present = [v for v in operation.outputs if v != ABSENT]
-        with builder.at(operation.location):
-            if operation.body != ABSENT:
-                body = builder.bodies.bodies[now[operation.body]]
-                present_operands = [operand for operand in operands if operand is not None]
-                results: Sequence[Any] = builder.carry(
-                    operation.op, operation.domain, body, present_operands, operation.attributes
-                )
-                values.update(zip(operation.outputs, results, strict=True))
-                continue
-            results = builder.repeat(
-                _retyped(operation, cast),
-                operands,
-                [graph.values[v].name for v in present],
-                [graph.values[v].type for v in present],
-            )
-        values.update(zip(present, results, strict=True))
-    return {slot.name: values[slot.value] for slot in graph.outputs}
-
-
 def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGraph:
     """Return the graph with `data_type` in place of float32; placement options are copied.
 
     Raises `CompileError` if an operator does not accept the type.
     """
-    cast = (DataType.FLOAT32, data_type)
-    builder = ComputationGraphBuilder(graph.name)
-    inputs = {}
-    for i, slot in enumerate(graph.inputs):
-        kind = graph.input_type(i)
-        chosen = data_type if kind.data_type is cast[0] else kind.data_type
-        inputs[slot.name] = builder.input(slot.name, kind.shape, chosen, slot.kind, slot.ownership)
-    spliced = splice(builder, graph, inputs, cast)
-    for output in graph.outputs:
-        builder.output(output.name, spliced[output.name], aliases_input=output.aliases_input)
-    builder.place(*graph.placement)
-    return builder.build()
-
-
-def _converted(data: Array, cast: tuple[DataType, DataType] | None) -> Array:
-    if cast is None or data.dtype != cast[0].dtype:
-        return data
-    return data.astype(cast[1].dtype)
-
-
-def _retyped_body(body: Body, cast: tuple[DataType, DataType] | None) -> Body:
-    if cast is None:
-        return body
-    return replace(
-        body,
-        values=tuple(
-            replace(value, type=replace(value.type, data_type=cast[1]))
-            if value.type.data_type is cast[0]
-            else value
-            for value in body.values
-        ),
-        operations=tuple(_retyped(operation, cast) for operation in body.operations),
-        constants=tuple(replace(c, data=_converted(c.data, cast)) for c in body.constants),
+    retyped = replace(
+        _retyped(graph, data_type), bodies=tuple([_retyped(b, data_type) for b in graph.bodies])
     )
+    builder = ComputationGraphBuilder(graph.name)
+    inputs, outputs = ([slot.name for slot in slots] for slots in (graph.inputs, graph.outputs))
+
+    def results_of(given: Sequence[Any]) -> list[Any]:
+        made = write_graph(builder, retyped, dict(zip(inputs, given, strict=True)))
+        return [made[name] for name in outputs]
+
+    return rewrite_graph(retyped, builder, results_of)
 
 
-def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Operation:
-    if cast is None:
-        return operation
-    before, after = onnx_code(cast[0]), onnx_code(cast[1])
-    changed = {name: after for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before}
-    return replace(operation, attributes={**operation.attributes, **changed})
+Part = TypeVar("Part", ComputationGraph, Body)
+
+
+def _retyped(part: Part, data_type: DataType) -> Part:
+    """Replace float32 in values, constants and attributes."""
+    before, after = (onnx_code(kind) for kind in (DataType.FLOAT32, data_type))
+
+    def attributes(operation: Operation) -> dict[str, Any]:
+        named = [name for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before]
+        return {**operation.attributes, **dict.fromkeys(named, after)}
+
+    return replace(
+        part,
+        values=tuple([
+            replace(value, type=replace(value.type, data_type=data_type))
+            if value.type.data_type is DataType.FLOAT32 else value
+            for value in part.values
+        ]),
+        operations=tuple([replace(o, attributes=attributes(o)) for o in part.operations]),
+        constants=tuple([
+            replace(c, data=c.data.astype(data_type.dtype)) if c.data.dtype == np.float32 else c
+            for c in part.constants
+        ]),
+    )  # fmt: skip
 
 
 def evaluation_graph(graph: ComputationGraph) -> ComputationGraph:

@@ -28,6 +28,7 @@ from stitch.compiler import (
     compile_graph,
     differentiate,
     optimize,
+    write_graph,
 )
 from stitch.errors import CompileError, UsageError
 from stitch.graph import (
@@ -58,7 +59,6 @@ from stitch.training.graphs import (
     accumulation_graph,
     graph_of,
     in_precision,
-    splice,
     update_graph,
 )
 from stitch.training.losses import Loss
@@ -276,12 +276,12 @@ def loss_graph(
         for i, slot in enumerate(judged.forward.inputs)
         for kind in (judged.forward.input_type(i),)
     }
-    results = splice(b, judged.forward, inputs)
+    results = write_graph(b, judged.forward, inputs)
     share = 1.0 / options.accumulation_steps if loss.reduction == "mean" else 1.0
     ((_, back),) = judged.seeds
     tensors = {**inputs, **results, back: b.constant(DataType.FLOAT32.dtype.type(share))}
     names = [slot.name for slot in judged.backward.inputs]
-    gradients = splice(b, judged.backward, {name: tensors[name] for name in names})
+    gradients = write_graph(b, judged.backward, {name: tensors[name] for name in names})
     b.output(LOSS, results[LOSS])
     b.output(seed, gradients[f"{output}.grad"])
     # Fold constants before the search estimates costs: the scale of the seed is one.

@@ -15,7 +15,13 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal
 
 from stitch.argument_kinds import MAPPING, WORDS, takes
-from stitch.compiler import Differentiated, differentiate, optimize
+from stitch.compiler import (
+    Differentiated,
+    add_output_identities,
+    differentiate,
+    optimize,
+    write_graph,
+)
 from stitch.errors import CompileError, UsageError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.linker import drop_unused_values
@@ -25,14 +31,13 @@ from stitch.program import (
     FreeNames,
     InputKind,
     InputSlot,
-    Operation,
     OutputSlot,
     Ownership,
     Value,
     ValueType,
 )
 from stitch.tasks import Permission
-from stitch.training.graphs import LEARNING_RATE, Parameter, splice
+from stitch.training.graphs import LEARNING_RATE, Parameter
 
 # --------------------------------------------------------------------------------------------------
 # Signatures
@@ -375,25 +380,10 @@ def _with_outputs_apart(graph: ComputationGraph) -> ComputationGraph:
     The gradient of such an output then has no other source. The `Identity` of the first output
     comes last, so that the backward pass adds its gradient first.
     """
-    computed = {v for operation in graph.operations for v in operation.outputs}
-    read = {v for operation in graph.operations for v in operation.inputs}
-    values, outputs, copies = list(graph.values), [], []
-    for slot in graph.outputs:
-        if slot.value not in computed or slot.value in read:
-            values.append(Value(slot.name, graph.values[slot.value].type))
-            location = f"output {slot.name}"
-            copies.append(
-                Operation("Identity", (slot.value,), (len(values) - 1,), location=location)
-            )
-            slot = replace(slot, value=len(values) - 1)
-        read.add(slot.value)
-        outputs.append(slot)
-    return replace(
-        graph,
-        values=tuple(values),
-        operations=(*graph.operations, *reversed(copies)),
-        outputs=tuple(outputs),
-    )
+    apart = add_output_identities(graph, rounded=range(len(graph.outputs)))
+    count = len(graph.operations)
+    own, copies = apart.operations[:count], apart.operations[count:]
+    return replace(apart, operations=(*own, *reversed(copies)))
 
 
 def _names(
@@ -536,7 +526,7 @@ def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> Comput
         )
         for total in sums if total.accumulates
     }  # fmt: skip
-    parts = splice(b, rule, inputs)
+    parts = write_graph(b, rule, inputs)
     for total in sums:
         first, *rest = [parts[gradient_name(input_slot(i))] for i in total.positions]
         value = so_far[total.name] + first if total.accumulates else first
