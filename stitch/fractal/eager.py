@@ -92,7 +92,7 @@ class EagerTensor(SymbolicTensor):
     def __index__(self) -> int:  # type: ignore[override]  # here there is data
         return int(self._data.__index__())
 
-    def __keyat__(self, spec: str) -> str:
+    def __format__(self, spec: str) -> str:
         return format(self._data, spec) if spec else repr(self)
 
     def __repr__(self) -> str:

@@ -1,8 +1,7 @@
 """The lengths of a nest's lists, and the data row of each leaf.
 
-`IndexTree` has the lengths by depth; they may differ ("ragged"). An index map is the narrowest of
-three: `Affine` (base and strides: lists of equal length), `RowRuns` (each innermost list is a run
-of rows), or `RowList`. Access functions only transform maps.
+`IndexTree` has the lengths by depth; they may differ ("ragged"). An index map is `Affine` (base and
+strides: lists of equal length) or `RowList`. Access functions only transform maps.
 """
 
 from __future__ import annotations
@@ -123,19 +122,15 @@ class IndexTree:
         """
         return IndexTree.of([self.counts[2], *self.lengths[2:]])
 
-    def taken(self, chosen: Numbers) -> tuple[IndexTree, tuple[Numbers, ...]]:
-        """Return the tree of some elements of the outermost list, and their lists by depth.
-
-        The last array has the numbers of the leaves.
-        """
-        by_depth, below = [chosen], chosen
+    def taken(self, chosen: Numbers) -> tuple[IndexTree, Numbers]:
+        """Return the tree of some elements of the outermost list, and the numbers of its leaves."""
+        below = chosen
         lengths: list[Lengths] = [len(chosen)]
         for depth in range(1, self.depth):
             each = self.lengths[depth]
             lengths.append(each if isinstance(each, int) else each[below])
             below = self.elements(below, depth)
-            by_depth.append(below)
-        return IndexTree.of(lengths), tuple(by_depth)
+        return IndexTree.of(lengths), below
 
     def grouped(self, sizes: Lengths | Sequence[int], count: int) -> IndexTree:
         """Return the outermost list cut into `count` lists of these sizes: one level deeper."""
@@ -253,16 +248,6 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowRuns:
-    """The leaves of each innermost list are consecutive rows."""
-
-    starts: Numbers
-
-    def rows(self, tree: IndexTree) -> Numbers:
-        return runs(self.starts, np.diff(tree.offsets(tree.depth - 1)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RowList:
     """A row for each leaf."""
 
@@ -272,7 +257,7 @@ class RowList:
         return self.numbers
 
 
-IndexMap: TypeAlias = Affine | RowRuns | RowList
+IndexMap: TypeAlias = Affine | RowList
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,14 +272,14 @@ class Indexed:
         """Return the index of rows in order."""
         if tree.uniform is not None:
             return Indexed(tree, Affine(0, strides_of(tree.uniform)))
-        return Indexed(tree, RowRuns(tree.offsets(tree.depth - 1)[:-1]))
+        return Indexed(tree, RowList(np.arange(check_count(tree.numel), dtype=np.int64)))
 
     def rows(self) -> Numbers:
         """Return the row of each leaf, in order."""
         return self.map.rows(self.tree)
 
     def simplified(self) -> Indexed:
-        """Return the same index with the narrowest map: affine, runs, or a list."""
+        """Return the same index with an affine map if there is one."""
         tree, rows = self.tree, self.rows()
         if tree.uniform is not None and len(rows):
             shaped = rows.reshape(tree.uniform)
@@ -305,11 +290,6 @@ class Indexed:
             affine = Affine(int(rows[0]), strides)
             if np.array_equal(affine.rows(tree), rows):
                 return Indexed(tree, affine)
-        offsets = tree.offsets(tree.depth - 1)
-        if len(rows) and np.all(np.diff(offsets)):
-            starts = rows[offsets[:-1]]
-            if np.array_equal(RowRuns(starts).rows(tree), rows):
-                return Indexed(tree, RowRuns(starts))
         return Indexed(tree, RowList(rows))
 
     def element(self, index: int) -> Indexed:
@@ -325,8 +305,6 @@ class Indexed:
         match self.map:
             case Affine(base, (stride,)):
                 return base + index * stride
-            case RowRuns(starts):
-                return int(starts[0]) + index
             case RowList(numbers):
                 return int(numbers[index])
         raise AssertionError("depth 1")
@@ -340,25 +318,15 @@ class Indexed:
             base = self.map.base + chosen.start * first if chosen else self.map.base
             lengths = [len(chosen), *self.tree.lengths[1:]]
             return Indexed(IndexTree.of(lengths), Affine(base, (first * chosen.step, *rest)))
-        if self.tree.depth == 1 and isinstance(self.map, RowRuns) and chosen.step == 1:
-            return Indexed(IndexTree.of([len(chosen)]), RowRuns(self.map.starts + chosen.start))
         check_count(len(chosen))
         return self.taken(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
 
     def taken(self, chosen: Numbers) -> Indexed:
         """Return elements of the outermost list in this order; they may repeat."""
-        tree, by_depth = self.tree.taken(chosen)
-        match self.map:
-            case RowRuns(starts) if self.tree.depth > 1:
-                return Indexed(tree, RowRuns(starts[by_depth[-2]]))
-            case Affine(base, (*outer, 1)) if outer:
-                lists = IndexTree.of(self.tree.lengths[:-1])
-                return Indexed(
-                    tree, RowRuns(Affine(base, tuple(outer)).rows_of(lists, by_depth[-2]))
-                )
-            case Affine():
-                return Indexed(tree, RowList(self.map.rows_of(self.tree, by_depth[-1])))
-        return Indexed(tree, RowList(self.rows()[by_depth[-1]]))
+        tree, leaves = self.tree.taken(chosen)
+        if isinstance(self.map, Affine):
+            return Indexed(tree, RowList(self.map.rows_of(self.tree, leaves)))
+        return Indexed(tree, RowList(self.map.numbers[leaves]))
 
     def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
         """Return `count` windows of `size` elements, `dilation` apart, `stride` between windows."""

@@ -21,7 +21,7 @@ from stitch.errors import CompileError, UsageError
 from stitch.fractal.current import ExecutionMode, NestCall, use_mode
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.programs import SameObject
-from stitch.fractal.rows import Affine, Indexed, RowRuns
+from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.structures import Structure, element_structure, is_uniform, rows_of
 from stitch.fractal.user_function import UserFunction, check_state, structure_text, type_structure
 from stitch.fractal.zipped import Nest, Zipped
@@ -133,8 +133,7 @@ class CallInputs:
         rows = index.map
         if isinstance(rows, Affine):
             return tuple(lengths), rows.base, rows.strides
-        numbers = rows.starts if isinstance(rows, RowRuns) else rows.numbers
-        return tuple(lengths), type(rows).__name__, self._bytes(numbers)
+        return tuple(lengths), self._bytes(rows.numbers)
 
     def _bytes(self, array: Any) -> Hashable:
         self.nbytes += array.nbytes

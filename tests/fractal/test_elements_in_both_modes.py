@@ -85,3 +85,15 @@ def test_results_of_inner_folds_are_data_of_one_program_per_operation() -> None:
         found = ops.fold(outer, xs, np.zeros((2, 1), np.float32))
         assert device.statistics().plans_made <= 3
     np.testing.assert_allclose(found, values.sum((0, 1)) * 0.5)
+
+
+def test_a_debugged_function_formats_its_numbers() -> None:
+    seen: list[str] = []
+
+    def noted(x: Any) -> Any:
+        seen.append(f"{x:.2f}")
+        return x
+
+    with ops.mode("sequential"):
+        ops.map(noted, ops.FractalTensor([0.5, 2.0]))
+    assert seen == ["0.50", "2.00"]
