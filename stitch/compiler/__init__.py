@@ -20,21 +20,21 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.gradients import Differentiated, Recomputation, Recompute, differentiate
+    from stitch.compiler.gradients import Differentiated, Recompute, check_recompute, differentiate
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "changed_slots": "with_layouts",
-            "gradients": "Differentiated Recomputation Recompute differentiate",
+            "gradients": "Differentiated Recompute check_recompute differentiate",
             "split": "split_graph",
         },
     )
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
-    "RATED_EXECUTORS", "Recomputation", "Recompute", "SCHEDULES",
-    "add_output_identities", "check_schedule", "compile_graph", "differentiate", "optimize",
-    "rated_executor", "rewrite_graph", "split_graph", "with_layouts", "write_graph",
+    "RATED_EXECUTORS", "Recompute", "SCHEDULES", "add_output_identities", "check_recompute",
+    "check_schedule", "compile_graph", "differentiate", "optimize", "rated_executor",
+    "rewrite_graph", "split_graph", "with_layouts", "write_graph",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from stitch.compiler import (
     CompileOptions,
     CompileWarning,
     Differentiated,
-    Recomputation,
+    check_recompute,
     compile_graph,
     differentiate,
     optimize,
@@ -83,8 +83,7 @@ class TrainingOptions:
     """How a model is trained, beside its loss and optimizer.
 
     Attributes:
-        recompute: What backward recomputes: `none`, `cheap`, `all`, or `every 8` (scans store every
-            8th state).
+        recompute: What backward recomputes: `none`, `cheap` or `all`.
         accumulation_steps: Micro-batches per update; a mean loss divides by it.
         clip_grad_norm: Upper bound of the norm of all gradients.
         precision: Data type of the programs; with any but float32, weights have float32 masters.
@@ -111,7 +110,7 @@ class TrainingOptions:
         object.__setattr__(self, "precision", DataType(self.precision))
         spaces = MappingProxyType({name: Space(space) for name, space in self.spaces.items()})
         object.__setattr__(self, "spaces", spaces)
-        Recomputation.parse(self.recompute)
+        check_recompute(self.recompute)
         if self.accumulation_steps < 1:
             raise UsageError("accumulation_steps must be at least 1",
                              got=str(self.accumulation_steps))  # fmt: skip

@@ -85,43 +85,12 @@ def test_a_layer_of_lstm_cells_computed_again(recompute: Any) -> None:
     assert len(scans_of(both.backward)) == (2 if recompute == "all" else 1)
 
 
-@pytest.mark.parametrize(("every", "count"), in_turn([1, 2, 3, 7, 9], COUNTS))
-def test_stretches_of_rounds_computed_again(count: int, every: int) -> None:
-    feeds, recompute = lstm_feeds(count), f"every {every}"
-    both = check_against_torch(lstm, lstm_in_torch, feeds, 1e-12, recompute=recompute)
-    # Beside inputs, what is kept of the rounds is the states before each stretch.
-    kinds = {slot.name: both.backward.input_type(i) for i, slot in enumerate(both.backward.inputs)}
-    saved = sorted(kinds[name].shape for name in both.saved)
-    shapes = [(many, 2, 4) for many in (count // every, int(count % every > 0)) if many]
-    assert saved == sorted(shapes * 2)
-
-
-@pytest.mark.parametrize(("count", "given_back"), in_turn(COUNTS, [False, True]))
-def test_stretches_in_both_directions(count: int, given_back: bool) -> None:
-    loop, in_torch = opposite(given_back)
-    check_against_torch(loop, in_torch, opposite_feeds(count), 1e-12, recompute="every 3")
-
-
-@pytest.mark.parametrize("every", [1, 2, 4])
-def test_stretches_of_a_scan_of_scans(every: int) -> None:
-    check_against_torch(
-        rows_of_rows, rows_of_rows_in_torch, rows_of_rows_feeds(), 1e-12, recompute=f"every {every}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("some", "none, cheap, all, or every and a number"), ("every", "out of range"),
-     ("every 0", "out of range"), ("every -1", "out of range"), ("every 1.5", "out of range"),
-     ("every  8", "out of range"), ("every 8 rounds", "out of range"),
-     ("every ²", "out of range"), ("every " + "9" * 5000, "out of range"), ("", "none, cheap")],
-    ids=lambda text: text[:14],
-)  # fmt: skip
-def test_other_words_are_refused(word: str, said: str) -> None:
+@pytest.mark.parametrize("word", ["some", "every 8", ""])
+def test_other_words_are_refused(word: str) -> None:
     feeds = lstm_feeds(2)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match="must be none, cheap or all"):
         differentiate(loop_graph(lstm, feeds), ["w"], recompute=word)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match="must be none, cheap or all"):
         TrainingOptions(recompute=word)
 
 
@@ -483,9 +452,7 @@ def layer_of(feeds: Feeds, zeros: Array) -> Callable[[SymbolicTensor], SymbolicT
     return layer
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"recompute": "every 2"}, {"precision": "bfloat16"}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"recompute": "all"}, {"precision": "bfloat16"}], ids=str)
 def test_a_traced_function_with_a_scan_learns_as_torch_does(options: dict[str, Any]) -> None:
     tolerance = 3e-2 if "precision" in options else 1e-5
     count, rows, width = 5, 4, 3

@@ -70,7 +70,7 @@ def of_torch(x: Any, w: Any, u: Any, b: Any, head: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("executor", "recompute"), [("numpy", "every 3"), ("onnxruntime", "none"), ("auto", "none")]
+    ("executor", "recompute"), [("numpy", "all"), ("onnxruntime", "none"), ("auto", "none")]
 )
 def test_a_stacked_lstm_learns_to_read_digits_as_pytorchs_does(
     executor: str, recompute: str

@@ -6,11 +6,9 @@ the backward graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
@@ -18,8 +16,8 @@ from stitch.compiler.dependence import dependencies, dependents
 from stitch.compiler.gradients.forward_values import (
     Differentiated,
     ForwardValues,
-    Recomputation,
     Recompute,
+    check_recompute,
 )
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
 from stitch.compiler.passes import (
@@ -32,16 +30,10 @@ from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import (
     ABSENT,
-    MAX_RANK,
-    Body,
-    BodyPool,
     Constant,
-    DataType,
     InputKind,
     Operation,
     ScanForm,
-    Value,
-    ValueType,
     is_scan,
 )
 
@@ -97,181 +89,6 @@ def slice_saved_parts(
     return (cut if cuts else backward), frozenset(gone)
 
 
-# Checkpoint segments ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentedGraph:
-    """A graph with segmented scans: outputs of their outer scans, and sliced sequences."""
-
-    graph: ComputationGraph
-    scans: frozenset[tuple[int, ...]] = frozenset()
-    parts: frozenset[int] = frozenset()
-
-
-def segment_scans(graph: ComputationGraph, path: Collection[int], every: int) -> SegmentedGraph:
-    """Turn the scans that compute some of `path` into scans over segments of `every` rounds."""
-    writing = _SegmentWriter(graph, every)
-    for operation in graph.operations:
-        if is_scan(operation) and not set(path).isdisjoint(operation.outputs):
-            writing.segment(operation)
-        else:
-            writing.operations.append(operation)
-    segmented = replace(
-        graph,
-        values=tuple(writing.values),
-        operations=tuple(writing.operations),
-        constants=tuple(writing.constants),
-        bodies=tuple(writing.bodies.bodies),
-    )
-    return SegmentedGraph(segmented, frozenset(writing.scans), frozenset(writing.parts))
-
-
-class _SegmentWriter:
-    """A graph under construction."""
-
-    def __init__(self, graph: ComputationGraph, every: int) -> None:
-        self.every = every
-        self.values = list(graph.values)
-        self.constants = list(graph.constants)
-        self.operations: list[Operation] = []
-        self.bodies = BodyPool()
-        self.bodies.add_all(graph.bodies)
-        self.scans: list[tuple[int, ...]] = []
-        self.parts: list[int] = []
-
-    def segment(self, operation: Operation) -> None:
-        """Write a scan as scans over segments."""
-        form = ScanForm.of(operation)
-        whole, rest = divmod(form.count, self.every)
-        parts = [(whole, self.every)] * (whole > 0) + [(1, rest)] * (rest > 0)
-        ranks = [len(self.values[v].type.shape) for v in operation.inputs]
-        ranks += [len(self.values[v].type.shape) for v in operation.outputs if v != ABSENT]
-        if not parts or max(ranks) >= MAX_RANK:
-            self.operations.append(operation)
-            return
-        first = form.states + form.sequences
-        states, shared = operation.inputs[: form.states], operation.inputs[first:]
-        sequences = operation.inputs[form.states : first]
-        made: list[tuple[int, ...]] = []
-        begin = 0
-        for many, rounds in parts:
-            end = begin + many * rounds
-            elements = [
-                self._elements(v, operation, (form.count, begin, end), rounds, backward)
-                for v, backward in zip(sequences, form.taken_backward, strict=True)
-            ]
-            # The last segment computes the last states under their own values.
-            ends = operation.outputs[: form.states] if end == form.count else ()
-            operands = (*states, *elements, *shared)
-            results = self._scan(operation, form, operands, (many, rounds), ends)
-            states = results[: form.states]
-            made.append(results[form.states :])
-            begin = end
-        for i, backward in enumerate(form.given_backward):
-            target = operation.outputs[form.states + i]
-            if target == ABSENT:
-                continue
-            if len(parts) == 1:
-                self._reshape(made[0][i], target, operation)
-                continue
-            shape = self.values[target].type.shape[1:]
-            pieces = [
-                self._shaped(results[i], operation, (many * rounds, *shape))
-                for results, (many, rounds) in zip(made, parts, strict=True)
-            ]
-            order = tuple(pieces[::-1] if backward else pieces)
-            self._write(operation, "Concat", order, target, {"axis": 0})
-
-    def _scan(
-        self, near: Operation, form: ScanForm, operands: tuple[int, ...], part: tuple[int, int],
-        ends: Sequence[int],
-    ) -> tuple[int, ...]:  # fmt: skip
-        """Write a scan over segments.
-
-        Args:
-            near: The original scan.
-            form: Its form.
-            operands: Operands of the outer scan.
-            part: Number of segments, and rounds per segment.
-            ends: Values for the last states; new ones if empty.
-
-        Returns:
-            The results of the outer scan.
-        """
-        many, rounds = part
-        body = self.bodies.bodies[near.body]
-        inner, outer = replace(form, count=rounds), replace(form, count=many)
-        takes = [k for k in inner.operand_types(body.input_types) if k is not None]
-        makes = [k for k in inner.result_types(body.output_types) if k is not None]
-        values = tuple(Value(f"v{i}", kind) for i, kind in enumerate((*takes, *makes)))
-        inputs = tuple(range(len(takes)))
-        outputs = tuple(range(len(takes), len(values)))
-        scan = replace(near, inputs=inputs, outputs=outputs, attributes=inner.attributes)
-        segment = self.bodies.add(Body(inputs, outputs, values, (scan,)))
-        results: list[int] = []
-        for i, kind in enumerate(outer.result_types(makes)):
-            assert kind is not None
-            if i < form.states:
-                result = ends[i] if ends else self._value("state", kind)
-            else:
-                result = ABSENT if near.outputs[i] == ABSENT else self._value("stretches", kind)
-            results.append(result)
-        made = tuple(results)
-        attributes = outer.attributes
-        self.operations.append(
-            replace(near, inputs=operands, outputs=made, attributes=attributes, body=segment)
-        )
-        self.scans.append(made)
-        return made
-
-    def _elements(
-        self, value: int, near: Operation, span: tuple[int, int, int], rounds: int, backward: bool
-    ) -> int:
-        """Return the elements of a sequence that some rounds take, by segment.
-
-        `span` is the number of all rounds, the first of these rounds and their end.
-        """
-        count, begin, end = span
-        if backward:
-            begin, end = count - end, count - begin
-        kind = self.values[value].type
-        element = kind.shape[1:]
-        if (begin, end) != (0, count):
-            part = self._value("part", replace(kind, shape=(end - begin, *element)))
-            cut = (self._ints([number]) for number in (begin, end, 0))
-            self._write(near, "Slice", (value, *cut), part, {})
-            self.parts.append(part)
-            value = part
-        return self._shaped(value, near, ((end - begin) // rounds, rounds, *element))
-
-    def _shaped(self, value: int, near: Operation, shape: tuple[int, ...]) -> int:
-        target = self._value("shaped", replace(self.values[value].type, shape=shape))
-        self._reshape(value, target, near)
-        return target
-
-    def _reshape(self, value: int, target: int, near: Operation) -> None:
-        shape = self.values[target].type.shape
-        inputs, attributes = (value, self._ints(shape)), {"allowzero": int(0 in shape)}
-        self._write(near, "Reshape", inputs, target, attributes)
-
-    def _write(
-        self, near: Operation, op: str, inputs: tuple[int, ...], target: int,
-        attributes: dict[str, int],
-    ) -> None:  # fmt: skip
-        self.operations.append(Operation(op, inputs, (target,), attributes, "", near.location))
-
-    def _ints(self, numbers: Sequence[int]) -> int:
-        data = np.array(numbers, np.int64)
-        value = self._value("constant", ValueType(data.shape, DataType.INT64))
-        self.constants.append(Constant(value, data))
-        return value
-
-    def _value(self, name: str, kind: ValueType) -> int:
-        self.values.append(Value(name, kind))
-        return len(self.values) - 1
-
-
 def differentiate(
     graph: ComputationGraph,
     wanted: Iterable[str] | None = None,
@@ -286,7 +103,7 @@ def differentiate(
         graph: The graph to differentiate.
         wanted: Names of inputs; floating parameters by default.
         outputs: Names of outputs whose gradients are given; all floating ones by default.
-        recompute: What the backward graph recomputes: none, cheap, all, or `every N`.
+        recompute: What the backward graph recomputes: none, cheap or all.
         zeros: Return zeros for a wanted input on which no output depends; otherwise no gradient.
 
     Raises:
@@ -307,12 +124,7 @@ def differentiate(
     wanted, outputs = tuple(dict.fromkeys(wanted)), tuple(dict.fromkeys(outputs))
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
-    again = Recomputation.parse(recompute)
-    segmented = SegmentedGraph(graph)
-    if again.every is not None:
-        targets = {slot.value for slot in graph.inputs if slot.name in wanted}
-        segmented = segment_scans(graph, _path(graph, targets, outputs), again.every)
-    walk = _Backward(segmented, again.kind)
+    walk = _Backward(graph, check_recompute(recompute))
     return walk.run(wanted, outputs, with_zeros=zeros)
 
 
@@ -348,11 +160,10 @@ def _check_names(
 class _Backward:
     """A backward graph under construction."""
 
-    def __init__(self, segmented: SegmentedGraph, recompute: Recompute) -> None:
-        self.graph = graph = segmented.graph
-        self.segmented = segmented.scans
+    def __init__(self, graph: ComputationGraph, recompute: Recompute) -> None:
+        self.graph = graph
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
-        self.forward = ForwardValues(graph, self.builder, recompute, segmented.parts)
+        self.forward = ForwardValues(graph, self.builder, recompute)
         self.parts: dict[int, list[Any]] = {}
         self.scans: dict[tuple[int, ...], ScanGradient] = {}
 
@@ -402,10 +213,8 @@ class _Backward:
                         where=operation.location or None,
                         remedy="use a loop with a fixed count, and select with Where in its body",
                     )
-                is_segmented = operation.outputs in self.segmented
-                body = self._segment if is_segmented else self._round
                 self.scans[operation.outputs] = ScanGradient(
-                    operation, self.forward, path, body, adds_up=is_segmented
+                    operation, self.forward, path, self._round
                 )
 
     def _round(
@@ -413,16 +222,7 @@ class _Backward:
     ) -> Differentiated:
         """Differentiate a round. If the whole scan is recomputed, rounds recompute nothing."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
-        return _Backward(SegmentedGraph(_prepare(graph)), recompute).run(
-            wanted, outputs, with_zeros=False
-        )
-
-    def _segment(
-        self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
-    ) -> Differentiated:
-        """Differentiate a segment of rounds; all of it is recomputed."""
-        walk = _Backward(SegmentedGraph(_prepare(graph)), "all")
-        return walk.run(wanted, outputs, with_zeros=False)
+        return _Backward(_prepare(graph), recompute).run(wanted, outputs, with_zeros=False)
 
     def _check_rules(self, path: set[int]) -> None:
         missing: dict[str, str] = {}

@@ -8,12 +8,11 @@ from typing import Literal, get_args
 
 from stitch import ops
 from stitch.compiler.body_graphs import body_of_graph, write_operation
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
 from stitch.program import (
     ABSENT,
-    MAX_ROUNDS,
     BodyPool,
     InputKind,
     Operation,
@@ -28,43 +27,15 @@ from stitch.program import (
 Recompute = Literal["none", "cheap", "all"]
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """What the backward graph recomputes.
-
-    With `every`, scans save only the states before each segment of so many rounds; the rounds are
-    recomputed.
-    """
-
-    kind: Recompute
-    every: int | None = None
-
-    @staticmethod
-    def parse(word: str) -> Recomputation:
-        """Parse `none`, `cheap`, `all` or `every 8`; raise `UsageError` for anything else.
-
-        >>> Recomputation.parse("every 8")
-        Recomputation(kind='none', every=8)
-        """
-        for kind in get_args(Recompute):
-            if word == kind:
-                return Recomputation(kind)
-        first, *rest = word.split(" ")
-        if first != "every":
-            raise UsageError(
-                "recompute must be none, cheap, all, or every and a number of rounds",
-                got=repr(word),
-            )
-        number = rest[0] if len(rest) == 1 else ""
-        # Python refuses to parse numbers with very many digits.
-        known = number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_ROUNDS))
-        if not known or not 1 <= int(number) <= MAX_ROUNDS:
-            raise UsageError(
-                "the number of rounds of a segment is out of range",
-                expected=f"every and a number from 1 to {MAX_ROUNDS}, as in 'every 8'",
-                got=repr(word),
-            )
-        return Recomputation("none", int(number))
+def check_recompute(word: object) -> Recompute:
+    """Return what is recomputed; raise `UsageError` for an unknown word."""
+    for kind in get_args(Recompute):
+        if word == kind:
+            return kind  # type: ignore[no-any-return]  # one of the literals
+    raise UsageError(
+        "recompute must be none, cheap or all", got=repr(word),
+        remedy=closest(str(word), get_args(Recompute)) or None,
+    )  # fmt: skip
 
 
 #: Operators that move elements: as cheap as elementwise ones.
@@ -84,11 +55,8 @@ class ForwardValues:
     """
 
     def __init__(
-        self, graph: ComputationGraph, builder: ComputationGraphBuilder, recompute: Recompute,
-        again: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
-        """`again` are values to recompute in any case."""
-        self.again = again
+        self, graph: ComputationGraph, builder: ComputationGraphBuilder, recompute: Recompute
+    ) -> None:
         self.graph = graph
         self.builder = builder
         self.recompute = recompute
@@ -151,7 +119,7 @@ class ForwardValues:
         operation = self.maker.get(value)
         if operation is None:
             return False
-        if value in self.again or self.recompute == "all":
+        if self.recompute == "all":
             return True
         if self.recompute == "none":
             return False

@@ -202,18 +202,15 @@ class RoundSums:
     accumulate `added`. Pass its results to `take`.
     """
 
-    def __init__(self, values: RoundValues, adds_up: bool = False) -> None:
-        """`adds_up`: accumulate all sums in states of the scan."""
+    def __init__(self, values: RoundValues) -> None:
         self.values = values
-        self.adds_up = adds_up
         self._terms: list[int] = []
         self._results: dict[int, SymbolicTensor] = {}
         self.added: list[int] = []
 
     def sum_of(self, value: int, depth: int = 0) -> Sum:
         """Return a function that computes the sum of a value over all rounds."""
-        addends = [value] if self.adds_up else self._addends(value)
-        terms = [self._term(v, depth) for v in addends]
+        terms = [self._term(v, depth) for v in self._addends(value)]
 
         def total() -> SymbolicTensor:
             found = terms[0]()
@@ -239,11 +236,7 @@ class RoundSums:
 
     def _term(self, value: int, depth: int) -> Sum:
         operation = self.values.maker.get(value)
-        if (
-            operation is not None
-            and value in self.values.varying
-            and not (operation.domain or self.adds_up)
-        ):
+        if operation is not None and value in self.values.varying and not operation.domain:
             differing = [i for i, v in enumerate(operation.inputs) if v in self.values.varying]
             if depth < _MOST_DEEP and self._is_linear(operation, differing):
                 inner = {i: self.sum_of(operation.inputs[i], depth + 1) for i in differing}
@@ -315,7 +308,7 @@ class RoundSums:
     def settle(self) -> None:
         """Decide which sums the scan accumulates; no further sums may be requested."""
         for value in dict.fromkeys(self._terms):
-            if self.adds_up or self._collected_form(value) is None:
+            if self._collected_form(value) is None:
                 self.added.append(value)
 
     def rows_of(self, value: int, is_backward: bool) -> Sum | None:
@@ -325,7 +318,7 @@ class RoundSums:
         """
         values = self.values
         operation = values.maker.get(values.root(Factor(value, 0)))
-        if self.adds_up or operation is None or operation.domain:
+        if operation is None or operation.domain:
             return None
         if operation.op not in ("Gemm", "MatMul") or len(operation.inputs) != 2:
             return None
@@ -444,7 +437,7 @@ class ScanGradient:
 
     def __init__(
         self, operation: Operation, forward: ForwardValues, path: set[int],
-        differentiate: DifferentiateBody, adds_up: bool = False,
+        differentiate: DifferentiateBody,
     ) -> None:  # fmt: skip
         """Differentiate the body of a scan.
 
@@ -453,11 +446,8 @@ class ScanGradient:
             forward: The forward graph.
             path: Values through which gradients flow.
             differentiate: Differentiates the body.
-            adds_up: Accumulate sums in the scan instead of collecting values for them; for scans
-                over segments, which have few rounds with much data.
         """
         self._operation = operation
-        self._adds_up = adds_up
         self._forward = forward
         self._form = ScanForm.of(operation)
         self._wanted = {i for i, v in enumerate(operation.inputs) if v in path}
@@ -557,7 +547,7 @@ class ScanGradient:
             graph, builder, {at[name]: tensor for name, tensor in shared.items()},
             {at[name]: each for name, each in rows.items()}, form.count,
         )  # fmt: skip
-        sums = RoundSums(inside, self._adds_up)
+        sums = RoundSums(inside)
         totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
         sums.settle()
         states = sorted({i for i in (*self._inputs, *self._outputs) if i < form.states})
