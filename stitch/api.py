@@ -257,7 +257,7 @@ def _algorithm_placement(
     }  # fmt: skip
     result = place_inference(graph, machine, SimulatedTime(), algorithm, fixed)
     chosen = [
-        PlacementOption(side, i, "space", result.spaces[name])
+        PlacementOption(side, i, "space", result.tensor_mapping[name])
         for side, i, name, placement in slots if not placement
     ]  # fmt: skip
     return result, tuple(chosen)

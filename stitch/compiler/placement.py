@@ -53,7 +53,6 @@ from stitch.program import (
     Ownership,
     Program,
     Scratch,
-    ShardSpec,
     Space,
     TensorDesc,
     Value,
@@ -315,7 +314,11 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
     asked = request.placement.get("memory_layout")
     spec = request.placement.get("shard_spec")
     if spec is not None and (asked is None or asked.value is MemoryLayout.INTERLEAVED):
-        raise _missing_memory_layout(request, spec)
+        raise PlacementError(
+            "a shard spec needs a sharded memory layout",
+            remedy=f"add --set {spec.side}.{spec.slot}.memory_layout=height_sharded, or as "
+            "width_sharded or block_sharded",
+        )
     if asked is None or spec is not None:
         return requested_layout(default, placement)
     kind = asked.value
@@ -330,26 +333,6 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
     assert sharded.shard_spec is not None
     return requested_layout(
         default, [*placement, PlacementOption("input", 0, "shard_spec", sharded.shard_spec)]
-    )
-
-
-def _missing_memory_layout(request: SlotRequest, option: PlacementOption) -> PlacementError:
-    """Return the error for a shard spec without a sharded memory layout; suggest one that fits."""
-    spec = option.value
-    assert isinstance(spec, ShardSpec)
-    rows, columns = TensorDesc(
-        request.type.shape, Layout(request.type.data_type, Space.L1)
-    ).rows_and_columns
-    if spec.shape[1] >= columns:
-        fitting = MemoryLayout.HEIGHT_SHARDED
-    elif spec.shape[0] >= rows:
-        fitting = MemoryLayout.WIDTH_SHARDED
-    else:
-        fitting = MemoryLayout.BLOCK_SHARDED
-    return PlacementError(
-        "a shard spec needs a sharded memory layout",
-        expected=f"{option.side}.{option.slot}.memory_layout={fitting.value} as well",
-        remedy=f"add --set {option.side}.{option.slot}.memory_layout={fitting.value}",
     )
 
 

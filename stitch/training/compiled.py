@@ -306,7 +306,7 @@ def compile_model(
     loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, loss, optimizer, options)
     search = optimize(model, machine, SimulatedTime(), config)
-    programs = compile_training(search.graph, machine, search.spaces, executor)
+    programs = compile_training(search.graph, machine, search.tensor_mapping, executor)
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
     return CompiledTraining(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
@@ -64,8 +65,14 @@ class Loss(ABC):
         return b.build()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings beside `reduction`, without those that are unset."""
-        return {}
+        """Return the constructor arguments beside `reduction` that differ from their defaults."""
+        words = inspect.signature(type(self)).parameters
+        values = {word: getattr(self, word) for word in words if word != "reduction"}
+        return {
+            word: value.tolist() if isinstance(value, np.ndarray) else value
+            for word, value in values.items()
+            if value is not None and (isinstance(value, np.ndarray) or value != words[word].default)
+        }
 
     def config(self) -> dict[str, Any]:
         """Return the configuration that `loss_from_config` accepts."""
@@ -122,11 +129,6 @@ def require_classes(loss: Loss, pred: ValueType, weights: Array | None = None) -
         )
 
 
-def weights_config(**weights: Array | None) -> dict[str, Any]:
-    """Return the weights that are set, as lists."""
-    return {word: array.tolist() for word, array in weights.items() if array is not None}
-
-
 # --------------------------------------------------------------------------------------------------
 # Classification losses
 
@@ -169,10 +171,6 @@ class _ClassIndexLoss(Loss):
                 f"0 to {classes - 1}, for {classes} classes{also}",
                 f"{label[tuple(bad)]} at {[int(i) for i in bad]}",
             )
-
-    def settings(self) -> dict[str, Any]:
-        ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
-        return weights_config(weight=self.weight) | ignored
 
     def _of_logarithms(
         self, b: ComputationGraphBuilder, logs: Any, label: Any, smoothing: float = 0.0
@@ -230,10 +228,6 @@ class CrossEntropyLoss(_ClassIndexLoss):
         logs = b.op("LogSoftmax", pred, axis=1)
         return self._of_logarithms(b, logs, label, self.label_smoothing)
 
-    def settings(self) -> dict[str, Any]:
-        smoothed = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
-        return super().settings() | smoothed
-
 
 @final
 class NLLLoss(_ClassIndexLoss):
@@ -283,10 +277,6 @@ class CategoricalCrossEntropyLoss(Loss):
         assert isinstance(total, SymbolicTensor)
         count = np.prod([d for i, d in enumerate(pred.shape) if i != 1])
         return total * (-1.0 / float(count) if self.reduction == "mean" else -1.0)
-
-    def settings(self) -> dict[str, Any]:
-        smoothed = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
-        return weights_config(weight=self.weight) | smoothed
 
 
 def _smoothing(loss: Loss, share: float) -> float:
@@ -376,9 +366,6 @@ class SmoothL1Loss(_PiecewiseLoss):
         bent = b.op("Min", distance, beta)
         return bent / beta * (distance - bent * 0.5)
 
-    def settings(self) -> dict[str, Any]:
-        return {"beta": self.beta}
-
 
 @final
 class HuberLoss(_PiecewiseLoss):
@@ -394,9 +381,6 @@ class HuberLoss(_PiecewiseLoss):
         distance = b.op("Abs", pred - label)
         bent = b.op("Min", distance, np.float32(self.delta))
         return bent * (distance - bent * 0.5)
-
-    def settings(self) -> dict[str, Any]:
-        return {"delta": self.delta}
 
 
 @final
@@ -415,9 +399,6 @@ class BCELoss(_Elementwise):
         each = -(label * yes + (1.0 - label) * no)
         weight = self._broadcast("weight", self.weight, pred)
         return each if weight is None else each * b.constant(weight)
-
-    def settings(self) -> dict[str, Any]:
-        return weights_config(weight=self.weight)
 
 
 @final
@@ -446,9 +427,6 @@ class BCEWithLogitsLoss(_Elementwise):
             each = (1.0 - label) * pred + share * (tail + b.op("Relu", -pred))
         weight = self._broadcast("weight", self.weight, pred)
         return each if weight is None else each * b.constant(weight)
-
-    def settings(self) -> dict[str, Any]:
-        return weights_config(weight=self.weight, pos_weight=self.pos_weight)
 
 
 @final

@@ -96,16 +96,25 @@ class Optimizer(ABC):
         return group.start_of(state) if parameter and state in group.states else 0.0
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments of this optimizer, without groups."""
+        """Return the constructor arguments of this optimizer, without groups.
+
+        Flags that are not set are left out.
+        """
+        words = inspect.signature(type(self)).parameters
+        values = {word: getattr(self, word) for word in words} | {
+            "schedule": self.schedule.config()
+        }
         return {
-            "lr": self.lr, "weight_decay": self.weight_decay, "schedule": self.schedule.config(),
-            **non_default(maximize=self.maximize),
-        }  # fmt: skip
+            word: list(value) if isinstance(value, tuple) else value
+            for word, value in values.items()
+            if value or words[word].kind is not inspect.Parameter.KEYWORD_ONLY
+        }
 
     def config(self) -> dict[str, Any]:
         """Return the configuration that `optimizer_from_config` accepts."""
         groups = [{"parameters": list(names), **o.settings()} for o, names in self._groups]
-        return {"optimizer": self.name, **self.settings(), **non_default(groups=groups)}
+        more = {"groups": groups} if groups else {}
+        return {"optimizer": self.name, **self.settings(), **more}
 
     def add_group(self, parameters: Iterable[str], **settings: Any) -> None:
         """Give parameters settings of their own; other settings are those of this optimizer.
@@ -216,11 +225,6 @@ class Optimizer(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
 
-def non_default(**settings: Any) -> dict[str, Any]:
-    """Return the settings that are set; older files lack the others."""
-    return {name: value for name, value in settings.items() if value}
-
-
 # --------------------------------------------------------------------------------------------------
 # The Adam family
 
@@ -246,9 +250,6 @@ class AdamLike(Optimizer):
         super().__init__(lr, weight_decay, schedule, maximize)
         self.betas = self._two_shares(betas)
         self.eps = self._at_least_zero("eps", eps)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"betas": list(self.betas), "eps": self.eps}
 
     def _count(self, b: ComputationGraphBuilder, step: Any) -> tuple[Any, list[Any]]:
         """Return the step count and the bias corrections `1 - beta ** step`, in float64.
@@ -308,9 +309,6 @@ class Adam(AdamLike):
         change = average * size / (b.op("Sqrt", square) / root + self.eps)
         return self._stepped(parameter, change, rate), after
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | non_default(amsgrad=self.amsgrad)
-
 
 @final
 class AdamW(Adam):
@@ -337,9 +335,6 @@ class _Decoupled(AdamLike):
     ) -> None:  # fmt: skip
         super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
         self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | non_default(decoupled_weight_decay=self.shrinks)
 
 
 @final
@@ -391,9 +386,6 @@ class NAdam(_Decoupled):
         below = b.op("Sqrt", square) / root + self.eps
         stepped = self._stepped(parameter, (gradient * own + average * momentum_rate) / below, rate)
         return stepped, {"exp_avg": average, "exp_avg_sq": square, "mu_product": product}
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum_decay": self.momentum_decay}
 
 
 @final
@@ -485,10 +477,6 @@ class SGD(Optimizer):
         step = gradient + after * self.momentum if self.nesterov else after
         return parameter - step * rate, {"momentum_buffer": after}
 
-    def settings(self) -> dict[str, Any]:
-        own = {"momentum": self.momentum, "nesterov": self.nesterov}
-        return super().settings() | own | non_default(dampening=self.dampening)
-
 
 # --------------------------------------------------------------------------------------------------
 # RMSprop and Adagrad
@@ -538,12 +526,6 @@ class RMSprop(Optimizer):
             after["momentum_buffer"] = change
         return parameter - change * rate, after
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {
-            "alpha": self.alpha, "eps": self.eps, "momentum": self.momentum,
-            **non_default(centered=self.centered),
-        }  # fmt: skip
-
 
 @final
 class Adagrad(Optimizer):
@@ -584,12 +566,6 @@ class Adagrad(Optimizer):
             gradient = gradient + parameter * self.weight_decay
         total = states["sum"] + gradient * gradient
         return parameter - gradient * rate / (b.op("Sqrt", total) + self.eps), {"sum": total}
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {
-            "lr_decay": self.lr_decay, "eps": self.eps,
-            "initial_accumulator_value": self.initial_accumulator_value,
-        }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------

@@ -254,11 +254,8 @@ def _loss_operator(compute: Callable[[Any, Any], Any], change: Callable[[float],
 
 
 def _comparison(compare: Callable[[float, float], bool]) -> Any:
-    def method(self: LossTensor, other: Any) -> Any:
-        if isinstance(other, LossTensor):
-            return compare(self.item(), other.item())
-        number = _number(other)
-        return NotImplemented if number is None else compare(self.item(), number)
+    def method(self: LossTensor, other: Any) -> bool:
+        return compare(self.item(), float(other))
 
     return method
 
@@ -282,17 +279,6 @@ def _number(value: Any) -> float | None:
     return float(number) if isinstance(number, int | float) else None
 
 
-class LossOperationError(UsageError, AttributeError, TypeError):
-    """A loss was asked for something other than `+ - * /` with numbers."""
-
-    def __init__(self, operation: str) -> None:
-        super().__init__(
-            f"a loss has no {operation}: backward() goes back through + - * / with numbers only",
-            remedy="float(loss) is its number; what is computed of it and has gradients belongs "
-            "into the module (loss=stitch.losses.IdentityLoss() takes what it gives as the loss)",
-        )
-
-
 def _refuse_options(options: Mapping[str, Any]) -> None:
     """Raise `UsageError` for options of torch's `backward` that are set."""
     given = [name for name, value in options.items() if value not in (None, False)]
@@ -302,13 +288,6 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
             got=", ".join(given),
             remedy="loss.backward(), and for more gradients another call of the model",
         )
-
-
-def _refused(operation: str) -> Any:
-    def method(self: LossTensor, *operands: Any) -> Any:
-        raise LossOperationError(operation)
-
-    return method
 
 
 class LossTensor:
@@ -376,23 +355,11 @@ class LossTensor:
     __truediv__ = _loss_operator(
         operator.truediv, lambda number: 1.0 / number if number else math.inf
     )
-    __rtruediv__ = _refused("number / loss")
-    __pow__, __rpow__ = _refused("loss ** exponent"), _refused("base ** loss")
-    __floordiv__ = __rfloordiv__ = _refused("//")
-    __mod__ = __rmod__ = _refused("%")
-    __matmul__ = __rmatmul__ = _refused("@")
-    __abs__, __pos__, __round__ = _refused("abs()"), _refused("unary +"), _refused("round()")
     __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
     __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
 
     def __neg__(self) -> LossTensor:
         return ComputedLoss(self, operator.neg, -1.0)
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what torch's tensors have and a loss has not."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise LossOperationError(f"{name!r}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.item(), dtype or np.float32)

@@ -142,36 +142,15 @@ class InferenceGraphs:
         return ((Role.FORWARD, self.forward),)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """The device (always 0) and memory space of a tensor."""
-
-    device: int
-    space: Space
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPlace:
-    """The device of an operator: its program, first result and ONNX name."""
-
-    program: str
-    name: str
-    op: str
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSolution:
-    """The chosen recomputation, a device for every operator, and the number of compared sets."""
+class SearchSolution(NamedTuple):
+    """The algorithm, the chosen recomputation, and the number of compared sets."""
 
     algorithm: str
     recompute: str
-    operators: tuple[OperatorPlace, ...]
     compared: int
 
 
-@dataclass(frozen=True, slots=True)
-class CostValues:
+class CostValues(NamedTuple):
     """The estimate of one step: simulated seconds, bytes per bank in L1, bytes in the default
     space."""
 
@@ -185,60 +164,28 @@ class SearchResult(Generic[G_co]):
     """Graphs, a memory space for each tensor between them, and the estimated cost."""
 
     graph: G_co
-    tensor_mapping: Mapping[str, TensorPlace]
+    tensor_mapping: Mapping[str, Space]
     solution: SearchSolution
     cost_values: CostValues
 
-    @property
-    def spaces(self) -> Mapping[str, Space]:
-        """The space of each tensor, for `compile_training`."""
-        return {name: place.space for name, place in self.tensor_mapping.items()}
-
     def as_data(self) -> dict[str, Any]:
         """Return all but the graphs as JSON data."""
-        found, costs = self.solution, self.cost_values
-        data: dict[str, Any] = to_plain(_Result(
-            {name: (p.device, p.space) for name, p in self.tensor_mapping.items()},
-            _Solution(
-                found.algorithm, found.recompute, found.compared,
-                tuple([(o.program, o.name, o.op, o.device) for o in found.operators]),
-            ),
-            _Costs(costs.seconds, costs.l1_size_per_bank, costs.home_nbytes),
-        ))  # fmt: skip
+        data: dict[str, Any] = to_plain(
+            _Result(self.tensor_mapping, self.solution, self.cost_values)
+        )
         return data
 
     @staticmethod
     def from_data(data: Any, graph: G) -> SearchResult[G]:
         """Read what `as_data` returned; raise `FormatError`."""
-        form = from_plain(_Result, data, "model.search")
-        algorithm, recompute, compared, operators = form.solution
-        places = {name: TensorPlace(*place) for name, place in form.tensors.items()}
-        return SearchResult(
-            graph, MappingProxyType(places),
-            SearchSolution(
-                algorithm, recompute, tuple([OperatorPlace(*one) for one in operators]), compared
-            ),
-            CostValues(*form.costs),
-        )  # fmt: skip
-
-
-class _Solution(NamedTuple):
-    algorithm: str
-    recompute: str
-    compared: int
-    operators: tuple[tuple[str, str, str, int], ...]
-
-
-class _Costs(NamedTuple):
-    seconds: float
-    l1_size_per_bank: int
-    home_nbytes: int
+        mapping, solution, costs = from_plain(_Result, data, "model.search")
+        return SearchResult(graph, MappingProxyType(dict(mapping)), solution, costs)
 
 
 class _Result(NamedTuple):
-    tensors: Mapping[str, tuple[int, Space]]
-    solution: _Solution
-    costs: _Costs
+    tensors: Mapping[str, Space]
+    solution: SearchSolution
+    costs: CostValues
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,14 +276,8 @@ class Case(Generic[G]):
         # Compare with no tensor in L1: moving the scratch out of L1 may cost more than they save.
         options = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
         costs, spaces = min(((self._costs(s), s) for s in options), key=lambda c: c[0].seconds)
-        mapping = {name: TensorPlace(0, space) for name, space in spaces.items()}
-        operators = tuple(
-            OperatorPlace(graph.name, graph.values[operation.outputs[0]].name, operation.op, 0)
-            for _, graph in self.graphs.in_order
-            for operation in graph.operations
-        )
-        solution = SearchSolution(algorithm, recompute, operators, compared)
-        return SearchResult(self.graphs, MappingProxyType(mapping), solution, costs)
+        solution = SearchSolution(algorithm, recompute, compared)
+        return SearchResult(self.graphs, MappingProxyType(spaces), solution, costs)
 
     def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
         spaces = {name: Space.L1 if name in in_l1 else self.home for name in self.types}

@@ -70,10 +70,10 @@ def test_a_step_takes_what_the_search_estimated(algorithm: str, target: str) -> 
 
 
 def test_nothing_is_left_where_it_is_and_an_algorithm_uses_l1() -> None:
-    spaces = {place.space for place in found("none").tensor_mapping.values()}
+    spaces = set(found("none").tensor_mapping.values())
     assert spaces == {Space.DRAM}
     result = found("search")
-    assert Space.L1 in {place.space for place in result.tensor_mapping.values()}
+    assert Space.L1 in set(result.tensor_mapping.values())
     l1 = N150.shape.l1
     assert l1 is not None
     assert result.cost_values.l1_size_per_bank <= l1.capacity * 3 // 4

@@ -18,10 +18,7 @@ from stitch.compiler.loops.batch_axes import (
     BatchedScan,
     batched_scan,
     batched_scan_of,
-    expand_operation,
-    loop_over_batch,
     nested_batch,
-    vmap_scan,
     write_scan,
 )
 from stitch.compiler.loops.hoisting import form_of_rest, hoist
@@ -33,7 +30,7 @@ from stitch.compiler.loops.ragged_segments import (
     rows_that_vary,
     write_segments,
 )
-from stitch.compiler.loops.schedules import LoopNote, ScheduledLoops, can_fail
+from stitch.compiler.loops.schedules import LoopNote, LoopWriter, ScheduledLoops, can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, inline
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
@@ -237,7 +234,9 @@ def merge_loops(
     return ScheduledLoops(graph, ())
 
 
-class _LoopMerger:
+class _LoopMerger(LoopWriter):
+    """Writes a graph with merged scans."""
+
     def __init__(
         self, graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
         batched_bodies: Collection[int],
@@ -245,11 +244,11 @@ class _LoopMerger:
         self.builder = ComputationGraphBuilder(graph.name)
         # The original bodies come first.
         now = self.builder.bodies.add_all(graph.bodies)
-        self.bodies: Sequence[Body] = self.builder.bodies.bodies
+        bodies: Sequence[Body] = self.builder.bodies.bodies
+        super().__init__(bodies, [LoopCosts(each, bodies) for each in rates])
         self.graph = replace(graph, operations=remap_bodies(graph.operations, now))
-        self.batched_bodies = {now[body] for body in batched_bodies}
+        self._batches = {now[body] for body in batched_bodies}
         self.asked = asked
-        self.estimates = [LoopCosts(each, self.bodies) for each in rates]
         self.notes: list[LoopNote] = []
 
     def run(self) -> ScheduledLoops:
@@ -263,14 +262,14 @@ class _LoopMerger:
 
     def _write_body(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
         """Write a body with these operands; return its outputs."""
-        alike = find_groups(holder, self.bodies, self.batched_bodies)
+        alike = find_groups(holder, self.bodies, self._batches)
         chosen = [
             (stage, merging)
             for stage, group in alike.groups
             if (merging := self._merging(group, holder)) is not None
         ]
         if not chosen:
-            return inline(holder, given, builder, self._write_operation)
+            return inline(holder, given, builder, self.write)
         merged = {id(scan.operation) for _, merging in chosen for scan in merging.scans}
         data = {constant.value: constant.data for constant in holder.constants}
         at = dict(zip(holder.inputs, given, strict=True))
@@ -298,7 +297,7 @@ class _LoopMerger:
             )
             part = Body(tuple(needs), tuple(made), holder.values, operations)
             taken = [tensor(v) for v in needs]
-            results = inline(part, taken, builder, self._write_operation)
+            results = inline(part, taken, builder, self.write)
             at |= dict(zip(made, results, strict=True))
             for number, merging in chosen:
                 if number == stage:
@@ -309,7 +308,7 @@ class _LoopMerger:
         """Write merged scans; return their results by value."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
-            results = write_segments(builder, merging, operands, self._write_operation)
+            results = write_segments(builder, merging, operands, self.write)
         return {
             v: result
             for scan, each in zip(merging.scans, results, strict=True)
@@ -317,30 +316,22 @@ class _LoopMerger:
             if v != ABSENT
         }
 
-    def _write_operation(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+    def write(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
         """Write an operation with a body or without a batching rule, for a batch."""
+        if operation.body not in self._batches:
+            return super().write(operation, context)
         builder: Any = context.builder
-        builder = builder.innermost(context.operands)
-        bodies = self.bodies
-        if not is_scan(operation):
-            return expand_operation(builder, operation, bodies, context, self._write_operation)
-        form, body = ScanForm.of(operation), bodies[operation.body]
-        if operation.body in self.batched_bodies:
-            scan = batched_scan_of(operation, bodies, self.batched_bodies)
-            write = nested_batch if any(context.batched) else batched_scan
-            return write(builder, scan, bodies, operation, context, self._write_operation)
-        if any(context.batched) and form.has_condition:
-            return loop_over_batch(
-                builder, context,
-                lambda operands, inside: write_scan(
-                    inside, body, form, operands,
-                    lambda given, within: self._write_body(body, given, within),
-                ),
-            )  # fmt: skip
-        if any(context.batched):
-            return vmap_scan(builder, body, form, context, self._write_operation)
+        builder, bodies = builder.innermost(context.operands), self.bodies
+        scan = batched_scan_of(operation, bodies, self._batches)
+        write_scan = nested_batch if any(context.batched) else batched_scan
+        return write_scan(builder, scan, bodies, operation, context, self.write)
+
+    def unscheduled(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
+    ) -> Sequence[Any]:
+        """Write a loop; merge the scans in its body."""
         return write_scan(
-            builder, body, form, context.operands,
+            builder, body, form, operands,
             lambda given, inside: self._write_body(body, given, inside),
         )  # fmt: skip
 
