@@ -13,10 +13,8 @@ import numpy as np
 
 from stitch.compiler import compile_graph
 from stitch.fractal.fractal_tensor import Leaf
-from stitch.fractal.program_cache import ProgramCache
 from stitch.graph import (
     AttributeLike,
-    ComputationGraph,
     ComputationGraphBuilder,
     LayerMethods,
     OperandLike,
@@ -31,8 +29,6 @@ from stitch.ttb import Binary
 
 #: Cached programs of one operation.
 MAX_PROGRAMS = 4096
-#: Cached programs of whole graphs.
-MAX_GRAPHS = 256
 #: Constants up to this size are part of a program, which shapes and axes require.
 SMALL_NBYTES = 4096
 
@@ -102,16 +98,12 @@ class EagerTensor(SymbolicTensor):
 class EagerBuilder(LayerMethods):
     """Runs each operation on a device when it is applied; raises what compiling it raises."""
 
-    __slots__ = ("_graphs", "_programs", "device")
+    __slots__ = ("_programs", "device")
 
     def __init__(self, device: RuntimeDevice) -> None:
         super().__init__("sequential")
         self.device = device
         self._programs: dict[Any, LoadedProgram] = {}
-        #: Graphs by identity, with their programs.
-        self._graphs: ProgramCache[tuple[ComputationGraph, LoadedProgram]] = ProgramCache(
-            MAX_GRAPHS
-        )
 
     def as_leaf(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
         """Return a tensor with this data, which is read-only."""
@@ -175,14 +167,6 @@ class EagerBuilder(LayerMethods):
         inputs = [t.numpy() for t in tensors if t is not None and not _is_part(t)]
         return self._results(program(*inputs))
 
-    def run(self, graph: ComputationGraph, operands: Sequence[SymbolicTensor]) -> Sequence[Any]:
-        """Run a whole graph on tensors with data; it is compiled on first use."""
-        cached = self._graphs.get(id(graph))
-        if cached is None:
-            cached = graph, self._loaded(graph)
-            self._graphs.keep(id(graph), cached, graph)
-        return self._results(cached[1](*[operand.numpy() for operand in operands]))
-
     def _results(self, results: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:
         return tuple(
             [self.as_leaf(r) for r in (results if isinstance(results, tuple) else (results,))]
@@ -207,11 +191,8 @@ class EagerBuilder(LayerMethods):
             results = builder.apply(op, operands, names, attributes, domain)
         for name, result in zip(names, results, strict=True):
             builder.output(name, result)
-        return self._loaded(builder.build())
-
-    def _loaded(self, graph: ComputationGraph) -> LoadedProgram:
         machine = self.device.machine
-        program = compile_graph(graph, machine).program
+        program = compile_graph(builder.build(), machine).program
         return self.device.load(Binary((program,), machine.shape, "fractal"))
 
 

@@ -25,7 +25,7 @@ from stitch.fractal.current import (
 )
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.program_cache import LruCache, ProgramCache
+from stitch.fractal.program_cache import LruCache
 from stitch.fractal.structures import Structure
 from stitch.fractal.tracing import (
     CallInputs,
@@ -41,8 +41,8 @@ from stitch.graph import ComputationGraph, NoDataError, SymbolicTensor
 from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
 
-#: Size of a device's cache of programs by graph.
-MAX_PROGRAMS = 256
+#: Size of a device's cache of programs by graph, in entries and in bytes of their constants.
+MAX_PROGRAMS, MAX_CONSTANT_NBYTES = 256, 1 << 28
 #: Size of a device's cache of traced calls, in entries and in bytes of their keys.
 MAX_CALLS, MAX_CALL_NBYTES = 1024, 1 << 26
 
@@ -55,8 +55,10 @@ class Parallel:
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs: ProgramCache[tuple[GraphKey, LoadedProgram]] = ProgramCache(MAX_PROGRAMS)
-        self._calls: LruCache[_CachedCall] = LruCache(MAX_CALLS, lambda: MAX_CALL_NBYTES)
+        self._programs: LruCache[tuple[GraphKey, LoadedProgram]] = LruCache(
+            MAX_PROGRAMS, MAX_CONSTANT_NBYTES
+        )
+        self._calls: LruCache[_CachedCall] = LruCache(MAX_CALLS, MAX_CALL_NBYTES)
         self._scheduled: dict[str, Parallel] = {}
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
@@ -142,7 +144,8 @@ class Parallel:
         if entry is None:
             program, loops = self._compiled(graph)
             entry = key, program
-            self._programs.keep(key, entry, graph)
+            constants = [*graph.constants, *[c for body in graph.bodies for c in body.constants]]
+            self._programs.put(key, entry, sum(constant.data.nbytes for constant in constants))
             self._loops[program] = loops
         return entry
 

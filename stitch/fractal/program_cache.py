@@ -1,25 +1,27 @@
-"""Least recently used caches of programs, bounded in entries and bytes; thread-safe."""
+"""A cache of the least recently used entries, bounded in entries and bytes; thread-safe."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from threading import Lock
 from typing import Generic, TypeVar
-
-from stitch.graph import ComputationGraph
-
-#: Limit of constants in cached programs, in bytes, beside those of the newest entry.
-MAX_CONSTANT_NBYTES = 1 << 28
 
 _Value = TypeVar("_Value")
 
 
 class LruCache(Generic[_Value]):
-    """At most `most` entries and `most_nbytes()` bytes; the least recently used are evicted
-    first."""
+    """At most `most` entries and `most_nbytes` bytes, or one entry; the least recently used are
+    evicted first.
 
-    def __init__(self, most: int, most_nbytes: Callable[[], int]) -> None:
+    >>> cache: LruCache[str] = LruCache(most=2, most_nbytes=9)
+    >>> for key in "abc":
+    ...     cache.put(key, key.upper(), 1)
+    >>> cache.get("a"), cache.get("b"), cache.get("c")
+    (None, 'B', 'C')
+    """
+
+    def __init__(self, most: int, most_nbytes: int) -> None:
         self.most, self.most_nbytes, self.nbytes = most, most_nbytes, 0
         self._held: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
         self._lock = Lock()
@@ -43,7 +45,7 @@ class LruCache(Generic[_Value]):
             if key in self._held:
                 dropped.append(self._taken(key))
             while self._held and (
-                len(self._held) >= self.most or self.nbytes + nbytes > self.most_nbytes()
+                len(self._held) >= self.most or self.nbytes + nbytes > self.most_nbytes
             ):
                 dropped.append(self._taken(next(iter(self._held))))
             self._held[key] = value, nbytes
@@ -53,23 +55,3 @@ class LruCache(Generic[_Value]):
         value, nbytes = self._held.pop(key)
         self.nbytes -= nbytes
         return value
-
-
-class ProgramCache(LruCache[_Value]):
-    """Programs with the bytes of their constants: changed weights make another program.
-
-    >>> from stitch.graph import ComputationGraphBuilder
-    >>> graph, kept = ComputationGraphBuilder("none").build(), ProgramCache(most=2)
-    >>> for key in "abc":
-    ...     kept.keep(key, key.upper(), graph)
-    >>> kept.get("a"), kept.get("b"), kept.get("c")
-    (None, 'B', 'C')
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most, lambda: MAX_CONSTANT_NBYTES)
-
-    def keep(self, key: Hashable, program: _Value, graph: ComputationGraph) -> None:
-        """Add the program of a graph."""
-        constants = [*graph.constants, *[c for body in graph.bodies for c in body.constants]]
-        self.put(key, program, sum(constant.data.nbytes for constant in constants))

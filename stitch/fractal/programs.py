@@ -1,26 +1,19 @@
-"""Programs and torch modules as user functions over nests.
+"""Programs as user functions over nests.
 
 Called with data they run; called with symbolic tensors their operations are written into that
-graph, with the casts that storing in narrower types implies. A module is captured once per argument
-types, and again after its weights, submodules, hooks or attributes have changed.
+graph, with the casts that storing in narrower types implies.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
-
-import numpy as np
 
 from stitch.argument_kinds import arranged
 from stitch.errors import LinkError, UsageError
-from stitch.fractal.eager import EagerBuilder
-from stitch.frontend import is_torch, read_graph
+from stitch.frontend import is_torch
 from stitch.graph import (
     ComputationGraph,
     NoDataError,
@@ -41,102 +34,7 @@ from stitch.program import (
     ValueType,
     is_scan,
 )
-from stitch.runtime import LoadedProgram, Tensor
-
-# --------------------------------------------------------------------------------------------------
-# The state of a torch module, to detect changes
-
-
-def state_of(module: Any) -> tuple[Hashable, list[Any]]:
-    """Return a key of what a module computes with, and its tensors. Exported programs never
-    change."""
-    if not hasattr(module, "modules"):
-        return None, []
-    seen = _StateReader()
-    return seen.state(module), seen.tensors
-
-
-class SameObject:
-    """A key that is equal for the same living object, which is not kept alive.
-
-    >>> def f(): pass
-    >>> SameObject(f) == SameObject(f), SameObject(f) == SameObject(print)
-    (True, False)
-    """
-
-    __slots__ = ("_at", "_ref")
-
-    def __init__(self, held: Any) -> None:
-        self._at = id(held)
-        self._ref: Any = None
-        try:
-            self._ref = ref(held)
-        except TypeError:  # No weak references: keep it, so that its id is not reused.
-            self._ref = _StrongReference(held)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SameObject) or self._at != other._at:
-            return False
-        held = self._ref()
-        return held is not None and held is other._ref()
-
-    def __hash__(self) -> int:
-        return hash(self._at)
-
-
-class _StrongReference:
-    """A strong reference with the call interface of a weak one."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: Any) -> None:
-        self._what = what
-
-    def __call__(self) -> Any:
-        return self._what
-
-
-class _StateReader:
-    """Reads a module's state; objects that occur again are replaced by their number."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Any] = []
-        self._met: dict[int, int] = {}
-
-    def state(self, value: Any) -> Hashable:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            return type(value).__name__, repr(value)
-        if isinstance(value, MethodType):  # A new object at each attribute access.
-            return "method", SameObject(value.__func__), self.state(value.__self__)
-        if id(value) in self._met:
-            return "again", self._met[id(value)]
-        self._met[id(value)] = len(self._met)
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return "array", value.dtype.str, value.shape, value.tobytes()
-        if _is_tensor(value):
-            self.tensors.append(value)
-            return ("tensor",)
-        if isinstance(value, dict):
-            return "dict", *[(self.state(k), self.state(v)) for k, v in value.items()]
-        if isinstance(value, tuple | list | set | frozenset):
-            return SameObject(type(value)), *map(self.state, value)
-        if hasattr(value, "modules") and hasattr(value, "parameters"):
-            kind = type(value)
-            return SameObject(kind), SameObject(kind.forward), self.state(vars(value))
-        return (SameObject(value),)
-
-
-def same_bits(before: Any, now: Any) -> bool:
-    """Return whether two torch tensors are equal, including signs of zeros; False with NaN."""
-    if before.shape != now.shape or before.dtype != now.dtype or not now.equal(before):
-        return False
-    return not now.is_floating_point() or bool(now.signbit().equal(before.signbit()))
-
-
-def _is_tensor(value: Any) -> bool:
-    """Return whether a value is a torch tensor, without importing torch."""
-    return any((k.__module__, k.__name__) == ("torch", "Tensor") for k in type(value).__mro__)
-
+from stitch.runtime import LoadedProgram
 
 # --------------------------------------------------------------------------------------------------
 # Inlining programs into a graph under construction.
@@ -294,17 +192,22 @@ def _stored(source: Source, number: int) -> DataType | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Programs and torch modules as functions over nests.
-
-#: Cached captures per module.
-MAX_CAPTURED = 64
+# Programs as functions over nests.
 
 
 def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """Return programs and torch modules as functions of a builder's tensors; others unchanged."""
+    """Return programs as functions of a builder's tensors; others unchanged.
+
+    Raises `UsageError` for a torch module.
+    """
     if isinstance(function, LoadedProgram):
         return partial(_call_loaded, function, builder)
-    return ModuleFunction(function, builder) if is_torch(function) else function
+    if is_torch(function):
+        raise UsageError(
+            "functions over nests do not take torch modules", got=type(function).__name__,
+            remedy="pass a program: device.load(stitch.compile(module, example_inputs))",
+        )  # fmt: skip
+    return function
 
 
 def call_program(program: LoadedProgram, arguments: Sequence[Any], builder: Any) -> Any:
@@ -321,136 +224,5 @@ def _call_loaded(program: LoadedProgram, builder: Any, /, *arguments: Any, **nam
     return call_program(program, inputs, builder)
 
 
-class ModuleFunction:
-    """A torch module as a function of tensors and nested tuples of them.
-
-    Raises `CompileError` if it cannot be captured, `UsageError` for other arguments.
-    """
-
-    def __init__(self, module: Any, builder: Any) -> None:
-        self._module, self._builder = module, builder
-        forward = getattr(module, "forward", None)
-        self.__signature__ = None if forward is None else inspect.signature(forward)
-        #: Captures of this call by argument types: the module does not change during the call.
-        self._known: dict[Hashable, _Captured] = {}
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if named:
-            arguments = self._by_position(arguments, named)
-        tensors = tuple([self._tensors(argument) for argument in arguments])
-        flat = [*_flat(tensors)]
-        kinds = _nested(tensors, lambda tensor: tensor.type)
-        if kinds not in self._known:
-            self._known[kinds] = _captured(self._module, kinds)
-        captured = self._known[kinds]
-        if isinstance(self._builder, EagerBuilder) and not any(map(_is_traced, flat)):
-            results = self._builder.run(captured.graph, flat)
-        else:
-            results = inline_program(captured.graph, flat, self._builder)
-        return captured.shaped(results)
-
-    def _by_position(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        name = type(self._module).__name__
-        if self.__signature__ is None:
-            raise UsageError(f"{name} accepts positional arguments only", got=", ".join(named))
-        try:
-            bound = self.__signature__.bind(*arguments, **named)
-        except TypeError as error:
-            raise UsageError(f"{name}.forward: {error}", got=", ".join(named)) from error
-        if bound.kwargs:
-            raise UsageError(
-                f"{name}.forward accepts positional tensors only", got=", ".join(bound.kwargs)
-            )
-        return bound.args
-
-    def _tensors(self, value: Any) -> Any:
-        """Return an argument as tensors of the builder."""
-        if isinstance(value, tuple | list):
-            return tuple([self._tensors(each) for each in value])
-        if isinstance(value, float):
-            value = np.float32(value)
-        if isinstance(value, SymbolicTensor | Tensor | np.ndarray | np.generic | bool | int):
-            array = value.numpy() if isinstance(value, Tensor) else value
-            return self._builder.tensor(array)
-        raise UsageError(
-            f"{type(self._module).__name__} accepts tensors and tuples of tensors only",
-            got=type(value).__name__, remedy="flatten the nest first: ops.flatten(nest)",
-        )  # fmt: skip
-
-
-class _Captured:
-    """A module's graph for some argument types, and the module's state at the capture."""
-
-    def __init__(self, graph: ComputationGraph, state: Hashable, tensors: Sequence[Any]) -> None:
-        self.graph, self._state, self._tensors = graph, state, tensors
-        self._paths = [_path(graph, slot.name) for slot in graph.outputs]
-
-    def is_of(self, state: Hashable, tensors: Sequence[Any]) -> bool:
-        """Return whether the module's state is unchanged."""
-        pairs = zip(tensors, self._tensors, strict=False)
-        return (
-            state == self._state
-            and len(tensors) == len(self._tensors)
-            and all(same_bits(then, now) for now, then in pairs)
-        )
-
-    def shaped(self, results: Sequence[Any]) -> Any:
-        """Return results nested as the module returns them."""
-        if self._paths == [()]:
-            return results[0]
-        return _tuples(dict(zip(self._paths, results, strict=True)))
-
-
-#: Captures of living modules by argument types.
-_modules: WeakKeyDictionary[Any, dict[Hashable, _Captured]] = WeakKeyDictionary()
-
-
-def _captured(module: Any, kinds: Any) -> _Captured:
-    """Return the module's graph for these types; capture it again if its state has changed."""
-    captures = _modules.setdefault(module, {})
-    state, tensors = state_of(module)
-    if len(captures) >= MAX_CAPTURED:
-        captures.clear()
-    capture = captures.get(kinds)
-    if capture is None or not capture.is_of(state, tensors):
-        graph = read_graph(module, kinds)
-        capture = _Captured(graph, state, [tensor.detach().clone() for tensor in tensors])
-        captures[kinds] = capture
-    return capture
-
-
 def _is_traced(value: Any) -> bool:
     return isinstance(value, SymbolicTensor) and value.written is None
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _flat(each)
-    else:
-        yield value
-
-
-def _nested(value: Any, of: Callable[[Any], Any]) -> Any:
-    return tuple([_nested(each, of) for each in value]) if isinstance(value, tuple) else of(value)
-
-
-def _path(graph: ComputationGraph, name: str) -> tuple[int, ...]:
-    """Return the position of a result in the module's return value, from the front end's name."""
-    first, *numbers = name.split("_")
-    if first != "output" or not all(number.isdecimal() for number in numbers):
-        raise UsageError(
-            f"{graph.name} returns a dictionary; functions over nests return tensors or tuples",
-            got=name,
-        )
-    return tuple(map(int, numbers))
-
-
-def _tuples(results: dict[tuple[int, ...], Any]) -> tuple[Any, ...]:
-    """Return results by their paths as nested tuples."""
-    groups: dict[int, dict[tuple[int, ...], Any]] = {}
-    for path, value in results.items():
-        groups.setdefault(path[0], {})[path[1:]] = value
-    return tuple([
-        inside[()] if () in inside else _tuples(inside) for _, inside in sorted(groups.items())
-    ])  # fmt: skip

@@ -14,18 +14,17 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MethodType
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
 from stitch.fractal.current import ExecutionMode, NestCall, use_mode
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.programs import SameObject
 from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.structures import Structure, element_structure, is_uniform, rows_of
 from stitch.fractal.user_function import UserFunction, check_state, structure_text, type_structure
 from stitch.fractal.zipped import Nest, Zipped
-from stitch.frontend import is_torch
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -46,6 +45,46 @@ MAX_NUMBERS = 1024
 #: Maximum size of a range of rows that is copied so that other ranges share the program.
 MAX_PART_NBYTES = 1 << 24
 _PLAIN = (bool, int, str, bytes, type(None))
+
+
+class SameObject:
+    """A key that is equal for the same living object, which is not kept alive.
+
+    >>> def f(): pass
+    >>> SameObject(f) == SameObject(f), SameObject(f) == SameObject(print)
+    (True, False)
+    """
+
+    __slots__ = ("_at", "_ref")
+
+    def __init__(self, held: Any) -> None:
+        self._at = id(held)
+        self._ref: Any = None
+        try:
+            self._ref = ref(held)
+        except TypeError:  # No weak references: keep it, so that its id is not reused.
+            self._ref = _StrongReference(held)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameObject) or self._at != other._at:
+            return False
+        held = self._ref()
+        return held is not None and held is other._ref()
+
+    def __hash__(self) -> int:
+        return hash(self._at)
+
+
+class _StrongReference:
+    """A strong reference with the call interface of a weak one."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __call__(self) -> Any:
+        return self._what
 
 
 class NoKeyError(Exception):
@@ -119,8 +158,6 @@ class CallInputs:
             raise NoKeyError("an argument is a tensor of a graph under construction")
         if isinstance(value, MethodType):  # A new object at each attribute access.
             return "method", SameObject(value.__func__), SameObject(value.__self__)
-        if is_torch(value):
-            raise NoKeyError("weights of torch modules may have changed")
         if hasattr(type(value), "__dlpack__") or hasattr(type(value), "__array__"):
             raise NoKeyError(f"elements of {type(value).__name__} may have changed")
         if type(value).__hash__ is None:

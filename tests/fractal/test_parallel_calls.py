@@ -15,7 +15,7 @@ import stitch
 import stitch.compiler
 from stitch import fractal as ops
 from stitch.errors import CompileError, StitchError, TaskError, UsageError
-from stitch.fractal import FractalTensor, modes, program_cache
+from stitch.fractal import FractalTensor, modes
 
 
 @pytest.fixture
@@ -99,15 +99,16 @@ def test_functions_that_ask_for_whole_numbers_get_them() -> None:
 
 
 def test_weights_that_are_replaced_do_not_pile_up(
-    within: stitch.Device, monkeypatch: pytest.MonkeyPatch, compiled: list[Any]
+    device: stitch.Device, monkeypatch: pytest.MonkeyPatch, compiled: list[Any]
 ) -> None:
     nbytes = 64 * 1024 * 4
-    monkeypatch.setattr(program_cache, "MAX_CONSTANT_NBYTES", 3 * nbytes)
+    monkeypatch.setattr(modes, "MAX_CONSTANT_NBYTES", 3 * nbytes)
     xs, used = FractalTensor(np.ones((2, 64), np.float32)), []
-    for k in range(12):
-        weights = np.full((64, 1024), k, np.float32)
-        assert ops.map(lambda x, w=weights: np.max(x @ w), xs).tolist() == [64.0 * k] * 2
-        used.append(sum(space.used_nbytes for space in within.memory_use().values()))
+    with ops.mode("parallel", device=device):
+        for k in range(12):
+            weights = np.full((64, 1024), k, np.float32)
+            assert ops.map(lambda x, w=weights: np.max(x @ w), xs).tolist() == [64.0 * k] * 2
+            used.append(sum(space.used_nbytes for space in device.memory_use().values()))
     assert len(compiled) == 12
     assert nbytes < max(used[6:]) <= max(used[:6]) < 6 * nbytes
 

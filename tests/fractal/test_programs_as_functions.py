@@ -1,14 +1,12 @@
-"""Programs and torch modules as functions over nests, and nests as programs of another process."""
+"""Programs as functions over nests, and nests as programs of another process."""
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import pytest
@@ -290,146 +288,6 @@ def test_what_does_not_fit_a_program_is_said_in_every_mode(
     np.testing.assert_allclose(found.numpy(), states(one, xs, real(2, 64)), rtol=1e-5, atol=1e-6)
 
 
-# Modules of torch ------------------------------------------------------------------------------
-
-
-class Cell(torch.nn.Module):  # type: ignore[misc]
-    """A state of two, weights, a buffer, and three results in two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = torch.nn.LSTMCell(6, 4)
-        self.register_buffer("shift", torch.linspace(-1, 1, 4))
-        self.scale = 2.0
-
-    def forward(self, state: Any, x: Any) -> Any:
-        said, kept = self.wide(x, state)
-        return said + self.shift, kept * self.scale
-
-
-class Several(torch.nn.Module):  # type: ignore[misc]
-    """Results in results."""
-
-    def forward(self, x: Any, y: Any, factor: Any) -> Any:
-        return x + y, (x * factor, (y - x,))
-
-
-def looped(module: Cell, xs: Array, state: tuple[Any, ...]) -> list[Array]:
-    """All states by torch."""
-    found = []
-    with torch.no_grad():
-        for x in torch.from_numpy(xs):
-            state = module(state, x)
-            found.append(state)
-    return [torch.stack([pair[k] for pair in found]).numpy() for k in range(2)]
-
-
-def zeros() -> tuple[Array, Array]:
-    return np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32)
-
-
-def test_a_module_is_the_cell_of_a_scan(within: str) -> None:
-    torch.manual_seed(0)
-    module, xs = Cell(), real(5, 2, 6)
-    first = tuple(map(torch.from_numpy, zeros()))
-    for changed in (None, "weight", "buffer", "number"):
-        if changed == "weight":
-            module.wide.weight_ih.data.mul_(0.5)
-        elif changed == "buffer":
-            module.shift.copy_(torch.ones(4))
-        elif changed == "number":
-            module.scale = 0.25
-        found = ops.scan(module, FractalTensor(xs), zeros())
-        for ours, theirs in zip(found, looped(module, xs, first), strict=True):
-            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
-    last = ops.fold(module, FractalTensor(xs), zeros())
-    np.testing.assert_allclose(last[1].numpy(), looped(module, xs, first)[1][-1], 1e-5, 1e-5)
-
-
-class Scaling(torch.nn.Module):  # type: ignore[misc]
-    """What is no parameter, in every way in which a module can hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair, self.row, self.named = (2.0,), [1.0], {"a": 1.0}
-        self.plain, self.kept = torch.ones(4), torch.tanh
-        self.itself = [self, self.row]
-
-    def forward(self, x: Any) -> Any:
-        return self.kept(x * self.pair[0] * self.row[0] * self.named["a"] * self.plain)
-
-
-CHANGES: dict[str, Callable[[Any], object]] = {
-    "parts that change places": lambda m: m.insert(1, m.pop(2)),
-    "another part": lambda m: m.__setitem__(1, torch.nn.Sigmoid()),
-    "a hook": lambda m: m[0].register_forward_hook(lambda part, given, made: made * 2),
-    "a function of its own": lambda m: setattr(m[1], "forward", lambda x: x * 3),
-    "a tuple": lambda m: setattr(m[3], "pair", (3.0,)),
-    "inside a list": lambda m: m[3].row.__setitem__(0, 0.5),
-    "inside a dictionary": lambda m: m[3].named.update(a=0.5),
-    "another tensor": lambda m: setattr(m[3], "plain", torch.full((4,), 2.0)),
-    "inside a tensor": lambda m: m[3].plain.mul_(3),
-    "another function": lambda m: setattr(m[3], "kept", torch.sigmoid),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_module_that_was_changed_is_captured_anew(change: str) -> None:
-    torch.manual_seed(2)
-    module, xs = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Sigmoid(),
-                                     Scaling()), real(3, 4)  # fmt: skip
-    for _ in range(2):
-        found = ops.map(module, FractalTensor(xs)).numpy()
-        np.testing.assert_allclose(found, module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
-        CHANGES[change](module)
-
-
-def test_captures_go_with_their_module() -> None:
-    module = torch.nn.Sequential(Scaling(), Scaling())
-    ops.map(module, FractalTensor(real(2, 4)))
-    held = ref(module)
-    del module
-    gc.collect()
-    assert held() is None
-
-
-@pytest.mark.usefixtures("within")
-def test_a_module_gives_several_results_and_takes_parts_and_more() -> None:
-    module, xs, ys = Several(), real(4, 3), real(4, 3, seed=1)
-    factor = real(3, seed=2)
-    pairs = ops.zip(FractalTensor(xs), FractalTensor(ys))
-    for found in (ops.map(module, pairs, factor), ops.map(module, pairs, factor=factor)):
-        whole, (times, (less,)) = found
-        np.testing.assert_allclose(whole.numpy(), xs + ys, rtol=1e-6)
-        np.testing.assert_allclose(times.numpy(), xs * factor, rtol=1e-6)
-        np.testing.assert_allclose(less.numpy(), ys - xs, rtol=1e-6)
-
-
-def test_an_exported_program_is_a_function(within: str) -> None:
-    module, xs = torch.nn.Linear(4, 3), real(7, 4)
-    program = torch.export.export(module, (torch.zeros(4),))
-    found = ops.map(program, FractalTensor(xs))
-    np.testing.assert_allclose(found.numpy(), module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
-
-
-class Named(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: Any) -> Any:
-        return {"twice": x * 2}
-
-
-class Choosing(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: Any) -> Any:
-        return x * 2 if x.sum() > 0 else x
-
-
-@pytest.mark.usefixtures("within")
-def test_what_no_module_takes_or_gives_is_said() -> None:
-    xs, rows = FractalTensor(real(3, 4)), FractalTensor([[1.0, 2.0], [3.0]])
-    with pytest.raises(UsageError, match="returns a dictionary"):
-        ops.map(Named(), xs)
-    with pytest.raises(UsageError, match=r"Named accepts tensors.*\n.*got: FractalTensor"):
-        ops.map(Named(), rows)
-    with pytest.raises(UsageError, match=r"Named\.forward: got an unexpected"):
-        ops.map(Named(), xs, z=1)
-    with pytest.raises(CompileError, match="control flow depends on data"):
-        ops.map(Choosing(), xs)
+def test_a_module_of_torch_is_told_to_be_compiled(within: str) -> None:
+    with pytest.raises(UsageError, match=r"torch modules(.|\n)*device\.load\(stitch\.compile"):
+        ops.map(torch.nn.Linear(4, 3), FractalTensor(real(7, 4)))

@@ -132,23 +132,17 @@ def test_methods_of_one_object_are_one_function(within: stitch.Device, runs: Run
     assert ops.map(two.times, XS).tolist() == [2.0, 4.0]
 
 
-def test_arguments_that_cannot_be_hashed_and_torch_modules_are_looked_at_in_each_call() -> None:
+def test_arguments_that_cannot_be_hashed_are_looked_at_in_each_call() -> None:
     table = {"by": 2.0}
-    net = torch.nn.Linear(1, 1, bias=False)
-    rows = FractalTensor(np.ones((2, 1), np.float32))
 
     def scaled(x: Any, by: dict[str, float]) -> Any:
         return x * by["by"]
 
-    with torch.no_grad(), ops.mode("parallel") as report:
+    with ops.mode("parallel") as report:
         for factor in (2.0, 3.0):
             table["by"] = factor
-            net.weight.fill_(factor)
             assert ops.map(scaled, XS, table).tolist() == [factor, 2 * factor]
-            assert ops.map(net, rows).numpy().tolist() == [[factor]] * 2
-    lines = [line.rpartition("; ")[2] for line in report.explain().splitlines()]
-    assert lines[0] == "traced at each call, as dict cannot be hashed and may have changed"
-    assert lines[1] == "traced at each call, as weights of torch modules may have changed"
+    assert "traced at each call, as dict cannot be hashed and may have changed" in report.explain()
 
 
 def test_arguments_that_are_tensors_of_torch_are_read_in_each_call() -> None:
