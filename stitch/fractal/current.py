@@ -7,45 +7,46 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stitch.fractal.zipped import Nest
 
 
 @dataclass(frozen=True, slots=True)
 class NestCall:
-    """A call of a function over nests: its name, the user's function, and its further arguments."""
+    """A call of a function over nests.
+
+    Attributes:
+        name: The name of the called function.
+        function: The user's function.
+        arguments: Its further arguments.
+        named: Its further arguments by name.
+        xs: The nest.
+        kind: Whether the results of all elements are computed, all states, the last state, or the
+            numbers of the elements for which a predicate is true.
+    """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     named: dict[str, Any]
+    xs: Nest
+    kind: Literal["map", "scan", "fold", "select"] = "map"
+    initializer: Any = None
+    from_right: bool = False
+    is_associative: bool = False
 
 
 class ExecutionMode(Protocol):
-    """How calls are computed; `builder` applies operations to tensors without a builder.
-
-    All nests have at least one element.
-    """
+    """How calls are computed; `builder` applies operations to tensors without a builder."""
 
     builder: Any
 
     def as_leaf(self, data: Any) -> Any:
         """Return a leaf as user functions receive it."""
 
-    def map_elements(self, call: NestCall, xs: Nest) -> Any:
-        """Return the results for all elements: a nest, or a tuple of nests."""
-
-    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """Return all states, each at the position of its element."""
-
-    def fold_elements(
-        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
-    ) -> Any:
-        """Return the last state."""
-
-    def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        """Return the numbers of the elements for which a predicate is true."""
+    def run(self, call: NestCall) -> Any:
+        """Compute a call over at least one element."""
 
 
 class CallReport:

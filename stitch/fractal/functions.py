@@ -6,6 +6,7 @@ They apply to the elements of the outermost list; `forall` and `filterall` to al
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,8 @@ def map(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
     >>> map(lambda x: x + x, FractalTensor([1, 2, 3])).tolist()
     [2, 4, 6]
     """
-    xs, call = as_nest("map", itr), NestCall("map", f, args, kwargs)
-    execution = current_mode(itr, args, [*kwargs.values()])
-    return execution.map_elements(call, xs) if len(xs) else _empty_result(call, execution, xs)
+    call = NestCall("map", f, args, kwargs, as_nest("map", itr))
+    return _mode_of(call).run(call) if len(call.xs) else _empty_result(call)
 
 
 def forall(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def filter(predicate: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) 
     [2, 4]
     """
     xs = as_nest("filter", itr)
-    numbers = _selected("filter", predicate, xs, args, kwargs)
+    numbers = _selected(NestCall("filter", predicate, args, kwargs, xs, "select"))
     return each_part(
         "filter", xs, lambda part: FractalTensor.of(part.data, part.index.taken(numbers))
     )
@@ -75,7 +75,7 @@ def filterall(predicate: Callable[..., Any], itr: Nest, *args: Any, **kwargs: An
     """
     xs = as_nest("filterall", itr)
     flat, tree = _leaves("filterall", xs)
-    numbers = _selected("filterall", predicate, flat, args, kwargs)
+    numbers = _selected(NestCall("filterall", predicate, args, kwargs, flat, "select"))
     mask = np.zeros(tree.numel + 1, np.int64)
     mask[numbers + 1] = 1
     widths = np.diff(np.cumsum(mask)[tree.offsets(tree.depth - 1)])
@@ -99,7 +99,8 @@ def scanl(
     >>> scanl(lambda s, x: s + x, FractalTensor([1, 2, 3, 4]), 10).tolist()
     [11, 13, 16, 20]
     """
-    return _scanned("scanl", f, itr, initializer, args, kwargs, from_right=False)
+    xs = as_nest("scanl", itr)
+    return _with_state(NestCall("scanl", f, args, kwargs, xs, "scan", initializer))
 
 
 def scanr(
@@ -110,7 +111,8 @@ def scanr(
     >>> scanr(lambda s, x: s - x, FractalTensor([1, 2, 3, 4]), 10).tolist()
     [0, 1, 3, 6]
     """
-    return _scanned("scanr", f, itr, initializer, args, kwargs, from_right=True)
+    xs = as_nest("scanr", itr)
+    return _with_state(NestCall("scanr", f, args, kwargs, xs, "scan", initializer, from_right=True))
 
 
 def foldl(
@@ -121,7 +123,8 @@ def foldl(
     >>> int(foldl(lambda s, x: s - x, FractalTensor([1, 2, 3, 4])))
     -8
     """
-    return _folded("foldl", f, itr, initializer, args, kwargs, from_right=False)
+    xs = as_nest("foldl", itr)
+    return _with_state(NestCall("foldl", f, args, kwargs, xs, "fold", initializer))
 
 
 def foldr(
@@ -132,7 +135,8 @@ def foldr(
     >>> int(foldr(lambda s, x: s - x, FractalTensor([1, 2, 3, 4]), 10))
     0
     """
-    return _folded("foldr", f, itr, initializer, args, kwargs, from_right=True)
+    xs = as_nest("foldr", itr)
+    return _with_state(NestCall("foldr", f, args, kwargs, xs, "fold", initializer, from_right=True))
 
 
 def reduce(
@@ -143,52 +147,36 @@ def reduce(
     >>> int(reduce(lambda a, b: a + b, FractalTensor([1, 2, 3, 4])))
     10
     """
-    return _folded(
-        "reduce", f, itr, initializer, args, kwargs, from_right=False, is_associative=True
-    )
+    xs = as_nest("reduce", itr)
+    call = NestCall("reduce", f, args, kwargs, xs, "fold", initializer, is_associative=True)
+    return _with_state(call)
 
 
 scan, fold = scanl, foldl
 
 
-def _scanned(
-    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
-    named: dict[str, Any], *, from_right: bool,
-) -> Any:  # fmt: skip
-    xs, execution = as_nest(call, itr), current_mode(itr, initializer, args, [*named.values()])
-    nest_call = NestCall(call, f, args, named)
-    if len(xs):
-        return execution.scan_elements(nest_call, xs, initializer, from_right=from_right)
-    first = _initial(nest_call, execution, xs, initializer)
-    return each_part(call, nest_of(call, [first]), lambda part: part[:0])
+def _mode_of(call: NestCall) -> ExecutionMode:
+    return current_mode(call.xs, call.initializer, call.arguments, [*call.named.values()])
 
 
-def _folded(
-    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
-    named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
-) -> Any:  # fmt: skip
-    xs, execution = as_nest(call, itr), current_mode(itr, initializer, args, [*named.values()])
-    nest_call = NestCall(call, f, args, named)
-    if not len(xs):
-        return as_leaves(_initial(nest_call, execution, xs, initializer))
-    last = execution.fold_elements(
-        nest_call, xs, initializer, from_right=from_right, is_associative=is_associative
-    )
-    return as_leaves(last)
-
-
-def _initial(call: NestCall, execution: ExecutionMode, xs: Nest, initializer: Any) -> Any:
-    """Return the initializer as the state of an empty list."""
-    if initializer is None:
+def _with_state(call: NestCall) -> Any:
+    """Return the result of a scan or fold; of an empty list no states, or the initializer."""
+    execution = _mode_of(call)
+    if len(call.xs):
+        return as_leaves(execution.run(call))
+    if call.initializer is None:
         raise UsageError(f"{call.name} of an empty list needs an initializer")
-    return UserFunction(call, execution, xs, states=1).result(initializer)
+    first = UserFunction(call, execution, states=1).result(call.initializer)
+    if call.kind == "fold":
+        return as_leaves(first)
+    return each_part(call.name, nest_of(call.name, [first]), lambda part: part[:0])
 
 
-def _empty_result(call: NestCall, execution: ExecutionMode, xs: Nest) -> Any:
+def _empty_result(call: NestCall) -> Any:
     """Return an empty nest of the function's results, which are inferred from an element of
     zeros."""
     try:
-        result = execution.map_elements(call, _zero_element(xs))
+        result = _mode_of(call).run(replace(call, xs=_zero_element(call.xs)))
     except Exception as error:
         raise UsageError(
             f"the result type of {call.name} over an empty list cannot be inferred: its function "
@@ -206,15 +194,9 @@ def _zero_element(xs: Nest) -> Nest:
     return FractalTensor.of(zeros, Indexed.whole(IndexTree.of([1] * xs.depth)))
 
 
-def _selected(
-    call: str, predicate: Callable[..., Any], xs: Nest, args: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
+def _selected(call: NestCall) -> Any:
     """Return the numbers of the elements for which a predicate is true."""
-    if not len(xs):
-        return np.empty(0, np.int64)
-    return current_mode(xs, args, [*named.values()]).select_elements(
-        NestCall(call, predicate, args, named), xs
-    )
+    return _mode_of(call).run(call) if len(call.xs) else np.empty(0, np.int64)
 
 
 def _leaves(call: str, xs: Nest) -> tuple[Nest, IndexTree]:

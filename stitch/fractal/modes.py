@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -32,11 +32,11 @@ from stitch.fractal.tracing import (
     GraphKey,
     GraphTracing,
     LengthsOfDataError,
-    PendingCall,
     Traced,
+    key_of_call,
 )
 from stitch.fractal.user_function import Sequential, check_bool
-from stitch.fractal.zipped import Nest, Zipped
+from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, NoDataError, SymbolicTensor
 from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
@@ -74,52 +74,36 @@ class Parallel:
     def as_leaf(self, data: Any) -> Any:
         return self.sequential.as_leaf(data)
 
-    def map_elements(self, call: NestCall, xs: Nest) -> Any:
-        return self._run(PendingCall(call, xs, None, "map_elements"))
-
-    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        return self._run(
-            PendingCall(call, xs, initializer, "scan_elements", {"from_right": from_right})
-        )
-
-    def fold_elements(
-        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
-    ) -> Any:
-        words = {"from_right": from_right, "is_associative": is_associative}
-        return self._run(PendingCall(call, xs, initializer, "fold_elements", words))
-
-    def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        result = self.map_elements(call, xs)
-        is_one = isinstance(result, FractalTensor) and result.depth == 1
-        check_bool(call, result.leaves()[0] if is_one else result, "element 0")
-        return np.flatnonzero(result.numpy())
-
-    def _run(self, work: PendingCall) -> Any:
+    def run(self, call: NestCall) -> Any:
         """Run a call as a program, or element by element if lengths depend on data."""
-        name = work.call.name
+        if call.kind == "select":
+            result = self.run(replace(call, kind="map"))
+            is_one = isinstance(result, FractalTensor) and result.depth == 1
+            check_bool(call, result.leaves()[0] if is_one else result, "element 0")
+            return np.flatnonzero(result.numpy())
         try:
-            cached, arguments, why = self._known(work)
+            cached, arguments, why = self._known(call)
         except (LengthsOfDataError, NoDataError) as error:
             because = error.what
-            report_call(name, lambda: f"element by element, as {because}")
+            report_call(call.name, lambda: f"element by element, as {because}")
             with use_mode(self):
-                return work.run(self.sequential)
+                return self.sequential.run(call)
         program = cached.program
 
         def how() -> str:
             retraced = [f"traced at each call, as {why}"] if why else []
             return "; ".join(["one program", *self._loops.get(program, ()), *retraced])
 
-        report_call(name, how)
+        report_call(call.name, how)
         outputs = program(*arguments)
         results = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return self._shown(cached.structure.value(results))
 
-    def _known(self, work: PendingCall) -> tuple[_CachedProgram, Sequence[Any], str]:
+    def _known(self, call: NestCall) -> tuple[_CachedProgram, Sequence[Any], str]:
         """Return the program of a call, its inputs, and why it was traced again, or ""."""
-        readings = [work.read(keeps_numbers=False)]
+        readings = [key_of_call(call, keeps_numbers=False)]
         if readings[0].inputs.has_numbers:
-            readings.append(work.read(keeps_numbers=True))
+            readings.append(key_of_call(call, keeps_numbers=True))
         for reading in readings:
             cached_call = None if reading.key is None else self._calls.get(reading.key)
             key = None if cached_call is None else cached_call.key()
@@ -130,7 +114,7 @@ class Parallel:
                     reading.inputs.arguments,
                     "",
                 )
-        tracing, structure = _traced(work)
+        tracing, structure = _traced(call)
         key, program = self._program(tracing.graph())
         reading = readings[-1 if tracing.call_inputs.keeps_numbers else 0]
         if reading.key is not None:
@@ -184,22 +168,22 @@ class _CachedCall:
     structure: Structure
 
 
-def _traced(work: PendingCall) -> tuple[GraphTracing, Structure]:
+def _traced(call: NestCall) -> tuple[GraphTracing, Structure]:
     """Trace a call into a graph.
 
     Whole numbers are inputs, so that one program serves all of them; if the function needs their
     values, trace it again with the numbers as constants.
     """
-    tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=False))
+    tracing = GraphTracing(f"fractal_{call.name}", CallInputs(keeps_numbers=False))
     try:
-        return tracing, tracing.trace_call(work)
+        return tracing, tracing.trace_call(call)
     except LengthsOfDataError:
         raise
     except Exception:
         if not tracing.call_inputs.has_numbers:
             raise
-    tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=True))
-    return tracing, tracing.trace_call(work)
+    tracing = GraphTracing(f"fractal_{call.name}", CallInputs(keeps_numbers=True))
+    return tracing, tracing.trace_call(call)
 
 
 MODES = ("sequential", "parallel")

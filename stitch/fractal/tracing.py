@@ -9,8 +9,8 @@ structure: `map` is a scan without states, `scan` and `fold` scan each segment o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from types import MethodType
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from weakref import ref
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
-from stitch.fractal.current import ExecutionMode, NestCall, use_mode
+from stitch.fractal.current import NestCall, use_mode
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.structures import Structure, element_structure, is_uniform, rows_of
@@ -227,7 +227,7 @@ def type_of_input(data: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A pending call and its cache key
+# The cache key of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,41 +240,21 @@ class CallKey:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCall:
-    """A call of `method` of an execution mode."""
-
-    call: NestCall
-    xs: Nest
-    initializer: Any
-    method: str
-    words: Mapping[str, bool] = field(default_factory=dict)
-
-    def run(self, execution: ExecutionMode) -> Any:
-        """Compute the call in an execution mode."""
-        values = (self.xs,) if self.method == "map_elements" else (self.xs, self.initializer)
-        return getattr(execution, self.method)(self.call, *values, **self.words)
-
-    def on(self, call: NestCall, xs: Nest, initializer: Any) -> PendingCall:
-        """Return the same call with other values."""
-        return replace(self, call=call, xs=xs, initializer=initializer)
-
-    def read(self, *, keeps_numbers: bool) -> CallKey:
-        """Return the key of the call: its function by identity, and its arguments."""
-        inputs = CallInputs(keeps_numbers=keeps_numbers)
-        call = self.call
-        try:
-            key = (
-                self.method, *self.words.values(),
-                inputs.key_of(call.function),
-                inputs.key_of(call.arguments),
-                tuple([(name, inputs.key_of(each)) for name, each in call.named.items()]),
-                inputs.key_of(self.xs),
-                None if self.initializer is None else inputs.key_of(self.initializer),
-            )  # fmt: skip
-        except NoKeyError as error:
-            return CallKey(inputs, why=error.why)
-        return CallKey(inputs, key)
+def key_of_call(call: NestCall, *, keeps_numbers: bool) -> CallKey:
+    """Return the key of a call: its function by identity, and its arguments."""
+    inputs = CallInputs(keeps_numbers=keeps_numbers)
+    try:
+        key = (
+            call.kind, call.from_right, call.is_associative,
+            inputs.key_of(call.function),
+            inputs.key_of(call.arguments),
+            tuple([(name, inputs.key_of(each)) for name, each in call.named.items()]),
+            inputs.key_of(call.xs),
+            inputs.key_of(call.initializer),
+        )  # fmt: skip
+    except NoKeyError as error:
+        return CallKey(inputs, why=error.why)
+    return CallKey(inputs, key)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -445,39 +425,14 @@ class Traced:
         )
         return tensor
 
-    def map_elements(self, call: NestCall, xs: Nest) -> Any:
-        """Write one loop per structure of elements."""
-        pieces = []
-        for numbers in group_by_structure(xs):
-            try:
-                piece = self._cells(call, xs, numbers)
-            except NoDataError:
-                if len(numbers) > MAX_WRITTEN_OUT or not has_numbers(xs):
-                    raise
-                shown = Traced(self.builder, shows_numbers=True)
-                with use_mode(shown):
-                    pieces += [shown._cell(call, xs, number) for number in numbers]
-            else:
-                pieces.append(piece)
-        return join_pieces(call, pieces)
-
-    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """Write one loop per segment of one structure."""
-        return join_pieces(call, self._rounds(call, xs, initializer, from_right, keeps=True)[1])
-
-    def fold_elements(
-        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
-    ) -> Any:
-        """Return the last state; of an associative function combine all pairs of neighbours at
-        once."""
-        if is_associative and len(xs) > 2 and len(group_by_structure(xs)) == 1:
-            last = self._reduced(call, xs, initializer)
-            if last is not None:
-                return last
-        return self._rounds(call, xs, initializer, from_right, keeps=False)[0]
-
-    def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        """Raise `LengthsOfDataError`."""
+    def run(self, call: NestCall) -> Any:
+        """Write a call as loops; raise `LengthsOfDataError` for a selection."""
+        if call.kind == "map":
+            return self._mapped(call)
+        if call.kind == "scan":
+            return join_pieces(call, self._rounds(call)[1])
+        if call.kind == "fold":
+            return self._folded(call)
         raise LengthsOfDataError(
             f"the length of the result of {call.name} depends on data, which does not exist while "
             "tracing",
@@ -486,27 +441,52 @@ class Traced:
             "mask",
         )
 
-    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> LoopPiece:
+    def _mapped(self, call: NestCall) -> Any:
+        """Write one loop per structure of elements."""
+        pieces = []
+        for numbers in group_by_structure(call.xs):
+            try:
+                piece = self._cells(call, numbers)
+            except NoDataError:
+                if len(numbers) > MAX_WRITTEN_OUT or not has_numbers(call.xs):
+                    raise
+                shown = Traced(self.builder, shows_numbers=True)
+                with use_mode(shown):
+                    pieces += [shown._cell(call, number) for number in numbers]
+            else:
+                pieces.append(piece)
+        return join_pieces(call, pieces)
+
+    def _folded(self, call: NestCall) -> Any:
+        """Return the last state; of an associative function combine all pairs of neighbours at
+        once."""
+        if call.is_associative and len(call.xs) > 2 and len(group_by_structure(call.xs)) == 1:
+            last = self._reduced(call)
+            if last is not None:
+                return last
+        return self._rounds(call)[0]
+
+    def _cells(self, call: NestCall, numbers: Sequence[int]) -> LoopPiece:
         """Write a loop without states."""
-        sequences = sequences_of(xs, numbers, self.tensor)
+        sequences = sequences_of(call.xs, numbers, self.tensor)
         owner = self.builder.innermost(sequences)
-        body = self._body(call, xs, owner, [element_structure(xs, numbers[0])], [], sequences)
+        body = self._body(call, owner, [element_structure(call.xs, numbers[0])], [], sequences)
         _, results = scan_of(owner, body.body, body.captured, [], sequences)
         return LoopPiece(numbers, body.structure, list(results))
 
     def _body(
-        self, call: NestCall, xs: Nest, owner: Any, structures: Sequence[Structure],
+        self, call: NestCall, owner: Any, structures: Sequence[Structure],
         states: Sequence[SymbolicTensor], sequences: Sequence[SymbolicTensor], where: str = "",
         copies: int = 1,
     ) -> FunctionBody:  # fmt: skip
         """Trace a loop body: the function of values of these structures, the state first."""
         elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
         kinds = named_inputs([t.type for t in states], elements)
-        return function_body(owner, kinds, _function_of(call, xs, structures, where), copies=copies)
+        return function_body(owner, kinds, _function_of(call, structures, where), copies=copies)
 
-    def _cell(self, call: NestCall, xs: Nest, number: int) -> LoopPiece:
+    def _cell(self, call: NestCall, number: int) -> LoopPiece:
         """Write the function of one element outside of a loop."""
-        value = UserFunction(call, self, xs, states=0)(xs[number])
+        value = UserFunction(call, self, states=0)(call.xs[number])
         structure, tensors = self.flat(value)
         return LoopPiece([number], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
 
@@ -526,14 +506,13 @@ class Traced:
         walk(value)
         return Structure.of(value), tensors
 
-    def _rounds(
-        self, call: NestCall, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool
-    ) -> tuple[Any, list[LoopPiece]]:
-        """Return the last state, and all states if `keeps`."""
-        order = list(range(len(xs)))[:: -1 if from_right else 1]
+    def _rounds(self, call: NestCall) -> tuple[Any, list[LoopPiece]]:
+        """Return the last state, and all states for a scan."""
+        xs, keeps = call.xs, call.kind == "scan"
+        order = list(range(len(xs)))[:: -1 if call.from_right else 1]
         pieces: list[LoopPiece] = []
-        function = UserFunction(call, self, xs, states=1)
-        if initializer is None:
+        function = UserFunction(call, self, states=1)
+        if call.initializer is None:
             first, order = order[0], order[1:]
             state = function.as_leaf(xs[first])
             structure, tensors = self.flat(state)
@@ -541,14 +520,14 @@ class Traced:
                 LoopPiece([first], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
             )
         else:
-            state = function.result(initializer)
+            state = function.result(call.initializer)
         asks = False
         while order:
             segment, round_ = first_segment(xs, order), len(xs) - len(order)
             done = None
             if len(segment) > 1 and not asks:
                 try:
-                    done = self._segment(call, xs, state, segment, round_, from_right, keeps)
+                    done = self._segment(call, state, segment, round_)
                 except NoDataError:  # It needs numbers, and will in other rounds.
                     if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                         raise
@@ -558,7 +537,7 @@ class Traced:
             else:  # One round outside of a loop; then try the next segment.
                 segment, before = order[:1], state
                 where = f"round {round_}, element {segment[0]}"
-                state = self._round(call, xs, before, segment[0], asks)
+                state = self._round(call, before, segment[0], asks)
                 check_state(call, before, state, where)
                 structure, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
@@ -568,61 +547,53 @@ class Traced:
             order = order[len(segment) :]
         return state, pieces
 
-    def _round(self, call: NestCall, xs: Nest, state: Any, number: int, asks: bool) -> Any:
+    def _round(self, call: NestCall, state: Any, number: int, asks: bool) -> Any:
         """Return the state after one element; `asks`: the function needs the numbers in it."""
+        xs = call.xs
         try:
             if not asks:
-                return UserFunction(call, self, xs, states=1)(state, xs[number])
+                return UserFunction(call, self, states=1)(state, xs[number])
         except NoDataError:
             if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                 raise
         shown = Traced(self.builder, shows_numbers=True)
         with use_mode(shown):
-            return UserFunction(call, shown, xs, states=1)(state, xs[number])
+            return UserFunction(call, shown, states=1)(state, xs[number])
 
     def _segment(
-        self,
-        call: NestCall,
-        xs: Nest,
-        state: Any,
-        order: Sequence[int],
-        first_round: int,
-        from_right: bool,
-        keeps: bool,
+        self, call: NestCall, state: Any, order: Sequence[int], first_round: int
     ) -> tuple[Any, LoopPiece] | None:
         """Write a loop over elements of one structure; None if a round changes the state's
         lengths."""
-        numbers = sorted(order)
-        structure, element = Structure.of(state), element_structure(xs, numbers[0])
+        numbers, keeps = sorted(order), call.kind == "scan"
+        structure, element = Structure.of(state), element_structure(call.xs, numbers[0])
         _, first = self.flat(state)
-        sequences = sequences_of(xs, numbers, self.tensor)
+        sequences = sequences_of(call.xs, numbers, self.tensor)
         owner = self.builder.innermost([*first, *sequences])
         where = f"round {first_round}, element {order[0]}"
         body = self._body(
-            call, xs, owner, [structure, element], first, sequences, where, copies=2 if keeps else 1
+            call, owner, [structure, element], first, sequences, where, copies=2 if keeps else 1
         )
         if body.structure != structure:
             return None
         last, states = scan_of(
             owner, body.body, body.captured, first, sequences,
-            taken_backward=[from_right] * len(sequences),
-            given_backward=[from_right] * len(first) if keeps else (),
+            taken_backward=[call.from_right] * len(sequences),
+            given_backward=[call.from_right] * len(first) if keeps else (),
         )  # fmt: skip
         return structure.value(iter(last)), LoopPiece(numbers, structure, list(states))
 
-    def _reduced(self, call: NestCall, xs: Nest, initializer: Any) -> Any:
+    def _reduced(self, call: NestCall) -> Any:
         """Combine neighbours until one is left; None if a pair has other lengths than its parts."""
-        structure = element_structure(xs, 0)
-        tensors = sequences_of(xs, range(len(xs)), self.tensor)
+        structure = element_structure(call.xs, 0)
+        tensors = sequences_of(call.xs, range(len(call.xs)), self.tensor)
 
         while tensors[0].shape[0] > 1:
             count = tensors[0].shape[0]
             even = count - count % 2
             sides = [t[0:even:2] for t in tensors] + [t[1:even:2] for t in tensors]
             owner = self.builder.innermost(sides)
-            body = self._body(
-                call, xs, owner, [structure, structure], [], sides, "elements 0 and 1"
-            )
+            body = self._body(call, owner, [structure, structure], [], sides, "elements 0 and 1")
             if body.structure != structure:
                 return None
             _, pairs = scan_of(owner, body.body, body.captured, [], sides)
@@ -631,23 +602,23 @@ class Traced:
                 pairs = tuple([self.builder.concat([a, b[even:]], 0) for a, b in rest])
             tensors = list(pairs)
         last = structure.value(iter([t.reshape(*t.shape[1:]) for t in tensors]))
-        if initializer is None:
+        if call.initializer is None:
             return last
-        function = UserFunction(call, self, xs, states=1)
-        first = function.result(initializer)
+        function = UserFunction(call, self, states=1)
+        first = function.result(call.initializer)
         after = function(first, last)
         check_state(call, first, after, "the initializer")
         return after
 
 
-def _function_of(call: NestCall, xs: Nest, structures: Sequence[Structure], where: str) -> Function:
+def _function_of(call: NestCall, structures: Sequence[Structure], where: str) -> Function:
     """Return a call's function on the tensors of a loop body."""
 
     def function(builder: Any, inputs: Sequence[SymbolicTensor]) -> Any:
         inside, tensors = Traced(builder), iter(inputs)
         with use_mode(inside):
             values = [structure.value(tensors) for structure in structures]
-            after = UserFunction(call, inside, xs, states=len(structures) - 1)(*values)
+            after = UserFunction(call, inside, states=len(structures) - 1)(*values)
             if len(structures) > 1:
                 check_state(call, values[0], after, where)
             return inside.flat(after)
@@ -669,16 +640,14 @@ class GraphTracing:
         self._inputs: list[SymbolicTensor] = []
         self._parts: dict[RowsPart, SymbolicTensor] = {}
 
-    def trace_call(self, work: PendingCall) -> Structure:
+    def trace_call(self, call: NestCall) -> Structure:
         """Trace a call; return the structure of its value, whose tensors are the graph's
         outputs."""
-        call = work.call
         arguments = tuple([self.as_inputs(each) for each in call.arguments])
         named = {name: self.as_inputs(each) for name, each in call.named.items()}
-        xs = self.as_inputs(work.xs)
-        first = None if work.initializer is None else self.as_inputs(work.initializer)
-        inside = work.on(NestCall(call.name, call.function, arguments, named), xs, first)
-        return self.trace(inside.run)
+        xs, first = self.as_inputs(call.xs), self.as_inputs(call.initializer)
+        inside = replace(call, arguments=arguments, named=named, xs=xs, initializer=first)
+        return self.trace(lambda execution: execution.run(inside))
 
     def trace(self, write: Callable[[Traced], Any]) -> Structure:
         """Trace what `write` computes; return the structure of its value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from stitch.errors import UsageError
 from stitch.fractal.current import ExecutionMode, NestCall
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.programs import as_function
-from stitch.fractal.zipped import Nest, Zipped
+from stitch.fractal.zipped import Zipped
 from stitch.graph import SymbolicTensor
 from stitch.program import can_change
 from stitch.runtime import LoadedProgram, Tensor
@@ -26,7 +27,7 @@ class UserFunction:
 
     __slots__ = ("_arguments", "_execution", "_function", "_is_spread", "_named", "call")
 
-    def __init__(self, call: NestCall, execution: ExecutionMode, itr: Nest, *, states: int) -> None:
+    def __init__(self, call: NestCall, execution: ExecutionMode, *, states: int) -> None:
         """`states`: the number of arguments before the element. Raises `UsageError` if not
         callable."""
         function, arguments, named = call.function, call.arguments, call.named
@@ -38,7 +39,7 @@ class UserFunction:
         self.call, self._execution = call.name, execution
         self._function = as_function(function, execution.builder)
         self._arguments, self._named = arguments, named
-        parts = len(itr.parts) if isinstance(itr, Zipped) else 1
+        parts = len(call.xs.parts) if isinstance(call.xs, Zipped) else 1
         self._is_spread = parts > 1 and _takes_parts(
             function if isinstance(function, LoadedProgram) else self._function,
             states, parts, len(arguments), named,
@@ -151,30 +152,23 @@ class Sequential:
     def as_leaf(self, data: Any) -> Any:
         return self.builder.as_leaf(data)
 
-    def map_elements(self, call: NestCall, xs: Nest) -> Any:
-        function = UserFunction(call, self, xs, states=0)
-        return nest_of(call.name, [function(x) for x in xs])
+    def run(self, call: NestCall) -> Any:
+        if call.kind == "map":
+            function = UserFunction(call, self, states=0)
+            return nest_of(call.name, [function(x) for x in call.xs])
+        if call.kind == "select":
+            return self._selected(call)
+        if call.kind == "fold":
+            return deque(self._states(call), maxlen=1)[0]
+        states = [*self._states(call)]
+        after = states if call.initializer is None else states[1:]
+        return nest_of(call.name, after[::-1] if call.from_right else after)
 
-    def scan_elements(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        states = [*self._states(call, xs, initializer, from_right)]
-        after = states if initializer is None else states[1:]
-        return nest_of(call.name, after[::-1] if from_right else after)
-
-    def fold_elements(
-        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
-    ) -> Any:
-        last = None
-        for state in self._states(call, xs, initializer, from_right):
-            last = state
-        return last
-
-    def _states(
-        self, call: NestCall, xs: Nest, initializer: Any, from_right: bool
-    ) -> Iterator[Any]:
+    def _states(self, call: NestCall) -> Iterator[Any]:
         """Yield the initializer, if there is one, and the state after each element."""
-        function = UserFunction(call, self, xs, states=1)
-        numbers = range(len(xs))[::-1] if from_right else range(len(xs))
-        state = None if initializer is None else function.result(initializer)
+        xs, function = call.xs, UserFunction(call, self, states=1)
+        numbers = range(len(xs))[::-1] if call.from_right else range(len(xs))
+        state = None if call.initializer is None else function.result(call.initializer)
         if state is not None:
             yield state
         for round_, number in enumerate(numbers):
@@ -184,9 +178,9 @@ class Sequential:
                 check_state(call, before, state, f"round {round_}, element {number}")
             yield state
 
-    def select_elements(self, call: NestCall, xs: Nest) -> Any:
-        function, numbers = UserFunction(call, self, xs, states=0), []
-        for number, x in enumerate(xs):
+    def _selected(self, call: NestCall) -> Any:
+        function, numbers = UserFunction(call, self, states=0), []
+        for number, x in enumerate(call.xs):
             result = function(x)
             check_bool(call, result, f"element {number}")
             if result.item():
