@@ -12,6 +12,7 @@ from stitch.compiler.body_graphs import add_output_identities
 from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.passes import (
+    FOLD_GROWTH_NBYTES,
     fold_constants,
     fold_transposes,
     horizontal_fusion,
@@ -74,20 +75,18 @@ def compile_graph(
     # Target shapes and axes must be constants even without optimisation.
     loops: tuple[LoopNote, ...] = ()
     if options.optimize:
-        graph = optimize(graph, options)
+        graph = optimize(graph)
         if options.reassociate:
             graph = _absorb_transposes(graph)
         scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
         if scheduled.notes:
-            graph, loops = optimize(scheduled.graph, options), scheduled.notes
+            graph, loops = optimize(scheduled.graph), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     placement = slot_placement(graph)
     graph = add_output_identities(graph, placement.rounded_outputs(graph))
     prove_aliases(graph, placement.aliases)
-    aliases = placement.aliases
-    if options.alias_donated:
-        aliases += free_aliases(graph, placement)
+    aliases = placement.aliases + free_aliases(graph, placement)
     program, warnings = place(graph, placement, aliases, machine.shape, options)
     return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
@@ -102,12 +101,10 @@ def _absorb_transposes(graph: ComputationGraph) -> ComputationGraph:
 _NESTED = 16
 
 
-def optimize(
-    graph: ComputationGraph, options: CompileOptions = _DEFAULTS, nested: int = _NESTED
-) -> ComputationGraph:
+def optimize(graph: ComputationGraph, nested: int = _NESTED) -> ComputationGraph:
     """Apply the passes that preserve every result bit for bit, also to bodies of scans."""
     graph = remove_dead_code(graph)
-    graph = fold_constants(graph, options.fold_growth_nbytes)
+    graph = fold_constants(graph, FOLD_GROWTH_NBYTES)
     graph = remove_identities(graph)
     graph = merge_common_subexpressions(graph)
     if nested < _NESTED:
@@ -116,5 +113,5 @@ def optimize(
     graph = remove_dead_code(graph)
     if not nested:
         return graph
-    with_bodies = optimize_bodies(graph, lambda body: optimize(body, options, nested - 1))
+    with_bodies = optimize_bodies(graph, lambda body: optimize(body, nested - 1))
     return graph if with_bodies is graph else remove_dead_code(with_bodies)

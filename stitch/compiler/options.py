@@ -17,9 +17,6 @@ class CompileOptions:
         placement: Added to the graph's placement options; replaces them on the same slot and field.
         name: Name of the program; the graph's by default.
         role: What the program is for (forward, backward, ...).
-        fold_growth_nbytes: Maximum growth of the constants by constant folding, in total.
-        alias_donated: Let outputs take the buffers of donated inputs wherever that is proved safe,
-            not only where a placement option requests it.
         optimize: Run the passes; otherwise operations stay as they are written.
         reassociate: Absorb transposes into matrix products. Sums may run in another order, so
             results agree up to rounding.
@@ -34,8 +31,6 @@ class CompileOptions:
     placement: tuple[PlacementOption, ...] = ()
     name: str | None = None
     role: Role = Role.FORWARD
-    fold_growth_nbytes: int = 1 << 20
-    alias_donated: bool = True
     optimize: bool = True
     reassociate: bool = False
     schedule: str | None = None

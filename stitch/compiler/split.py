@@ -14,8 +14,7 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from stitch.compiler.options import CompileOptions
-from stitch.compiler.passes import fold_constants
+from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, PlacementOption
 from stitch.linker import drop_unused_values, remove_dead_code
@@ -33,7 +32,6 @@ from stitch.program import (
     is_scan,
 )
 
-_GROWTH = CompileOptions().fold_growth_nbytes
 #: Larger than the bytes that cross any cut.
 _APART_NBYTES = 1 << 50
 
@@ -56,7 +54,7 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
     """
     # Shapes and axes must be constants of the part that needs them.
     initial = graph.initial_state
-    graph = remove_dead_code(fold_constants(graph, _GROWTH))
+    graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
     live = _Lives(graph)
     count = len(graph.operations)
     if isinstance(cuts, int):

@@ -63,12 +63,12 @@ class TrainingInstance(TrainingTensors):
         *,
         loss: Loss,
         optimizer: Optimizer,
-        seed: int = 0,
-        owns_device: bool = False,
-        compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
-        constants: Mapping[str, Array] | None = None,
-        compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None = None,
-        compile_evaluation: Callable[[NamedShapes], Program] | None = None,
+        seed: int,
+        owns_device: bool,
+        constants: Mapping[str, Array],
+        compile_update: Callable[[TrainingPrograms, Optimizer], Program],
+        compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None,
+        compile_evaluation: Callable[[NamedShapes], Program] | None,
     ) -> None:
         """Put the programs and initial values on a device; see `CompiledTraining.start`.
 
@@ -79,7 +79,7 @@ class TrainingInstance(TrainingTensors):
         optimizer.check_free()
         step_programs = (programs.forward, programs.loss, programs.backward)
         step = BoundStep(step_programs, programs.parameters, cells)
-        super().__init__(programs, cells, step, seed, constants or {})
+        super().__init__(programs, cells, step, seed, constants)
         self._compile_step, self._compile_evaluation = compile_step, compile_evaluation
         #: Programs by the shapes of a batch.
         self._steps: dict[Shapes, BoundStep] = {step.shapes: step}
@@ -383,11 +383,6 @@ class TrainingInstance(TrainingTensors):
 
     def _renew_update(self) -> None:
         """Compile the update program for the current settings; its states are retained."""
-        if self._compile_update is None:
-            raise UsageError(
-                "optimizer settings other than lr are constants of the update program",
-                remedy="compile the model again",
-            )
         program = self._compile_update(self.programs, self.optimizer)
         self._update = BoundProgram(
             load_program(self.device, program), self._cells, lost_by=HALF_UPDATED

@@ -130,7 +130,7 @@ def test_what_differs_in_meaning_is_compiled(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("optimize", False), ("alias_donated", False), ("fold_growth_nbytes", 5)]
+    ("field", "value"), [("optimize", False), ("reassociate", True), ("schedule", "rounds")]
 )
 def test_every_option_of_the_compiler_is_part_of_the_key(field: str, value: Any) -> None:
     machine = load_machine("tiny")

@@ -61,9 +61,6 @@ def test_a_donated_input_gives_its_buffer_to_the_elementwise_output_that_reads_i
 
 def test_a_proof_that_holds_is_used_without_a_option() -> None:
     assert compiled(graph(UPDATE, {"new": 3}, 4)).outputs[0].aliases_input == 0
-    free = compiled(graph(UPDATE, {"new": 3}, 4), alias_donated=False)
-    assert free.outputs[0].aliases_input is None
-    assert free.output_desc(0).layout.space is Space.L1
 
 
 def test_a_later_reader_forbids_the_alias_and_is_named() -> None:

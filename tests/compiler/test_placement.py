@@ -144,9 +144,7 @@ def test_a_shard_spec_is_taken_as_it_is_requested() -> None:
 
 
 def test_kind_and_ownership_can_be_requested() -> None:
-    program = compiled(
-        chain(32, 64), "input.x.kind=state", "input.x.ownership=donate", alias_donated=False
-    ).program
+    program = compiled(chain(32, 64), "input.x.kind=state", "input.x.ownership=donate").program
     assert program.inputs[0].kind is InputKind.STATE
     assert program.inputs[0].ownership is Ownership.DONATE
     assert layout_of(program, "x").space is Space.DRAM

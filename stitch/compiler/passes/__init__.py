@@ -4,6 +4,7 @@ from stitch.compiler.passes.horizontal_fusion import horizontal_fusion
 from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.compiler.passes.scan_bodies import optimize_bodies
 from stitch.compiler.passes.simplification import (
+    FOLD_GROWTH_NBYTES,
     axis_order,
     exchange,
     fold_constants,
@@ -14,7 +15,7 @@ from stitch.compiler.passes.simplification import (
 )
 
 __all__ = [
-    "axis_order", "exchange", "fold_constants", "fold_transposes", "horizontal_fusion",
-    "is_repeatable", "merge_common_subexpressions", "optimize_bodies", "remove_identities",
-    "sink_relu_below_max_pool", "transpose_products",
+    "FOLD_GROWTH_NBYTES", "axis_order", "exchange", "fold_constants", "fold_transposes",
+    "horizontal_fusion", "is_repeatable", "merge_common_subexpressions", "optimize_bodies",
+    "remove_identities", "sink_relu_below_max_pool", "transpose_products",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
 # Constant folding -------------------------------------------------------------------------------
 
+#: Limit on the growth of the constants.
+FOLD_GROWTH_NBYTES = 1 << 20
 #: Limit on elementary steps of all folding: a constant, plus so many per element of the constants
 #: that the graph has (which a front end read from a file).
 FREE_STEPS, STEPS_PER_ELEMENT = 1 << 26, 16

@@ -401,13 +401,10 @@ def _names(
         if v in names:
             continue
         names[v] = free.free(value.name)
-    taken = {*names.values()}
-    both = [name for name in names.values() if gradient_name(name) in taken]
-    if both or len(taken) < len(graph.values):
-        all_names = list(names.values())
-        name = (
-            gradient_name(both[0]) if both else next(n for n in all_names if all_names.count(n) > 1)
-        )
+    counts = Counter(names.values())
+    gradients = set(map(gradient_name, counts))
+    name = next((n for n, count in counts.items() if count > 1 or n in gradients), None)
+    if name is not None:
         raise CompileError(
             f"two tensors of graph {graph.name!r} would have the name {name!r}",
             remedy="rename the input or output of this name",
