@@ -82,13 +82,12 @@ class Parallel:
             check_bool(call, result.leaves()[0] if is_one else result, "element 0")
             return np.flatnonzero(result.numpy())
         try:
-            cached, arguments, why = self._known(call)
+            program, structure, arguments, why = self._known(call)
         except (LengthsOfDataError, NoDataError) as error:
             because = error.what
             report_call(call.name, lambda: f"element by element, as {because}")
             with use_mode(self):
                 return self.sequential.run(call)
-        program = cached.program
 
         def how() -> str:
             retraced = [f"traced at each call, as {why}"] if why else []
@@ -97,10 +96,11 @@ class Parallel:
         report_call(call.name, how)
         outputs = program(*arguments)
         results = iter(outputs if isinstance(outputs, tuple) else (outputs,))
-        return self._shown(cached.structure.value(results))
+        return self._shown(structure.value(results))
 
-    def _known(self, call: NestCall) -> tuple[_CachedProgram, Sequence[Any], str]:
-        """Return the program of a call, its inputs, and why it was traced again, or ""."""
+    def _known(self, call: NestCall) -> tuple[LoadedProgram, Structure, Sequence[Any], str]:
+        """Return the program of a call, the structure of its result, its inputs, and why it was
+        traced again, or ""."""
         readings = [key_of_call(call, keeps_numbers=False)]
         if readings[0].inputs.has_numbers:
             readings.append(key_of_call(call, keeps_numbers=True))
@@ -109,17 +109,13 @@ class Parallel:
             key = None if cached_call is None else cached_call.key()
             cached = None if key is None else self._programs.get(key)
             if cached_call is not None and cached is not None:
-                return (
-                    _CachedProgram(cached[1], cached_call.structure),
-                    reading.inputs.arguments,
-                    "",
-                )
+                return cached[1], cached_call.structure, reading.inputs.arguments, ""
         tracing, structure = _traced(call)
         key, program = self._program(tracing.graph())
         reading = readings[-1 if tracing.call_inputs.keeps_numbers else 0]
         if reading.key is not None:
             self._calls.put(reading.key, _CachedCall(ref(key), structure), reading.inputs.nbytes)
-        return _CachedProgram(program, structure), tracing.call_inputs.arguments, reading.why
+        return program, structure, tracing.call_inputs.arguments, reading.why
 
     def _program(self, graph: ComputationGraph) -> tuple[GraphKey, LoadedProgram]:
         """Return the program of a graph with its cache key; compile it on first use."""
@@ -147,14 +143,6 @@ class Parallel:
         if isinstance(value, tuple):
             return tuple([self._shown(each) for each in value])
         return value if isinstance(value, FractalTensor) else self.as_leaf(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedProgram:
-    """A program and the structure of its result."""
-
-    program: LoadedProgram
-    structure: Structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from stitch.fractal.access import join
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.modes import current_mode
-from stitch.fractal.structures import rows_of
+from stitch.fractal.rows import leaf_rows
 from stitch.fractal.zipped import Zipped
 from stitch.graph import LayerMethods, SymbolicTensor
 from stitch.runtime import Tensor
@@ -157,5 +157,5 @@ def _is_nest(value: Any) -> bool:
 def _rows(xs: FractalTensor) -> Any:
     """Return the leaves in order as one tensor `[numel, *leaf]`."""
     if isinstance(xs.data, SymbolicTensor):
-        return rows_of(xs, xs.data)
+        return leaf_rows(xs.data, xs.index)
     return current_mode().as_leaf(xs.leaves())

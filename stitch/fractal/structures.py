@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.rows import Indexed, IndexTree, leaf_rows
+from stitch.fractal.rows import Indexed, IndexTree
 from stitch.fractal.zipped import Nest, Zipped
-from stitch.graph import SymbolicTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,3 @@ def is_uniform(xs: Nest) -> bool:
     if isinstance(xs, Zipped):
         return all(map(is_uniform, xs.parts))
     return xs.depth == 1 or xs.index.tree.uniform is not None
-
-
-def rows_of(xs: FractalTensor, data: SymbolicTensor) -> SymbolicTensor:
-    """Return the leaves of a nest over these rows in order: `[numel, *leaf]`."""
-    return leaf_rows(data, xs.index)

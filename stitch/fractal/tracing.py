@@ -21,8 +21,8 @@ import numpy as np
 from stitch.errors import CompileError, UsageError
 from stitch.fractal.current import NestCall, use_mode
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.rows import Affine, Indexed
-from stitch.fractal.structures import Structure, element_structure, is_uniform, rows_of
+from stitch.fractal.rows import Affine, Indexed, leaf_rows
+from stitch.fractal.structures import Structure, element_structure, is_uniform
 from stitch.fractal.user_function import UserFunction, check_state, structure_text, type_structure
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import (
@@ -63,7 +63,7 @@ class SameObject:
         try:
             self._ref = ref(held)
         except TypeError:  # No weak references: keep it, so that its id is not reused.
-            self._ref = _StrongReference(held)
+            self._ref = lambda: held
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SameObject) or self._at != other._at:
@@ -73,18 +73,6 @@ class SameObject:
 
     def __hash__(self) -> int:
         return hash(self._at)
-
-
-class _StrongReference:
-    """A strong reference with the call interface of a weak one."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: Any) -> None:
-        self._what = what
-
-    def __call__(self) -> Any:
-        return self._what
 
 
 class NoKeyError(Exception):
@@ -99,7 +87,6 @@ class NoKeyError(Exception):
 class RowsPart:
     """A range of rows of an input; its begin is an input as well."""
 
-    rows: int
     begin: int
     count: int
     first: int
@@ -215,7 +202,7 @@ class CallInputs:
         key = rows, first, count
         if key not in self._parts:
             begin = self.place(np.array(first, np.int64))
-            self._parts[key] = RowsPart(rows, begin, count, first)
+            self._parts[key] = RowsPart(begin, count, first)
         return self._parts[key]
 
     def _input_key(self, data: Any) -> Hashable:
@@ -261,8 +248,6 @@ def key_of_call(call: NestCall, *, keeps_numbers: bool) -> CallKey:
 # Loop bodies
 
 Tensors: TypeAlias = Sequence[SymbolicTensor]
-#: From the builder of a body and its inputs to the structure of the result and its tensors.
-Function: TypeAlias = Callable[[Any, Tensors], tuple[Structure, Tensors]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,26 +257,6 @@ class FunctionBody:
     body: Body
     captured: tuple[SymbolicTensor, ...]
     structure: Structure
-
-
-def function_body(
-    owner: Any, kinds: Sequence[tuple[str, ValueType]], function: Function, *, copies: int = 1
-) -> FunctionBody:
-    """Trace a function into a loop body.
-
-    Args:
-        kinds: Names and types of the inputs.
-        copies: How often the tensors of the result are repeated as outputs.
-    """
-    structures: list[Structure] = []
-
-    def whole(builder: Any, inputs: Tensors) -> Tensors:
-        structure, tensors = function(builder, inputs)
-        structures.append(structure)
-        return [*tensors] * copies
-
-    body, captured = trace_body(owner, kinds, whole)
-    return FunctionBody(body, captured, structures[0])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -366,7 +331,7 @@ def sequences_of(
         return [t for part in xs.parts for t in sequences_of(part, numbers, tensor)]
     first, end = numbers[0], numbers[-1] + 1
     part = xs[first:end] if len(numbers) == end - first else xs[list(numbers)]
-    rows = rows_of(part, tensor(part.data))
+    rows = leaf_rows(tensor(part.data), part.index)
     structure = element_structure(xs, numbers[0])
     if structure.tree is None:
         return [rows]
@@ -381,15 +346,6 @@ def has_numbers(xs: Nest) -> bool:
         else isinstance(part.data, np.ndarray) and part.dtype.kind in "iub"
         for part in parts
     )  # fmt: skip
-
-
-def named_inputs(
-    states: Sequence[ValueType], elements: Sequence[ValueType]
-) -> list[tuple[str, ValueType]]:
-    return [
-        *[(f"state_{i}", kind) for i, kind in enumerate(states)],
-        *[(f"element_{i}", kind) for i, kind in enumerate(elements)],
-    ]
 
 
 #: Maximum number of elements that are traced one by one if a function needs their values.
@@ -479,10 +435,29 @@ class Traced:
         states: Sequence[SymbolicTensor], sequences: Sequence[SymbolicTensor], where: str = "",
         copies: int = 1,
     ) -> FunctionBody:  # fmt: skip
-        """Trace a loop body: the function of values of these structures, the state first."""
-        elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
-        kinds = named_inputs([t.type for t in states], elements)
-        return function_body(owner, kinds, _function_of(call, structures, where), copies=copies)
+        """Trace a loop body: the function of values of these structures, the state first.
+
+        `copies`: how often the tensors of the result are repeated as outputs.
+        """
+        kinds = [(f"state_{i}", t.type) for i, t in enumerate(states)]
+        kinds += [
+            (f"element_{i}", ValueType(t.shape[1:], t.data_type)) for i, t in enumerate(sequences)
+        ]
+        made: list[Structure] = []
+
+        def function(builder: Any, inputs: Tensors) -> Tensors:
+            inside, tensors = Traced(builder), iter(inputs)
+            with use_mode(inside):
+                values = [structure.value(tensors) for structure in structures]
+                after = UserFunction(call, inside, states=len(structures) - 1)(*values)
+                if len(structures) > 1:
+                    check_state(call, values[0], after, where)
+                structure, results = inside.flat(after)
+            made.append(structure)
+            return results * copies
+
+        body, captured = trace_body(owner, kinds, function)
+        return FunctionBody(body, captured, made[0])
 
     def _cell(self, call: NestCall, number: int) -> LoopPiece:
         """Write the function of one element outside of a loop."""
@@ -499,7 +474,7 @@ class Traced:
                 for each in part:
                     walk(each)
             elif isinstance(part, FractalTensor):
-                tensors.append(rows_of(part, self.tensor(part.data)))
+                tensors.append(leaf_rows(self.tensor(part.data), part.index))
             else:
                 tensors.append(self.tensor(part))
 
@@ -609,21 +584,6 @@ class Traced:
         after = function(first, last)
         check_state(call, first, after, "the initializer")
         return after
-
-
-def _function_of(call: NestCall, structures: Sequence[Structure], where: str) -> Function:
-    """Return a call's function on the tensors of a loop body."""
-
-    def function(builder: Any, inputs: Sequence[SymbolicTensor]) -> Any:
-        inside, tensors = Traced(builder), iter(inputs)
-        with use_mode(inside):
-            values = [structure.value(tensors) for structure in structures]
-            after = UserFunction(call, inside, states=len(structures) - 1)(*values)
-            if len(structures) > 1:
-                check_state(call, values[0], after, where)
-            return inside.flat(after)
-
-    return function
 
 
 # --------------------------------------------------------------------------------------------------

@@ -385,12 +385,9 @@ def graphs_of(programs: TrainingPrograms) -> TrainingGraphs:
 def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:
     """Compile the program that adds the gradients of another micro-batch to the sums."""
     graph = accumulation_graph(f"{programs.backward.name}_sum", programs.parameters)
-    spaces = {
-        slot.name: programs.backward.output_desc(i).layout.space
-        for i, slot in enumerate(programs.backward.outputs)
-    }
+    spaces = _spaces_of(programs)
     # Backward writes to both the sums and the gradients of another micro-batch.
-    spaces |= {f"{MORE}{name}": space for name, space in spaces.items()}
+    spaces |= {f"{MORE}{p.gradient}": spaces[p.gradient] for p in programs.parameters}
     return _compilation(Role.BACKWARD, graph, machine, spaces).program
 
 
@@ -398,12 +395,9 @@ def compile_update(
     programs: TrainingPrograms, optimizer: Optimizer, options: TrainingOptions, machine: Machine
 ) -> Program:
     """Compile the update program for changed optimizer settings, with the same placement."""
-    before = programs.update
-    graph = update_graph(
-        before.name, programs.parameters, optimizer, clip_grad_norm=options.clip_grad_norm
-    )
-    spaces = {slot.name: before.input_desc(i).layout.space for i, slot in enumerate(before.inputs)}
-    return _compilation(Role.UPDATE, graph, machine, spaces).program
+    name, parameters = programs.update.name, programs.parameters
+    graph = update_graph(name, parameters, optimizer, clip_grad_norm=options.clip_grad_norm)
+    return _compilation(Role.UPDATE, graph, machine, _spaces_of(programs)).program
 
 
 def home_space(machine: Machine) -> Space:

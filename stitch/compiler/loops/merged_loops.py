@@ -26,9 +26,9 @@ from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.ragged_segments import (
     MergedGroup,
     SegmentPlan,
+    SegmentWriter,
     plan_segments,
     rows_that_vary,
-    write_segments,
 )
 from stitch.compiler.loops.schedules import LoopNote, LoopWriter, ScheduledLoops, can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, inline
@@ -308,7 +308,7 @@ class _LoopMerger(LoopWriter):
         """Write merged scans; return their results by value."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
-            results = write_segments(builder, merging, operands, self.write)
+            results = SegmentWriter(builder, merging, operands, self.write).run()
         return {
             v: result
             for scan, each in zip(merging.scans, results, strict=True)

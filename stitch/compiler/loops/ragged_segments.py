@@ -185,15 +185,7 @@ def rows_that_vary(
     return (*states_that_vary(body, form, differs), *differs[form.states :])
 
 
-def write_segments(
-    builder: Any, merging: MergedGroup, operands: Sequence[Sequence[Any]],
-    write_unbatched: WriteUnbatched,
-) -> list[list[Any]]:  # fmt: skip
-    """Write merged scans; return the results of each scan, None for results without readers."""
-    return _SegmentWriter(builder, merging, operands, write_unbatched).run()
-
-
-class _SegmentWriter:
+class SegmentWriter:
     """A group of scans being written."""
 
     def __init__(
@@ -214,6 +206,7 @@ class _SegmentWriter:
         self.kept = _kept_states(merging.body, self.form)
 
     def run(self) -> list[list[Any]]:
+        """Write the scans; return the results of each, None for results without readers."""
         form = self.form
         first = form.states + form.sequences
         states = [self._row_operand(i) for i in range(form.states)]
