@@ -64,24 +64,6 @@ def f32(data: Any) -> Array:
     return np.array(data, np.float32)
 
 
-def test_a_linear_layer_gives_the_reference_values() -> None:
-    both = differentiate(graph_of(linear), ["x", "w", "b"])
-    feeds = {
-        "x": f32([[3, 3, 6], [2, 1, 5], [1, 2, -2], [8, 0.5, -3]]),
-        "w": f32([[1, 2, 1.5], [0.5, 4, -1]]),
-        "b": f32([3, -1]),
-    }
-    expected = f32([[21, 6.5], [14.5, -1], [5, 9.5], [7.5, 8]])
-    np.testing.assert_array_equal(run(both.forward, feeds)["y"], expected)
-    seed = f32([[1, -0.5], [2, -2], [1, 9], [-3.5, 1]])
-    made = gradients_of(both, feeds, {"y.grad": seed})
-    np.testing.assert_array_equal(
-        made["x"], f32([[0.75, 0, 2], [1, -4, 5], [5.5, 38, -7.5], [-3, -3, -6.25]])
-    )
-    np.testing.assert_array_equal(made["w"], f32([[-20, 5.25, 24.5], [11.5, 15, -34]]))
-    np.testing.assert_array_equal(made["b"], f32([0.5, 7.5]))
-
-
 def test_the_forward_graph_computes_what_it_did() -> None:
     graph = graph_of(network)
     feeds = feeds_of(graph)

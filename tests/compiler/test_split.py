@@ -177,13 +177,6 @@ def test_cuts_lie_where_least_passes_over() -> None:
     assert all(part.input_type(0).shape == (4, 8) for part in parts)
 
 
-def test_the_bytes_over_the_cuts_are_the_least_of_all_balanced_cuts() -> None:
-    graph = tower(3)
-    parts = split_graph(graph, 2)
-    passed = sum(parts[0].output_type(i).shape[1] for i in range(len(parts[0].outputs)))
-    assert passed == 8
-
-
 @pytest.mark.parametrize("name", ["tower:layer1", "layer1", "matmul_3"])
 def test_a_node_is_named_by_location_or_value(name: str) -> None:
     parts = split_graph(tower(), [name])

@@ -45,31 +45,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.usefixtures("within")
-def test_what_a_new_closure_reads_is_as_it_is_now() -> None:
-    data = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    xs, weights, factor = FractalTensor(data.tolist()), np.ones((2, 2), np.float32), [1]
-    large = np.ones((2, 2048), np.float32)
-
-    def rows() -> list[float]:
-        nest = FractalTensor(data)
-        found = ops.map(lambda x: (x @ weights * factor[0], np.max(x @ large)), nest)
-        return [*found[0].numpy()[:, 0].tolist(), *found[1].tolist()]
-
-    assert rows() == [3, 7, 3, 7]
-    weights[:] = 2
-    assert rows() == [6, 14, 3, 7]
-    large[:, 7] = 3
-    assert rows() == [6, 14, 9, 21]
-    data[0] = 5
-    assert rows() == [20, 14, 30, 21]
-    factor[0] = 2
-    assert rows() == [40, 28, 30, 21]
-    weights = np.zeros((2, 2), np.float32)
-    assert rows() == [0, 0, 30, 21]
-    assert len(xs) == 2
-
-
-@pytest.mark.usefixtures("within")
 def test_results_stay_when_others_come() -> None:
     xs = FractalTensor([[1.0, 2.0], [3.0, 4.0]])
 

@@ -246,13 +246,3 @@ def test_an_update_that_is_to_be_differentiated_is_refused() -> None:
         lambda net: torch.optim.SGD([{"params": net.parameters(), "differentiable": True}], lr=0.1)
     )
     assert "differentiable" in told
-
-
-def test_one_optimizer_trains_one_model_at_a_time() -> None:
-    twins = Twins(lambda net: torch.optim.SGD(net.parameters(), lr=0.1))
-    twins.step(1)
-    with pytest.raises(UsageError, match="already trains another model"):
-        stitch.compile(
-            twins.net, (torch.ones(12, 6),), target="host", optimizer=twins.optimizer,
-            loss=twins.loss_fn,
-        )  # fmt: skip

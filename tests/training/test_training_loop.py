@@ -11,7 +11,6 @@ import torch
 
 import stitch
 from stitch.program import DataType, InputKind
-from tests.support.grids import every_row
 from tests.support.training.models import (
     batches,
     compiled,
@@ -21,29 +20,6 @@ from tests.support.training.models import (
     train,
     values_of,
 )
-
-OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
-    ("SGD", {"lr": 0.05}),
-    ("SGD", {"lr": 0.05, "momentum": 0.9}),
-    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
-    ("Adam", {"lr": 0.01}),
-    ("Adam", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.99)}),
-    ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), every_row(2, OPTIMIZERS))
-def test_fifty_steps_of_an_mlp_equal_those_of_torch(name: str, options: dict[str, Any]) -> None:
-    model = compiled(getattr(stitch, name)(**options))
-    theirs = torch_mlp(model)
-    stepped = getattr(torch.optim, name)(theirs.parameters(), **options)
-    data = batches(5)
-    expected = torch_train(theirs, stepped, torch.nn.functional.mse_loss, data, 50)
-    found = train(model, data, 50)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    weights = model.instance.parameters()
-    for ours, parameter in zip(weights.values(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=1e-4)
 
 
 def test_four_micro_batches_step_like_one_batch_of_four_times_the_size() -> None:
@@ -116,20 +92,6 @@ def test_recomputing_gives_the_same_steps_from_other_saved_values() -> None:
     expected = train(plain, batches(4), 8)
     assert train(cheap, batches(4), 8) == expected
     assert train(everything, batches(4), 8) == expected
-
-
-def test_a_schedule_changes_the_rate_without_another_program() -> None:
-    schedule = stitch.schedules.StepLR(3, 0.5)
-    model = compiled(stitch.SGD(lr=0.1, schedule=schedule))
-    theirs = torch_mlp(model)
-    stepped = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(stepped, 3, 0.5)
-    data, expected = batches(4), []
-    for step in range(10):
-        expected += torch_train(theirs, stepped, torch.nn.functional.mse_loss, [data[step % 4]], 1)
-        scheduler.step()
-    np.testing.assert_allclose(train(model, data, 10), expected, atol=1e-5)
-    assert model.instance.device.statistics().plans_made <= 4
 
 
 def test_training_stops_and_gives_its_memory_back_when_the_model_leaves_its_scope() -> None:

@@ -82,19 +82,6 @@ def test_profiling_runs_every_kernel_exactly_once() -> None:
         np.testing.assert_array_equal(instance.get_tensor(name), value)
 
 
-def test_the_state_of_a_training_goes_on_elsewhere_bit_for_bit() -> None:
-    data = batches(6)
-    whole = compiled(stitch.Adam(lr=0.01))
-    expected = train(whole, data)
-    first = compiled(stitch.Adam(lr=0.01))
-    assert train(first, data[:3]) == expected[:3]
-    second = compiled(stitch.Adam(lr=0.01))
-    second.start().load_state_dict(first.instance.state_dict())
-    assert train(second, data[3:]) == expected[3:]
-    for name, value in whole.instance.state_dict().items():
-        np.testing.assert_array_equal(second.instance.state_dict()[name], value)
-
-
 def test_the_state_of_another_training_is_refused_and_changes_nothing() -> None:
     instance = compiled(stitch.Adam(lr=0.01)).start()
     before = instance.state_dict()
