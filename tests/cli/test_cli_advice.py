@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -171,39 +170,6 @@ def test_the_best_single_change_is_the_best_of_all_single_changes(seed: int) -> 
     advice = advise(modules, wires, machine, now)
     added = (best - now.cost).order
     assert (Cost(0, 0, 0.0) if advice is None else advice.adds).order == added
-
-
-@pytest.mark.parametrize("seed", every(3, range(12)))
-def test_a_changed_program_is_what_compiling_it_anew_gives(seed: int) -> None:
-    draw = random.Random(seed)
-    machine = load_machine("wormhole_n150")
-    rows = draw.choice((32, 8_000, 16_000, 40_000))
-    builder = stitch.ComputationGraphBuilder("p")
-    h = builder.input("x", (rows, 256), "float32") + builder.input("z", (rows, 256), "float32")
-    builder.output("y", (h @ np.ones((256, 256), np.float32)) + 1.0)
-    graph = builder.build()
-    program = stitch.compile(graph).binary.programs[0]
-    for side, slot in (("input", "x"), ("input", "z"), ("output", "y")):
-        for word in ("space=l1", "space=dram", "layout=tile", "address=0x50000"):
-            option = f"{side}.{slot}.{word}"
-            index = 1 if slot == "z" else 0
-            of = program.input_desc if side == "input" else program.output_desc
-            try:
-                anew = stitch.compile(graph, placement=option).binary.programs[0]
-            except StitchError:
-                continue
-            after = anew.input_desc if side == "input" else anew.output_desc
-            if after(index) == of(index):
-                continue
-            slots: Any = {(side, index): after(index).layout}
-            try:
-                changed = with_layouts(program, slots, machine.shape)
-            except StitchError:
-                continue  # It says so where it cannot know.
-            assert changed.text() == anew.text(), option
-
-
-# -- types -----------------------------------------------------------------------------------------
 
 
 def test_no_advice_changes_a_result(cli: Cli) -> None:
