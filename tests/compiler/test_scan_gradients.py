@@ -21,7 +21,6 @@ from tests.support.gradients.scans import (
     Loop,
     TorchLoop,
     check_against_torch,
-    check_by_differences,
     drawn,
     loop_gradients,
     loop_graph,
@@ -92,11 +91,6 @@ def test_other_words_are_refused(word: str) -> None:
         differentiate(loop_graph(lstm, feeds), ["w"], recompute=word)
     with pytest.raises(UsageError, match="must be none, cheap or all"):
         TrainingOptions(recompute=word)
-
-
-def test_slopes_by_small_steps() -> None:
-    check_by_differences(lstm, lstm_feeds(3))
-    check_by_differences(powers, drawn(x=(4, 3), a=(3,)))
 
 
 def powers(b: ComputationGraphBuilder, given: Inputs) -> Results:

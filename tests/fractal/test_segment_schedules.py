@@ -173,28 +173,6 @@ def test_whatever_rows_do_around_their_scans(row: Row, lengths: list[int]) -> No
         assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
 
 
-@pytest.mark.parametrize(
-    ("place", "seed"),
-    in_turn([("host", "numpy"), ("host", "onnxruntime"), ("host", "torch"), ("host", "auto"),
-             ("wormhole_n150", "numpy"), ("tiny", "numpy")], range(3)),
-)  # fmt: skip
-def test_random_rows_are_the_same_in_both_modes_on_every_executor(
-    place: tuple[str, str], seed: int
-) -> None:
-    machine, executor = place
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, 12, random.integers(3, 10)).tolist()
-    rows, own = rows_of(lengths)
-    nests = FractalTensor(rows), FractalTensor(own)
-    row = (two_states, both_ways, counting)[seed]
-    with stitch.open_device(machine, executor=executor) as device:
-        with ops.mode("sequential", device=device):
-            expected = lists_of(network(ops, row, *nests))
-        assert_same(expected, network(plain, row, rows, own), 1e-5)
-        with ops.mode("parallel", device=device, schedule="segments"):
-            assert_same(lists_of(network(ops, row, *nests)), expected, 1e-5)
-
-
 @pytest.mark.parametrize("schedule", ["segments", "batch", "blocks", "rounds", None])
 def test_rows_in_rows_whose_inner_lanes_differ_in_length(schedule: str | None) -> None:
     """What is the scan of the inner lanes is then one for the outer lanes."""

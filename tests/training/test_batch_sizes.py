@@ -95,23 +95,6 @@ def test_a_loader_with_a_smaller_last_batch_trains_as_torch_does(word: str, targ
     assert at == {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize(("word", "target"), [("sgd", "host"), ("adam", "wormhole_n150")])
-def test_a_training_goes_on_from_its_file_with_batches_of_both_sizes(
-    word: str, target: str
-) -> None:
-    theirs, wanted = trained_by_torch(word, 2)
-    module = net()
-    optimizer = OPTIMIZERS[word](module.parameters())
-    model = stitch.torch.compile(module, optimizer=optimizer, target=target)
-    epoch(model, optimizer, 0)
-    file = io.StringIO(model.as_json())
-    other = Net()
-    resumed_by = OPTIMIZERS[word](other.parameters())
-    resumed = stitch.torch.load(file, other, resumed_by)
-    assert epoch(resumed, resumed_by, 1) == pytest.approx(wanted[3:], rel=1e-5)
-    assert_same_tensors(other, theirs)
-
-
 def started(module: Any = None, **options: Any) -> Any:
     """A training of ours on batches of four."""
     x, _ = data()

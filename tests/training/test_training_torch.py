@@ -13,7 +13,7 @@ from torch import nn
 
 import stitch
 from stitch.errors import CompileError
-from tests.support.grids import every, in_turn
+from tests.support.grids import in_turn
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
@@ -147,38 +147,6 @@ def test_an_interrupt_while_compiling_leaves_the_module_in_its_mode() -> None:
     assert all(part.training for part in net.modules())
 
 
-class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """The embedding is the weight of the last layer too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(CLASSES, 8)
-        self.out = nn.Linear(8, CLASSES, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, x: Any) -> Any:
-        return self.out(self.embedding(x))
-
-
-def test_tied_parameters_are_one_tensor_with_one_gradient() -> None:
-    torch.manual_seed(2)
-    module = Tied().train()
-    x, y = torch.randint(0, CLASSES, (8,)), torch.randint(0, CLASSES, (8,))
-    loss = stitch.losses.CrossEntropyLoss()
-    model = stitch.compile(
-        copy.deepcopy(module), (x,), target="host", optimizer=stitch.SGD(lr=0.5), loss=loss
-    )
-    assert model.training is not None
-    assert len(model.training.programs.parameters) == 1
-    stepped = torch.optim.SGD(module.parameters(), lr=0.5)
-    for _ in range(5):
-        expected = nn.functional.cross_entropy(module(x), y)
-        expected.backward()
-        stepped.step()
-        stepped.zero_grad()
-        assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-5)
-
-
 class OnSharedBytes(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Two tensors that somebody has laid on one storage."""
 
@@ -289,23 +257,3 @@ def test_a_run_with_dropout_goes_on_elsewhere_with_the_same_masks() -> None:
     assert [step(first, x, y) for x, y in data[:3]] == expected[:3]
     second.start(seed=99).load_state_dict(first.instance.state_dict())
     assert [step(second, x, y) for x, y in data[3:]] == expected[3:]
-
-
-@pytest.mark.parametrize("executor", every(2, ["numpy", "onnxruntime", "torch", "auto"]))
-def test_running_statistics_are_those_of_torch_whoever_computes(executor: str) -> None:
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3),
-        torch.nn.Sigmoid(),
-    )  # fmt: skip
-    x = torch.randn(4, 5)
-    compiled = stitch.compile(
-        net, (x,), target="host", optimizer="sgd", loss="mse", executor=executor
-    )
-    for _ in range(3):
-        np.asarray(compiled(x))
-        net(x)
-    for name in ("1.running_mean", "1.running_var"):
-        np.testing.assert_allclose(
-            compiled.get_tensor(name), net.state_dict()[name].numpy(), rtol=1e-5, atol=1e-6
-        )
