@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +39,8 @@ def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGra
 
     Raises `CompileError` if an operator does not accept the type.
     """
-    retyped = replace(
-        _retyped(graph, data_type), bodies=tuple([_retyped(b, data_type) for b in graph.bodies])
-    )
+    bodies = tuple([replace(body, **_retyped(body, data_type)) for body in graph.bodies])
+    retyped = replace(graph, **_retyped(graph, data_type), bodies=bodies)
     builder = ComputationGraphBuilder(graph.name)
     inputs, outputs = ([slot.name for slot in slots] for slots in (graph.inputs, graph.outputs))
 
@@ -52,30 +51,26 @@ def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGra
     return rewrite_graph(retyped, builder, results_of)
 
 
-Part = TypeVar("Part", ComputationGraph, Body)
-
-
-def _retyped(part: Part, data_type: DataType) -> Part:
-    """Replace float32 in values, constants and attributes."""
+def _retyped(part: ComputationGraph | Body, data_type: DataType) -> dict[str, Any]:
+    """Return values, operations and constants with another type in place of float32."""
     before, after = (onnx_code(kind) for kind in (DataType.FLOAT32, data_type))
 
     def attributes(operation: Operation) -> dict[str, Any]:
         named = [name for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before]
         return {**operation.attributes, **dict.fromkeys(named, after)}
 
-    return replace(
-        part,
-        values=tuple([
+    return {
+        "values": tuple([
             replace(value, type=replace(value.type, data_type=data_type))
             if value.type.data_type is DataType.FLOAT32 else value
             for value in part.values
         ]),
-        operations=tuple([replace(o, attributes=attributes(o)) for o in part.operations]),
-        constants=tuple([
+        "operations": tuple([replace(o, attributes=attributes(o)) for o in part.operations]),
+        "constants": tuple([
             replace(c, data=c.data.astype(data_type.dtype)) if c.data.dtype == np.float32 else c
             for c in part.constants
         ]),
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 def evaluation_graph(graph: ComputationGraph) -> ComputationGraph:

@@ -255,7 +255,7 @@ def _loss_operator(compute: Callable[[Any, Any], Any], change: Callable[[float],
 
 def _comparison(compare: Callable[[float, float], bool]) -> Any:
     def method(self: LossTensor, other: Any) -> bool:
-        return compare(self.item(), float(other))
+        return compare(self.item(), other.item() if hasattr(other, "item") else other)
 
     return method
 

@@ -141,8 +141,6 @@ def test_a_graph_in_json_compiles(cli: Cli, here: Path) -> None:
         ("output.y.alias=9", "take the buffer of that input: there is no input 9"),
         ("output.y.alias=zz", "there is no input 'zz'; inputs: x"),
         ("input.x.shard_spec=2x1,2x8", "add --set input.x.memory_layout=height_sharded"),
-        ("input.0.shard_spec=1x2,4x4", "add --set input.0.memory_layout=width_sharded"),
-        ("output.y.shard_spec=2x2,2x4", "add --set output.y.memory_layout=block_sharded"),
     ],
 )
 def test_a_option_that_cannot_be_meant_is_wrong_usage(
