@@ -91,31 +91,6 @@ def check_against_torch(
     return both
 
 
-def check_by_differences(loop: Loop, feeds: Feeds, step: float = 1e-5) -> None:
-    """All gradients in float64 are what a small step of each element changes, by the whole graph
-    as it was before it was differentiated."""
-    graph = loop_graph(loop, feeds)
-    both = differentiate(graph, list(feeds))
-    _, seeds, found = loop_gradients(both, feeds)
-    model = stitch.compile(graph, target="host")
-    with stitch.open_device("host", executor="numpy") as device:
-        loaded = device.load(model)
-
-        def value(moved: Feeds) -> float:
-            named = _named(graph, loaded(**moved))
-            return float(sum((named[n] * seed).sum() for n, seed in seeds.items()))
-
-        for name, array in feeds.items():
-            slopes = np.empty_like(array)
-            for place in np.ndindex(array.shape):
-                there = [array.copy() for _ in range(2)]
-                there[0][place] += step
-                there[1][place] -= step
-                up, down = (value({**feeds, name: moved}) for moved in there)
-                slopes[place] = (up - down) / (2 * step)
-            np.testing.assert_allclose(found[name], slopes, 1e-5, 1e-6, err_msg=name)
-
-
 def drawn(
     seed: int = 5, dtype: type[np.floating[Any]] = np.float64, **shapes: Sequence[int]
 ) -> Feeds:
