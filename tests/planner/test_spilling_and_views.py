@@ -24,7 +24,7 @@ from stitch.planner import (
 from stitch.program import Space
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import sound
-from tests.support.planner.room_brute_force import task_finds_room
+from tests.support.planner.leaving_brute_force import task_finds_room
 from tests.support.planner.small_requests import (
     DRAM,
     L1,

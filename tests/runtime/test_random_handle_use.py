@@ -30,8 +30,7 @@ from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.grids import every
 from tests.support.handle_world import STEPS, World
-from tests.support.planner.leaving_brute_force import needless
-from tests.support.planner.room_brute_force import TooManyWaysError, task_finds_room
+from tests.support.planner.leaving_brute_force import TooManyWaysError, needless, task_finds_room
 from tests.support.random_work import MACHINES
 from tests.support.run_seed import SEED
 

@@ -1,4 +1,5 @@
-"""Whether what left its space in a plan had to, by trying everything: no code of the planner.
+"""Whether what left its space in a plan had to, and whether a task finds room at all, by trying
+everything: no code of the planner.
 
 For each task of a plan: what lies where when the planner comes to it, what the task needs, and all
 that could stay. A tensor that left could have stayed if some way to serve the inputs (where they
@@ -15,20 +16,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stitch.machine import copy_counts, footprint
-from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
+from stitch.planner import (
+    Allocate,
+    Buffer,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    Step,
+)
 from stitch.program import DataType, Layout, Space, TensorDesc
-from tests.support.planner.room_brute_force import TooManyWaysError, lies
 
-#: Ways and sets that are tried for one question.
-MOST_TRIALS = 4_000
+#: Ways and sets that are tried for one question, and ways to lay out one set of pieces.
+MOST_TRIALS, MOST_WAYS = 4_000, 20_000
 Region = tuple[int, int]
+
+
+class TooManyWaysError(Exception):
+    """There are more ways to lay something out than can be tried."""
 
 
 @dataclass(frozen=True)
 class Moment:
     """What lies where when the planner comes to a task."""
 
-    plan: Plan
+    request: PlanRequest
     task: int
     buffers: Mapping[int, Buffer]
     values: Mapping[int, tuple[Instance, ...]]
@@ -38,7 +53,7 @@ class Moment:
 
     def origin(self, value: int) -> DataType:
         """The type in which a value was made: others may have lost something."""
-        request = self.plan.request
+        request = self.request
         for resident in request.residents:
             if resident.value == value:
                 return resident.instances[0].desc.layout.data_type
@@ -46,7 +61,7 @@ class Moment:
         return task.transformation.outputs[task.outputs.index(value)].layout.data_type
 
     def is_read_later(self, value: int) -> bool:
-        tasks = self.plan.request.tasks[self.task + 1 :]
+        tasks = self.request.tasks[self.task + 1 :]
         return any(value in task.inputs for task in tasks)
 
 
@@ -106,7 +121,7 @@ def _moments(plan: Plan) -> Iterator[tuple[Moment, list[Step]]]:
     values = {r.value: r.instances for r in plan.request.residents}
     steps: list[Step] = []
     task = 0
-    moment = Moment(plan, task, dict(buffers), dict(values))
+    moment = Moment(plan.request, task, dict(buffers), dict(values))
     for step in plan.steps:
         steps.append(step)
         if isinstance(step, Allocate):
@@ -143,10 +158,10 @@ def _moments(plan: Plan) -> Iterator[tuple[Moment, list[Step]]]:
         if isinstance(step, Execute) or (isinstance(step, Copy) and step.made != step.value):
             yield moment, steps
             task, steps = task + 1, []
-            moment = Moment(plan, task, dict(buffers), dict(values))
+            moment = Moment(plan.request, task, dict(buffers), dict(values))
         elif all(isinstance(s, Free) for s in steps):
             # What the task before it has left behind.
-            moment = Moment(plan, task, dict(buffers), dict(values))
+            moment = Moment(plan.request, task, dict(buffers), dict(values))
     assert all(isinstance(s, Free) for s in steps)
 
 
@@ -208,7 +223,7 @@ def _could_stay(
 def _spare(moment: Moment, space: Space) -> list[int]:
     """The buffers of a space that hold nothing that is read later, in L1 by predictions too, or
     nowhere else."""
-    predicted = {v for v, _ in moment.plan.request.later} if space is Space.L1 else set()
+    predicted = {v for v, _ in moment.request.later} if space is Space.L1 else set()
     return [
         b.number
         for b in moment.buffers.values()
@@ -246,14 +261,7 @@ def _ways(
 ) -> Iterator[list[Way]]:
     """For each input that the task wants in a space, all ways to have it there: of one that is read
     later too, the plan's own, which may serve it then as well."""
-    task = moment.plan.request.tasks[moment.task]
-    given = {i for _, i in task.transformation.aliases}
-    wanted = {
-        (task.inputs[i], desc, i if i in given else -1): i
-        for i, desc in enumerate(task.transformation.inputs)
-        if desc.layout.space is space
-    }
-    for (value, desc, overwritten), position in wanted.items():
+    for (value, desc, overwritten), position in _wanted(moment, space).items():
         ways = list(_ways_of(moment, space, gone, value, desc, overwritten))
         run = steps[-1]
         if isinstance(run, Execute):
@@ -268,9 +276,21 @@ def _ways(
         yield ways
 
 
+def _wanted(moment: Moment, space: Space) -> dict[tuple[int, TensorDesc, int], int]:
+    """The inputs that the task wants in a space: (value, descriptor, input if it is overwritten,
+    else -1), to the last such input."""
+    task = moment.request.tasks[moment.task]
+    given = {i for _, i in task.transformation.aliases}
+    return {
+        (task.inputs[i], desc, i if i in given else -1): i
+        for i, desc in enumerate(task.transformation.inputs)
+        if desc.layout.space is space and task.inputs
+    }
+
+
 def _seconds(moment: Moment, value: int, desc: TensorDesc, but: int) -> float:
     """What a copy of a value takes at least, made of another buffer than one."""
-    machine = moment.plan.request.machine
+    machine = moment.request.machine
     return min(
         (
             machine.copy_seconds(copy_counts(i.desc, desc, machine))
@@ -284,7 +304,7 @@ def _seconds(moment: Moment, value: int, desc: TensorDesc, but: int) -> float:
 def _ways_of(
     moment: Moment, space: Space, gone: set[int], value: int, desc: TensorDesc, overwritten: int
 ) -> Iterator[Way]:
-    task = moment.plan.request.tasks[moment.task]
+    task = moment.request.tasks[moment.task]
     bare = TensorDesc(desc.shape, desc.layout.without_address())
     address = desc.layout.address
     if _is_reached(moment, value, space):
@@ -302,7 +322,7 @@ def _ways_of(
             block.pinned
             or instance.offset_nbytes
             or moment.users(block.number) != {value}
-            or value in moment.plan.request.kept
+            or value in moment.request.kept
             or moment.is_read_later(value)
             or task.inputs.count(value) > 1
         ):
@@ -312,7 +332,7 @@ def _ways_of(
 
 def _is_reached(moment: Moment, value: int, space: Space) -> bool:
     """Whether some instance of a value has a path to a space, so that a copy needs no detour."""
-    machine = moment.plan.request.machine
+    machine = moment.request.machine
     sources = {i.desc.layout.space for i in moment.values.get(value, ())}
     return any(machine.path(source, space) is not None for source in sources)
 
@@ -322,7 +342,7 @@ def _fits(
     *, still: bool, is_for_task: bool = True,
 ) -> bool:  # fmt: skip
     """Whether all that stays and all that is needed lie side by side; `still`: nothing moves."""
-    shape = moment.plan.request.machine.shape.space(space)
+    shape = moment.request.machine.shape.space(space)
     held: dict[int, int | None] = {}
     for way in chosen:
         if way.block is None:
@@ -359,12 +379,12 @@ def _add_needs(
 ) -> None:  # fmt: skip
     """What a task needs in a space beside the blocks that serve it where they are; `still`: what is
     to be read at an address is made there, as what lies there would have to move for its reader."""
-    shape = moment.plan.request.machine.shape.space(space)
+    shape = moment.request.machine.shape.space(space)
     for way in chosen:
         if way.block is None:
             named = way.named if still and way.address is None else way.address
             _add(regions, pieces, named, way.size)
-    task = moment.plan.request.tasks[moment.task].transformation
+    task = moment.request.tasks[moment.task].transformation
     scratch = task.scratch
     if scratch is not None and scratch.space is space and scratch.size_per_bank:
         at = shape.base if space is Space.L1 else None
@@ -374,14 +394,14 @@ def _add_needs(
         if o not in taken and desc.layout.space is space:
             address = desc.layout.address
             if still and address is None:
-                value = moment.plan.request.tasks[moment.task].outputs[o]
+                value = moment.request.tasks[moment.task].outputs[o]
                 address = _named_later(moment, value, desc)
             _add(regions, pieces, address, _size(moment, desc))
 
 
 def _named_later(moment: Moment, value: int, made: TensorDesc) -> int | None:
     """The first address at which a later task names a value in this form."""
-    for later in moment.plan.request.tasks[moment.task + 1 :]:
+    for later in moment.request.tasks[moment.task + 1 :]:
         for read, desc in zip(later.inputs, later.transformation.inputs, strict=False):
             if read == value and desc.layout.address is not None and desc.without_address() == made:
                 return desc.layout.address
@@ -396,7 +416,7 @@ def _add(regions: list[Region], pieces: list[int], address: int | None, size: in
 
 
 def _size(moment: Moment, desc: TensorDesc) -> int:
-    return footprint(desc, moment.plan.request.machine.shape).size_per_bank
+    return footprint(desc, moment.request.machine.shape).size_per_bank
 
 
 # -- bounces -------------------------------------------------------------------------------------
@@ -406,7 +426,7 @@ def _needless_bounce(
     moment: Moment, steps: Sequence[Step], step: Relocate, seen: Counter[str]
 ) -> Iterator[str]:
     """Why bytes that left a space and came back could have stayed in it."""
-    machine, space = moment.plan.request.machine, step.space
+    machine, space = moment.request.machine, step.space
     out = {s.source.buffer for s in steps if isinstance(s, Copy) and _evicts_from(s, space)}
     freed = {s.buffer for s in steps if isinstance(s, Free)}
     # A copy where the input lies in the space already takes time as well.
@@ -434,3 +454,78 @@ def _needless_bounce(
         yield f"task {moment.task}: {free} B of {space.value} are free, and a cycle leaves it"
     if step.certificate.kind == "cost":
         seen["cost, which the checker alone is asked"] += 1
+
+
+# -- room for a task -----------------------------------------------------------------------------
+
+
+def task_finds_room(request: PlanRequest, index: int) -> bool:
+    """Whether some way to serve the inputs of a task leaves room for all that it needs, when all
+    else that is not pinned has left.
+
+    Raises `TooManyWaysError` for what is more than can be tried.
+    """
+    buffers = {b.number: b for b in request.buffers}
+    values = {r.value: r.instances for r in request.residents}
+    moment = Moment(request, index, buffers, values)
+    return all(_finds_room(moment, space) for space in request.machine.shape.spaces)
+
+
+def _finds_room(moment: Moment, space: Space) -> bool:
+    loose = {b.number for b in moment.buffers.values() if not b.pinned}
+    served = []
+    for value, desc, overwritten in _wanted(moment, space):
+        ways = [Way(None, desc.layout.address, _size(moment, desc))]
+        if overwritten < 0:
+            found = _ways_of(moment, space, set(), value, desc, overwritten)
+            ways += [way for way in found if way.block is not None]
+        served.append(ways)
+    return any(
+        _fits(moment, space, loose - {way.block for way in ways}, ways, (), still=False)
+        for ways in itertools.product(*served)
+    )
+
+
+def lies(regions: Sequence[Region], pieces: Sequence[int], base: int, limit: int) -> bool:
+    """Whether fixed regions do not clash, and pieces find places in the gaps between them.
+
+    Raises `TooManyWaysError` for what is more than can be tried.
+    """
+    gaps, at = [], base
+    for address, size in sorted(regions):
+        if address < at:
+            return False
+        gaps.append(address - at)
+        at = address + size
+    return at <= limit and _packs(sorted(pieces, reverse=True), [*gaps, limit - at])
+
+
+def _packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool:
+    """Whether pieces, the largest first, find places in gaps: every way is tried once.
+
+    What is left of the gaps decides, not which of them it is: equal pieces in any order are one
+    way. A gap below the smallest piece counts for nothing.
+    """
+    after = [sum(pieces[at:]) for at in range(len(pieces))]
+    failed: set[tuple[int, tuple[int, ...]]] = set()
+
+    def from_piece(at: int, gaps: tuple[int, ...]) -> bool:
+        if at == len(pieces):
+            return True
+        if sum(gaps) < after[at] or (at, gaps) in failed:
+            return False
+        for gap in dict.fromkeys(gaps):
+            if gap >= pieces[at]:
+                left = [*gaps]
+                left.remove(gap)
+                if from_piece(at + 1, usable([*left, gap - pieces[at]])):
+                    return True
+        failed.add((at, gaps))
+        if len(failed) > MOST_WAYS:
+            raise TooManyWaysError
+        return False
+
+    def usable(gaps: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(gap for gap in gaps if gap >= pieces[-1])) if pieces else ()
+
+    return from_piece(0, usable(gaps))
