@@ -72,12 +72,6 @@ class UsageError(StitchError):
     exit_code = 2
 
 
-class CompileError(StitchError):
-    """A module cannot be compiled (unknown operator, shapes that do not match): exit code 3."""
-
-    exit_code = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One defect of a file: a machine-readable kind, its location, and a sentence."""
@@ -88,6 +82,16 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.detail} [{self.kind}]"
+
+
+class CompileError(StitchError):
+    """A module cannot be compiled (unknown operator, shapes that do not match): exit code 3.
+
+    `problems`: every defect of a program that is not well formed.
+    """
+
+    exit_code = 3
+    problems: tuple[Problem, ...] = ()
 
 
 class FormatError(StitchError):

@@ -55,8 +55,6 @@ from stitch.program.program import (
     Seam,
     body_lines,
     part_ranges,
-    placement_problems,
-    seam_problems,
     structure_problems,
     summary,
 )
@@ -74,6 +72,5 @@ __all__ = [
     "ValueType", "as_read_only",
     "body_lines", "can_change", "dense_bytes", "holds_foreign", "host_layout", "is_scan",
     "link_problem", "name_of",
-    "part_ranges", "placement_problems", "result_types", "same_bytes", "seam_problems",
-    "structure_problems", "summary",
+    "part_ranges", "result_types", "same_bytes", "structure_problems", "summary",
 ]  # fmt: skip

@@ -171,7 +171,9 @@ class Program(OperationList):
         problems += seam_problems(self.seams, self.operations, len(self.values))
         if problems:
             listed = "; ".join(map(str, problems[:8]))
-            raise CompileError(f"program {self.name!r} is not well formed: {listed}")
+            error = CompileError(f"program {self.name!r} is not well formed: {listed}")
+            error.problems = tuple(problems)
+            raise error
 
     def __repr__(self) -> str:
         return f"<Program {summary(self)}>"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from stitch.errors import StitchError
+from stitch.errors import CompileError, Problem, StitchError
 from stitch.flatbuffer import ProblemList, Record
 from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
@@ -29,7 +29,6 @@ from stitch.program import (
     MathFidelity,
     MemoryLayout,
     Operation,
-    OperationList,
     Orientation,
     OutputSlot,
     Ownership,
@@ -41,9 +40,6 @@ from stitch.program import (
     Space,
     Value,
     ValueType,
-    placement_problems,
-    seam_problems,
-    structure_problems,
 )
 from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
 from stitch.ttb.envelope import ALIGNMENT
@@ -178,37 +174,27 @@ class Decoder:
         if self._problems.count > before:
             return None
         space, size_per_bank = scratch
-        parted = tuple([Seam(first, held) for first, held in seams])
-        parts = (
-            name,
-            tuple([_input(slot) for slot in inputs]),
-            tuple([_output(slot) for slot in outputs]),
-            decoded_values,
-            decoded_operations,
-            decoded_constants,
-        )
         try:
             program = Program(
-                *parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role], parted,
+                name,
+                tuple([_input(slot) for slot in inputs]),
+                tuple([_output(slot) for slot in outputs]),
+                decoded_values,
+                decoded_operations,
+                decoded_constants,
+                Scratch(_SPACES[space], size_per_bank),
+                _ROLES[role],
+                tuple([Seam(first, held) for first, held in seams]),
                 bodies=decoded_bodies,
-            )  # fmt: skip
-        except StitchError as error:
-            self._explain(OperationList(*parts, bodies=decoded_bodies), parted, error, where)
+            )
+        except CompileError as error:
+            for problem in error.problems or (Problem("program", "", _one_line(error)),):
+                at = f"{where}: {problem.where}" if problem.where else where
+                self._problems.add(problem.kind, at, problem.detail)
             return None
         held = itertools.chain(constants, *[body[-1] for body in bodies])
         self._used_by[name] = tuple([segment for _, segment in held])
         return program
-
-    def _explain(
-        self, body: OperationList, seams: tuple[Seam, ...], error: StitchError, where: str
-    ) -> None:
-        """Each reason why these are no program, as a defect of its own."""
-        before = self._problems.count
-        parted = seam_problems(seams, body.operations, len(body.values))
-        for problem in itertools.chain(structure_problems(body), placement_problems(body), parted):
-            self._problems.add(problem.kind, f"{where}: {problem.where}", problem.detail)
-        if self._problems.count == before:
-            self._problems.add("program", where, _one_line(error))
 
     def _values(self, records: tuple[Record, ...], where: str) -> tuple[Value, ...]:
         layouts, values = self._layouts, list[Value]()
