@@ -189,30 +189,6 @@ def test_a_face_loads_the_names_that_type_checkers_see(face: str) -> None:
         getattr(room, "no_such" + "_name")
 
 
-def test_no_file_that_loads_later_hides_a_name_of_its_face() -> None:
-    """Importing a file sets its name in the folder: a function of that name would be gone."""
-    clashes = []
-    for face in (file for file in python_files("stitch") if file.name == "__init__.py"):
-        beside = {file.stem for file in face.parent.iterdir()}
-        listed = [
-            ast.literal_eval(node.value)
-            for node in ast.parse(face.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        ]
-        place = ".".join(face.parent.relative_to(ROOT).parts)
-        clashes += [(place, name) for names in listed for name in names if name in beside]
-    assert ("stitch.planner", "plan") in clashes
-    code = (
-        "import importlib, sys\n"
-        f"for place, name in {clashes!r}:\n"
-        "    face = importlib.import_module(place)\n"
-        "    before = getattr(face, name)\n"
-        "    importlib.import_module(f'{place}.{name}')\n"
-        "    assert getattr(face, name) is before, (place, name)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_the_version_is_that_of_the_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert importlib.import_module("stitch").__version__ == project["version"]

@@ -135,22 +135,6 @@ def test_one_output_goes_to_standard_output_and_reports_to_standard_error(
     assert "1 program run, " in after.out and "1 program run, " not in after.err
 
 
-# -- campaigns -------------------------------------------------------------------------------------
-
-
-@pytest.mark.campaign("files")
-def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(here: Path) -> None:
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.files.killed_commands", str(here)],
-        capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert all(one["kills"] >= 10 and one["parts"] for one in found.values()), found
-
-
 STITCH_RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
 
 
@@ -193,16 +177,3 @@ def test_each_written_file_is_named_on_standard_error_unless_quiet(cli: Cli) -> 
     for command in (("run", *words, "-q"), ("link", "a.ttb", "b.ttb", "-o", "ab.ttb", "--quiet")):
         quiet = cli(*command)
         assert (quiet.code, quiet.err) == (0, "")
-
-
-def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("computed")
-
-    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
-    for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
-                  (*RUN, "--record=x.npy/r.json")):  # fmt: skip
-        done = cli(*words)
-        assert done.code == 6 and "cannot write the file" in done.err, done.err

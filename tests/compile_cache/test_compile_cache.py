@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
@@ -20,8 +19,8 @@ import pytest
 
 import stitch
 from stitch import compile_cache
-from stitch.compile_cache import CachedCompilation, CompileCache, entry_key, read_entry, write_entry
-from stitch.compiler import CompileOptions, CompileWarning, LoopNote
+from stitch.compile_cache import CompileCache, entry_key
+from stitch.compiler import CompileOptions
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph import scan as graph_scan
@@ -493,20 +492,3 @@ def test_wrong_arguments_are_answered_by_name(tmp_path: Path) -> None:
         stitch.compile(layer(), cache=3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not an amount of memory"):
         CompileCache(tmp_path, max_nbytes="lots")
-
-
-def test_every_field_of_a_note_comes_back(tmp_path: Path) -> None:
-    """Also those that a note has got since: what is kept is read by the fields that there are."""
-    note = LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3), ("loop", math.inf)), ("Sort",), 16)
-    given = {field.name: getattr(note, field.name) for field in dataclasses.fields(note)}
-    texts: dict[str, Any] = {
-        name: "kept" for name, value in given.items() if isinstance(value, str)
-    }
-    note = dataclasses.replace(note, **texts)
-    warning = CompileWarning("padding", "input 'x'", "much", "less")
-    key, binary = (
-        entry_key(layer(), load_machine("tiny"), CompileOptions()),
-        load(stitch.compile(layer()).encode()),
-    )
-    write_entry(tmp_path, key, CachedCompilation(binary, (warning,), (note,)))
-    assert read_entry(tmp_path, key) == CachedCompilation(binary, (warning,), (note,))

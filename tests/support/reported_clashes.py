@@ -130,13 +130,7 @@ def arena(nbytes: int, alignment: int) -> Chip:
 REPORTS = (
     # Circular buffers against a tensor. Only the first says how large the tensor is.
     clash("tenstorrent/tt-mlir#7899", 665_600, 890_144, nbytes=262_144),
-    clash("tenstorrent/tt-mlir#9123", 447_488, 471_808),
-    clash("tenstorrent/tt-mlir#7744", 1_310_720, 1_357_088),
-    clash("tenstorrent/tt-mlir#1376", 556_928, 1_143_360),
-    clash("tenstorrent/tt-mlir#3643", 351_360, 465_952),
-    clash("tenstorrent/tt-xla#522", 622_592, 654_368),
     clash("tenstorrent/tt-xla#5206", 104_448, 107_936),
-    clash("tenstorrent/tt-metal#28835", 974_336, 1_089_536),
     clash("tenstorrent/tt-metal#8065", 267_584, 435_136,
           chip=Chip((8, 12), (103_712, 1_048_576), dram=(8, 1_073_741_824))),
     clash("tenstorrent/tt-mlir#7153", 997_376, 1_192_448,
@@ -148,18 +142,10 @@ REPORTS = (
     scattered("tenstorrent/tt-mlir#8110", 608_256, 1_005_952, 591_872, chip=l1_of(1_329_888)),
     scattered("tenstorrent/tt-xla#4130", 4_894_720, 183_397_344, 3_382_944,
               chip=wormhole_dram(1_071_821_792), space=DRAM),
-    scattered("tenstorrent/tt-xla#4760", 13_983_744, 55_185_344, 8_713_184,
-              chip=wormhole_dram(1_071_821_792), space=DRAM),
-    scattered("tenstorrent/tt-xla#4685", 274_686_208, 286_974_112, 216_504_544,
-              chip=wormhole_dram(1_071_821_792), space=DRAM),
-    scattered("tenstorrent/tt-xla#4762", 357_916_672, 544_013_216, 306_904_160,
-              chip=wormhole_dram(1_071_821_792), space=DRAM),
     scattered("tenstorrent/tt-xla#5355", 11_796_480, 12_661_504, 6_266_880,
               chip=wormhole_dram(1_070_773_184), space=DRAM),
     # Not enough is free.
     scattered("tenstorrent/tt-xla#5535", 89_479_168, 67_144_640, 67_140_352,
-              chip=wormhole_dram(1_070_773_184), space=DRAM),
-    scattered("tenstorrent/tt-xla#5494", 87_556_096, 71_524_128, 71_231_936,
               chip=wormhole_dram(1_070_773_184), space=DRAM),
     # Arenas, of which small chips have one. The second size is chosen.
     scattered("tensorflow/tflite-micro#1458", 2_088, 1_552, 1_552, chip=arena(4_096, 8),
@@ -171,8 +157,6 @@ REPORTS = (
 #: Bytes per bank that are asked for, and the chip, which has less in all.
 TOO_LARGE = {
     "tenstorrent/tt-metal#35431": (1_350_784, l1_of(1_330_944), L1),
-    "tenstorrent/tt-metal#22513": (6_479_872, l1_of(1_330_944), L1),
-    "tenstorrent/tt-mlir#3679": (2_587_616, Chip(), L1),
     "tenstorrent/tt-xla#4040": (5_561_647_104, Chip(dram=(8, 4_273_390_016)), DRAM),
 }  # fmt: skip
 
