@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from stitch.ops import operators
 from stitch.program import Array, DataType
 from tests.support.gradients.running import (
     Case,
@@ -90,3 +91,7 @@ def test_a_gradient_alone_equals_the_one_among_others(one: Case) -> None:
         alone, _, _ = gradients(one, [name])
         assert list(alone) == [name]
         np.testing.assert_allclose(alone[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_operator_with_a_gradient_has_a_case_and_no_other() -> None:
+    assert {d.name for d in operators() if d.gradient} == {one.op for one in ROWS}

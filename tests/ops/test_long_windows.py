@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -97,9 +96,9 @@ def test_every_window_sees_what_it_should(
 
 
 @settings(max_examples=80, deadline=None)
-@given(drawn=st.lists(axes, min_size=1, max_size=3), ceil=st.booleans())
-def test_the_place_of_a_maximum_is_the_first_of_several(
-    drawn: list[tuple[int, ...]], ceil: bool
+@given(drawn=st.lists(axes, min_size=1, max_size=3), ceil=st.booleans(), by_columns=st.booleans())
+def test_the_place_of_a_maximum_is_the_first_of_several_or_the_first_nan(
+    drawn: list[tuple[int, ...]], ceil: bool, by_columns: bool
 ) -> None:
     size, kernel, strides, dilations, begin, end = zip(*drawn, strict=True)
     attributes: dict[str, Any] = {"auto_pad": "NOTSET", "strides": strides, "dilations": dilations,
@@ -109,26 +108,33 @@ def test_the_place_of_a_maximum_is_the_first_of_several(
         return
     x = np.random.default_rng(5).integers(-2, 2, (2, *size)).astype(np.float32)
     x[x == 0] = -np.inf
+    x[np.random.default_rng(6).random(x.shape) < 0.03] = np.nan
+    counts = strides_of(size[::-1])[::-1] if by_columns else strides_of(size)
     values = plainly(np.max, -np.inf, x, windows)
-    places = places_of_maxima(x, values, windows, strides_of(size))
-    numbers_of = np.broadcast_to(np.arange(math.prod(size)).reshape(size), x.shape)
+    places = places_of_maxima(x, values, windows, counts)
+    numbers_of = sum(
+        (np.arange(n) * count).reshape(-1, *(1,) * (len(size) - 1 - axis))
+        for axis, (n, count) in enumerate(zip(size, counts, strict=True))
+    )
     for n, *window in np.ndindex(places.shape):
-        seen = [numbers_of[n]]
+        seen = (x[n], np.broadcast_to(numbers_of, size))
         for axis, at in enumerate(window):
             taps = (
                 at * strides[axis] - windows.begin[axis] + np.arange(kernel[axis]) * dilations[axis]
             )
             inside = taps[(taps >= 0) & (taps < size[axis])]
-            seen = [np.take(seen[0], inside, axis)]
-        equal = [k for k in seen[0].ravel() if x[n].ravel()[k] == values[(n, *window)]]
-        assert places[(n, *window)] == (equal[0] if equal else -1)
+            seen = (np.take(seen[0], inside, axis), np.take(seen[1], inside, axis))
+        pairs = zip(seen[0].ravel(), seen[1].ravel(), strict=True)
+        hits = [k for v, k in pairs if v == values[(n, *window)] or np.isnan(v)]
+        assert places[(n, *window)] == (hits[0] if hits else -1)
 
 
-def test_the_place_of_a_nan_is_told() -> None:
-    x = np.array([[[1, np.nan, 3, np.nan, 2, 1]]], np.float32)
-    (values, places), _ = run("MaxPool", x, outputs=2, kernel_shape=(3,))
-    np.testing.assert_array_equal(values[0, 0], [np.nan, np.nan, np.nan, np.nan])
-    assert places[0, 0].tolist() == [1, 1, 3, 3]
+def test_places_over_many_planes_count_in_the_whole_operand() -> None:
+    x = np.random.default_rng(4).integers(-9, 9, (40, 50, 14, 14)).astype(np.int8)
+    (values, places), _ = run("MaxPool", x, outputs=2, kernel_shape=(2, 2), strides=(2, 2))
+    np.testing.assert_array_equal(values, x.reshape(40, 50, 7, 2, 7, 2).max((3, 5)))
+    np.testing.assert_array_equal(x.reshape(-1)[places], values)
+    assert (np.diff(places.reshape(2000, -1)[:, 0]) > 0).all()
 
 
 def test_gradients_of_long_windows_go_where_those_of_short_ones_do() -> None:

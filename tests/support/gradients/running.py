@@ -1,7 +1,7 @@
 """How a gradient is run: one operation as a graph, differentiated, both graphs on our kernels.
 
 A case is a row of the tables beside this file: (operator, operands,
-attributes, the same function in torch, outputs). Operands are texts such as `f64[2,3]`, whose data
+attributes, outputs). Operands are texts such as `f64[2,3]`, whose data
 is drawn with a fixed seed; a suffix narrows it: `+` positive, `1` inside (-1, 1), `>` above 1,
 `<5` an index in 0..4. Lists and arrays are constants, None an absent operand.
 """
@@ -9,7 +9,7 @@ is drawn with a fixed seed; a suffix narrows it: `+` positive, `1` inside (-1, 1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,6 @@ class Case:
     op: str
     specs: tuple[Any, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    torch: Callable[..., Any] | None = None
     outputs: int = 1
 
     def __str__(self) -> str:
@@ -42,12 +41,11 @@ class Case:
 def case(
     op: str,
     specs: Sequence[Any],
-    torch: Callable[..., Any] | None = None,
     outputs: int = 1,
     **attributes: Any,
 ) -> Case:
     """A row of a table."""
-    return Case(op, tuple(specs), attributes, torch, outputs)
+    return Case(op, tuple(specs), attributes, outputs)
 
 
 def _drawn(spec: str, rng: np.random.Generator) -> Array:
