@@ -143,10 +143,11 @@ class InferenceGraphs:
 
 
 class SearchSolution(NamedTuple):
-    """The algorithm and the chosen recomputation."""
+    """The algorithm, the chosen recomputation, and the number of compared sets."""
 
     algorithm: str
     recompute: str
+    compared: int
 
 
 class CostValues(NamedTuple):
@@ -190,6 +191,8 @@ class _Result(NamedTuple):
 # --------------------------------------------------------------------------------------------------
 # L1 candidates
 
+#: Limit of branch and bound: it then returns the best set so far.
+MAX_SETS = 20_000
 #: Number of programs in a step; the evaluation program follows them.
 STEP_PROGRAMS = 4
 #: The share of L1 that tensors between programs and the scratch may take.
@@ -265,13 +268,15 @@ class Case(Generic[G]):
 
     def result(self, algorithm: str, recompute: str) -> SearchResult[G]:
         """Return the placement that an algorithm chooses, with its cost."""
-        chosen = frozenset[str]()
-        if algorithm != "none":
+        chosen, compared = frozenset[str](), 1
+        if algorithm == "greedy":
             chosen = greedy_set(self.candidates(), self.free_per_bank())
+        elif algorithm == "search":
+            chosen, compared = best_set(self.candidates(), self.free_per_bank())
         # Compare with no tensor in L1: moving the scratch out of L1 may cost more than they save.
         options = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
         costs, spaces = min(((self._costs(s), s) for s in options), key=lambda c: c[0].seconds)
-        solution = SearchSolution(algorithm, recompute)
+        solution = SearchSolution(algorithm, recompute, compared)
         return SearchResult(self.graphs, MappingProxyType(spaces), solution, costs)
 
     def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
@@ -304,6 +309,39 @@ def greedy_set(candidates: Sequence[L1Candidate], free: int) -> frozenset[str]:
             chosen.add(candidate.name)
             free -= candidate.size_per_bank
     return frozenset(chosen)
+
+
+def best_set(candidates: Sequence[L1Candidate], free: int) -> tuple[frozenset[str], int]:
+    """Return the best set of tensors, and the number of sets compared.
+
+    Branch and bound; the bound of a partial set is the fractional knapsack of the rest.
+    """
+    best, best_saving, compared = greedy_set(candidates, free), 0.0, 1
+    best_saving = sum(c.saving for c in candidates if c.name in best)
+    pending: list[tuple[int, int, float, tuple[str, ...]]] = [(0, free, 0.0, ())]
+    while pending and compared < MAX_SETS:
+        at, left, saving, names = pending.pop()
+        compared += 1
+        if saving > best_saving:
+            best, best_saving = frozenset(names), saving
+        if at == len(candidates) or saving + _bound(candidates, at, left) <= best_saving:
+            continue
+        candidate = candidates[at]
+        pending.append((at + 1, left, saving, names))
+        if candidate.size_per_bank <= left:
+            taken = left - candidate.size_per_bank
+            pending.append((at + 1, taken, saving + candidate.saving, (*names, candidate.name)))
+    return best, compared
+
+
+def _bound(candidates: Sequence[L1Candidate], start: int, free: int) -> float:
+    total = 0.0
+    for candidate in candidates[start:]:
+        if candidate.size_per_bank > free:
+            return total + candidate.saving * free / candidate.size_per_bank
+        free -= candidate.size_per_bank
+        total += candidate.saving
+    return total
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from stitch.training import (
     as_trainable,
     optimize,
 )
+from stitch.training.search import L1Candidate, best_set
 from tests.support.grids import in_turn
 from tests.support.stitched_models import tiny
 from tests.support.training.models import batches, compiled, mlp, train
@@ -123,6 +125,23 @@ def test_where_nothing_fits_the_remedy_is_one_that_could_help() -> None:
     # Where what is computed again is said, search tries nothing else.
     for algorithm in ("none", "search"):
         assert refused(4096, 1 << 16, algorithm, recompute="all").remedy == narrower
+
+
+def test_branch_and_bound_finds_the_best_of_all_sets() -> None:
+    sizes, savings = (7, 3, 5, 4, 6), (9.0, 3.5, 6.0, 5.2, 7.0)
+    candidates = sorted(
+        (L1Candidate(str(i), s, n) for i, (n, s) in enumerate(zip(sizes, savings, strict=True))),
+        key=lambda c: -c.saving / c.size_per_bank,
+    )
+    for room in range(26):
+        chosen, _ = best_set(candidates, room)
+        best = max(
+            sum(c.saving for c in subset)
+            for count in range(6)
+            for subset in itertools.combinations(candidates, count)
+            if sum(c.size_per_bank for c in subset) <= room
+        )
+        assert sum(c.saving for c in candidates if c.name in chosen) == pytest.approx(best)
 
 
 def test_an_unknown_algorithm_is_refused() -> None:

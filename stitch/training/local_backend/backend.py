@@ -7,10 +7,10 @@ Running a task queues its program on the device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, 
 from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine, load_machine
-from stitch.program import ABSENT, Array, InputKind, Role
+from stitch.program import ABSENT, Array, InputKind, Role, Space
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
-from stitch.tasks import Permission
+from stitch.tasks import Future, Permission, TaskGraph
 from stitch.training.graphs import KEPT_KINDS, MASTER, Parameter, as_trainable, update_graph
 from stitch.training.local_backend.signatures import (
     GradientSum,
@@ -77,9 +77,10 @@ class LayerTasks:
     """The compiled tasks of a model: `tasks` by id, `stages` by the part of a training step."""
 
     def __init__(
-        self, layers: LayerGraph, machine: Machine, loss: Loss | None, optimizer: Optimizer | None
-    ) -> None:
-        self.layers, self.machine = layers, machine
+        self, layers: LayerGraph, machine: Machine, spaces: Mapping[str, Space],
+        loss: Loss | None, optimizer: Optimizer | None,
+    ) -> None:  # fmt: skip
+        self.layers, self.machine, self.spaces = layers, machine, spaces
         self.tasks: dict[str, ProgramTask] = {}
         self._ids: dict[object, str] = {}
         self._counts: Counter[str] = Counter()
@@ -95,11 +96,33 @@ class LayerTasks:
 
     def outputs_of(self, role: Role) -> tuple[str, ...]:
         """Return the tensors that the tasks of a stage write, each once."""
+        return self._tensors(role, "outputs")
+
+    def live_outputs(self, role: Role) -> frozenset[str]:
+        """Return the outputs of a stage that are used outside of it: outputs of the graph, inputs
+        of backward tasks, gradients in `wanted`, parameters and states."""
+        if role is Role.FORWARD:
+            layers = self.layers
+            read = self._tensors(Role.BACKWARD, "inputs")
+            return frozenset((*read, *[layers.names[slot.value] for slot in layers.graph.outputs]))
+        if role is Role.BACKWARD:
+            return frozenset(map(gradient_name, self.layers.wanted))
+        return frozenset(self.outputs_of(role))
+
+    def _tensors(self, role: Role, side: Literal["inputs", "outputs"]) -> tuple[str, ...]:
         names: dict[str, None] = {}
         for layer in self.stages[role]:
-            ports = self.tasks[layer.invocation.task_id].outputs
+            task = self.tasks[layer.invocation.task_id]
+            ports = task.inputs if side == "inputs" else task.outputs
             names |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
         return tuple(names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors that tasks read or write."""
+        sides: tuple[Literal["inputs", "outputs"], ...] = ("inputs", "outputs")
+        return frozenset(n for role in self.stages for side in sides
+                         for n in self._tensors(role, side))  # fmt: skip
 
     def _forward(self, index: int) -> LayerTask:
         layers = self.layers
@@ -115,7 +138,7 @@ class LayerTasks:
         attributes = {"attributes": operation.attributes, **_PROFILING}
         binding = TaskBinding(bound, {}, attributes)
         signature = self._signature(index, graph)
-        task_id = self._task(graph, f"{operation.op}.forward", Role.FORWARD, signature)
+        task_id = self._task(graph, f"{operation.op}.forward", Role.FORWARD, signature, binding)
         return self._layer_task(index, TaskInvocation(task_id, binding))
 
     def _signature(self, index: int, graph: ComputationGraph) -> TaskSignature:
@@ -182,7 +205,7 @@ class LayerTasks:
         signature = backward_signature(self.tasks[task.task_id].signature)
         binding = backward_binding(task.binding, signature, flows)
         graph = summing_graph(rule, sums)
-        task_id = self._task(graph, f"{operation.op}.backward", Role.BACKWARD, signature)
+        task_id = self._task(graph, f"{operation.op}.backward", Role.BACKWARD, signature, binding)
         return self._layer_task(index, TaskInvocation(task_id, binding))
 
     def _zeros(self, value: int) -> LayerTask:
@@ -195,7 +218,7 @@ class LayerTasks:
         )  # fmt: skip
         binding = TaskBinding({input_slot(0): name}, {input_slot(0): gradient_name(name)},
                               _PROFILING)  # fmt: skip
-        task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature)
+        task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature, binding)
         return LayerTask(name, "zeros", "", TaskInvocation(task_id, binding))
 
     def _loss(self, loss: Loss) -> LayerTask:
@@ -220,7 +243,7 @@ class LayerTasks:
         )
         ports = {slot: TaskPort("tensor", slot) for slot in (name, LABEL, LOSS)}
         ports[seed] = TaskPort("gradient", name)
-        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, ports)
+        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, binding, ports)
         return LayerTask(LOSS, loss.name, "", TaskInvocation(task_id, binding))
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -235,7 +258,7 @@ class LayerTasks:
         parameters = self.parameters()
         graph = update_graph(f"{self.layers.graph.name}_update", parameters, optimizer)
         signature, binding, ports = update_slots(graph, parameters)
-        task_id = self._task_id(graph, "update", Role.UPDATE, signature, ports)
+        task_id = self._task_id(graph, "update", Role.UPDATE, signature, binding, ports)
         return LayerTask("update", optimizer.name, "", TaskInvocation(task_id, binding))
 
     def _layer_task(self, index: int, invocation: TaskInvocation) -> LayerTask:
@@ -244,30 +267,65 @@ class LayerTasks:
         return LayerTask(name, operation.op, operation.location, invocation)
 
     def _task(
-        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature
-    ) -> str:
+        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
+        binding: TaskBinding,
+    ) -> str:  # fmt: skip
         """Return the id of the task of a graph that has an operator's slots."""
         ports = {}
         for name in [*(slot.name for slot in graph.inputs), *(s.name for s in graph.outputs)]:
             plain = name.removesuffix(gradient_name(""))
             ports[name] = TaskPort("tensor" if plain == name else "gradient", plain)
-        return self._task_id(graph, stem, role, signature, ports)
+        return self._task_id(graph, stem, role, signature, binding, ports)
 
     def _task_id(
         self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
-        ports: Mapping[str, TaskPort],
+        binding: TaskBinding, ports: Mapping[str, TaskPort],
     ) -> str:  # fmt: skip
         """Return the id of an equal task, or compile a new one."""
-        key = stem, graph_key(graph), signature.tensors, tuple(signature.arguments)
+        where = {name: self.spaces.get(port.name(binding)) for name, port in ports.items()}
+        spaces = {name: space for name, space in where.items() if space is not None}
+        slots = (signature.tensors, tuple(signature.arguments))
+        key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items())))
         equal = self._ids.get(key)
         if equal is not None:
             return equal
         self._counts[stem] += 1
         number = self._counts[stem]
         task_id = stem if number == 1 else f"{stem}.{number}"
-        self.tasks[task_id] = program_task(graph, task_id, role, self.machine, signature, ports)
+        self.tasks[task_id] = program_task(
+            graph, task_id, role, self.machine, signature, ports, spaces
+        )
         self._ids[key] = task_id
         return task_id
+
+
+def stage_graph(
+    name: str, stage: Sequence[LayerTask], tasks: Mapping[str, ProgramTask], live: Collection[str]
+) -> TaskGraph:
+    """Return the tasks of a stage as calls of their programs in a task graph.
+
+    `live`: the tensors that become outputs of the graph.
+    """
+    graph = TaskGraph(name)
+    #: The newest value of each tensor.
+    now: dict[str, Future] = {}
+    written: dict[str, None] = {}
+    for layer in stage:
+        task, binding = tasks[layer.invocation.task_id], layer.invocation.binding
+        operands = []
+        for i, port in enumerate(task.inputs):
+            tensor = port.name(binding)
+            if tensor not in now:
+                now[tensor] = graph.input(task.program.input_desc(i), tensor)
+            operands.append(now[tensor])
+        results = graph.call(task.program, *operands)
+        names = [port.name(binding) for port in task.outputs]
+        now.update(zip(names, (results,) if isinstance(results, Future) else results, strict=True))
+        written |= dict.fromkeys(names)
+    for tensor in written:
+        if tensor in live:
+            graph.output(now[tensor], tensor)
+    return graph
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,12 +344,7 @@ def trained_layers(
         CompileError: The graph has placement options, or an operator has no gradient.
         UsageError: `weights` has unknown names.
     """
-    if graph.placement:
-        raise CompileError(
-            f"graph {graph.name!r} has placement options, which tasks of single operators cannot "
-            "keep",
-            got=", ".join(option.text() for option in graph.placement[:8]),
-        )
+    _check_placement(graph)
     trained, values = _with_parameters(graph, weights)
     if wanted is None:
         wanted = [
@@ -315,13 +368,7 @@ def _with_parameters(
     """Turn named constants into parameter inputs if the graph has no parameters or states."""
     persistent = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
     if persistent or not graph.constants:
-        for name in weights:
-            if name not in persistent:
-                raise UsageError(
-                    f"weights= of LocalTaskBackend names {name!r}, which is no parameter or state",
-                    expected=", ".join(persistent) or "none",
-                    remedy=closest(name, persistent) or None,
-                )
+        check_names("weights", weights, persistent)
         return graph, weights
     try:
         model = as_trainable(graph, weights)
@@ -330,7 +377,28 @@ def _with_parameters(
     return model.graph, model.values
 
 
-_ROLE = member_of(Role, "a role")
+def check_names(parameter: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise `UsageError` for names that are not in `known`."""
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{parameter}= of LocalTaskBackend names {name!r}, which is no tensor of it",
+                expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
+            )  # fmt: skip
+
+
+def _check_placement(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for placement options: tasks of single operators cannot keep them."""
+    if graph.placement:
+        raise CompileError(
+            f"graph {graph.name!r} has placement options, which tasks of single operators cannot "
+            "keep",
+            got=", ".join(option.text() for option in graph.placement[:8]),
+            remedy="remove them, and pass LocalTaskBackend(..., spaces={name: space})",
+        )
+
+
+_ROLE, _SPACE = member_of(Role, "a role"), member_of(Space, "a space")
 
 
 class LocalTaskBackend:
@@ -342,6 +410,7 @@ class LocalTaskBackend:
         device: Where the tasks run; by default the backend opens a device and closes it.
         wanted: Inputs whose gradients are computed (default: the parameters).
         weights: Initial values of parameters, by name.
+        spaces: Memory spaces of tensors, by name.
 
     Raises:
         CompileError: An operator has no gradient.
@@ -351,7 +420,7 @@ class LocalTaskBackend:
         graph=instance_of("a ComputationGraph", ComputationGraph),
         device=optional(instance_of("a device", RuntimeDevice)),
         optimizer=optional(OPTIMIZER_KIND), loss=optional(LOSS_KIND),
-        wanted=optional(WORDS), weights=optional(MAPPING),
+        wanted=optional(WORDS), weights=optional(MAPPING), spaces=optional(MAPPING),
     )  # fmt: skip
     def __init__(
         self,
@@ -362,6 +431,7 @@ class LocalTaskBackend:
         *,
         wanted: Iterable[str] | None = None,
         weights: Mapping[str, Any] | None = None,
+        spaces: Mapping[str, Space | str] | None = None,
     ) -> None:
         self.graph = graph
         self.loss = None if loss is None else loss_from_config(loss)
@@ -380,8 +450,13 @@ class LocalTaskBackend:
         if not layers.wanted and (self.loss or self.optimizer):
             raise CompileError(f"graph {graph.name!r} has no parameters to train")
         machine = load_machine(_TARGET) if device is None else device.machine
+        for name, space in (spaces or {}).items():
+            _SPACE.check("LocalTaskBackend", f"the space of {name!r}", space)
+        places = {name: Space(space) for name, space in (spaces or {}).items()}
+        compiled = LayerTasks(layers, machine, places, self.loss, self.optimizer)
+        check_names("spaces", places, compiled.names)
         self.layers = layers
-        self._compiled = LayerTasks(layers, machine, self.loss, self.optimizer)
+        self._compiled = compiled
         self._owns_device = device is None
         device = Device(machine) if device is None else device
         self.device = device
@@ -536,6 +611,27 @@ class LocalTaskBackend:
     def tasks(self, role: Role | str) -> tuple[LayerTask, ...]:
         """Return the tasks of one part of a step, in the order in which they run."""
         return self._compiled.stages[Role(role)]
+
+    @takes(role=_ROLE)
+    def task_graph(self, role: Role | str) -> TaskGraph:
+        """Return one part of a step as a task graph of programs; `aggregate` makes it one task.
+
+        Inputs and outputs have the names of the tensors.
+
+        Raises `TaskError` if a task has another implementation than its program.
+        """
+        role = Role(role)
+        for layer in self.tasks(role):
+            task_id = layer.invocation.task_id
+            if not isinstance(self._implementations[task_id], LoadedTask):
+                raise TaskError(
+                    f"task {task_id!r} of layer {layer.layer!r} was registered again: its "
+                    "implementation is not a program",
+                    remedy="register functions under other ids",
+                )
+        compiled = self._compiled
+        name = f"{self.graph.name}_{role.value}"
+        return stage_graph(name, self.tasks(role), compiled.tasks, compiled.live_outputs(role))
 
     @contextmanager
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:

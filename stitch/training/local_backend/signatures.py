@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from stitch.argument_kinds import MAPPING, WORDS, takes
 from stitch.compiler import (
@@ -55,12 +55,16 @@ class SlotKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A slot for a tensor; `gradient` is the task's permission on the gradient of that tensor."""
+    """A slot for one tensor, or for any number of tensors if `variadic`.
+
+    `gradient` is the task's permission on the gradient of the bound tensor.
+    """
 
     name: str
     kind: SlotKind
     permission: Permission
     gradient: Permission = Permission.NONE
+    variadic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class TaskSignature:
     untrainable=WORDS,
     weights=WORDS,
     outputs=WORDS,
+    variadic=WORDS,
     arguments=MAPPING,
 )
 def task_signature(
@@ -120,12 +125,17 @@ def task_signature(
     untrainable: Iterable[str] = (),
     weights: Iterable[str] = (),
     outputs: Iterable[str] = (),
+    variadic: Iterable[str] = (),
     arguments: Mapping[str, Any] = MappingProxyType({}),
     returns: type | UnionType | None = None,
 ) -> TaskSignature:
     """Return the signature of a forward task, which writes its outputs and reads all other slots.
 
-    Raises `UsageError` for two slots of one name.
+    Args:
+        variadic: Names among the slots that take any number of tensors.
+
+    Raises:
+        UsageError: Two slots have one name, or `variadic` names no slot.
 
     >>> task_signature(inputs=["x"], outputs=["y"]).tensor("y").permission
     <Permission.WRITE_ONLY: 'write_only'>
@@ -135,12 +145,19 @@ def task_signature(
         (SlotKind.UNTRAINABLE, untrainable), (SlotKind.WEIGHT, weights),
         (SlotKind.OUTPUT, outputs),
     )  # fmt: skip
-    read, written = Permission.READ_ONLY, Permission.WRITE_ONLY
+    many = set(variadic)
     slots = [
-        TensorSlot(name, kind, written if kind is SlotKind.OUTPUT else read)
+        TensorSlot(
+            name, kind,
+            Permission.WRITE_ONLY if kind is SlotKind.OUTPUT else Permission.READ_ONLY,
+            variadic=name in many,
+        )
         for kind, names in kinds for name in names
     ]  # fmt: skip
-    return TaskSignature(tuple(slots), arguments, returns)
+    signature = TaskSignature(tuple(slots), arguments, returns)
+    for name in sorted(many):
+        signature.tensor(name)
+    return signature
 
 
 def backward_signature(forward: TaskSignature) -> TaskSignature:
@@ -169,6 +186,9 @@ def backward_signature(forward: TaskSignature) -> TaskSignature:
 # --------------------------------------------------------------------------------------------------
 # Bindings
 
+#: The name of a tensor; several for a variadic slot.
+Bound: TypeAlias = "str | tuple[str, ...]"
+
 
 class RuntimeArgument(enum.Enum):
     """An argument by reference: the backend supplies its value when the task runs."""
@@ -193,17 +213,18 @@ class TaskBinding:
     'logits'
     """
 
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    gradients: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, Bound] = field(default_factory=dict)
+    gradients: Mapping[str, Bound] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for side in ("tensors", "gradients", "arguments"):
             object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of all bound tensors and gradients."""
-        return (*self.tensors.values(), *self.gradients.values())
+    def names(self) -> Iterator[str]:
+        """Yield the names of all bound tensors and gradients."""
+        for bound in (*self.tensors.values(), *self.gradients.values()):
+            yield from names_of(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +258,9 @@ def _problems(signature: TaskSignature, binding: TaskBinding) -> Iterator[str]:
                 word == "gradient" and slot_of_name.gradient is Permission.NONE
             ):
                 yield f"there is no {word} slot {name!r}"
-            elif not isinstance(value, str):
-                yield f"{word} slot {name!r} takes the name of a tensor, not {value!r}"
+            elif slot_of_name.variadic is isinstance(value, str):
+                expected = "a tuple of names" if slot_of_name.variadic else "one name"
+                yield f"{word} slot {name!r} takes {expected}, not {value!r}"
     for name, kind in signature.arguments.items():
         given = binding.arguments.get(name)
         if name not in binding.arguments:
@@ -251,6 +273,10 @@ def _problems(signature: TaskSignature, binding: TaskBinding) -> Iterator[str]:
 
 def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def names_of(bound: Bound) -> tuple[str, ...]:
+    return (bound,) if isinstance(bound, str) else bound
 
 
 def gradient_name(tensor: str) -> str:
@@ -272,13 +298,15 @@ def backward_binding(
         backward: The signature of the backward task.
         flowing: Tensors that have a gradient (default: all with a gradient slot).
     """
-    gradients: dict[str, str] = {}
+    gradients: dict[str, Bound] = {}
     for slot in backward.tensors:
-        name = forward.tensors.get(slot.name)
-        if name is None or slot.gradient is Permission.NONE:
+        bound = forward.tensors.get(slot.name)
+        if bound is None or slot.gradient is Permission.NONE:
             continue
-        if flowing is None or name in flowing:
-            gradients[slot.name] = gradient_name(name)
+        names = names_of(bound)
+        if flowing is None or all(name in flowing for name in names):
+            of = tuple(map(gradient_name, names))
+            gradients[slot.name] = of[0] if isinstance(bound, str) else of
     return TaskBinding(forward.tensors, gradients, forward.arguments)
 
 
@@ -293,7 +321,9 @@ class TaskPort:
         """Return the tensor that `binding` names, or the argument's own name."""
         if self.what == "argument":
             return self.slot
-        return (binding.tensors if self.what == "tensor" else binding.gradients)[self.slot]
+        bound = (binding.tensors if self.what == "tensor" else binding.gradients)[self.slot]
+        assert isinstance(bound, str), "programs have a slot for each tensor"
+        return bound
 
 
 @dataclass(frozen=True, slots=True)

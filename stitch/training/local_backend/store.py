@@ -20,7 +20,7 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
-from stitch.program import Array, Program, Role, TensorDesc
+from stitch.program import Array, Program, Role, Space, TensorDesc
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.tasks import Permission
 from stitch.training.local_backend.signatures import (
@@ -30,6 +30,7 @@ from stitch.training.local_backend.signatures import (
     TaskPort,
     TaskSignature,
     check_binding,
+    names_of,
 )
 from stitch.training.observing import LayerTime, profile_operations
 from stitch.training.programs import slot_places
@@ -281,14 +282,24 @@ class TaskArgumentAccessor:
     def get_tensor(self, slot: str, permission: Permission) -> TensorAccessor:
         """Return the tensor of a slot.
 
-        Raises `UsageError` for an unknown or unbound slot, `TaskError` for a permission that the
-        signature does not allow.
+        Raises `UsageError` for an unknown, unbound or variadic slot, `TaskError` for a permission
+        that the signature does not allow.
         """
-        return self._access(slot, permission, is_gradient=False)
+        return self._one(slot, permission, is_gradient=False)
 
     def get_tensor_grad(self, slot: str, permission: Permission) -> TensorAccessor:
         """Return the gradient of a slot's tensor; raises as `get_tensor`."""
-        return self._access(slot, permission, is_gradient=True)
+        return self._one(slot, permission, is_gradient=True)
+
+    def get_variadic_tensor(self, slot: str, permission: Permission) -> tuple[TensorAccessor, ...]:
+        """Return the tensors of a variadic slot; raises as `get_tensor`."""
+        return self._all(slot, permission, is_gradient=False, variadic=True)
+
+    def get_variadic_tensor_grad(
+        self, slot: str, permission: Permission
+    ) -> tuple[TensorAccessor, ...]:
+        """Return the gradients of a variadic slot's tensors; raises as `get_tensor`."""
+        return self._all(slot, permission, is_gradient=True, variadic=True)
 
     def get_argument(self, slot: str) -> Any:
         """Return the value of an argument slot.
@@ -318,7 +329,13 @@ class TaskArgumentAccessor:
         for used in self._used.values():
             used.finish()
 
-    def _access(self, slot: str, permission: Permission, *, is_gradient: bool) -> TensorAccessor:
+    def _one(self, slot: str, permission: Permission, *, is_gradient: bool) -> TensorAccessor:
+        (access,) = self._all(slot, permission, is_gradient=is_gradient, variadic=False)
+        return access
+
+    def _all(
+        self, slot: str, permission: Permission, *, is_gradient: bool, variadic: bool
+    ) -> tuple[TensorAccessor, ...]:
         if not isinstance(permission, Permission):
             _PERMISSION.check("a task's accessor", "permission", permission)
         declared = self.signature.tensor(slot)
@@ -331,15 +348,29 @@ class TaskArgumentAccessor:
                 expected=f"at most {allowed.value}", got=permission.value,
                 remedy="ask for less, or register the task with a wider signature",
             )  # fmt: skip
-        name = (self.binding.gradients if is_gradient else self.binding.tensors).get(slot)
-        if name is None:
+        bound = (self.binding.gradients if is_gradient else self.binding.tensors).get(slot)
+        if bound is None:
             raise UsageError(
                 f"nothing is bound to the {what} of task {self.task_id!r}",
                 remedy=f"ask has{'_grad' if is_gradient else ''}({slot!r}) first",
             )
-        if name not in self._used:
-            self._used[name] = _OpenTensor(self._store, name)
-        return TensorAccessor(self._used[name], permission, zeros=is_gradient)
+        if declared.variadic is not variadic:
+            method = "get_tensor" if variadic else "get_variadic_tensor"
+            raise UsageError(
+                f"the {what} of task {self.task_id!r} takes "
+                + ("any number of tensors" if declared.variadic else "one tensor"),
+                remedy=f"ask with {method}{'_grad' if is_gradient else ''}",
+            )
+        return tuple([
+            TensorAccessor(self._in_use(name), permission, zeros=is_gradient)
+            for name in names_of(bound)
+        ])  # fmt: skip
+
+    def _in_use(self, name: str) -> _OpenTensor:
+        used = self._used.get(name)
+        if used is None:
+            used = self._used[name] = _OpenTensor(self._store, name)
+        return used
 
 
 # --------------------------------------------------------------------------------------------------
@@ -475,11 +506,16 @@ class ProgramTask:
 
 def program_task(
     graph: ComputationGraph, task_id: str, role: Role, machine: Machine,
-    signature: TaskSignature, ports: Mapping[str, TaskPort],
+    signature: TaskSignature, ports: Mapping[str, TaskPort], spaces: Mapping[str, Space],
 ) -> ProgramTask:  # fmt: skip
-    """Compile a graph as a task; `ports` has the port of each slot of the graph."""
+    """Compile a graph as a task.
+
+    Args:
+        ports: The port of each slot of the graph.
+        spaces: Memory spaces of slots; the default is `home_space(machine)`.
+    """
     graph = replace(graph, name=task_id)
-    placement = tuple(slot_places(graph, machine, {}))
+    placement = tuple(slot_places(graph, machine, spaces))
     program = compile_graph(graph, machine, CompileOptions(placement=placement, role=role)).program
     return ProgramTask(
         program,

@@ -1,4 +1,4 @@
-"""What a task may take: permissions by slot, forward and back, arguments."""
+"""What a task may take: permissions by slot, forward and back, variadic slots, arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from stitch.training import (
 READ, WRITE, BOTH = Permission.READ_ONLY, Permission.WRITE_ONLY, Permission.READ_WRITE
 DESC = TensorDesc((2, 2), host_layout(DataType.FLOAT32))
 FORWARD = task_signature(
-    inputs=["x", "z"], untrainable=["mask"], optional=["bias"], weights=["w"], outputs=["y"],
-    arguments={"scale": float, "times": bool},
+    inputs=["x", "many"], untrainable=["mask"], optional=["bias"], weights=["w"], outputs=["y"],
+    variadic=["many"], arguments={"scale": float, "times": bool},
 )  # fmt: skip
 BINDING = TaskBinding(
-    {"x": "a", "z": "b", "mask": "b", "w": "c", "y": "d"},
+    {"x": "a", "many": ("a", "b"), "mask": "b", "w": "c", "y": "d"},
     arguments={"scale": 0.5, "times": RuntimeArgument.PROFILING},
 )
 
@@ -153,6 +153,20 @@ def test_a_gradient_is_added_to_zero_before_its_first_part(backend: LocalTaskBac
         assert backend.get_tensor("a.grad").tolist() == [[expected] * 2] * 2
 
 
+def test_variadic_slots_give_all_their_tensors(backend: LocalTaskBackend) -> None:
+    forth, back = given(backend), given(backend, back=True)
+    taken = forth.get_variadic_tensor("many", READ)
+    assert [tensor.numpy()[0, 0] for tensor in taken] == [97, 98]
+    gradients = back.get_variadic_tensor_grad("many", BOTH)
+    assert [gradient.name for gradient in gradients] == ["a.grad", "b.grad"]
+    with pytest.raises(TaskError, match="does not allow write_only"):
+        forth.get_variadic_tensor("many", WRITE)
+    with pytest.raises(UsageError, match=r"any number.*\n.*get_variadic_tensor$"):
+        forth.get_tensor("many", READ)
+    with pytest.raises(UsageError, match=r"one tensor.*\n.*get_tensor_grad$"):
+        back.get_variadic_tensor_grad("x", READ)
+
+
 def test_arguments_are_values_or_what_they_refer_to(backend: LocalTaskBackend) -> None:
     accessor = given(backend)
     assert accessor.get_argument("scale") == 0.5
@@ -168,14 +182,13 @@ def test_a_binding_that_does_not_fit_is_refused_with_all_that_is_wrong(
 ) -> None:
     backend.register_task("task", FORWARD, lambda accessor: None)
     wrong = TaskBinding(
-        {"x": ("a", "b"), "z": "a", "w": "c", "what": "d"},  # type: ignore[dict-item]
-        {"x": "a.grad"}, {"scale": "large"},
-    )  # fmt: skip
+        {"x": ("a", "b"), "many": "a", "w": "c", "what": "d"}, {"x": "a.grad"}, {"scale": "large"}
+    )
     with pytest.raises(UsageError) as raised:
         backend.get_args(TaskInvocation("task", wrong))
     for problem in (
         "slot 'mask' is not bound", "slot 'y' is not bound", "no tensor slot 'what'",
-        "'x' takes the name of a tensor", "no gradient slot 'x'",
+        "'x' takes one name", "'many' takes a tuple of names", "no gradient slot 'x'",
         "'scale' is str, expected float", "'times' is not bound",
     ):  # fmt: skip
         assert problem in str(raised.value)
@@ -186,19 +199,23 @@ def test_a_binding_that_does_not_fit_is_refused_with_all_that_is_wrong(
 
 def test_backward_has_the_same_slots_and_gradients() -> None:
     back = backward_signature(FORWARD)
-    assert [(s.name, s.kind) for s in back.tensors] == [(s.name, s.kind) for s in FORWARD.tensors]
+    assert [(s.name, s.kind, s.variadic) for s in back.tensors] == [
+        (s.name, s.kind, s.variadic) for s in FORWARD.tensors
+    ]
     assert {s.permission for s in back.tensors} == {READ}
     assert back.arguments == FORWARD.arguments
     binding = backward_binding(BINDING, back)
     assert binding.tensors == BINDING.tensors
-    assert binding.gradients == {"x": "a.grad", "z": "b.grad", "w": "c.grad", "y": "d.grad"}
+    assert binding.gradients == {
+        "x": "a.grad", "many": ("a.grad", "b.grad"), "w": "c.grad", "y": "d.grad"
+    }  # fmt: skip
     assert backward_binding(BINDING, back, flowing={"c", "d"}).gradients.keys() == {"w", "y"}
 
 
 def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend) -> None:
     """Each had an array of its own, and the last one written back won."""
     binding = TaskBinding(
-        {"x": "a", "z": "a", "mask": "b", "w": "c", "y": "d"},
+        {"x": "a", "many": ("a", "a"), "mask": "b", "w": "c", "y": "d"},
         arguments=dict(BINDING.arguments),
     )
     signature = backward_signature(FORWARD)
@@ -208,7 +225,7 @@ def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend)
         reading = access.get_tensor_grad("x", READ).numpy()
         for slot in (
             access.get_tensor_grad("x", BOTH), access.get_tensor_grad("x", BOTH),
-            access.get_tensor_grad("z", BOTH), access.get_tensor_grad("z", BOTH),
+            *access.get_variadic_tensor_grad("many", BOTH),
         ):  # fmt: skip
             elements = slot.numpy()
             elements += 1
@@ -294,5 +311,5 @@ def test_two_slots_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two slots 'x'"):
         task_signature(inputs=["x"], outputs=["x"])
     with pytest.raises(UsageError, match="no tensor slot 'z'"):
-        task_signature(inputs=["x"]).tensor("z")
+        task_signature(inputs=["x"], variadic=["z"])
     assert task_signature(weights=["w"]).tensor("w").kind is SlotKind.WEIGHT
