@@ -181,9 +181,7 @@ def _checked(array: Array | None, fields: FormValues) -> Array | None:
 
 def _inline(node: Node, kind: DataType | None, place: SourceLocation) -> Array | None:
     try:
-        written = plain(node)
-        _rectangle(written, "values")
-        array: Array = np.asarray(written)
+        array: Array = np.asarray(plain(node))
         if array.dtype.kind not in "biuf":
             raise ValueError("not numbers")
         if kind is None:
@@ -202,23 +200,6 @@ def _inline(node: Node, kind: DataType | None, place: SourceLocation) -> Array |
         place.at("values").wrong(node, f"a rectangular list of numbers ({error})")
         return None
     return narrowed
-
-
-def _rectangle(written: object, place: str) -> tuple[int, ...]:
-    """The shape of nested lists; raises `ValueError` naming the first that is unlike the others."""
-    if not isinstance(written, list):
-        return ()
-    shapes = [_rectangle(item, f"{place}[{at}]") for at, item in enumerate(written)]
-    for at, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            raise ValueError(
-                f"{place}[{at}] is {_extent(shape)}, {place}[0] is {_extent(shapes[0])}"
-            )
-    return (len(written), *(shapes[0] if shapes else ()))
-
-
-def _extent(shape: tuple[int, ...]) -> str:
-    return f"a list of {'x'.join(map(str, shape))}" if shape else "one number"
 
 
 def plain(node: Node) -> object:
@@ -293,17 +274,8 @@ def _generate(kind: str, shape: tuple[int, ...], given: Mapping[str, Any], seed:
 # --------------------------------------------------------------------------------------------------
 # Statements
 
-Literal = bool | int | float | str | list["Literal"]
-
-
-@dataclass(frozen=True, slots=True)
-class ValueName:
-    """A reference to a value."""
-
-    text: str
-
-
-Operand = ValueName | bool | int | float | list[Literal] | None
+#: A name, a number, or a list of numbers; None for an operand that is not there.
+Operand = str | bool | int | float | list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,144 +286,65 @@ class Statement:
     op: str
     domain: str
     operands: tuple[Operand, ...]
-    attributes: tuple[tuple[str, Literal], ...]
-
-
-class StatementError(ValueError):
-    """The text is no statement; the message says where and what was expected."""
+    attributes: Mapping[str, Any]
 
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./\-]*")
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf\b|nan\b))"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_./\-]*)"
-    r"|(?P<string>'[^']*'|\"[^\"]*\")"
-    r"|(?P<mark>[()\[\],=]))"
+_STATEMENT = re.compile(
+    rf"\s*({NAME.pattern}(?:\s*,\s*{NAME.pattern})*)\s*=\s*({NAME.pattern})\s*\((.*)\)\s*",
+    re.DOTALL,
 )
+#: The name of an attribute, outside of quotes.
+_ATTRIBUTE = re.compile(r"'[^']*'|\"[^\"]*\"|(?<!\w)([A-Za-z_]\w*)\s*=")
+_NUMBERS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 MAX_LENGTH = 20_000
-MAX_NESTING = 8
 
 
 def parse_statement(text: str) -> Statement:
-    """The statement that a text holds; raises `StatementError`.
+    """The statement that a text holds; raises `FormatError`.
 
-    >>> parse_statement("y = Reshape(h, [1, -1])").operands
-    (ValueName(text='h'), [1, -1])
+    What stands in the brackets is a list in YAML, of which `name=value` is the entry `name: value`.
+
+    >>> parse_statement("y = Reshape(h, [1, -1], allowzero=0)").operands
+    ('h', [1, -1])
     """
-    return _Parser(text).statement()
+    match = _STATEMENT.fullmatch(text) if len(text) <= MAX_LENGTH else None
+    if match is None:
+        raise FormatError(
+            f"an operation is written y = Elu(x, alpha=1.0), with at most {MAX_LENGTH} characters"
+        )
+    names, title, written = match.groups()
+    given = _ATTRIBUTE.sub(lambda found: f"{found[1]}: " if found[1] else found[0], written)
+    root, log = read_yaml(f"[{given}]", "operation")
+    operands: list[Operand] = []
+    attributes: dict[str, Any] = {}
+    for node in root.data if isinstance(root.data, tuple) else ():
+        if isinstance(node.data, Mapping):
+            twice = attributes.keys() & node.data
+            attributes |= {name: _literal(one, log) for name, one in node.data.items()}
+            if twice:
+                log.note("bad_operation", 1, f"the attribute {min(twice)!r} is given twice")
+        elif attributes:
+            log.note("bad_operation", 1, "operands come before attributes")
+        else:
+            operands.append(None if node.raw == "_" else _literal(node, log))
+    for problem in log.problems:
+        raise FormatError(problem.detail)
+    outputs = tuple([name.strip() for name in names.split(",")])
+    domain, _, op = title.rpartition(".")
+    return Statement(
+        outputs, op, "" if domain == "ai.onnx" else domain, tuple(operands), attributes
+    )
 
 
-def split_operator(text: str) -> tuple[str, str]:
-    """Domain and name of `stitch.Foo`, `ai.onnx.Relu` or `Relu`."""
-    domain, _, op = text.rpartition(".")
-    return ("" if domain == "ai.onnx" else domain), op
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        if len(text) > MAX_LENGTH:
-            raise StatementError(f"an operation is at most {MAX_LENGTH} characters long")
-        self._text = text
-        self._tokens: list[tuple[str, str, int]] = []
-        position = 0
-        while text[position:].strip():
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise self._wrong(position, "a name, number, string or one of ( ) [ ] , =")
-            kind = str(match.lastgroup)
-            self._tokens.append((kind, match[kind], match.start(kind)))
-            position = match.end()
-        self._tokens.append(("end", "", len(text)))
-        self._next = 0
-
-    def statement(self) -> Statement:
-        outputs = [self._take("name", "the name of a result")]
-        while self._skip(","):
-            outputs.append(self._take("name", "the name of a result"))
-        self._expect("=")
-        domain, op = split_operator(self._take("name", "an operator"))
-        self._expect("(")
-        operands: list[Operand] = []
-        attributes: list[tuple[str, Literal]] = []
-        while not self._skip(")"):
-            if operands or attributes:
-                self._expect(",")
-            self._argument(operands, attributes)
-        if self._peek()[0] != "end":
-            raise self._wrong(self._peek()[2], "nothing after the closing bracket")
-        return Statement(tuple(outputs), op, domain, tuple(operands), tuple(attributes))
-
-    def _argument(self, operands: list[Operand], attributes: list[tuple[str, Literal]]) -> None:
-        kind, text, position = self._peek()
-        if kind == "name" and self._tokens[self._next + 1][1] == "=":
-            self._next += 2
-            if text in dict(attributes):
-                raise self._wrong(position, f"the attribute {text!r} once")
-            attributes.append((text, self._literal(0, words=True)))
-            return
-        if attributes:
-            raise self._wrong(position, "an attribute (name=value): operands come first")
-        if kind == "name" and text not in ("true", "false"):
-            self._next += 1
-            operands.append(None if text == "_" else ValueName(text))
-            return
-        value = self._literal(0, words=False)
-        if isinstance(value, str):
-            raise self._wrong(position, "an operand: a name, a number or a list")
-        operands.append(value)
-
-    def _literal(self, depth: int, *, words: bool) -> Literal:
-        kind, text, position = self._peek()
-        self._next += 1
-        if kind == "number":
-            return _number(text)
-        if kind == "string":
-            return text[1:-1]
-        if kind == "name" and text in ("true", "false"):
-            return text == "true"
-        if kind == "name" and words:
-            return text
-        if text != "[":
-            raise self._wrong(position, "a number, a string or a list")
-        if depth == MAX_NESTING:
-            raise self._wrong(position, f"lists nested at most {MAX_NESTING} deep")
-        items: list[Literal] = []
-        while not self._skip("]"):
-            if items:
-                self._expect(",")
-            items.append(self._literal(depth + 1, words=words))
-        return items
-
-    def _peek(self) -> tuple[str, str, int]:
-        return self._tokens[min(self._next, len(self._tokens) - 1)]
-
-    def _skip(self, mark: str) -> bool:
-        kind, text, _ = self._peek()
-        if kind == "mark" and text == mark:
-            self._next += 1
-            return True
-        return False
-
-    def _expect(self, mark: str) -> None:
-        if not self._skip(mark):
-            raise self._wrong(self._peek()[2], repr(mark))
-
-    def _take(self, kind: str, what: str) -> str:
-        stands, text, position = self._peek()
-        if stands != kind:
-            raise self._wrong(position, what)
-        self._next += 1
-        return text
-
-    def _wrong(self, position: int, expected: str) -> StatementError:
-        near = self._text[position : position + 20] or "the end"
-        return StatementError(f"expected {expected} at column {position + 1}, before {near!r}")
-
-
-def _number(text: str) -> int | float:
-    if text.lower().startswith(("0x", "+0x", "-0x")):
-        return int(text, 16)
-    return int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text) else float(text)
+def _literal(node: Node, log: ProblemLog) -> Any:
+    """Nested lists, numbers and words; YAML's words for true and false are names."""
+    if isinstance(node.data, tuple):
+        return [_literal(item, log) for item in node.data]
+    if isinstance(node.data, Mapping):
+        log.note("bad_operation", node.line, "a mapping among the values")
+    is_word = isinstance(node.data, str | bool) and node.raw not in ("true", "false")
+    return _NUMBERS.get(node.raw, node.raw) if is_word else node.data
 
 
 # --------------------------------------------------------------------------------------------------
@@ -514,34 +407,26 @@ class OperationReader:
             self.define(name, tensor)
 
     def _statement(self, node: Node) -> Statement | None:
-        if not isinstance(node.data, str):
-            # YAML reads `y = Relu(x): z` as a mapping.
-            detail = f"an operation is written y = Elu(x, alpha=1.0), not {node.describe()}"
-            self.log.note("bad_operation", node.line, detail)
-            return None
+        text = node.data if isinstance(node.data, str) else node.describe()
         try:
-            return parse_statement(node.data)
-        except StatementError as error:
-            self.log.note("bad_operation", node.line, f"in {node.data[:60]!r}: {error}")
+            return parse_statement(text)
+        except FormatError as error:
+            self.log.note("bad_operation", node.line, f"in {text[:60]!r}: {error.what}")
             return None
 
     def _operand(self, operand: Operand, line: int) -> OperandLike | _Missing:
-        if isinstance(operand, ValueName):
-            tensor = self.value(operand.text, line)
+        if isinstance(operand, str):
+            tensor = self.value(operand, line)
             return _MISSING if tensor is None else tensor
         if isinstance(operand, list):
-            return self._list(operand, line)
+            try:
+                is_numbers = np.asarray(operand).dtype.kind in "biuf"
+            except ValueError:
+                is_numbers = False
+            if not is_numbers:
+                self.log.note("bad_operand", line, f"{operand!r:.60} is no list of numbers")
+                return _MISSING
         return operand
-
-    def _list(self, operand: list[Literal], line: int) -> OperandLike | _Missing:
-        try:
-            array = np.asarray(operand)
-        except ValueError:
-            array = np.asarray("unequal lists")
-        if array.dtype.kind not in "biuf":
-            self.log.note("bad_operand", line, f"{operand!r:.60} is no list of numbers")
-            return _MISSING
-        return operand  # type: ignore[return-value]  # a rectangular list of numbers
 
     def _attributes(self, statement: Statement, line: int) -> dict[str, AttributeLike] | None:
         """Attributes with data types by name where the operator wants ONNX's number."""
@@ -551,8 +436,8 @@ class OperationReader:
         except CompileError as error:
             self.log.note_error("unknown_operator", line, error)
             return None
-        for name, value in statement.attributes:
-            written: AttributeLike = value  # type: ignore[assignment]  # nested lists fail in `apply`
+        for name, value in statement.attributes.items():
+            written: AttributeLike = value  # Nested lists fail in `apply`.
             if isinstance(value, str) and name in declared and declared[name].kind == "int":
                 try:
                     written = DataType.parse(value)

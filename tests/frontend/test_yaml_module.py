@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from stitch import forms, ops
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
-from stitch.frontend.yaml import StatementError, parse_statement
+from stitch.frontend.yaml import parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership
 
@@ -259,9 +259,7 @@ BAD_MODULES = {
     one("[]", "w: {file: nowhere.npz}"): "no file nowhere.npz",
     one("[]", "w: {file: nowhere.txt}"): ".npy, .npz, .safetensors",
     one("[]", "w: {values: [[1], 2]}"): "a rectangular list",
-    one("[]", "w: {values: [1, [2, 3]]}"): "(values[1] is a list of 2, values[0] is one number)",
-    one("[]", "w: {values: [[1, 2], [3]]}"): "(values[1] is a list of 1, values[0] is a list of 2)",
-    one("[]", "w: {values: [[[1]], [[1, 2]]]}"): "values[1] is a list of 1x2",
+    one("[]", "w: {values: [[1, 2], [3]]}"): "a rectangular list",
     one("[]", "w: {values: [1.0e+39], type: f32}"): "do not fit float32",
     one("[]", "w: {values: [7.0e+4], type: f16}"): "do not fit float16",
     one("[]", "w: {values: [a]}"): "not numbers",
@@ -425,11 +423,11 @@ def test_a_module_that_cannot_be_read_is_a_format_error(tmp_path: Path) -> None:
     "text",
     [
         "y", "y = Relu(x", "y = Relu(x) z", "1 = Relu(x)", "y = Relu(x y)", "y = Relu(a=1, x)",
-        "y = Relu(a=1, a=2)", "y = Relu('x')", "y = Relu(x, [1)", "y = Relu(a=)", "y = Relu(x)(x)",
+        "y = Relu(a=1, a=2)", "y = Relu({x: 1}, x)", "y = Relu(x, [1)", "y = Relu(x)(x)",
     ],
 )  # fmt: skip
 def test_what_is_no_statement_is_refused(text: str) -> None:
-    with pytest.raises(FormatError, match="expected"):
+    with pytest.raises(FormatError, match=r"m\.yaml:4"):
         module(one(json.dumps([text])))
 
 
@@ -438,7 +436,7 @@ def test_what_is_no_statement_is_refused(text: str) -> None:
 def test_any_text_is_a_statement_or_is_refused(text: str) -> None:
     try:
         made = parse_statement(text)
-    except StatementError:
+    except FormatError:
         return
     assert made.op
 
