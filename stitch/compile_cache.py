@@ -1,8 +1,8 @@
 """The compile cache: a bounded folder of compiled programs, found by a digest of their inputs.
 
-A key has a digest for each part that decides the result: `graph` (its JSON with names and source
-lines, and its constants), `machine`, `options`, `versions` (Stitch and its source, the format,
-NumPy, ml_dtypes, processor) and `memory` (an explicit limit, which bounds constant folding).
+A key is a digest of what decides the result: the graph (its JSON with names and source lines, and
+its constants), machine, options, versions (Stitch and its source, the format, NumPy, ml_dtypes,
+processor), and an explicit limit of memory, which bounds constant folding.
 
 An entry is `KEY.ttb`, the binary, and `KEY.json`: compiler messages, length and CRC-32 of the
 binary's metadata, and a CRC-32 of itself. A damaged or read-only folder never fails a compilation;
@@ -50,24 +50,10 @@ from stitch.version import __version__
 # Keys.
 
 
-@dataclass(frozen=True, slots=True)
-class EntryKey:
-    """The key of an entry: 64 hexadecimal digits, and the digests of its parts."""
-
-    text: str
-    parts: tuple[tuple[str, str], ...]
-
-
-def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> EntryKey:
-    """Return the key of compiling a graph for a machine."""
-    parts = (
-        ("graph", _of_graph(graph)),
-        ("machine", _of_text(_canonical_text(machine))),
-        ("options", _of_text(_canonical_text(options))),
-        ("versions", _of_text(_canonical_text(versions()))),
-        ("memory", _of_text(_canonical_text(explicit_limit()))),
-    )
-    return EntryKey(_of_text(_canonical_text(parts)), parts)
+def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> str:
+    """Return the key of compiling a graph for a machine: 64 hexadecimal digits."""
+    parts = _of_graph(graph), machine, options, versions(), explicit_limit()
+    return _of_text(_canonical_text(parts))
 
 
 def digest_of(value: Any, packages: tuple[str, ...] = ()) -> str:
@@ -165,9 +151,6 @@ class _Notes(NamedTuple):
     stitch: str
     version: int
     key: str
-    made_of: Mapping[str, str]
-    programs: tuple[str, ...]
-    machine: str
     nbytes: int
     metadata_crc32: int
     warnings: tuple[CompileWarning, ...]
@@ -188,16 +171,16 @@ class CachedCompilation:
     loops: tuple[LoopNote, ...] = ()
 
 
-def binary_path(folder: Path, key: EntryKey) -> Path:
-    return folder / f"{key.text}.ttb"
+def binary_path(folder: Path, key: str) -> Path:
+    return folder / f"{key}.ttb"
 
 
-def notes_path(folder: Path, key: EntryKey) -> Path:
+def notes_path(folder: Path, key: str) -> Path:
     """Return the path of an entry's JSON file, whose modification time is its last use."""
-    return folder / f"{key.text}.json"
+    return folder / f"{key}.json"
 
 
-def write_entry(folder: Path, key: EntryKey, compilation: CachedCompilation) -> None:
+def write_entry(folder: Path, key: str, compilation: CachedCompilation) -> None:
     """Write an entry; raise `StitchError` if the folder is not writable."""
     make_folder(folder)
     write, written = content_of(compilation.binary), _Recorder()
@@ -225,11 +208,9 @@ class _Recorder:
         return self._sink.write(data)
 
 
-def _notes(key: EntryKey, compilation: CachedCompilation, written: _Recorder) -> bytes:
+def _notes(key: str, compilation: CachedCompilation, written: _Recorder) -> bytes:
     body = to_plain(_Notes(
-        _KIND, _VERSION, key.text, dict(key.parts),
-        tuple([program.name for program in compilation.binary.programs]),
-        compilation.binary.machine.name, written.nbytes, metadata_crc32(written.head),
+        _KIND, _VERSION, key, written.nbytes, metadata_crc32(written.head),
         compilation.warnings, compilation.loops, 0,
     ))  # fmt: skip
     del body["crc32"]
@@ -240,7 +221,7 @@ def _text_of(body: Mapping[str, Any]) -> bytes:
     return (json.dumps(body, indent=1) + "\n").encode()
 
 
-def read_entry(folder: Path, key: EntryKey) -> CachedCompilation | None:
+def read_entry(folder: Path, key: str) -> CachedCompilation | None:
     """Read an entry; return None if it does not exist.
 
     Raises `FormatError` if it is damaged or belongs to another key.
@@ -256,7 +237,7 @@ def read_entry(folder: Path, key: EntryKey) -> CachedCompilation | None:
         raise unreadable(notes, error) from error
     with located(str(notes)):
         body = read_json(text, _KIND)
-        check_format(body, _KIND, stitch=_KIND, version=_VERSION, key=key.text)
+        check_format(body, _KIND, stitch=_KIND, version=_VERSION, key=key)
         form = from_plain(_Notes, body, str(notes))
         if body.pop("crc32") != zlib.crc32(_text_of(body)):
             raise FormatError("the JSON file of the entry is damaged: its CRC-32 differs")
@@ -361,7 +342,7 @@ class CompileCache:
         """Remove all entries."""
         keep_below(self.folder, NAMES, 0)
 
-    def _read(self, key: EntryKey, notices: list[CompileWarning]) -> CachedCompilation | None:
+    def _read(self, key: str, notices: list[CompileWarning]) -> CachedCompilation | None:
         try:
             return read_entry(self.folder, key)
         except StitchError as error:
@@ -371,7 +352,7 @@ class CompileCache:
             return None
 
     def _keep(
-        self, key: EntryKey, compilation: CachedCompilation, notices: list[CompileWarning]
+        self, key: str, compilation: CachedCompilation, notices: list[CompileWarning]
     ) -> None:
         try:
             nbytes = inspect_sizes(compilation.binary).total
