@@ -219,8 +219,6 @@ OWN_FILES = {
     "stitch/frontend/torch/compile/graph_cache.py": {"read_text"},  # What pip wrote of torch.
     "stitch/cli/command.py": {"open"},
     "stitch/planner/planner.py": {"rename"},  # Of buffers.
-    # What ONNX Runtime gives away as a file only, in a folder that is gone with the call.
-    "stitch/runtime/executors/onnx/onnxruntime_executor.py": {"TemporaryDirectory", "fromfile"},
     # What SQLite writes into a file only, in a folder that is gone with the report.
     "stitch/report/visualizer.py": {"TemporaryDirectory"},
 }

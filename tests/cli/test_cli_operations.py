@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.runtime.executors.onnx import foreign_calls, session
+from stitch.runtime.executors.onnx import onnxruntime_executor, session
 
 Cli = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         (result,) = (arrays[slot.value] for slot in program.outputs)
         return lambda: (run(), np.add(result, 1, out=result))
 
-    monkeypatch.setattr(foreign_calls, "session_call", wrong)
+    monkeypatch.setattr(onnxruntime_executor, "session_call", wrong)
 
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "auto", "torch"])

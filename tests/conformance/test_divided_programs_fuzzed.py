@@ -24,7 +24,7 @@ from stitch.program import Array, Ownership, TensorDesc, Value, host_layout
 from stitch.runtime.executors import BoundProgram, Workspace, as_bytes
 from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions
+from stitch.runtime.executors.onnx.onnxruntime_executor import Segment, Sessions
 from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
 from tests.support.executors.named_prices import ATEN
 from tests.support.stitched_models import model

@@ -11,7 +11,7 @@ import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import HookContext
-from stitch.runtime.executors.onnx import foreign_calls, session
+from stitch.runtime.executors.onnx import onnxruntime_executor, session
 from tests.support.stitched_models import integers, model, one
 
 WEIGHTS = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
@@ -67,7 +67,7 @@ def test_a_kernel_of_onnxruntime_that_is_wrong_is_seen_by_hooks(
         (result,) = (arrays[slot.value] for slot in program.outputs)
         return lambda: (run(), np.add(result, 1, out=result))
 
-    monkeypatch.setattr(foreign_calls, "session_call", wrong)
+    monkeypatch.setattr(onnxruntime_executor, "session_call", wrong)
     x = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
     found, right = outputs("onnxruntime", x), outputs("numpy", x)
     np.testing.assert_allclose(found["Gelu"], right["Gelu"] + 1, 1e-4, 1e-4)

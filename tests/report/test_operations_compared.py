@@ -15,7 +15,7 @@ from stitch.program import Array, Ownership, Program
 from stitch.report import OperationComparison
 from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, make_executor
 from stitch.runtime.executors.executor import ProgramBytes, Workspace
-from stitch.runtime.executors.onnx import foreign_calls, session
+from stitch.runtime.executors.onnx import onnxruntime_executor, session
 from tests.support.bodied_graphs import bodied_graph
 from tests.support.grids import in_turn
 from tests.support.scan_cases import CASES, graph_of, inputs_of
@@ -47,7 +47,7 @@ def off_by_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (result,) = (arrays[slot.value] for slot in program.outputs)
         return lambda: (run(), np.add(result, 1, out=result))
 
-    monkeypatch.setattr(foreign_calls, "session_call", wrong)
+    monkeypatch.setattr(onnxruntime_executor, "session_call", wrong)
 
 
 @pytest.mark.parametrize("executor", ["onnxruntime", "auto"])

@@ -216,11 +216,8 @@ class OperationBinding:
         arrays = {value: self.arrays[value] for value in call.inputs}
         for value in call.outputs:
             arrays[value] = self.arrays[value] = self.output(value)
-        self.steps += self.bind_call(call, arrays)
+        self.steps += call.bind(arrays)
         self.write(call.outputs, call.operations)
-
-    def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        return call.bind(arrays)
 
     def write(self, values: Sequence[int], inside: Collection[int] = ()) -> None:
         """Append the steps that round values and store them in their layouts; the operations
@@ -278,16 +275,6 @@ class ApartBinding(OperationBinding):
             super().append(index, operation)
         else:
             self.call(call)
-
-    def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        """Bind a call; compute results that overlap an operand in another array and copy them."""
-        after: list[Thunk] = []
-        outputs = {value: arrays[value] for value in call.outputs}
-        for value, output in outputs.items():
-            if any(np.may_share_memory(output, arrays[operand]) for operand in call.inputs):
-                arrays[value] = np.empty_like(output)
-                after.append(partial(np.copyto, output, arrays[value]))
-        return (*call.bind(arrays), *after)
 
 
 class UnitBinding(OperationBinding):

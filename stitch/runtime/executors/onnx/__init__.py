@@ -3,13 +3,12 @@
 Needs the extra `onnx`; imported on first use.
 """
 
-from stitch.runtime.executors.onnx.foreign_calls import Sessions
 from stitch.runtime.executors.onnx.model_writer import (
     defining_version,
     draws_random_numbers,
     tensor_text,
 )
-from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
+from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor, Sessions
 from stitch.runtime.executors.onnx.session import (
     InferredType,
     inferred_results,

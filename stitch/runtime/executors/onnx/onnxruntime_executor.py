@@ -1,5 +1,8 @@
 """The ONNX Runtime executor: a program is one model, one session, and one call per run.
 
+Other executors run segments of programs (consecutive operations) so. Equal segments, such as the
+layers of a network, share one session.
+
 Dense inputs, outputs and constants are bound in place; others are staged. Types narrower than
 float32 compute in float32 and round at casts, program outputs and a scan's carried states; results
 in float32 agree with the NumPy executor's within a relative 1e-4. `docs/executor_differences.md`
@@ -8,24 +11,197 @@ lists where the two differ on NaN, infinities and extreme values.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from stitch.errors import CompileError
 from stitch.linker import expanded
 from stitch.machine import MachineShape
-from stitch.program import Program
+from stitch.ops import bind
+from stitch.program import Array, Operation, Program, holds_foreign
 from stitch.runtime.executors.executor import (
     Executor,
     NullExecutor,
     PreparedProgram,
     ProgramBytes,
+    Thunk,
     Workspace,
     checked_threads,
 )
-from stitch.runtime.executors.host import PreparedKernels, program_bytes, session_bytes
-from stitch.runtime.executors.onnx.foreign_calls import Sessions
+from stitch.runtime.executors.host import (
+    PartOfProgram,
+    PreparedKernels,
+    WholeProgram,
+    program_bytes,
+    session_bytes,
+)
 from stitch.runtime.executors.onnx.onnx_model import write_model, write_operation_model
-from stitch.runtime.executors.onnx.session import REFUSALS, Session, check_kernels, first_line
+from stitch.runtime.executors.onnx.session import (
+    EXPECT,
+    REFUSALS,
+    SAFE_IN_PLACE,
+    Session,
+    check_kernels,
+    first_line,
+    session_call,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Consecutive operations; `part` is the same as a separate host program.
+
+    `inputs` and `outputs` are the program's values, in the order of the part's slots.
+    """
+
+    operations: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    part: Program
+    session: Session
+
+    def bind(self, arrays: Mapping[int, Array]) -> Sequence[Thunk]:
+        """Bind the call to dense arrays of the compute types, by the program's values."""
+        own = {s.value: arrays[v] for s, v in zip(self.part.inputs, self.inputs, strict=True)}
+        before = _checks(self.part, own)
+        after: list[Thunk] = []
+        for slot, value in zip(self.part.outputs, self.outputs, strict=True):
+            own[slot.value] = output = arrays[value]
+            if _is_read_while_written(self.part, slot.value, own):
+                own[slot.value] = np.empty_like(output)
+                after.append(partial(np.copyto, output, own[slot.value]))
+        return (*before, session_call(self.session, own, self.part), *after)
+
+
+def _is_read_while_written(part: Program, result: int, arrays: Mapping[int, Array]) -> bool:
+    """Whether a result overlaps an input that the session may read after it wrote the result.
+
+    In place is safe if the part has only `SAFE_IN_PLACE` operations and the operation that computes
+    the result is the only reader of the input.
+    """
+    output = arrays[result]
+    sources = {s.value for s in part.inputs if np.may_share_memory(output, arrays[s.value])}
+    readers = [o for o in part.operations if not sources.isdisjoint(o.inputs)]
+    is_plain = all(o.op in SAFE_IN_PLACE and not o.domain for o in part.operations)
+    is_safe = is_plain and len(readers) == 1 and result in readers[0].outputs
+    return bool(sources) and not is_safe
+
+
+def _checks(part: Program, arrays: Mapping[int, Array]) -> list[Thunk]:
+    """Return the steps that compare inputs with the constants that `Expect` gives."""
+    steps, constants, nothing = list[Thunk](), part.constant_data(), np.empty(0, np.float32)
+    for operation in part.operations:
+        if (operation.domain, operation.op) == EXPECT:
+            actual = arrays[operation.inputs[1]]
+            expected = constants[operation.inputs[2]].astype(actual.dtype, copy=False)
+            steps += bind(
+                operation.op, [nothing, actual, expected], [nothing],
+                attributes=operation.attributes, domain=operation.domain,
+            )  # fmt: skip
+    return steps
+
+
+class Sessions:
+    """A cache of sessions by the model that they run, each with `threads` threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        # By model and identity of the weights, which the session keeps alive.
+        self._found: WeakValueDictionary[tuple[bytes, tuple[int, ...]], Session] = (
+            WeakValueDictionary()
+        )
+
+    def able(self, program: Program) -> list[bool]:
+        """Return for each operation whether it can be written as an ONNX model."""
+
+        def can(operation: Operation) -> bool:
+            with suppress(CompileError):
+                write_operation_model(program, operation)
+                return True
+            return False
+
+        return [can(operation) for operation in program.operations]
+
+    def call(self, program: Program, operations: Sequence[int]) -> Segment:
+        """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
+        return self._segment(WholeProgram(program), operations)
+
+    def calls(
+        self, program: Program, runs: Sequence[Sequence[int]], able: Sequence[bool]
+    ) -> tuple[list[Segment] | None, list[bool]]:
+        """Create the segments of a division.
+
+        Returns:
+            The segments, or None if ONNX Runtime refuses one; and for each operation whether ONNX
+            Runtime can run it, for the next attempt.
+        """
+        can_run, segments, whole = list(able), list[Segment](), WholeProgram(program)
+        for run in runs:
+            try:
+                segments.append(self._segment(whole, run))
+            except REFUSALS:
+                for index in run:
+                    can_run[index] = self._runs_alone(whole, index)
+                if not all(can_run[i] for i in run):
+                    return None, can_run
+                if any(holds_foreign(program.operations[i], program.bodies) for i in run):
+                    # Foreign operators of opsets that one model cannot import: a call for each.
+                    segments += [self._segment(whole, (index,)) for index in run]
+                    continue
+                # Each runs alone, but not together: leave the whole run out.
+                return None, [can and i not in run for i, can in enumerate(can_run)]
+        return segments, can_run
+
+    def refusal(self, program: Program, able: Sequence[bool]) -> CompileError | None:
+        """Return the error for the first foreign operation that is not `able`; None without one."""
+        for index, operation in enumerate(program.operations):
+            if able[index] or not holds_foreign(operation, program.bodies):
+                continue
+            reason = ""
+            try:
+                self._segment(WholeProgram(program), (index,))
+            except REFUSALS as error:
+                reason = first_line(error)
+            return CompileError(
+                f"ONNX Runtime cannot run {operation.title}, and nothing else computes it"
+                + (f": {reason}" if reason else ""),
+                where=f"program {program.name!r} at {operation.location or f'operation {index}'}",
+            )
+        return None
+
+    def calls_apart(self, program: Program, operations: Iterable[int]) -> list[Segment]:
+        """Return a segment for each operation that runs alone; all of its results are outputs."""
+        whole, segments = WholeProgram(program), []
+        for index in operations:
+            with suppress(*REFUSALS):
+                held = program.operations[index].outputs
+                segments.append(self._segment(whole, (index,), held))
+        return segments
+
+    def _runs_alone(self, whole: WholeProgram, index: int) -> bool:
+        with suppress(*REFUSALS):
+            self._segment(whole, (index,))
+            return True
+        return False
+
+    def _segment(
+        self, whole: WholeProgram, operations: Sequence[int], held: Collection[int] = ()
+    ) -> Segment:
+        """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
+        writing = PartOfProgram(whole, operations, held)
+        part = writing.program_of_part()
+        model = write_model(part)
+        key = model.serialized, tuple(id(weights) for _, weights in model.weights)
+        session = self._found.get(key)
+        if session is None:
+            session = self._found[key] = Session(model, self.threads)
+        inputs, outputs = tuple(writing.inputs), tuple(writing.outputs)
+        return Segment(tuple(operations), inputs, outputs, part, session)
 
 
 class OnnxRuntimeExecutor(Executor):

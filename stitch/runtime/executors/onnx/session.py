@@ -182,24 +182,6 @@ def first_line(error: Exception) -> str:
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
-def computed_apart(program: Program) -> frozenset[int]:
-    """Return the outputs that take over an input's buffer and need a separate array to compute in.
-
-    In place is safe if the program has only `SAFE_IN_PLACE` operations and the operation that
-    writes the output is the only reader of the input.
-    """
-    safe = all(o.op in SAFE_IN_PLACE and not o.domain for o in program.operations)
-    apart = set()
-    for slot in program.outputs:
-        if slot.aliases_input is None:
-            continue
-        source = program.inputs[slot.aliases_input].value
-        readers = [o for o in program.operations if source in o.inputs]
-        if not (safe and len(readers) == 1 and slot.value in readers[0].outputs):
-            apart.add(slot.value)
-    return frozenset(apart)
-
-
 def _keep_in_child() -> None:
     """Leak inherited sessions and skip inherited exit handlers."""
     for session in tuple(_sessions):
