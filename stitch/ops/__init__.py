@@ -6,7 +6,6 @@ compute gradients.
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import (
-    OperationBytes,
     attributes_of,
     bind,
     definition_of,
@@ -15,7 +14,6 @@ from stitch.ops.applying import (
     infer_operation,
     infer_types,
     is_elementwise,
-    kernel_bytes,
     kernel_workspace,
     lookup,
     numpy_bytes,
@@ -68,11 +66,11 @@ from stitch.ops.workspaces import (
 __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute", "Batching",
     "BatchingContext", "Gradient", "GradientContext", "Inference", "InferenceContext", "Kernel",
-    "KernelArguments", "KernelMemory", "OpDef", "OperationBytes", "OperationWork", "Thunk",
+    "KernelArguments", "KernelMemory", "OpDef", "OperationWork", "Thunk",
     "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "definition_of",
     "estimated_steps", "evaluate", "evaluate_operation", "float_of", "has_products",
-    "infer_operation", "infer_types", "int_of", "is_elementwise", "kernel_bytes",
+    "infer_operation", "infer_types", "int_of", "is_elementwise",
     "kernel_workspace", "known_by_type", "lookup", "multiply_adds", "numpy_bytes", "onnx_code",
     "operand_nbytes", "operators", "pool_windows", "program_work", "recurrent_activations",
     "resolve_attributes", "row_copies", "sees_everywhere", "slices_of", "string_of",

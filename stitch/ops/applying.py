@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -38,7 +37,7 @@ from stitch.ops import (
     window_of_rows,
 )
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
-from stitch.ops.inference import Attributes, InferenceContext, operation_text
+from stitch.ops.inference import Attributes, InferenceContext
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext, computed_nbytes
 from stitch.program import (
     ABSENT,
@@ -136,8 +135,6 @@ def is_elementwise(operation: Operation) -> bool:
 
 #: Limit of a result's bytes, so that sums of padded sizes fit in int64.
 MAX_NBYTES = 1 << 46
-#: Bytes of the Python objects of one operation's steps.
-STEPS_NBYTES = 4096
 
 
 def infer_types(
@@ -353,38 +350,6 @@ def evaluate(
         return tuple(
             r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, kinds, strict=True)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class KernelBytes:
-    """Bytes of kernels: `kept` from binding on, `passing` by one operation at a time.
-
-    `largest` describes the operation with the largest workspace; empty without operations.
-    """
-
-    kept: int
-    passing: int
-    largest: str
-
-
-#: Returns the most bytes that an operation's kernel holds at once, and those held from binding on.
-OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, int]]
-
-
-def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelBytes:
-    """Sum the kernel bytes of a program's operations, each as `bytes_of` reports."""
-    constants = {c.value: c.data for c in program.constants}
-    kept = passing = most = 0
-    largest = ""
-    for operation in program.operations:
-        nbytes, held = bytes_of(program, operation, constants)
-        passing = max(passing, nbytes)
-        kept += STEPS_NBYTES + held
-        if nbytes > most:
-            kinds = (None if v == ABSENT else program.values[v].type for v in operation.inputs)
-            name = f"{operation.domain}.{operation.op}".lstrip(".")
-            most, largest = nbytes, operation_text(name, kinds, operation.location)
-    return KernelBytes(kept, passing, largest)
 
 
 def numpy_bytes(

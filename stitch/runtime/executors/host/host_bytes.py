@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +12,7 @@ from stitch.linker import program_of_body
 from stitch.machine import MachineShape, footprint
 from stitch.ops import (
     LINE_NBYTES,
-    OperationBytes,
     computed_nbytes,
-    kernel_bytes,
     numpy_bytes,
     operand_nbytes,
 )
@@ -34,6 +32,10 @@ from stitch.runtime.executors.host.arrangement import arrange
 from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
 from stitch.runtime.executors.host.staging import is_direct
 
+#: Returns the most bytes that an operation's kernel holds at once, and those held from binding on.
+OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, int]]
+#: Bytes of the Python objects of one operation's steps.
+STEPS_NBYTES = 4096
 #: The smallest session of ONNX Runtime, with its threads and its arena.
 SESSION_NBYTES = 16 << 20
 #: The arena grows by powers of two, so values take up to twice their size.
@@ -84,29 +86,25 @@ class _Counting:
 
     def program(self, program: Program, listed: Sequence[Operation] | None = None) -> ProgramBytes:
         """Count a program; `listed` are its operations with the body indices of `self.bodies`."""
-        mine = program.operations
-        pairs = zip(mine, mine if listed is None else listed, strict=True)
-        carried = {here.body: there.body for here, there in pairs}
-
-        def taken_by(
-            within: OperationList, operation: Operation, constants: dict[int, Array]
-        ) -> tuple[int, int]:
-            if is_scan(operation):
-                return self._scan(within, operation, self._body(carried[operation.body]))
-            return self.bytes_of(within, operation, constants)
-
+        mine, constants = program.operations, program.constant_data()
         staged = _staged(program)
         kept = _computed_constants(program) + staged
-        for operation in mine:
+        bound, kernels, largest = STEPS_NBYTES * len(mine), 0, ABSENT
+        for index, operation in enumerate(mine):
             if is_scan(operation):
-                inside = self._body(carried[operation.body]).taken
-                kept, staged = kept + inside.kept, staged + inside.staged
+                body = self._body((listed or mine)[index].body)
+                nbytes, held = self._scan(program, operation, body)
+                kept, staged = kept + body.taken.kept, staged + body.taken.staged
+            else:
+                nbytes, held = self.bytes_of(program, operation, constants)
+            bound += held
+            if nbytes > kernels:
+                kernels, largest = nbytes, index
         units = units_of(program, ())
-        values = arrange(program, units, program.constant_data()).nbytes
-        taken = kernel_bytes(program, taken_by)
+        values = arrange(program, units, constants).nbytes
         chunks = max((len(u.operations) for u in units if u.is_chunked), default=0) * CHUNK_SIZE * 8
-        kernels = max(taken.passing, chunks)
-        return ProgramBytes(kept, taken.kept, values, kernels, taken.largest, staged)
+        text = "" if largest == ABSENT else _text(program, mine[largest])
+        return ProgramBytes(kept, bound, values, max(kernels, chunks), text, staged)
 
     def _body(self, index: int) -> _BodyBytes:
         found = self._counted.get(index)
@@ -139,6 +137,13 @@ class _Counting:
         if self.in_sessions:
             passing = max(passing, session_bytes(within, operation, {})[0])
         return passing, kept
+
+
+def _text(program: Program, operation: Operation) -> str:
+    """Describe an operation: its name, the types of its operands, its location."""
+    kinds = (program.values[v].type.text() if v != ABSENT else "_" for v in operation.inputs)
+    at = f" at {operation.location}" if operation.location else ""
+    return f"{operation.title}({', '.join(kinds)}){at}"
 
 
 def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:
