@@ -17,7 +17,7 @@ from stitch.errors import FormatError, UsageError, closest
 from stitch.frozen_json import from_plain, located, to_plain
 from stitch.graph import ComputationGraph, PlacementOption, array_of_bytes
 from stitch.machine import Machine
-from stitch.program import Array, DataType, Program, Space, ValueType
+from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
 from stitch.training.from_torch import loss_of
 from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
@@ -33,7 +33,6 @@ from stitch.training.programs import (
     compile_training,
     compile_update,
     graphs_of,
-    training_config,
 )
 from stitch.training.search import AlgorithmConfig, SearchResult, SimulatedTime, optimize
 from stitch.training.tensors import COUNTS, part_of, with_part
@@ -199,16 +198,15 @@ class CompiledTraining:
         state and counters.
         """
         values = self.values if self.instance is None else self.instance.state_dict()
-        body = training_config(self.loss, self.optimizer, self.options)
-        if weights:
-            body["values"] = {
-                name: to_plain(_Array(
-                    DataType.from_dtype(array.dtype), array.shape,
-                    np.ascontiguousarray(array).tobytes(),
-                ))
-                for name, array in values.items()
-            }  # fmt: skip
-        return body
+        arrays = {
+            name: _Array(
+                DataType.from_dtype(array.dtype), array.shape, np.ascontiguousarray(array).tobytes()
+            )
+            for name, array in values.items() if weights
+        }  # fmt: skip
+        form = _Training(self.loss.config(), self.optimizer.config(), self.options, arrays)
+        data: dict[str, Any] = to_plain(form)
+        return data
 
     @staticmethod
     def from_data(
@@ -224,14 +222,6 @@ class CompiledTraining:
             loss = loss_from_config(form.loss)
         with located(f"{where}.optimizer"):
             optimizer = optimizer_from_config(form.optimizer)
-        with located(where):
-            options = TrainingOptions(
-                form.recompute,
-                form.accumulation_steps,
-                form.clip_grad_norm,
-                form.precision,
-                form.spaces,
-            )
         arrays, kinds = {}, _value_types(checked)
         for name, one in form.values.items():
             with located(f"{where}.values.{name}"):
@@ -239,7 +229,7 @@ class CompiledTraining:
                 _check_value(arrays[name], kinds.get(name))
         result = None if search is None else SearchResult.from_data(search, graphs_of(checked))
         return CompiledTraining(
-            checked, loss, optimizer, options, arrays, result, constants_of(graph)
+            checked, loss, optimizer, form.options, arrays, result, constants_of(graph)
         )
 
 
@@ -252,11 +242,7 @@ class _Array(NamedTuple):
 class _Training(NamedTuple):
     loss: Any
     optimizer: Any
-    recompute: str
-    accumulation_steps: int
-    clip_grad_norm: float | None
-    precision: DataType
-    spaces: Mapping[str, Space]
+    options: TrainingOptions
     values: Mapping[str, _Array] = MappingProxyType({})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from stitch.argument_kinds import (
     NUMBER,
@@ -119,19 +118,6 @@ class TrainingOptions:
         if not self.precision.is_floating or self.precision.is_block or self.precision.is_narrow:
             raise UsageError("precision must be a floating type of 16 bits or more",
                              got=self.precision.value)  # fmt: skip
-
-
-def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) -> dict[str, Any]:
-    """Return loss, optimizer and options as JSON data."""
-    return {
-        "loss": loss.config(),
-        "optimizer": optimizer.config(),
-        "recompute": options.recompute,
-        "accumulation_steps": options.accumulation_steps,
-        "clip_grad_norm": options.clip_grad_norm,
-        "precision": options.precision.value,
-        "spaces": {name: space.value for name, space in options.spaces.items()},
-    }
 
 
 LABEL, LOSS = "label", "loss"

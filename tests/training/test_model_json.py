@@ -85,9 +85,9 @@ _STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
         ("optimizer betas", 3, ".optimizer\n"),
         ("optimizer groups", [1], ".optimizer\n"),
         ("optimizer schedule schedule", [], ".optimizer\n"),
-        ("precision", "float23", ".precision\n"),
-        ("spaces", {"x": "l2"}, ".spaces.x\n"),
-        ("clip_grad_norm", -1, "\n  got: -1"),
+        ("options precision", "float23", ".options.precision\n"),
+        ("options spaces", {"x": "l2"}, ".options.spaces.x\n"),
+        ("options clip_grad_norm", -1, ".options"),
         ("extra", 1, ""),
     ],
 )
