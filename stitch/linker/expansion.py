@@ -20,7 +20,6 @@ from stitch.program import (
     Operation,
     OperationList,
     Program,
-    Seam,
     Value,
     host_layout,
     is_scan,
@@ -137,15 +136,8 @@ def expanded(program: Program, keep: Keep = no_operation) -> Program:
         values[constant.value] = replace(value, layout=host_layout(value.type.data_type))
     return replace(
         program, values=tuple(values), operations=listed.operations, constants=listed.constants,
-        bodies=listed.bodies, seams=_moved_seams(program, inliner.firsts),
+        bodies=listed.bodies, seams=(),
     )  # fmt: skip
-
-
-def _moved_seams(program: Program, firsts: Sequence[int]) -> tuple[Seam, ...]:
-    """Move the seams to the first inlined operations of their parts; drop those of empty parts."""
-    moved = [replace(seam, first=firsts[seam.first]) for seam in program.seams]
-    ends = [*(seam.first for seam in moved[1:]), firsts[-1]]
-    return tuple(seam for seam, end in zip(moved, ends, strict=False) if seam.first < end)
 
 
 def expansion_nbytes(listed: OperationList, plan: ScratchPlan) -> int:
@@ -171,8 +163,6 @@ class _Inliner:
         self.values = list(listed.values)
         self.constants = list(listed.constants)
         self.operations: list[Operation] = []
-        #: The first inlined operation of each of the list's operations, and the end of the last.
-        self.firsts: list[int] = []
         #: By (body, value): the constants of bodies, shared by all operations that carry them.
         self._constants: dict[tuple[int, int], int] = {}
 
@@ -208,8 +198,6 @@ class _Inliner:
             operations, at, values, location = pending[-1]
             entered = None
             for operation in operations:
-                if len(pending) == 1:
-                    self.firsts.append(len(self.operations))
                 here = self._moved(operation, at, values, location)
                 if here.body != ABSENT and not is_scan(here) and not self.keep(here):
                     entered = here
@@ -223,7 +211,6 @@ class _Inliner:
             live = _live(body.operations, {there for there, here in results if here != ABSENT})
             inner = iter([body.operations[index] for index in live])
             pending.append((inner, self._entered(entered, body), body.values, entered.location))
-        self.firsts.append(len(self.operations))
 
     def _moved(
         self, operation: Operation, at: dict[int, int], values: Sequence[Value], location: str

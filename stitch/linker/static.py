@@ -3,25 +3,17 @@
 A wire's output and input become one value. Each change of type on a wire (logical type, storage of
 the producer, storage of the consumer, logical type) becomes a `Cast`, so values are rounded exactly
 as before. Wires that store a block format (bfp8, bfp4) are refused, as no `Cast` reproduces their
-rounding. Seams record the original programs, so that an executor that fuses operations can compute
-each as before.
+rounding.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch.errors import LinkError
 from stitch.linker.capacity import AliasProofs, address_problems, check_capacity, demands
-from stitch.linker.expansion import (
-    expansion_nbytes,
-    live_operations,
-    only_operations,
-    renumbered,
-    used_values,
-)
+from stitch.linker.expansion import expansion_nbytes, remove_dead_code
 from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
@@ -40,7 +32,6 @@ from stitch.program import (
     Program,
     Role,
     Scratch,
-    Seam,
     Space,
     Value,
     ValueType,
@@ -71,10 +62,6 @@ class JoinedProgram:
     unrounded: dict[Port, int] = field(default_factory=dict)
     aliases: dict[int, Port] = field(default_factory=dict)
     casts: dict[tuple[int, DataType], int] = field(default_factory=dict)
-    #: The first operations of parts: programs, parts of linked programs, and operations of wires.
-    firsts: list[int] = field(default_factory=list)
-    #: The values that programs return.
-    returned: set[int] = field(default_factory=set)
     names: FreeNames = field(default_factory=FreeNames)
     slot_names: dict[str, FreeNames] = field(
         default_factory=lambda: {"input": FreeNames(), "output": FreeNames()}
@@ -114,10 +101,7 @@ class JoinedProgram:
         ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}
         read = {v for operation in program.operations for v in operation.inputs}
         bodies = self.bodies.add_all(program.bodies)
-        firsts = {0, *(seam.first for seam in program.seams)}
-        for number, operation in enumerate(program.operations):
-            if number in firsts:
-                self._begin_part()
+        for operation in program.operations:
             numbers: dict[int, int] = {ABSENT: ABSENT}
             for v in operation.outputs:
                 if v != ABSENT:
@@ -133,8 +117,6 @@ class JoinedProgram:
                     where[v] = self._as_stored(program, program.values[v], here)
                 if v in ports:
                     self.unrounded[ports[v]] = here
-        self.returned.update(self.unrounded[port] for port in ports.values())
-        self.returned.update(where[v] for seam in program.seams for v in seam.held)
         for o, slot in enumerate(program.outputs):
             if (index, o) in self.kept:
                 self._add_output((index, o), program, slot, self.unrounded[index, o])
@@ -162,7 +144,6 @@ class JoinedProgram:
         # The output is rounded by its storage, and a consumer reads the unrounded value.
         if port in self.fed and _rounds(original):
             stored = self._value(program, original)
-            self._begin_part()
             self.operations.append(Operation("Identity", (value,), (stored,)))
             value = stored
         if slot.aliases_input is not None:
@@ -180,14 +161,8 @@ class JoinedProgram:
             target.desc.layout.data_type,
             target.type.data_type,
         ):
-            self._begin_part()
             value = self._cast(producer, value, data_type)
         return value
-
-    def _begin_part(self) -> None:
-        """Begin another part with the next operation."""
-        if not self.firsts or self.firsts[-1] < len(self.operations):
-            self.firsts.append(len(self.operations))
 
     def _cast(self, program: Program, value: int, data_type: DataType) -> int:
         before = self.values[value]
@@ -223,50 +198,6 @@ class JoinedProgram:
 def _rounds(value: Value) -> bool:
     """Whether storing the value changes its type."""
     return value.desc.layout.data_type is not value.type.data_type
-
-
-def seams_of(
-    whole: OperationList,
-    firsts: Sequence[int],
-    returned: Collection[int],
-    live: Sequence[int],
-    numbers: Mapping[int, int],
-) -> tuple[Seam, ...]:
-    """Return the seams of a list after dead code elimination; a single plain part has none.
-
-    Args:
-        whole: The list before dead code elimination.
-        firsts: The first operation of each part of `whole`, ascending from 0.
-        returned: Values that parts returned or held.
-        live: The operations that remain.
-        numbers: New numbers of the values that remain.
-    """
-    parts = [bisect_right(firsts, index) - 1 for index in range(len(whole.operations))]
-    part_of = {
-        v: parts[index]
-        for index, operation in enumerate(whole.operations)
-        for v in operation.outputs
-        if v != ABSENT
-    }
-    alive = frozenset(live)
-    before, now_returned = set(returned), {slot.value for slot in whole.outputs}
-    for index, operation in enumerate(whole.operations):
-        for v in operation.inputs:
-            if v in part_of and part_of[v] != parts[index]:
-                before.add(v)
-                if index in alive:
-                    now_returned.add(v)
-            elif v in part_of and index not in alive:
-                before.add(v)
-    held: dict[int, list[int]] = {}
-    for v in sorted(before - now_returned):
-        if v in part_of and v in numbers:
-            held.setdefault(part_of[v], []).append(numbers[v])
-    begins: dict[int, int] = {}
-    for now, index in enumerate(live):
-        begins.setdefault(parts[index], now)
-    seams = [Seam(first, tuple(held.get(part, ()))) for part, first in begins.items()]
-    return tuple(seams) if len(seams) > 1 or any(seam.held for seam in seams) else ()
 
 
 def link_programs(
@@ -332,11 +263,7 @@ def _refuse_opaque(programs: Sequence[Program]) -> None:
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
     """Eliminate dead code, pack the scratch, prove aliases, and check that everything fits."""
     where = f"program {name!r}"
-    whole = joined.body(name)
-    live = live_operations(whole)
-    body = only_operations(whole, live)
-    numbers = used_values(body)
-    body = renumbered(body, numbers)
+    body = remove_dead_code(joined.body(name))
     plan = pack_scratch(body.values, body.operations, body.placed_values())
     everything = demands(body, Scratch(Space.HOST, 0), machine)
     slots = [d for d in everything if d.space is Space.L1]
@@ -349,7 +276,6 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
     values = place_intermediates(body.values, plan, scratch)
     program = Program(
         name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role,
-        seams_of(whole, joined.firsts, joined.returned, live, numbers),
         bodies=body.bodies,
     )  # fmt: skip
     program = _with_aliases(program, joined)

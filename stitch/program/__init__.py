@@ -54,7 +54,6 @@ from stitch.program.program import (
     Scratch,
     Seam,
     body_lines,
-    part_ranges,
     structure_problems,
     summary,
 )
@@ -72,5 +71,5 @@ __all__ = [
     "ValueType", "as_read_only",
     "body_lines", "can_change", "dense_bytes", "holds_foreign", "host_layout", "is_scan",
     "link_problem", "name_of",
-    "part_ranges", "result_types", "same_bytes", "structure_problems", "summary",
+    "result_types", "same_bytes", "structure_problems", "summary",
 ]  # fmt: skip

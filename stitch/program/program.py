@@ -36,25 +36,12 @@ from stitch.program.operation import (
 class Seam:
     """The beginning of a part of a linked program: the index of its first operation.
 
-    The outputs of a part are the values that later parts read and outputs of the program. `held`
-    lists, in ascending order, its other outputs before linking: values that no operation reads, or
-    only operations that linking dropped. With them, executors fuse the same operations as before
-    linking.
+    Only files of earlier linkers have them; executors take no notice. `held` lists, in ascending
+    order, outputs of the part that later parts do not read.
     """
 
     first: int
     held: tuple[int, ...] = ()
-
-
-def part_ranges(seams: Sequence[Seam], count: int) -> tuple[range, ...]:
-    """Return the operations of each part, of `count` in all; one part without seams.
-
-    >>> part_ranges([Seam(0), Seam(2)], 5)
-    (range(0, 2), range(2, 5))
-    """
-    if not seams:
-        return (range(count),)
-    return tuple([range(a, b) for a, b in pairwise([*(seam.first for seam in seams), count])])
 
 
 def seam_problems(
@@ -191,10 +178,6 @@ class Program(OperationList):
         """Return whether it has opaque operations: then it is planned, and never computed."""
         parts: list[OperationList | Body] = [self, *self.bodies]
         return any(operation.is_opaque for part in parts for operation in part.operations)
-
-    def parts(self) -> tuple[range, ...]:
-        """Return the operations of each part; one part, unless the program is linked."""
-        return part_ranges(self.seams, len(self.operations))
 
     def readers(self) -> dict[int, set[int]]:
         """Return the indices of the operations that read each value."""

@@ -27,6 +27,12 @@ def test_every_frozen_file_is_shown(cli: Cli, path: Path, words: tuple[str, ...]
     assert done.out
 
 
+def test_the_parts_of_a_program_that_an_earlier_linker_made_are_shown(cli: Cli) -> None:
+    shown = cli("inspect", str(FORMATS / "v1.1.ttb"), "--section=all").out
+    assert "seams" in shown
+    assert "linked from 2 parts, which begin at operations 0, 2" in shown
+
+
 def test_of_a_program_that_does_not_load_the_defect_stands_where_the_host_memory_would(
     cli: Cli,
 ) -> None:

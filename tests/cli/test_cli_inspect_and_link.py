@@ -256,13 +256,6 @@ def test_linked_modules_compute_the_same_bits(cli: Cli) -> None:
     assert cli("run", *pair, "--init=randn", "--output=@apart.npy").code == 0
     assert cli("run", "--module=ab.ttb", "--init=randn", "--output=@joined.npy").code == 0
     assert np.load("apart.npy").tobytes() == np.load("joined.npy").tobytes()
-    shown = cli("inspect", "ab.ttb", "--section=all").out
-    assert "requires seams" in shown
-    assert "linked from 2 parts, which begin at operations 0, " in shown
-    described = json.loads(cli("inspect", "ab.ttb", "--section=all", "--json").out)
-    assert described["programs"][0]["seams"][0]["first"] == 0
-    described = json.loads(cli("inspect", "a.ttb", "--section=all", "--json").out)
-    assert "seams" not in described["programs"][0]
 
 
 def test_wires_and_kept_outputs_decide_what_is_left(cli: Cli) -> None:

@@ -77,16 +77,6 @@ def test_linked_programs_share_equal_bodies_and_give_the_same() -> None:
             assert np.array_equal(ours, expected.numpy())
 
 
-def test_seams_move_with_the_operations_that_they_stand_before() -> None:
-    one = compile_graph(bodied_graph(), MACHINE).program
-    wires = [Wire(0, 1, 1, 0), Wire(0, 1, 1, 1)]
-    linked = link_programs([one, one], wires, machine=MACHINE.shape, name="both")
-    assert [seam.first for seam in linked.seams] == [0, 4]
-    whole = expanded(linked)
-    assert [seam.first for seam in whole.seams] == [0, 10]
-    assert [len(part) for part in whole.parts()] == [10, 10]
-
-
 def test_files_name_the_feature_only_where_they_have_bodies() -> None:
     with_bodies = encode(Binary((program(),), MACHINE.shape, "test"))
     without = Binary((compile_graph(plain_graph(), MACHINE).program,), MACHINE.shape, "test")
