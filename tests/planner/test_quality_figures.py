@@ -17,6 +17,7 @@ from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
+from stitch.planner.plan_state import RULES, Rule
 from stitch.planner.residency import choose
 from stitch.program import Space
 from tests.support.planner.residency_chains import random_chain
@@ -144,7 +145,17 @@ def pressed(seed: int) -> PlanRequest:
     return scene.request()
 
 
-def test_plans_under_pressure_take_no_longer_than_they_did() -> None:
+@pytest.mark.parametrize(
+    ("rules", "most"),
+    [(RULES, 507), (("farthest",), 525), (("chosen",), 508), (("sufficient",), 561),
+     (("cheapest",), 536)],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_plans_under_pressure_take_no_longer_than_they_did(
+    rules: tuple[Rule, ...], most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all rules of eviction together, and by each."""
+    monkeypatch.setattr("stitch.planner.planner.RULES", rules)
     seconds, made = 0.0, 0
     for seed in range(30):
         try:
@@ -152,4 +163,4 @@ def test_plans_under_pressure_take_no_longer_than_they_did() -> None:
         except OutOfMemoryError:
             continue
         made += 1
-    assert made >= 25 and seconds <= 510e-6
+    assert made >= 25 and seconds <= most * 1e-6
