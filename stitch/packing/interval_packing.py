@@ -38,11 +38,6 @@ class Packing:
     bound_nbytes: int
     placements: int = 0
 
-    @property
-    def ended(self) -> bool:
-        """Whether the peak is proved to be the lowest."""
-        return self.peak_nbytes == self.bound_nbytes
-
 
 def max_load(intervals: Sequence[Interval]) -> int:
     """Return the most bytes live at one moment, a lower bound for any peak.

@@ -27,7 +27,7 @@ from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
 from tests.support.machines import without_path
 from tests.support.planner import cases
-from tests.support.planner.small_requests import DRAM, L1, SMALL, Scene, desc_of, program
+from tests.support.planner.small_requests import DRAM, L1, SMALL, Scene, desc_of, program, relaid
 
 
 def evictions(made: Plan) -> list[Copy]:
@@ -163,22 +163,14 @@ def swap_in_wormhole(sizes: Sequence[int], free: int, *, path: bool = True) -> P
     behind `free` bytes is pinned."""
     machine = load_machine("wormhole_n150")
     machine = machine if path else without_path(machine, L1, L1)
-    l1 = machine.shape.space(L1)
-    scene, at, values = Scene(machine), l1.base, []
-    for size in sizes:
-        values.append(scene.tensor(row_desc(size, l1.banks), at, keep=True))
-        at += size
-    if at + free < l1.limit:
-        scene.tensor(row_desc(l1.limit - at - free, l1.banks), at + free, keep=True, pinned=True)
+    l1, scene = machine.shape.space(L1), Scene(machine)
+    end = l1.base + sum(sizes)
+    if end + free < l1.limit:
+        rest = TensorDesc((l1.banks, l1.limit - end - free), Layout(DataType.UINT8, L1))
+        scene.tensor(rest, end + free, keep=True, pinned=True)
     places = [l1.base + sum(sizes[1:]), *(l1.base + sum(sizes[1:i]) for i in range(1, len(sizes)))]
-    wanted = [row_desc(n, l1.banks, place) for n, place in zip(sizes, places, strict=True)]
-    out = TensorDesc((12, 32), Layout(DataType.UINT8, DRAM))
-    scene.run(program("p", wanted, [out]), *values, keep=True)
-    return plan(scene.request())
-
-
-def row_desc(size: int, banks: int, address: int | None = None) -> TensorDesc:
-    return TensorDesc((banks, size), Layout(DataType.UINT8, L1, address=address))
+    starts = [l1.base + sum(sizes[:i]) for i in range(len(sizes))]
+    return plan(relaid(scene, *zip(sizes, starts, places, strict=True)))
 
 
 def the_moves(made: Plan) -> Relocate:

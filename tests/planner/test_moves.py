@@ -16,7 +16,7 @@ from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine
-from tests.support.planner.small_requests import Scene, program
+from tests.support.planner.small_requests import Scene, relaid
 
 WORMHOLE = load_machine("wormhole_n150")
 TINY = load_machine("tiny")
@@ -149,29 +149,11 @@ def test_two_tensors_of_a_full_wormhole_l1_change_places_in_at_most_100_us(a: in
 # -- whole plans ----------------------------------------------------------------------------------
 
 
-def rows(size_per_bank: int, address: int, banks: int) -> TensorDesc:
-    """A tensor that takes so many bytes of every bank of L1, there."""
-    shape = (banks, size_per_bank)
-    return TensorDesc(shape, Layout(DataType.UINT8, Space.L1, address=address))
-
-
 def swapped_in_wormhole(a: int, b: int, gap: int) -> Plan:
-    shape = WORMHOLE.shape.space(Space.L1)
-    scene = Scene(WORMHOLE)
-    # What the two do not take of L1 is pinned.
-    pin = shape.capacity - a - b - gap
-    starts = [shape.base, shape.base + a + gap, shape.base + a + b + gap]
-    values = []
-    for size, start in zip((a, b), starts, strict=False):
-        bare = TensorDesc((shape.banks, size), Layout(DataType.UINT8, Space.L1))
-        values.append(scene.tensor(bare, start, keep=True))
-    if pin:
-        bare = TensorDesc((shape.banks, pin), Layout(DataType.UINT8, Space.L1))
-        scene.tensor(bare, starts[2], keep=True, pinned=True)
-    wanted = [rows(a, shape.base + b + gap, shape.banks), rows(b, shape.base, shape.banks)]
-    out = TensorDesc((12, 32), Layout(DataType.UINT8, Space.DRAM))
-    scene.run(program("p", wanted, [out]), *values, keep=True)
-    return plan(scene.request())
+    """Two tensors that fill an L1 but for the gap between them, which stays between them."""
+    base = WORMHOLE.shape.space(Space.L1).base
+    tensors = (a, base, base + b + gap), (b, base + a + gap, base)
+    return plan(relaid(Scene(WORMHOLE), *tensors))
 
 
 def test_the_plan_of_a_full_wormhole_swap_takes_87_us_and_1_4_mb_of_dram_and_is_confirmed() -> None:
@@ -199,14 +181,7 @@ def test_without_a_path_and_with_a_full_dram_tensors_pass_in_pieces(rooms: int) 
     machine = without_path(TINY, Space.L1, Space.L1)
     l1, scene = machine.shape.space(Space.L1), nearly_full_dram(machine, rooms)
     size = l1.capacity // 2
-    values = []
-    for address in (l1.base, l1.base + size):
-        bare = TensorDesc((l1.banks, size), Layout(DataType.UINT8, Space.L1))
-        values.append(scene.tensor(bare, address, keep=True))
-    wanted = [rows(size, l1.base + size, l1.banks), rows(size, l1.base, l1.banks)]
-    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
-    scene.run(program("p", wanted, [out]), *values, keep=True)
-    made = plan(scene.request())
+    made = plan(relaid(scene, (size, l1.base, l1.base + size), (size, l1.base + size, l1.base)))
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.certificate is not None
@@ -231,11 +206,7 @@ def test_a_tensor_goes_over_itself_in_pieces_that_the_space_beside_can_hold(
     machine = without_path(TINY, Space.L1, Space.L1)
     l1, scene = machine.shape.space(Space.L1), nearly_full_dram(machine, rooms)
     start = l1.base + 1024
-    bare = TensorDesc((l1.banks, 2048), Layout(DataType.UINT8, Space.L1))
-    a = scene.tensor(bare, start, keep=True)
-    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
-    scene.run(program("p", [rows(2048, start + by, l1.banks)], [out]), a, keep=True)
-    made = plan(scene.request())
+    made = plan(relaid(scene, (2048, start, start + by)))
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.stage is not None and step.stage[1] <= rooms + 64
@@ -245,12 +216,7 @@ def test_a_tensor_goes_over_itself_in_pieces_that_the_space_beside_can_hold(
 def test_a_cycle_in_a_full_space_leaves_by_one_granule_where_no_more_is_free_beside_it() -> None:
     l1, scene = TINY.shape.space(Space.L1), nearly_full_dram(TINY, 32)
     size = l1.capacity // 2
-    bare = TensorDesc((l1.banks, size), Layout(DataType.UINT8, Space.L1))
-    values = [scene.tensor(bare, at, keep=True) for at in (l1.base, l1.base + size)]
-    wanted = [rows(size, l1.base + size, l1.banks), rows(size, l1.base, l1.banks)]
-    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
-    scene.run(program("p", wanted, [out]), *values, keep=True)
-    made = plan(scene.request())
+    made = plan(relaid(scene, (size, l1.base, l1.base + size), (size, l1.base + size, l1.base)))
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.bounced_nbytes == l1.granule * l1.banks

@@ -75,8 +75,8 @@ def measure(path: Path, placements: int, cp_sat_seconds: float) -> Row:
         theirs = peak_by_cp_sat(intervals, load, cp_sat_seconds)
     return Row(
         str(path), len(intervals), packing.peak_nbytes, load, ratio(packing.peak_nbytes, load),
-        packing.bound_nbytes, packing.ended, packing.placements, seconds,
-        theirs, None if theirs is None else ratio(theirs, load),
+        packing.bound_nbytes, packing.peak_nbytes == packing.bound_nbytes, packing.placements,
+        seconds, theirs, None if theirs is None else ratio(theirs, load),
     )  # fmt: skip
 
 

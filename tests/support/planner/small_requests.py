@@ -124,6 +124,18 @@ class Scene:
         )
 
 
+def relaid(scene: Scene, *tensors: tuple[int, int, int]) -> PlanRequest:
+    """Tensors of L1 (bytes per bank, address) that a program wants at other addresses."""
+    shape, values, wanted = scene.machine.shape, [], []
+    for size, at, to in tensors:
+        desc = TensorDesc((shape.space(L1).banks, size), Layout(DataType.UINT8, L1))
+        values.append(scene.tensor(desc, at, keep=True))
+        wanted.append(replace(desc, layout=replace(desc.layout, address=to)))
+    out = TensorDesc((shape.space(DRAM).banks, 32), Layout(DataType.UINT8, DRAM))
+    scene.run(program("p", wanted, [out]), *values, keep=True)
+    return scene.request()
+
+
 # -- random requests ----------------------------------------------------------------------------
 
 SHAPES = (
