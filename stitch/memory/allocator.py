@@ -158,21 +158,14 @@ class Allocator:
             )
         return address
 
-    def fit(self, size: int, outside: Sequence[tuple[int, int]] = (), count: int = 1) -> list[int]:
-        """Return up to `count` addresses where `alloc_at` would succeed one after the other.
-
-        Args:
-            size: Bytes per bank.
-            outside: Sorted, disjoint (address, end) ranges to leave free.
-
-        >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
-        [256, 960, 896]
-        """
-        return self.gaps(outside, size).take(size, count)
-
     def gaps(self, outside: Sequence[tuple[int, int]] = (), least: int = 1) -> FreeGaps:
         """Return the free gaps of at least `least` bytes per bank outside sorted, disjoint
-        (address, end) ranges."""
+        (address, end) ranges.
+
+        >>> outside = [(0, 40), (100, 200), (330, 500)]
+        >>> Allocator(0, 1024, 16).gaps(outside, 60).take(60, 3)
+        [256, 960, 896]
+        """
         alignment = self.alignment
         need = -(-least // alignment) or 1
         gaps: list[tuple[int, int]] = []

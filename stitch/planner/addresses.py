@@ -96,7 +96,8 @@ class RequiredAddresses:
         named += _spans(self._made_by, space, state.task + 1, until)
         if not _meets(span, named):
             return address
-        apart = state.allocators[space].fit(end - address, union([*named, *taken]))
+        size, outside = end - address, union([*named, *taken])
+        apart = state.allocators[space].gaps(outside, size).take(size)
         if not apart:
             return address
         state.used_lookahead = True

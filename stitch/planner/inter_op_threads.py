@@ -35,13 +35,12 @@ _SPAN = 256
 class Fork:
     """The steps `[start, stop)` of a plan by thread, each in the plan's order.
 
-    The first thread takes longest; all of them together take at least `microseconds`.
+    The first thread takes longest.
     """
 
     start: int
     stop: int
     threads: tuple[tuple[int, ...], ...]
-    microseconds: float
 
 
 def forks_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Iterator[Fork]:
@@ -91,8 +90,7 @@ def _best(steps: Sequence[Step], first: int, costs: Sequence[float], most: int) 
             continue
         begin, division = fork
         threads = tuple([tuple([first + index for index in thread]) for thread in division])
-        total = spent[cuts[end]] - spent[cuts[begin]]
-        found.append(Fork(first + cuts[begin], first + cuts[end], threads, total))
+        found.append(Fork(first + cuts[begin], first + cuts[end], threads))
         end = begin
     return found[::-1]
 

@@ -19,7 +19,6 @@ from stitch.ttb.envelope import metadata_crc32, metadata_nbytes, recognize
 from stitch.ttb.file import (
     SOURCE,
     FileSizes,
-    ProgramSize,
     content_of,
     encode,
     inspect_sizes,
@@ -28,7 +27,7 @@ from stitch.ttb.file import (
 )
 
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "Origin", "ProgramSize",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "Origin",
     "TensorLife", "Version", "content_of", "encode",
     "initial_values", "inspect_sizes", "load", "metadata_crc32",
     "metadata_nbytes", "recognize", "save", "state_names",

@@ -172,17 +172,6 @@ def _check_version(where: str, metadata: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramSize:
-    """What one program puts into a file: counts, and bytes of its constants (shared ones too)."""
-
-    name: str
-    values: int
-    operations: int
-    constants: int
-    constants_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class FileSizes:
     """The bytes of a file by part; `metadata`, `sealing` and `data` sum up to `total`.
 
@@ -196,12 +185,11 @@ class FileSizes:
     data: int
     padding: int
     segments: tuple[int, ...]
-    programs: tuple[ProgramSize, ...]
 
 
 def inspect_sizes(source: Source | Binary) -> FileSizes:
     """The size of a file (or of the file that a binary would be), part by part, in bytes."""
-    binary, metadata_nbytes, start, rows = _measured(source)
+    metadata_nbytes, start, rows = _measured(source)
     lengths = tuple(row.nbytes for row in rows)
     data = max((row.offset + row.nbytes for row in rows), default=0)
     return FileSizes(
@@ -211,14 +199,7 @@ def inspect_sizes(source: Source | Binary) -> FileSizes:
         data=data,
         padding=data - sum(lengths),
         segments=lengths,
-        programs=tuple(
-            ProgramSize(
-                p.name, len(p.values), len(p.operations), len([*p.every_constant()]),
-                sum(constant.data.nbytes for constant, _ in p.every_constant()),
-            )
-            for p in binary.programs
-        ),
-    )  # fmt: skip
+    )
 
 
 def _read_ttnn(file: memoryview, where: str) -> Binary:
@@ -228,8 +209,8 @@ def _read_ttnn(file: memoryview, where: str) -> Binary:
     return read_ttnn(file, where)
 
 
-def _measured(source: Source | Binary) -> tuple[Binary, int, int, tuple[SegmentRow, ...]]:
-    """A binary, the bytes of its metadata, where its data starts, and its segments."""
+def _measured(source: Source | Binary) -> tuple[int, int, tuple[SegmentRow, ...]]:
+    """The bytes of a file's metadata, where its data starts, and its segments."""
     if isinstance(source, Binary):
         binary = source
     else:
@@ -238,11 +219,11 @@ def _measured(source: Source | Binary) -> tuple[Binary, int, int, tuple[SegmentR
             envelope = open_envelope(file, where)
             binary = decode_file(where, file, envelope)
             rows = binary.segments.rows if binary.segments is not None else ()
-            return binary, len(envelope.metadata), envelope.data_start, rows
+            return len(envelope.metadata), envelope.data_start, rows
         binary = _read_ttnn(file, where)
     if binary.origin is not None:
         # All of it is one flatbuffer: the constants that it holds, its operations make.
-        return binary, binary.origin.nbytes, binary.origin.nbytes, ()
+        return binary.origin.nbytes, binary.origin.nbytes, ()
     segments = collect_segments(binary.programs)
     metadata = _encoded(binary, segments)
-    return binary, len(metadata), len(close_metadata(metadata)), segments.rows
+    return len(metadata), len(close_metadata(metadata)), segments.rows

@@ -38,7 +38,7 @@ def test_gaps_give_places_of_several_sizes_as_they_are_found_one_by_one(seed: in
     gaps, twin = allocator.gaps(outside), allocator.clone()
     for _ in range(12):
         size, count = drawn.randrange(300), drawn.randrange(5)
-        places = twin.fit(size, outside, count)
+        places = twin.gaps(outside, size).take(size, count)
         assert gaps.take(size, count) == places
         for address in places:
             twin.alloc_at(address, size)
@@ -102,7 +102,7 @@ def test_places_foreseen_are_those_that_are_taken(policy: Policy) -> None:
             if allocator.is_free(address, 100):
                 allocator.alloc_at(address, 100)
         size = drawn.randrange(1, 400)
-        foreseen = allocator.fit(size, count=6)
+        foreseen = allocator.gaps(least=size).take(size, 6)
         taken = [allocator.try_alloc(size) for _ in foreseen]
         assert foreseen == taken
         allocator.check()

@@ -68,7 +68,7 @@ def two(cost: float, *, most: int = 2) -> ThreadAssignment:
 def test_two_programs_run_beside_each_other_if_both_take_long_enough() -> None:
     (fork,) = two(LEAST).forks
     assert fork.threads == ((0, 1), (2, 3))
-    assert (fork.start, fork.stop, fork.microseconds) == (0, 4, 2 * LEAST)
+    assert (fork.start, fork.stop) == (0, 4)
     assert two(LEAST, most=7).forks == (fork,)
     assert two(LEAST - 0.01) == ThreadAssignment()
     assert two(LEAST, most=1) == ThreadAssignment()
@@ -100,7 +100,6 @@ def test_one_address_after_the_other_makes_no_order() -> None:
     costs = {i: 200.0 for i, step in enumerate(steps) if isinstance(step, Execute)}
     found = lanes(plan(steps, [20, 21, 22, 23]), costs)
     (fork,) = found.forks
-    assert fork.microseconds == 1600
     assert set(found.buffers) == {10, 11, 12, 13}
     # Each lane's own come one after the other to the same bytes.
     assert {place.offset for place in found.buffers.values()} == {0}

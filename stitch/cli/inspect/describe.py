@@ -111,7 +111,7 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         **({} if binary.origin is None else {"origin": _origin(binary.origin)}),
         "size": {
             name: list(size) if name == "segments" else size
-            for name, size in asdict(sizes).items() if name != "programs"
+            for name, size in asdict(sizes).items()
         },
         "programs": [
             _program(p, shape, sections) | _lives(binary.origin, p, sections)
