@@ -238,10 +238,6 @@ _DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "a
 MOST_IMAGES = 4
 #: Limit of sampled points along one axis, output size times sampling_ratio.
 MAX_SAMPLES = 1 << 13
-#: Points that are processed together (at least one row of a bin's samples), and about how many
-#: bytes of channels.
-_PIECE = 1 << 14
-_PIECE_NBYTES = 1 << 24
 
 
 def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -301,44 +297,22 @@ def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> No
         return
     xs = _places(box[0], lengths[0], out.shape[2], across)
     ys = _places(box[1], lengths[1], out.shape[1], down)
-    channels = _channels(_points(ys.size, xs.size), image.dtype.itemsize)
-    for part in slice_range(len(image), channels):
-        _bins(image[part], ys, xs, averages, out[part])
-
-
-def _points(rows: int, columns: int) -> int:
-    """Return how many points are processed together."""
-    return min(rows * columns, max(_PIECE, columns))
-
-
-def _channel_nbytes(points: int, itemsize: int) -> int:
-    """Return the bytes of one channel's neighbours of `points` points, weighted and summed."""
-    return points * (4 * itemsize + 80)
-
-
-def _channels(points: int, itemsize: int) -> int:
-    """Return how many channels are processed together."""
-    return max(1, _PIECE_NBYTES // _channel_nbytes(points, itemsize))
-
-
-def _bins(image: Array, ys: Array, xs: Array, averages: bool, out: Array) -> None:
-    """Write the bins of one region and some channels."""
-    if ys.size * xs.size <= _PIECE:
-        parts = _weighted(image, ys, xs)
-        # ONNX's max is that of weighted neighbours, not of interpolated values.
-        out[...] = _total(parts).mean((3, 4)) if averages else np.max(parts, 0).max((3, 4))
-        return
-    rows, down = max(1, _PIECE // xs.size), ys.shape[1]
     for bin_, places in enumerate(ys):
         total: Array | None = None
-        for part in slice_range(down, rows):
+        for part in pieces_of(down, _row_nbytes(image.shape[0], xs.size, image.dtype.itemsize)):
             parts = _weighted(image, places[None, part], xs)
+            # ONNX's max is that of weighted neighbours, not of interpolated values.
             one = _total(parts).sum((1, 3, 4)) if averages else np.max(parts, 0).max((1, 3, 4))
             if total is not None:
                 one = total + one if averages else np.maximum(total, one)
             total = one
         assert total is not None
-        out[:, bin_] = total / (down * xs.shape[1]) if averages else total
+        out[:, bin_] = total / (down * across) if averages else total
+
+
+def _row_nbytes(channels: int, columns: int, itemsize: int) -> int:
+    """Return the bytes of one row of sampled points: neighbours, weighted and summed."""
+    return columns * channels * (4 * itemsize + 80)
 
 
 def _total(parts: Sequence[Array]) -> Array:
@@ -369,19 +343,18 @@ def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """Points of a region, weights, and the channels processed together; without sampling_ratio, of
-    the largest region that is not refused."""
+    """A row of sampled points, or a piece, and weights; without sampling_ratio, of the largest
+    region that is not refused."""
     x, rois = context.operand(0), context.operand(1)
     ratio, itemsize = (context.int_of("sampling_ratio"), x.data_type.compute_dtype.itemsize)
     rows, columns = (
         bins * ratio if ratio > 0 else MOST_IMAGES * max(x.shape[2:]) + bins
         for bins in context.outputs[0].shape[2:]
     )
-    points = _points(rows, columns)
-    channels = min(x.shape[1], _channels(points, itemsize))
+    row = _row_nbytes(x.shape[1], columns, itemsize) + 200 * columns
+    points = min(2 * max(PIECE_NBYTES, row), 2 * row * rows)
     sums = 4 * 8 * math.prod(context.outputs[0].shape[1:])
-    region = channels * _channel_nbytes(points, itemsize) + 200 * points + 40 * (rows + columns)
-    return region + sums + 80 * rois.shape[0]
+    return points + sums + 80 * rois.shape[0] + 40 * (rows + columns)
 
 
 OPERATORS: tuple[OpDef, ...] = (

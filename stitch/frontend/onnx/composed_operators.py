@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import Lowering, NodeCall, to_one, to_several
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
@@ -74,44 +73,47 @@ def _turned(
 
 def _gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Gemm, then an activation."""
-    plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
-    sums = builder.apply("Gemm", call.inputs, 1, plain)[0]
-    name = call.attributes.get("activation")
+    sums = builder.apply("Gemm", call.inputs, 1, _without_activation(call))[0]
     numbers = {
         known: call.real(f"activation_{known}")
         for known in ("alpha", "beta", "gamma") if f"activation_{known}" in call.attributes
     }  # fmt: skip
-    takes = _ACTIVATIONS.get(str(name))
-    if takes is None:
-        raise _strange_activation(call, name)
-    return builder.apply(str(name), [sums], 1, {k: v for k, v in numbers.items() if k in takes})[0]
+    return _activated(builder, call, sums, numbers)
 
 
 def _convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Conv, then another tensor added, then an activation."""
-    plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
-    result = builder.apply("Conv", call.inputs[:3], 1, plain)[0]
+    result = builder.apply("Conv", call.inputs[:3], 1, _without_activation(call))[0]
     added = call.operand(3)
     result = result if added is None else result + added
-    name = call.attributes.get("activation", "")
+    name = str(call.attributes.get("activation", ""))
     numbers = [float(number) for number in call.reals("activation_params")]
     if name == "":
         return result
     if name == "Clip" and len(numbers) == 2:
         return builder.op("Clip", result, *numbers)
-    takes = _ACTIVATIONS.get(str(name))
-    if takes is None:
-        raise _strange_activation(call, name)
-    if len(takes) != len(numbers):
+    takes = _ACTIVATIONS.get(name)
+    if takes is not None and len(takes) != len(numbers):
         raise call.unfit("activation_params", f"{len(takes)} numbers", len(numbers))
-    return builder.apply(str(name), [result], 1, dict(zip(takes, numbers, strict=True)))[0]
+    return _activated(builder, call, result, dict(zip(takes or (), numbers, strict=False)))
 
 
-def _strange_activation(call: NodeCall, name: object) -> CompileError:
-    return call.refused(
-        f"operator {call.op} is not supported with this activation",
-        expected=f"one of {', '.join(_ACTIVATIONS)}", got=str(name)[:80],
-    )  # fmt: skip
+def _without_activation(call: NodeCall) -> dict[str, Any]:
+    return {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
+
+
+def _activated(
+    builder: ComputationGraphBuilder, call: NodeCall, x: SymbolicTensor, numbers: dict[str, float]
+) -> SymbolicTensor:
+    """The activation that a node names, with those of the numbers that it takes."""
+    name = str(call.attributes.get("activation"))
+    takes = _ACTIVATIONS.get(name)
+    if takes is None:
+        raise call.refused(
+            f"operator {call.op} is not supported with this activation",
+            expected=f"one of {', '.join(_ACTIVATIONS)}", got=name[:80],
+        )  # fmt: skip
+    return builder.apply(name, [x], 1, {k: v for k, v in numbers.items() if k in takes})[0]
 
 
 def _gelu(builder: ComputationGraphBuilder, call: NodeCall, **attributes: str) -> SymbolicTensor:

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 from onnx import GraphProto, TensorProto
 
 from stitch.errors import CompileError
@@ -30,7 +28,7 @@ from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.node_refusals import Unsupported, is_refused_by_name
 from stitch.frontend.onnx.protos import NEWEST_OPSET, tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array, DataType, Operation, ValueType
+from stitch.program import Array, Operation, ValueType
 
 #: Larger constants are not given to ONNX Runtime for inference: they are no sizes, but weights.
 MAX_KNOWN_NBYTES = 1 << 26
@@ -76,7 +74,7 @@ def lower_foreign(
         builder: Where to.
         call: The node.
         declared: What the model says of its values.
-        want: Is called with operands whose data would decide a shape that is not known.
+        want: Is called with operands whose data may decide a shape that is not known.
 
     Raises:
         Unsupported: ONNX Runtime does not define the operator, or it is refused by its name.
@@ -115,23 +113,18 @@ def lower_foreign(
     wanted = [bool(name) for name in call.outputs]
     operands = [None if t is None else t.type for t in call.inputs]
 
-    def infer(data: Sequence[Array | None]) -> list[tuple[str, DataType | None, Dimensions | None]]:
-        """ONNX Runtime's word for each result that is wanted, its type, its shape."""
-        found = onnx_runtime.inferred_results(operation, operands, data, wanted)
-        rule = _SHAPES.get((call.domain, call.op))
-        shapes = None if rule is None else rule(operands, operation.attributes)
-        return [
-            (one.kind, one.data_type, _filled(one.shape, None if shapes is None else shapes[index]))
-            for index, one in enumerate(found) if one is not None
-        ]  # fmt: skip
-
     try:
-        inferred = infer(known)
+        found = onnx_runtime.inferred_results(operation, operands, known, wanted)
     except CompileError as error:
         raise call.refused(f"ONNX Runtime refuses operator {title}: {error.what}") from error
-    names = [name for name in call.outputs if name]
+    rule = _SHAPES.get((call.domain, call.op))
+    shapes = None if rule is None else rule(operands, operation.attributes)
     types: dict[str, ValueType] = {}
-    for name, (kind, data_type, dims) in zip(names, inferred, strict=True):
+    for index, (name, one) in enumerate(zip(call.outputs, found, strict=True)):
+        if one is None:
+            continue
+        kind, data_type = one.kind, one.data_type
+        dims = _filled(one.shape, None if shapes is None else shapes[index])
         if data_type is None:
             raise call.refused(
                 f"operator {title} is not supported: its result {name!r} is of type {kind}",
@@ -139,10 +132,9 @@ def lower_foreign(
             )
         shape = _merged(dims, declared.shape_of(name))
         if shape is None:
-            asked = _deciding_operand(operands, known, infer)
-            deciding = None if asked is None else call.inputs[asked]
-            if deciding is not None:
-                want(deciding)
+            for tensor, data in zip(call.inputs, known, strict=True):
+                if tensor is not None and data is None and _may_decide(tensor.type):
+                    want(tensor)
             raise call.refused(
                 f"operator {title} is not supported here: the shape of its result {name!r} depends "
                 "on data, or ONNX Runtime does not infer it",
@@ -216,23 +208,11 @@ def _merged(found: Dimensions | None, declared: Dimensions | None) -> tuple[int,
     return tuple(sizes) if len(sizes) == len(dims) else None
 
 
-def _deciding_operand(
-    operands: Sequence[ValueType | None], known: Sequence[Array | None],
-    infer: Callable[[Sequence[Array | None]], Sequence[tuple[str, object, Dimensions | None]]],
-) -> int | None:  # fmt: skip
-    """The operand whose data decides shapes: a vector of whole numbers with which, were they known,
-    every shape would be inferred. None if there is no such operand."""
-    for index, (kind, data) in enumerate(zip(operands, known, strict=True)):
-        if kind is None or data is not None or len(kind.shape) > 1:
-            continue
-        if kind.data_type.dtype.kind not in "iu" or kind.data_type.is_narrow:
-            continue
-        supposed = list(known)
-        supposed[index] = np.ones(kind.shape, kind.data_type.dtype)
-        with suppress(CompileError):
-            if all(_merged(dims, None) is not None for _, _, dims in infer(supposed)):
-                return index
-    return None
+def _may_decide(kind: ValueType) -> bool:
+    """Whether the data of an operand may be sizes, axes or counts: a vector of whole numbers."""
+    return (
+        len(kind.shape) <= 1 and kind.data_type.dtype.kind in "iu" and not kind.data_type.is_narrow
+    )
 
 
 def _spelled(shape: Dimensions | None) -> str:

@@ -9,7 +9,6 @@ from stitch.errors import CompileError, FormatError, StitchError
 #: Lines of one message; what goes beyond is counted.
 MAX_LINES = 60
 
-_SEARCH = "a search, whose length depends on data"
 _DATA_DEPENDENT = "the shape of its result depends on data"
 _CONTROL_FLOW = "control flow that depends on data"
 _STRING = "only numbers are supported, not strings"
@@ -22,10 +21,6 @@ _REASONS = {
     **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
     **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
     "com.microsoft.Unique": _DATA_DEPENDENT,
-    **dict.fromkeys(
-        [f"com.microsoft.{name}" for name in
-         ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")], _SEARCH,
-    ),
     "ImageDecoder": "the shape of its result depends on what a file holds",
     **dict.fromkeys(
         ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch"),
