@@ -11,7 +11,7 @@ from typing import TypeVar
 from stitch import api
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import (
-    note_standard_input,
+    note_file,
     read_text,
     unreadable,
 )
@@ -111,7 +111,7 @@ def with_program(module: ModuleFile, program: Program) -> ModuleFile:
 
 def _binary(path: str, verify: str) -> Binary:
     if path == "-":
-        note_standard_input()
+        note_file(0, "standard input")
         return api.load(sys.stdin.buffer.read(), verify=verify)
     return api.load(path, verify=verify)
 

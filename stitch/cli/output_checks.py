@@ -17,10 +17,10 @@ from stitch.cli.command import reports_aside
 from stitch.errors import StitchError, UsageError
 from stitch.files import (
     STANDARD_OUTPUT,
-    Identity,
     files_read,
     head_of,
     identity,
+    note_file,
     resolved,
     special_kind,
 )
@@ -36,7 +36,7 @@ RECORD = "a record of a run"
 DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
-_GZIP = "gzip-compressed data"
+GZIP = "gzip-compressed data"
 
 _HEAD_NBYTES = 4096
 _MAGIC = (
@@ -45,13 +45,9 @@ _MAGIC = (
     (RECORD, rb'\s*\{\s*"stitch":\s*"run"'),
     (DATABASE, rb"SQLite format 3\0"),
     (TTB, rb"(?s:.{8})STCH"),
+    (GZIP, rb"\x1f\x8b"),
     # A zip archive whose first member is an array, or that is empty.
     (NPZ, rb"(?s:PK\x03\x04.{26}[^\0]{0,200}?\.npy|PK\x05\x06)"),
-    ("an SVG image", rb"(?s:<\?xml.{0,500}?<svg|<!DOCTYPE svg|<svg|<\?xml.{0,200}?DOCTYPE svg)"),
-    ("PostScript", rb"%!PS"),
-    ("a TIFF image", rb"II\*\0|MM\0\*"),
-    ("a WebP image", rb"(?s:RIFF.{4}WEBP)"),
-    ("a PGF picture", rb"%% Creator: Matplotlib, PGF"),
 )
 _KINDS = tuple((name, re.compile(magic)) for name, magic in _MAGIC)
 _STANDARD_OUTPUT_PATH = Path("/dev/stdout")
@@ -64,7 +60,7 @@ def array_kind(path: str | Path) -> str:
 
 def trace_kind(path: str | Path | None) -> str:
     """Return the kind of the file of `--trace`, by its suffix."""
-    return _GZIP if path is not None and is_compressed(path) else TRACE
+    return GZIP if path is not None and is_compressed(path) else TRACE
 
 
 def kind_of_file(path: Path) -> str | None:
@@ -84,15 +80,12 @@ class OutputChecks:
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[str, str]] = {}
-        self._named: dict[Identity, str] = {}
         self._standard_output: str | None = None
 
     def reads(self, paths: Iterable[str | Path]) -> None:
         """Add files that the command is going to read; raise `UsageError`."""
         for path in paths:
-            file = identity(path)
-            if file is not None:
-                self._named[file] = str(path)
+            note_file(path, str(path))
         self.refuse_sources()
 
     def add(
@@ -150,11 +143,11 @@ class OutputChecks:
 
     def is_read(self, path: str | Path) -> bool:
         """Return whether the command has read the file at a path."""
-        return identity(path) in {**self._named, **files_read()}
+        return identity(path) in files_read()
 
     def refuse_sources(self) -> None:
         """Raise `UsageError` if an output is a file that the command reads."""
-        read = {**self._named, **files_read()}
+        read = files_read()
         for target, (path, option) in self._files.items():
             source = read.get(identity(target) or (-1, -1))
             if source is not None:

@@ -8,7 +8,7 @@ from stitch.files.reading import (
     head_of,
     identity,
     nearest_file,
-    note_standard_input,
+    note_file,
     noting_files,
     open_file,
     open_source,
@@ -34,7 +34,7 @@ from stitch.files.writing import (
 __all__ = [
     "STANDARD_OUTPUT", "Content", "Data", "FolderLock", "Identity", "OutputFiles", "Sink",
     "Source", "atomic_write", "files_read", "head_of", "identity", "make_folder", "naming",
-    "nearest_file", "note_standard_input", "noting_files", "open_file", "open_source",
+    "nearest_file", "note_file", "noting_files", "open_file", "open_source",
     "read_bytes", "read_text", "resolved", "special_kind", "text_of",
     "unreadable", "write_files",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
@@ -46,9 +46,10 @@ def files_read() -> dict[Identity, str]:
     return dict(_NOTED.get() or {})
 
 
-def note_standard_input() -> None:
-    """Record that standard input is read: it may be a file (`< a.ttb`)."""
-    _note(os.fstat(0), "standard input")
+def note_file(path: str | Path | int, called: str) -> None:
+    """Record that a file is going to be read, by its path or handle (`< a.ttb`)."""
+    with suppress(OSError, ValueError):
+        _note(os.stat(path), called)  # noqa: PTH116  # Path takes no handle.
 
 
 def _note(status: os.stat_result, called: str) -> None:

@@ -32,6 +32,14 @@ class CopyLine:
     reason: str
     certificate: str | None
 
+    def text(self, width: int = 0) -> str:
+        """Return all but the reason in one line; the kind takes at least `width` characters."""
+        proof = f" [{self.certificate}]" if self.certificate else ""
+        return (
+            f"{self.kind:{width}} x{self.times} {self.nbytes} B {self.seconds * 1e6:.1f} us  "
+            f"{self.source} -> {self.target}{proof}"
+        )
+
 
 def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     """Return the copies of plans in order, with one line for equal copies of several plans."""
@@ -105,12 +113,7 @@ def explain(device: RuntimeDevice) -> str:
     if gap > 0 and None not in gaps:
         out.append(f"  no plan for the same work saves more than {gap / (1 + gap):.1%} of its time")
     for line in (*copy_lines(account.plans), *other_lines(account)):
-        proof = f" [{line.certificate}]" if line.certificate else ""
-        out.append(
-            f"  {line.kind:6} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
-            f"{line.source} -> {line.target}{proof}"
-        )
-        out.append(f"         {line.reason}")
+        out += [f"  {line.text(6)}", f"         {line.reason}"]
     for read in account.reads:
         nbytes = read.times * read.nbytes
         out.append(f"  read   x{read.times} {nbytes} B in all  {read.source} -> {read.target}")

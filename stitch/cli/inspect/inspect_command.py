@@ -123,12 +123,7 @@ def stitching_lines(result: Stitching) -> list[str]:
     ]
     out += [f"  link {report.text()}" for report in result.links]
     for line in result.copies:
-        proof = f" [{line.certificate}]" if line.certificate else ""
-        out.append(
-            f"  {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
-            f"{line.source} -> {line.target}{proof}"
-        )
-        out.append(f"    {line.reason}")
+        out += [f"  {line.text()}", f"    {line.reason}"]
     out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
     if result.advice is not None:
         out.append(f"  advice: {result.advice.line}")

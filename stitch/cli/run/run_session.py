@@ -84,7 +84,6 @@ from stitch.program import Array, DataType
 from stitch.report import (
     ChromeTrace,
     ComparedResult,
-    CopyLine,
     OperationComparison,
     OperationLine,
     Recorder,
@@ -253,15 +252,10 @@ def add_artifacts(
         files[Path(folder) / name] = text + "\n"
 
 
-def artifact_kinds(folder: str, runnable: Runnable) -> dict[Path, str]:
-    """Return the files of `add_artifacts` and their kinds."""
-    places = _places(folder, runnable)
-    plans, memory, explain = (Path(folder) / name for name in _REPORTS)
-    return {
-        **dict.fromkeys((*places["inputs"], *places["outputs"]), NPY),
-        **dict.fromkeys((*places["programs"], explain), TEXT),
-        **dict.fromkeys((plans, memory), JSON),
-    }
+def artifact_paths(folder: str, runnable: Runnable) -> list[Path]:
+    """Return the files of `add_artifacts`."""
+    parts = [path for paths in _places(folder, runnable).values() for path in paths]
+    return [*parts, *(Path(folder) / name for name in _REPORTS)]
 
 
 def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
@@ -404,15 +398,6 @@ def statistics_text(measured: Measured) -> str:
     by_name = measured.percentiles()
     listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
     return f"{counted(len(measured.seconds), 'timed pass', 'timed passes')}: {listed}"
-
-
-def copies_text(lines: Sequence[CopyLine]) -> str:
-    """Return each copy with its reason."""
-    return "\n".join(
-        f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
-        f"    {line.reason}"
-        for line in lines
-    )
 
 
 def result_json(
@@ -630,7 +615,8 @@ def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
     for path in (*where.files.values(), *where.archives):
         checks.add(path, array_kind(path), "--output")
     if options.save_artifacts:
-        for path, kind in artifact_kinds(options.artifact_dir, session.runnable).items():
+        for path in artifact_paths(options.artifact_dir, session.runnable):
+            kind = {".npy": NPY, ".json": JSON}.get(path.suffix, TEXT)
             checks.add(path, kind, "--save_artifacts", own_folder=options.artifact_dir)
     checks.refuse_sources()
 
@@ -702,7 +688,12 @@ def _checked(session: RunSession) -> int:
     if options.max_copies is not None and session.measured.copies > options.max_copies:
         many = counted(session.measured.copies, "copy", "copies")
         what = f"{many} in one pass, at most {options.max_copies} allowed"
-        session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
+        lines = [
+            f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
+            f"    {line.reason}"
+            for line in copies_inside(device)
+        ]
+        session.failures.append("\n".join([what, *lines]))
         code = EXIT_OVER_LIMIT
     return code
 
