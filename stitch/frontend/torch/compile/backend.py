@@ -56,49 +56,6 @@ from stitch.program import Space
 from stitch.report import Device, open_device
 from stitch.runtime import Executor
 
-# Compiling dynamo's graphs by aot_autograd, without loading torch's own class for that ------------
-
-
-def by_aot_autograd(
-    module: Any, examples: Sequence[Any], *, bw_compiler: Any, **options: Any
-) -> Callable[..., Any]:
-    """Compile a graph; `options` as for `aot_module_simplified`. Raises what compilers raise."""
-    if os.environ.get("TORCH_COMPILE_DEBUG") == "1":
-        debugged: Callable[..., Any] = internals.aot_autograd(bw_compiler=bw_compiler, **options)(
-            module, examples
-        )
-        return debugged
-    if any(isinstance(example, list | tuple | dict) for example in examples):
-        again = partial(by_aot_autograd, bw_compiler=bw_compiler, **options)
-        flat: Callable[..., Any] = internals.flatten_graph_inputs(module, examples, again)
-        return flat
-    counted, is_done = internals.counters["aot_autograd"], False
-    counted["total"] += 1
-    try:
-        run = internals.aot_module_simplified(
-            module, examples, bw_compiler=_untraced(bw_compiler), **options
-        )
-        is_done = True
-    finally:
-        counted["ok" if is_done else "not_ok"] += 1
-    untraced: Callable[..., Any] = torch.compiler.disable(run, reason="it is compiled")
-    return untraced
-
-
-def _untraced(compiler: Any) -> Any:
-    """A compiler of backward passes that dynamo does not trace, nor its results: it may run while
-    other code is traced."""
-    if isinstance(compiler, internals.SerializableAOTDispatchCompiler):
-        compiler.compiler_fn = _untraced(compiler.compiler_fn)
-        return compiler
-
-    def compile_backward(*arguments: Any, **named: Any) -> Any:
-        run = torch.compiler.disable(compiler, reason="it compiles")(*arguments, **named)
-        return torch.compiler.disable(run, reason="it is compiled")
-
-    return compile_backward
-
-
 # Calls without aot_autograd's wrappers ------------------------------------------------------------
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -382,11 +339,11 @@ def compiled_graph(
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
             key = named, storage.device.machine
             stack.enter_context(autograd_cache(module, _folder(settings), *key))
-        run = by_aot_autograd(
-            module, examples, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
+        run = internals.aot_autograd(
+            fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"), partition_fn=partition,
             decompositions=decompositions(),
-        )  # fmt: skip
+        )(module, examples)  # fmt: skip
     while inferences:
         graph, unwrapped = inferences.pop()
         run = graph.unwrapped(unwrapped, run, examples)
