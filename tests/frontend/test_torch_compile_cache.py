@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import logging
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +16,8 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._inductor import codecache
 from torch.compiler._cache import CacheArtifactManager
 
-from stitch.frontend.torch.compile import graph_cache
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -84,20 +78,6 @@ def test_another_text_of_stitch_reads_nothing(
     assert graphs_of() == (graphs + 2, read)
 
 
-def test_programs_of_a_graph_that_torch_has_a_part_of_are_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def mixed(x: Any) -> Any:
-        square = torch.tanh(x @ x.T + torch.eye(6)) * 2 + torch.eye(6)
-        return torch.linalg.inv(square + torch.eye(6))
-
-    options: dict[str, Any] = {"cache": str(tmp_path), "fallback": "torch", "min_operations": 1}
-    first = compiled(mixed, **options)(X)
-    with caplog.at_level(logging.INFO, logger="stitch"):
-        assert torch.equal(compiled(mixed, **options)(X), first)
-    assert "its program is read from the cache" in caplog.text
-
-
 def test_artifacts_carry_what_was_compiled_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,16 +93,10 @@ def test_artifacts_carry_what_was_compiled_to_another_folder(
     assert graphs_of() == (graphs, read + 2)
 
 
-def test_a_folder_that_is_none_is_told_of_and_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_is_none_stops_nothing(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with caplog.at_level(logging.WARNING, logger="stitch"):
-        assert_same(step(cache=str(file)), step())
-        step(cache=str(file))
-    told = [r for r in caplog.records if "are not cached" in r.message]
-    assert len(told) == 1
+    assert_same(step(cache=str(file)), step())
     assert file.read_text() == ""
 
 
@@ -209,29 +183,6 @@ def test_where_torch_keeps_dynamos_work_too_a_second_process_traces_nothing(tmp_
     assert first[2] == second[2]
 
 
-def installed(files: str) -> Any:
-    """A distribution whose list of files says this."""
-    return lambda name: SimpleNamespace(read_text=lambda file: files)
-
-
-@pytest.fixture
-def fresh_digest() -> Iterator[None]:
-    """Nothing is remembered of torch, before and afterwards."""
-    graph_cache._torch_digest.cache_clear()
-    yield
-    graph_cache._torch_digest.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_digest")
-def test_another_torch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step(cache=str(tmp_path))
-    graphs, read = graphs_of()
-    graph_cache._torch_digest.cache_clear()
-    monkeypatch.setattr(graph_cache, "distribution", installed("torch/__init__.py,sha256=other,9"))
-    step(cache=str(tmp_path))
-    assert graphs_of() == (graphs + 2, read)
-
-
 @pytest.fixture(scope="module")
 def alone(processes: list[list[str]]) -> str:
     """What a process gives whose folder no other fills meanwhile."""
@@ -263,38 +214,3 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_folder_that_serves(
     assert said(begun(tmp_path))[2] == alone
 
 
-def test_what_writes_inductors_code_is_loaded_where_torch_key_uses_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "torch._inductor.codegen.wrapper"
-    real = importlib.import_module(name)
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, name)
-        with graph_cache._without_inductor():
-            lazy = importlib.import_module(name)
-            assert lazy is not real
-            assert not hasattr(lazy, "__wrapped__")
-            source = lazy.user_defined_triton_kernel_transitive_closure_source_code
-            assert sys.modules[name] is lazy
-            patch.setitem(sys.modules, name, real)
-            told: list[object] = []
-            patch.setattr(real, graph_cache._SOURCE_OF_KERNEL, told.append)
-            source("a kernel")
-            assert told == ["a kernel"]
-            assert lazy.PythonWrapperCodegen is real.PythonWrapperCodegen
-        assert sys.modules[name] is real
-        del sys.modules[name]
-        with graph_cache._without_inductor():
-            assert sys.modules[name] is not real
-        assert name not in sys.modules
-    assert sys.modules[name] is real
-    with graph_cache._without_inductor():
-        assert sys.modules[name] is real
-
-
-@pytest.mark.usefixtures("fresh_digest")
-def test_a_torch_whose_files_are_not_listed_is_known_by_its_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(graph_cache, "distribution", installed(""))
-    assert graph_cache._torch_digest() == codecache.torch_key()

@@ -57,8 +57,6 @@ VIEWS: dict[str, Case] = {
     "round to decimals": (lambda x: (x.round(decimals=2), (x * 99).round(decimals=-1)), (X,)),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x, -1), (CUBE,)),
     "logcumsumexp of bfloat16": (lambda x: torch.logcumsumexp(x, 0), (NARROW,)),
-    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
-    "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
     "as_strided_scatter": (
         lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (5, 1), 1), (X, torch.randn(2, 3)),
     ),
@@ -101,19 +99,6 @@ ORDERED: dict[str, Case] = {
     ),
 }  # fmt: skip
 LAYERS: dict[str, Case] = {
-    **{
-        f"grid_sample {mode} {padding} {corners}": (
-            lambda x, g, m=mode, p=padding, c=corners: F.grid_sample(x, g, m, p, c), (IMAGE, GRID),
-        )
-        for padding in ("zeros", "border", "reflection")
-        for mode, corners in (("bilinear", True), ("bilinear", False), ("nearest", True))
-    },
-    **{
-        f"grid_sample in space {mode}": (
-            lambda x, g, m=mode: F.grid_sample(x, g, m, "reflection", False), (VOLUME, SPACE),
-        )
-        for mode in ("bilinear", "nearest")
-    },
     "affine_grid": (lambda t: F.affine_grid(t, [2, 3, 4, 5], False), (torch.randn(2, 2, 3),)),
     **{
         f"embedding_bag {mode}": (
@@ -123,9 +108,6 @@ LAYERS: dict[str, Case] = {
         for mode in ("sum", "mean")
     },
     "weight norm": (lambda v, g: torch._weight_norm(v, g, 2), (CUBE, torch.randn(1, 1, 5))),
-    "adaptive maxima, uneven": (
-        lambda x: F.adaptive_max_pool2d(x, (3, 3), return_indices=True), (IMAGE,),
-    ),
     "avg_pool with ceil_mode and a divisor": (
         lambda x: F.avg_pool2d(x, 3, 2, 1, True, True, 5), (IMAGE,),
     ),
@@ -147,6 +129,24 @@ LAYERS: dict[str, Case] = {
 }  # fmt: skip
 #: Values that no rounding explains, and operators whose gradients torch runs: without gradients.
 ODDITIES: dict[str, Case] = {
+    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
+    "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
+    "adaptive maxima, uneven": (
+        lambda x: F.adaptive_max_pool2d(x, (3, 3), return_indices=True), (IMAGE,),
+    ),
+    **{
+        f"grid_sample {mode} {padding} {corners}": (
+            lambda x, g, m=mode, p=padding, c=corners: F.grid_sample(x, g, m, p, c), (IMAGE, GRID),
+        )
+        for padding in ("zeros", "border", "reflection")
+        for mode, corners in (("bilinear", True), ("bilinear", False), ("nearest", True))
+    },
+    **{
+        f"grid_sample in space {mode}": (
+            lambda x, g, m=mode: F.grid_sample(x, g, m, "reflection", False), (VOLUME, SPACE),
+        )
+        for mode in ("bilinear", "nearest")
+    },
     "signs": (lambda x: (torch.signbit(x[:6]), torch.copysign(x[2], x[:6])), (ODD,)),
     "fmax": (lambda x: (torch.fmax(x[:, None], x), torch.fmin(x[:, None], x)), (ODD,)),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), (torch.tensor([-INF, -INF, 0, INF, NAN]),)),

@@ -75,6 +75,70 @@ def _encoder_layer(
     return normalize(x + feed_forward(x), 1)
 
 
+#: torch's number of the reduction of an embedding bag by its maximum, which stays whole.
+_MAXIMUM, _MEAN = 2, 1
+
+
+def _embedding_bag(
+    weight: Any, indices: Any, offsets: Any, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Any = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """Sum the rows of each bag. Results: the sums or means, the bag of each index, the number of
+    rows of each bag, and zeros."""
+    if mode == _MAXIMUM:
+        return NotImplemented
+    count = len(offsets) - int(include_last_offset)
+    sizes = torch.zeros(count, dtype=torch.int64)
+    if not len(indices) or not count:
+        return weight.new_zeros(count, weight.shape[1]), torch.zeros_like(indices), sizes, sizes
+    bags = torch.searchsorted(offsets[:count].long(), torch.arange(len(indices)), right=True) - 1
+    rows, is_counted = _counted_rows(weight.index_select(0, indices), indices, padding_idx)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.float().unsqueeze(1)
+    sizes = sizes.scatter_add(0, bags, is_counted.long())
+    total = _summed_rows(rows, bags, count)
+    if mode == _MEAN:
+        total = total / sizes.clamp(min=1).unsqueeze(1)
+    bags, sizes = bags.to(indices.dtype), sizes.to(indices.dtype)
+    return total.to(weight.dtype), bags, sizes, torch.zeros_like(sizes)
+
+
+def _embedding_bag_backward(
+    grad: Any, indices: Any, offsets: Any, bags: Any, sizes: Any, maxima: Any, num_weights: int,
+    scale_grad_by_freq: bool, mode: int, sparse: bool, per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    if mode == _MAXIMUM or scale_grad_by_freq:
+        return NotImplemented
+    if not len(indices) or not len(grad):
+        return grad.new_zeros(num_weights, grad.shape[1])
+    wide = grad / sizes.clamp(min=1).unsqueeze(1) if mode == _MEAN else grad
+    rows, _ = _counted_rows(wide.index_select(0, bags), indices, padding_idx)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.float().unsqueeze(1)
+    return _summed_rows(rows, indices, num_weights).to(grad.dtype)
+
+
+def _counted_rows(rows: Any, indices: Any, padding: int) -> tuple[Any, Any]:
+    """Rows in at least float32, with zeros for padding, and which rows are not padding."""
+    is_counted = indices != padding
+    wide = rows if rows.dtype is torch.float64 else rows.float()
+    return torch.where(is_counted.unsqueeze(1), wide, 0.0) if padding >= 0 else wide, is_counted
+
+
+def _summed_rows(rows: Any, places: Any, count: int) -> Any:
+    index = places.long().unsqueeze(1).expand_as(rows)
+    return rows.new_zeros(count, rows.shape[1]).scatter_add(0, index, rows)
+
+
+#: Of operators that torch does not take apart, also for torch.export.
+EXPORTED_DECOMPOSITIONS = {
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
+}
+
+
 def _in_one_type(operator: Any, rule: Any) -> Any:
     """Compute a normalization of narrow elements by float32 weights (autocast) in float32.
 
@@ -123,4 +187,6 @@ def decompositions() -> dict[Any, Any]:
         table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table.update(POOL_DECOMPOSITIONS)
+    table.update(EXPORTED_DECOMPOSITIONS)
+    table[aten._embedding_bag_backward.default] = _embedding_bag_backward
     return or_whole(table)

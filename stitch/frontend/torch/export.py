@@ -22,7 +22,7 @@ import torch
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import open_file, unreadable
 from stitch.frontend.torch.aten_call import check_dense, torch_type_of
-from stitch.frontend.torch.decompositions import or_whole
+from stitch.frontend.torch.decompositions import EXPORTED_DECOMPOSITIONS, or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.frontend.torch.refused_nodes import failure_location
@@ -249,7 +249,8 @@ def _decompositions() -> tuple[dict[Any, Any], dict[Any, Any]]:
     for kept in KEPT_WHOLE:
         table.pop(kept, None)
     composite, rest = split_decompositions(table.materialize())
-    return {op: rule for op, rule in composite.items() if rule is keep_whole}, or_whole(rest)
+    whole = {op: rule for op, rule in composite.items() if rule is keep_whole}
+    return whole, or_whole(rest | EXPORTED_DECOMPOSITIONS)
 
 
 def tensor_of(program: Any, spec: Any) -> Any:

@@ -27,7 +27,6 @@ _NAMES = {
     "torch._guards": "TracingContext",
     "torch._inductor": "codecache",
     "torch._inductor.output_code": "OutputCode",
-    "torch._inductor.runtime.cache_dir_utils": "cache_dir",
     "torch._ops": "HigherOrderOperator OpOverload",
     "torch._prims": "rng_prims",
     "torch._subclasses": "FakeTensorMode",
@@ -48,8 +47,6 @@ _ORIGINS = {
 EXPORT_TRACER = "torch.export._trace"
 #: Converts TorchScript to an ExportedProgram; an error message recommends it.
 TORCHSCRIPT_CONVERTER = "torch._export.converter.TS2EPConverter"
-#: Writes inductor's code; torch's cache key uses one of its functions.
-INDUCTOR_WRAPPER = "torch._inductor.codegen.wrapper"
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,6 @@ from stitch.frontend.torch import torch_internals as internals
 from stitch.frontend.torch.compile.graph_cache import (
     autograd_cache,
     caching_compiler,
-    program_cache,
 )
 from stitch.frontend.torch.compile.graph_program import GraphLowering, GraphProgram, GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, ReportListener, log_report
@@ -387,7 +386,6 @@ def _compiler(
             f"{role}_{next(_count)}", static, visible, settings.passes,
             Space.DRAM in storage.device.machine.shape.spaces, role,
             settings.fallback == "error", settings.min_operations,
-            None if settings.cache is None else program_cache(_folder(settings)),
             copies_results=role == "inference",
         )  # fmt: skip
         # Constants of the graph are read, so tracing modes must be off.

@@ -1,42 +1,30 @@
 """The option `cache`: store compiled graphs on disk in the cache of torch's aot_autograd.
 
-A graph that is one program of known shapes is stored whole. If torch runs a part of it, or sizes
-are symbolic, its programs are stored (`stitch.compile_cache`). A damaged or read-only folder never
-stops a compilation.
+A graph that is one program of known shapes is stored; one of which torch runs a part, or with
+symbolic sizes, is compiled anew. A damaged or read-only folder never stops a compilation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import torch
-
-from stitch.compile_cache import CompileCache, digest_of
+from stitch.compile_cache import digest_of
 from stitch.frontend.torch.compile.graph_program import CompiledGraph, GraphProgram
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.torch_internals import (
-    INDUCTOR_WRAPPER,
     BypassAOTAutogradCache,
     OutputCode,
     SerializableAOTDispatchCompiler,
-    cache_dir,
     codecache,
     functorch_config,
 )
 
 _log = logging.getLogger(__name__)
-_torch_key = codecache.torch_key
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 #: Packages besides the compiler whose source the compiled graphs depend on.
 _PACKAGES = ("frontend", "runtime")
@@ -112,58 +100,19 @@ def autograd_cache(module: Any, folder: Path | None, *key: Any) -> Iterator[None
 
 @contextmanager
 def _without_inductor() -> Iterator[None]:
-    """Keep torch's cache key from depending on inductor, which is not used here: loading inductor
-    takes longer than dynamo's trace of GPT-2, and hashing torch's source half as long. Dynamo
-    compiles in one thread at a time."""
+    """Keep torch's cache key from depending on inductor's devices and passes, which are not used
+    here: loading them takes longer than dynamo's trace of GPT-2. Dynamo compiles in one thread at a
+    time."""
     ours = {
         "init_backend_registration": lambda: None, "custom_backend_passes": {},
-        "custom_backend_codegen_configs": {}, "torch_key": _torch_digest,
+        "custom_backend_codegen_configs": {},
     }  # fmt: skip
     before = {name: getattr(codecache, name) for name in ours}
-    lazy = None if INDUCTOR_WRAPPER in sys.modules else _LazyWrapper(INDUCTOR_WRAPPER)
     try:
         vars(codecache).update(ours)
-        if lazy is not None:
-            sys.modules[INDUCTOR_WRAPPER] = lazy
         yield
     finally:
         vars(codecache).update(before)
-        if lazy is not None and sys.modules.get(INDUCTOR_WRAPPER) is lazy:
-            del sys.modules[INDUCTOR_WRAPPER]
-
-
-#: The function of inductor's wrapper that torch's key uses, for kernels in Triton.
-_SOURCE_OF_KERNEL = "user_defined_triton_kernel_transitive_closure_source_code"
-
-
-class _LazyWrapper(ModuleType):
-    """Stands in for inductor's wrapper until it is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == _SOURCE_OF_KERNEL:
-            return lambda kernel: getattr(self._load(), name)(kernel)
-        if name.startswith("__"):  # Python looks these up in every module.
-            raise AttributeError(name)
-        return getattr(self._load(), name)
-
-    def _load(self) -> ModuleType:
-        if sys.modules.get(INDUCTOR_WRAPPER) is self:
-            del sys.modules[INDUCTOR_WRAPPER]
-        return import_module(INDUCTOR_WRAPPER)
-
-
-@cache
-def _torch_digest() -> bytes:
-    """A digest of the installed torch, from its RECORD file. A torch that was built in place has
-    none: then torch hashes its source."""
-    try:
-        record = distribution("torch").read_text("RECORD") or ""
-    except PackageNotFoundError:
-        record = ""
-    if "torch/__init__.py,sha256=" not in record:
-        key: bytes = _torch_key()
-        return key
-    return hashlib.sha256(f"{torch.__version__}\n{record}".encode()).digest()
 
 
 @contextmanager
@@ -177,22 +126,3 @@ def _cache_folder(folder: Path) -> Iterator[None]:
             os.environ.pop(_FOLDER, None)
         else:
             os.environ[_FOLDER] = before
-
-
-def program_cache(folder: Path | None) -> CompileCache | None:
-    """The cache of single programs; None, with one warning, if the folder is not writable."""
-    return _program_cache(
-        Path(os.environ.get(_FOLDER) or cache_dir()) if folder is None else folder
-    )
-
-
-@cache
-def _program_cache(folder: Path) -> CompileCache | None:
-    try:
-        (folder / "stitch").mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is not writable")
-    except OSError as error:
-        _log.warning("compiled programs are not cached: %s", error)
-        return None
-    return CompileCache(folder / "stitch")

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
@@ -65,8 +64,8 @@ class GraphSettings:
     arguments that are new in each. `exact_outputs`: number of outputs that the user sees, with the
     strides of eager torch. `optimize`: run the compiler's passes. `role`: forward, backward,
     inference or part. `raises`: unsupported operators are an error. `min_operations`: smaller parts
-    of a graph that is cut are left to torch. `programs`: cache of programs on disk.
-    `copies_results`: torch may get copies of results, because no backward pass reads them.
+    of a graph that is cut are left to torch. `copies_results`: torch may get copies of results,
+    because no backward pass reads them.
     """
 
     name: str
@@ -77,7 +76,6 @@ class GraphSettings:
     role: str = "inference"
     raises: bool = False
     min_operations: int = 1
-    programs: CompileCache | None = None
     copies_results: bool = False
     fresh: frozenset[int] = frozenset()
 
@@ -145,24 +143,7 @@ def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) ->
     options = CompileOptions(
         optimize=settings.optimize, reassociate=True, executor=rated_executor(device.executor)
     )
-
-    def compile() -> CachedCompilation:
-        result = compile_graph(graph, machine, options)
-        binary = Binary((result.program,), machine.shape, PRODUCER)
-        return CachedCompilation(binary, result.warnings)
-
-    if settings.programs is None:
-        return compile().binary
-    # The cache key must not have the graph's number, which differs between processes.
-    graph = replace(graph, name=settings.role)
-    cached, is_hit = settings.programs.compilation(graph, machine, options, compile)
-    for warning in cached.warnings:
-        if warning.kind.startswith("cache_"):
-            _log.warning("graph %s: %s: %s", settings.name, warning.where, warning.detail)
-    if is_hit:
-        _log.info("graph %s: its program is read from the cache", settings.name)
-    (program,) = cached.binary.programs
-    return Binary((replace(program, name=settings.name),), machine.shape, PRODUCER)
+    return Binary((compile_graph(graph, machine, options).program,), machine.shape, PRODUCER)
 
 
 class GraphLowering:
@@ -277,7 +258,7 @@ class GraphLowering:
 
 def _check_runs(graph: ComputationGraph, device: Device, settings: GraphSettings) -> None:
     """Raise `CompileError` if the device's executor refuses the program."""
-    device.load(_binary(graph, device, replace(settings, programs=None))).prepared()
+    device.load(_binary(graph, device, settings)).prepared()
 
 
 def _one_operation(graph: ComputationGraph, operation: Operation) -> ComputationGraph:

@@ -19,8 +19,6 @@ from stitch.frontend.torch.lowering import (
     attention,
     backward_operators,
     complex_numbers,
-    embedding_bags,
-    grid_samples,
     norms,
     ordered_elements,
     picked_elements,
@@ -49,7 +47,7 @@ _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, products,
         attention, norms, window_operators, backward_operators, random_numbers,
-        ordered_elements, embedding_bags, grid_samples, quantized,
+        ordered_elements, quantized,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}

@@ -73,13 +73,6 @@ def _leaky_relu(call: Call, x: SymbolicTensor, negative_slope: float = 0.01) -> 
     return call.builder.leaky_relu(x, float(negative_slope))
 
 
-@rounded_once
-def _soft_shrink(call: Call, x: SymbolicTensor, lambd: float = 0.5) -> SymbolicTensor:
-    b = call.builder
-    nearer = b.where(b.greater(x, 0), b.sub(x, lambd), b.add(x, lambd))
-    return b.where(b.greater(b.abs(x), lambd), nearer, b.mul(x, 0.0))
-
-
 def _logit(call: Call, x: SymbolicTensor, eps: float | None = None) -> SymbolicTensor:
     """log(x / (1 - x)) of x clipped to [eps, 1 - eps], bounds of the result's type."""
     b, bounded = call.builder, call.cast(x)
@@ -106,17 +99,9 @@ def _softplus(
     return b.where(b.greater(scaled, threshold), x, bent)
 
 
-def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTensor:
-    b = call.builder
-    if len(weight.shape) == 1 and len(x.shape) > 1 and weight.shape[0] > 1:
-        weight = b.reshape(weight, (weight.shape[0],) + (1,) * (len(x.shape) - 2))
-    return b.where(b.greater(x, 0), x, b.mul(x, weight))
-
-
 LOWERINGS: dict[Any, Row] = {
     aten.rsqrt.default: rounded_once(built(Builder.rsqrt, cast=True)),
-    aten.softshrink.default: KeptWhole(_soft_shrink),
-    aten.square.default: built(Builder.square, cast=True), aten.expm1.default: _expm1,
+    aten.expm1.default: _expm1,
     aten.log1p.default: log1p, aten.log2.default: _log_of_base(2.0),
     aten.log10.default: _log_of_base(10.0),
     aten.exp2.default: lambda call, x: call.builder.pow(call.cast(2.0), call.cast(x)),
@@ -128,5 +113,4 @@ LOWERINGS: dict[Any, Row] = {
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
     ),
     aten.softplus.default: KeptWhole(_softplus),
-    aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
 }  # fmt: skip

@@ -112,18 +112,6 @@ POOL_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _max_pool_backward(
-    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, *operands: Any
-) -> SymbolicTensor:
-    """Add each gradient to the element that was the maximum; windows may share one."""
-    b, indices = call.builder, operands[-1]
-    planes = math.prod(x.shape[:-spatial])
-    empty = b.broadcast(call.cast(0), (planes, math.prod(x.shape[-spatial:])))
-    index, parts = b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1))
-    added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
-    return b.reshape(added, x.shape)
-
-
 def _max_pool_by_result(
     call: Call, grad: SymbolicTensor, x: SymbolicTensor, result: SymbolicTensor, kernel: Sizes,
     stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool,
@@ -253,25 +241,6 @@ def _softmax_backward(
     return call.cast(b.op("SoftmaxGradient", same, result, domain=OWN, axis=axis))
 
 
-def _replicated_backward(
-    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, padding: Sizes
-) -> SymbolicTensor:
-    """Add each gradient to the element that the padding repeats."""
-    if 0 in grad.shape or 0 in x.shape:
-        return call.filled(0)
-    b, sources = call.builder, np.zeros(1, np.int64)
-    for axis in range(spatial):
-        length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
-        along = np.clip(np.arange(count) - padding[2 * (spatial - 1 - axis)], 0, length - 1)
-        sources = np.add.outer(sources * length, along).reshape(-1)
-    planes, size = math.prod(x.shape[:-spatial]), math.prod(x.shape[-spatial:])
-    empty = b.broadcast(call.cast(0), (planes, size))
-    index = b.broadcast(b.constant(sources), (planes, sources.size))
-    parts = b.reshape(grad, (planes, sources.size))
-    added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
-    return b.reshape(added, x.shape)
-
-
 LOWERINGS: dict[Any, Row] = {
     aten.gelu_backward.default: KeptWhole(_gelu_backward, exported=False),
     aten.native_layer_norm_backward.default: KeptWhole(_layer_norm_backward, exported=False),
@@ -279,15 +248,8 @@ LOWERINGS: dict[Any, Row] = {
     aten._softmax_backward_data.default: KeptWhole(_softmax_backward, exported=False),
     aten.convolution_backward.default: _convolution_backward,
     MAX_POOL_GRADIENT: _max_pool_by_result,
-    aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
-    aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
-    aten.adaptive_max_pool3d_backward.default: partial(_max_pool_backward, 3),
-    aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
     aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
     aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),
-    aten.replication_pad1d_backward.default: partial(_replicated_backward, 1),
-    aten.replication_pad2d_backward.default: partial(_replicated_backward, 2),
-    aten.replication_pad3d_backward.default: partial(_replicated_backward, 3),
     aten.select_backward.default: KeptWhole(_select_backward, exported=False),
     aten.slice_backward.default: KeptWhole(_slice_backward, exported=False),
     aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_average_backward, 2),

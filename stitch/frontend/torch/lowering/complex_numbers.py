@@ -29,7 +29,7 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.frontend.torch.lowering.single_elements import truth
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType, ValueType
+from stitch.program import DataType
 
 # Pairs of real tensors ----------------------------------------------------------------------------
 
@@ -128,8 +128,8 @@ def _full(call: Call, _: Any, value: ComplexValue, **__: Any) -> ComplexTensor:
     return ComplexTensor(call.builder.broadcast(pair_of(call, value), call.shape))
 
 
-def _filled(number: complex, call: Call, *_: Any, **__: Any) -> ComplexTensor:
-    return _full(call, None, number)
+def _zeros(call: Call, *_: Any, **__: Any) -> ComplexTensor:
+    return _full(call, None, 0)
 
 
 def _conjugate(call: Call, x: ComplexValue) -> ComplexTensor:
@@ -214,15 +214,6 @@ def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
     )  # fmt: skip
 
 
-def _sign(call: Call, x: ComplexTensor) -> ComplexTensor:
-    """Normalize to absolute value one; zero for zero."""
-    b, kind = call.builder, x.pairs.data_type
-    size = _of_parts(aten.hypot.default, Call(b, (ValueType(x.shape, kind),)), x)
-    length = b.unsqueeze(size, -1)
-    is_zero = b.equal(length, 0)
-    return ComplexTensor(b.where(is_zero, 0.0, b.div(x.pairs, b.where(is_zero, 1.0, length))))
-
-
 def _equal(differ: bool, call: Call, x: ComplexValue, y: ComplexValue) -> SymbolicTensor:
     b = call.builder
     kind = data_type_of(PART_TYPES[torch.result_type(*call.traced)])
@@ -241,12 +232,6 @@ def _where(
     wide = builder.unsqueeze(mask, -1) if mask.shape else mask
     chosen = builder.op("Where", wide, pair_of(call, a), pair_of(call, b))
     return ComplexTensor(builder.broadcast(chosen, call.shape))
-
-
-def _masked_fill(
-    call: Call, x: ComplexTensor, mask: SymbolicTensor, value: ComplexValue
-) -> ComplexTensor:
-    return _where(call, mask, value, x)
 
 
 # Reductions and matrix products --------------------------------------------------------------
@@ -451,40 +436,32 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.abs.default: partial(_of_parts, aten.hypot.default),
     aten.angle.default: partial(_of_parts, aten.atan2.default),
     **dict.fromkeys((
-        aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
-        aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.resolve_conj.default,
-        aten.resolve_neg.default, aten.scalar_tensor.default,
+        aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default,
+        aten.lift_fresh.default, aten.scalar_tensor.default,
     ), _pairs),
     **dict.fromkeys((
         aten._to_copy.default, torch.ops.prims.convert_element_type.default,
     ), _to_type),
     **dict.fromkeys((
-        aten._conj.default, aten._conj_physical.default, aten.conj_physical.default,
+        aten._conj.default, aten._conj_physical.default,
     ), _conjugate),
-    **dict.fromkeys(shapes.FILLS, _full),
-    **dict.fromkeys(shapes.ZEROS, partial(_filled, 0)),
-    **dict.fromkeys(shapes.ONES, partial(_filled, 1)),
+    **dict.fromkeys(shapes.FILLS, _full), **dict.fromkeys(shapes.ZEROS, _zeros),
     aten.neg.default: _negative, aten._neg_view.default: _negative,
     aten.reciprocal.default: _reciprocal,
-    aten.exp.default: _exponential, aten.pow.Tensor_Scalar: _power, aten.sgn.default: _sign,
-    aten.where.self: _where, aten.where.ScalarSelf: _where, aten.where.ScalarOther: _where,
-    aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
-    aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
+    aten.exp.default: _exponential, aten.pow.Tensor_Scalar: _power,
+    aten.where.self: _where, aten.sum.dim_IntList: partial(_reduce, "sum"),
     aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
-    aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.mv.default: _matmul,
-    aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
+    aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.addmm.default: _add_product,
     **{target: _moved(target) for target in (
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
-        aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
-        aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.cat.default, aten.split.Tensor,
-        aten.split_with_sizes.default, aten.unbind.int, aten.flip.default, aten.repeat.default,
+        aten.view.default, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
+        aten.slice.Tensor, aten.select.int, aten.cat.default,
+        aten.split_with_sizes.default, aten.flip.default, aten.repeat.default,
         aten.index_select.default, aten.index.Tensor, aten.slice_backward.default,
     )},
     aten.select_backward.default: _moved(aten.select_backward.default, added=1),
     aten.permute.default: _moved(aten.permute.default, whole=True),
     aten.stack.default: _moved(aten.stack.default, added=1),
     aten.slice_scatter.default: _with_both_complex(aten.slice_scatter.default),
-    aten.select_scatter.default: _with_both_complex(aten.select_scatter.default),
     aten.index_put.default: _index_put, aten.constant_pad_nd.default: _pad,
     aten._fft_c2c.default: _complex_to_complex, aten._fft_r2c.default: _real_to_complex,
     aten._fft_c2r.default: _complex_to_real,

@@ -218,19 +218,6 @@ def _masked_scatter(
     return b.where(covers, b.reshape(elements, call.shape), b.broadcast(x, call.shape))
 
 
-def _masked_scatter_backward(
-    call: Call, grad: SymbolicTensor, mask: SymbolicTensor, sizes: Sequence[int]
-) -> SymbolicTensor:
-    b, count = call.builder, math.prod(sizes)
-    if not count or not grad.size:
-        return call.filled(0)
-    covers = b.broadcast(mask, grad.shape)
-    parts = b.reshape(b.where(covers, grad, 0), (-1,))
-    empty = b.constant(np.zeros(count, grad.dtype))
-    index = _rank(call, covers, count)
-    return b.reshape(b.op("ScatterElements", empty, index, parts, axis=0, reduction="add"), sizes)
-
-
 def _rank(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
     """For each element of a flattened mask, the number of set ones before it, below `count`."""
     b = call.builder
@@ -251,5 +238,4 @@ LOWERINGS: dict[Any, Row] = {
     aten.bucketize.Tensor: _bucketize, aten.bucketize.Scalar: _bucketize,
     aten.histc.default: _histogram,
     aten.masked_scatter.default: _masked_scatter,
-    aten.masked_scatter_backward.default: _masked_scatter_backward,
 }  # fmt: skip

@@ -90,14 +90,6 @@ def _diagonal_scatter(
     return b.reshape(b.op("ScatterElements", flat, index, parts, axis=0), x.shape)
 
 
-def _select_scatter(
-    call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int, index: int
-) -> SymbolicTensor:
-    position = index % x.shape[dim]
-    wide = call.builder.unsqueeze(src, dim % len(x.shape))
-    return slice_scatter(call, x, wide, dim, position, position + 1)
-
-
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -214,11 +206,11 @@ LOWERINGS: dict[Any, Row] = {
     aten.gather.default: _gather, aten.index_select.default: _index_select,
     aten.embedding.default: lambda call, weight, index, *_: call.builder.gather(weight, index, 0),
     aten.index.Tensor: _index,
-    aten.index_put.default: _index_put, aten._unsafe_index.Tensor: _index,
+    aten.index_put.default: _index_put,
     aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
     aten.scatter.reduce: partial(_scatter, "none"),
     aten.scatter.value_reduce: partial(_scatter, "none"),
     aten.scatter_add.default: partial(_scatter, "add"),
     aten.scatter_reduce.two: _scatter_reduce, aten.diagonal_scatter.default: _diagonal_scatter,
-    aten.slice_scatter.default: slice_scatter, aten.select_scatter.default: _select_scatter,
+    aten.slice_scatter.default: slice_scatter,
 }  # fmt: skip

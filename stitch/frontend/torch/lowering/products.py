@@ -225,8 +225,7 @@ LOWERINGS_BY_NAME: dict[str, Lowering] = {
 
 LOWERINGS: dict[Any, Row] = {
     aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.matmul.default: KeptWhole(_matmul),
-    aten.mv.default: _matmul, aten.dot.default: _matmul, aten.linear.default: KeptWhole(_linear),
-    aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
+    aten.linear.default: KeptWhole(_linear), aten.addmm.default: _add_product,
     aten.addmv.default: _add_product,
     aten.convolution.default: _convolution,
     aten._grouped_mm.default: _grouped_product,

@@ -37,7 +37,7 @@ def _reduce(
 
 
 #: Results of reductions of no elements; torch refuses the other kinds.
-_EMPTY_VALUES = {"sum": 0, "prod": 1, "mean": math.nan, "log_sum_exp": -math.inf}
+_EMPTY_VALUES = {"sum": 0, "prod": 1, "mean": math.nan}
 
 
 def _reduced_count(x: SymbolicTensor, dim: Dims) -> int:
@@ -47,17 +47,15 @@ def _reduced_count(x: SymbolicTensor, dim: Dims) -> int:
     return math.prod(x.shape[axis] for axis in listed)
 
 
-def _any(
-    call: Call, x: SymbolicTensor, dim: Dims = None, keepdim: bool = False, kind: str = "max"
-) -> SymbolicTensor:
+def _any(call: Call, x: SymbolicTensor, dim: Dims = None, keepdim: bool = False) -> SymbolicTensor:
     b, flags = call.builder, truth(call, x)
     if not flags.shape:
         return flags
     if 0 in flags.shape:
         # The maximum of no integers is not a truth value.
-        return call.filled(kind == "min")
+        return call.filled(False)
     ones = b.cast(flags, DataType.INT32)
-    return b.cast(b.reduce(kind, ones, _axes(dim), keepdim), DataType.BOOL)
+    return b.cast(b.reduce("max", ones, _axes(dim), keepdim), DataType.BOOL)
 
 
 @rounded_once
@@ -75,21 +73,10 @@ def _variance(
     return call.builder.div(mean, 0.0)
 
 
-def _variance_dim(
-    call: Call, x: SymbolicTensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
-) -> SymbolicTensor:
-    return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
 @rounded_once
 def _variance_mean(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> Two:
     mean = _reduce("mean", call, x, dim, bool(options.get("keepdim", False)))
     return _variance(call, x, dim, **options), mean
-
-
-@rounded_once
-def _deviation(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> SymbolicTensor:
-    return call.builder.sqrt(_variance(call, x, dim, **options))
 
 
 @rounded_once
@@ -150,36 +137,23 @@ def _softmax(
     return b.log_softmax(tensor, last) if kind == "log" else b.softmax(tensor, last)
 
 
-def _safe_softmax(call: Call, x: SymbolicTensor, dim: int, *_: Any, **__: Any) -> SymbolicTensor:
-    """A softmax that is zero in rows that are all -inf."""
-    b = call.builder
-    empty = b.equal(b.reduce_max(x, dim, keepdims=True), -math.inf)
-    return b.where(empty, 0.0, _softmax("plain", call, x, dim))
-
-
 def _sort(call: Call, x: SymbolicTensor, dim: int = -1, descending: bool = False, **_: Any) -> Two:
     return call.builder.topk(x, x.shape[dim], dim, descending)
 
 
-_all = partial(_any, kind="min")
-
 LOWERINGS: dict[Any, Row] = {
-    aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
+    aten.sum.dim_IntList: partial(_reduce, "sum"),
     aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
     aten.prod.default: partial(_reduce, "prod"), aten.prod.dim_int: partial(_reduce, "prod"),
     aten.amax.default: partial(_reduce, "max"), aten.amin.default: partial(_reduce, "min"),
     aten.max.default: partial(_reduce, "max"), aten.min.default: partial(_reduce, "min"),
-    aten.logsumexp.default: partial(_reduce, "log_sum_exp"),
     aten.any.default: _any, aten.any.dim: _any, aten.any.dims: _any,
-    aten.all.default: _all, aten.all.dim: _all, aten.all.dims: _all,
-    aten.var.correction: _variance, aten.var.dim: _variance_dim,
-    aten.var_mean.correction: _variance_mean, aten.std.correction: _deviation,
+    aten.var.correction: _variance, aten.var_mean.correction: _variance_mean,
     aten.linalg_vector_norm.default: _norm,
     aten.max.dim: partial(_extreme, "max"), aten.min.dim: partial(_extreme, "min"),
     aten.argmax.default: partial(_arg, "max"), aten.argmin.default: partial(_arg, "min"),
     aten.cumsum.default: partial(_scan, "CumSum"), aten.cumprod.default: partial(_scan, "CumProd"),
-    aten._softmax.default: partial(_softmax, "plain"), aten.softmax.int: partial(_softmax, "plain"),
+    aten._softmax.default: partial(_softmax, "plain"),
     aten._log_softmax.default: partial(_softmax, "log"),
-    aten.log_softmax.int: partial(_softmax, "log"), aten._safe_softmax.default: _safe_softmax,
     aten.topk.default: built(Builder.topk), aten.sort.default: _sort, aten.sort.stable: _sort,
 }  # fmt: skip

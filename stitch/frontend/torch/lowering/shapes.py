@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ def _full(call: Call, size: Any, value: Value, **_: Any) -> SymbolicTensor:
     return call.builder.broadcast(call.cast(value), call.shape)
 
 
-def _filled(number: Number, call: Call, *_: Any, **__: Any) -> SymbolicTensor:
-    return call.filled(number)
+def _zeros(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
+    return call.filled(0)
 
 
 def _range_step(
@@ -36,10 +35,6 @@ def _range_step(
 ) -> SymbolicTensor:
     elements = start + np.arange(call.shape[0]) * step
     return call.builder.constant(elements.astype(call.data_type.dtype))
-
-
-def _eye(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
-    return call.builder.constant(np.eye(*call.shape, dtype=call.data_type.dtype))
 
 
 def _item(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
@@ -60,10 +55,6 @@ def _reshape(call: Call, x: SymbolicTensor, *_: Any) -> SymbolicTensor:
 def permuted(call: Call, x: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
     order = tuple(d % len(dims) for d in dims)
     return x if order == tuple(range(len(dims))) else call.builder.transpose(x, order)
-
-
-def _swap(call: Call, x: SymbolicTensor, first: int, second: int) -> SymbolicTensor:
-    return call.builder.swapaxes(x, first, second) if len(x.shape) > 1 else x
 
 
 def _expand(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
@@ -97,11 +88,6 @@ def _stack(call: Call, tensors: Sequence[SymbolicTensor], dim: int = 0) -> Symbo
     return call.builder.stack([call.cast(t) for t in tensors], dim % len(call.shape))
 
 
-def _unbind(call: Call, x: SymbolicTensor, dim: int = 0) -> tuple[SymbolicTensor, ...]:
-    parts = call.builder.split(x, 1, dim)
-    return tuple(call.builder.squeeze(part, dim) for part in parts)
-
-
 def _repeat(call: Call, x: SymbolicTensor, repeats: Sequence[int]) -> SymbolicTensor:
     b = call.builder
     lead = len(repeats) - len(x.shape)
@@ -119,10 +105,6 @@ def _pad(call: Call, x: SymbolicTensor, pad: Sequence[int], value: Number = 0) -
             x = slice_tensor(call, x, axis, max(0, -low), x.shape[axis] + min(0, high))
     grown = [max(0, low) for low, _ in pairs] + [max(0, high) for _, high in pairs]
     return b.op("Pad", x, grown, call.cast(value)) if any(grown) else x
-
-
-def _triangle(upper: int, call: Call, x: SymbolicTensor, diagonal: int = 0) -> SymbolicTensor:
-    return call.builder.op("Trilu", x, call.builder.constant(diagonal), upper=upper)
 
 
 def _diagonal(
@@ -148,16 +130,6 @@ def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int)
     spread = b.gather(x, windows.astype(np.int64), axis)
     order = [a for a in range(len(spread.shape)) if a != axis + 1]
     return permuted(call, spread, [*order, axis + 1])
-
-
-# Sizes and strides of the traced tensor, which are numbers.
-_NUMBERS: dict[Any, Row] = {
-    aten.sym_size.int: lambda call, _, dim: call.traced[0].size(dim),
-    aten.sym_numel.default: lambda call, _: call.traced[0].numel(),
-    aten.sym_stride.int: lambda call, _, dim: call.traced[0].stride(dim),
-    aten.sym_storage_offset.default: lambda call, _: call.traced[0].storage_offset(),
-    aten.sym_is_contiguous.default: lambda call, *_: call.traced[0].is_contiguous(),
-}
 
 
 # Strided views ------------------------------------------------------------------------------------
@@ -260,42 +232,29 @@ def _rows(call: Call, memory: SymbolicTensor, wanted: Array) -> SymbolicTensor:
 
 
 FILLS = (
-    aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
-    aten.fill.Scalar, aten.fill.Tensor,
+    aten.full.default, aten.full_like.default, aten.copy.default,
 )  # fmt: skip
 #: Uninitialized memory is zero too, to be reproducible.
 ZEROS = (
-    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
-    aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default, aten.empty_permuted.default,
+    aten.empty.memory_format, aten.empty_strided.default, aten.new_empty_strided.default,
+    aten.empty_permuted.default,
 )  # fmt: skip
-ONES = (aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 
 LOWERINGS: dict[Any, Row] = {
-    **_NUMBERS,
-    **dict.fromkeys(FILLS, _full), **dict.fromkeys(ZEROS, partial(_filled, 0)),
-    **dict.fromkeys(ONES, partial(_filled, 1)),
-    aten.arange.start_step: _range_step, aten.arange.start: _range_step,
-    aten.arange.default: lambda call, end, **_: _range_step(call, 0, end),
+    **dict.fromkeys(FILLS, _full), **dict.fromkeys(ZEROS, _zeros),
+    aten.arange.start_step: _range_step,
     aten.scalar_tensor.default: lambda call, value, **_: call.cast(value),
     torch.ops.prims.scalar_tensor.default: lambda call, value, **_: call.cast(value),
-    aten.eye.default: _eye, aten.eye.m: _eye, aten._local_scalar_dense.default: _item,
-    aten.item.default: _item,
-    **dict.fromkeys((
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default,
-        aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default, aten.squeeze.dim,
-        aten.squeeze.dims, aten.unsqueeze.default,
-    ), _reshape),
-    aten.permute.default: permuted, aten.transpose.int: _swap,
-    aten.t.default: built(Builder.transpose),
-    aten.expand.default: _expand, aten.expand_as.default: _expand,
+    aten._local_scalar_dense.default: _item,
+    **dict.fromkeys(
+        (aten.view.default, aten.squeeze.dims, aten.unsqueeze.default), _reshape
+    ),
+    aten.permute.default: permuted, aten.expand.default: _expand,
     aten.slice.Tensor: slice_tensor, aten.select.int: _select,
     aten.cat.default: _concat, aten.stack.default: KeptWhole(_stack),
-    aten.split.Tensor: built(Builder.split), aten.split_with_sizes.default: built(Builder.split),
-    aten.chunk.default: built(Builder.chunk), aten.unbind.int: _unbind,
+    aten.split_with_sizes.default: built(Builder.split),
     aten.flip.default: built(Builder.reverse), aten.repeat.default: _repeat,
     aten.constant_pad_nd.default: _pad,
-    aten.tril.default: partial(_triangle, 0), aten.triu.default: partial(_triangle, 1),
     aten.diagonal.default: _diagonal, aten.unfold.default: _unfold,
     aten.as_strided.default: _as_strided, aten.as_strided_scatter.default: _as_strided_scatter,
 }  # fmt: skip

@@ -230,37 +230,8 @@ def _clamp(
     return call.builder.clip(call.cast(x), low, high)
 
 
-def _clamp_max(call: Call, x: SymbolicTensor, max: Value) -> SymbolicTensor:
-    return _clamp(call, x, None, max)
-
-
 def _where(call: Call, condition: SymbolicTensor, a: Value, b: Value) -> SymbolicTensor:
     return call.builder.op("Where", truth(call, condition), call.cast(a), call.cast(b))
-
-
-def _masked_fill(call: Call, x: Value, mask: SymbolicTensor, value: Value) -> SymbolicTensor:
-    return _where(call, mask, value, x)
-
-
-def _interpolate(call: Call, a: Value, b: Value, weight: Value) -> SymbolicTensor:
-    """Linear interpolation, computed from the nearer end, in float32 for narrow floats."""
-    builder, wide = call.builder, computing_type(call.data_type)
-    x, y = (call.cast(call.cast(value), wide) for value in (a, b))
-    if isinstance(weight, SymbolicTensor):
-        weight = call.cast(weight)
-    share = call.cast(weight, wide)
-    difference = builder.sub(y, x)
-    is_near = builder.less(builder.abs(share), 0.5)
-    from_start = builder.add(x, builder.mul(share, difference))
-    from_end = builder.sub(y, builder.mul(difference, builder.sub(1.0, share)))
-    return call.cast(builder.where(is_near, from_start, from_end))
-
-
-def _times_logarithm(call: Call, x: Value, y: Value) -> SymbolicTensor:
-    """x * log(y); 0 where x is 0, NaN where y is NaN."""
-    b, factor, number = call.builder, call.cast(x), call.cast(y)
-    product = b.where(b.equal(factor, 0), 0.0, b.mul(factor, b.log(number)))
-    return b.where(b.op("IsNaN", number), math.nan, product)
 
 
 def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
@@ -295,7 +266,6 @@ _ROUNDINGS = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
 #: Operators whose second operand is a tensor or a number.
 _OF_TWO: dict[Any, Lowering] = {
     aten.add: _add, aten.sub: _subtract, aten.mul: _multiply,
-    aten.rsub: lambda call, a, b, alpha=1: _subtract(call, b, a, alpha),
     aten.remainder: built(Builder.mod, cast=True), aten.fmod: partial(_binary, "Mod", fmod=1),
     aten.ne: lambda call, a, b: call.builder.logical_not(_compare("Equal", call, a, b)),
     aten.eq: partial(_compare, "Equal"), aten.lt: partial(_compare, "Less"),
@@ -420,12 +390,6 @@ LOWERINGS: dict[Any, Row] = {
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide,
-    aten.floor_divide.default: partial(_divide, rounding_mode="floor"),
-    aten.floor_divide.Scalar: partial(_divide, rounding_mode="floor"),
-    aten.xlogy.Tensor: KeptWhole(_times_logarithm),
-    aten.xlogy.Scalar_Self: KeptWhole(_times_logarithm),
-    aten.xlogy.Scalar_Other: KeptWhole(_times_logarithm),
-    aten.lerp.Tensor: KeptWhole(_interpolate), aten.lerp.Scalar: KeptWhole(_interpolate),
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
     aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),
     aten.isnan.default: partial(_is_floating_kind, "IsNaN"),
@@ -437,18 +401,11 @@ LOWERINGS: dict[Any, Row] = {
     aten.bitwise_not.default: built(Builder.logical_not),
     aten.trunc.default: _truncate,
     aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
-    aten.clamp_min.default: _clamp, aten.clamp_min.Tensor: _clamp,
-    aten.clamp_max.default: _clamp_max, aten.clamp_max.Tensor: _clamp_max,
-    aten.where.self: _where, aten.where.ScalarSelf: _where, aten.where.ScalarOther: _where,
-    aten.where.Scalar: _where,
-    aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
-    aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
-    aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
+    aten.where.self: _where, aten._to_copy.default: _cast,
     torch.ops.prims.convert_element_type.default: _to_data_type,
-    aten._neg_view.default: _negative, aten.resolve_neg.default: _same,
-    aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
-    aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,
-    aten.lift_fresh.default: _same, aten.dropout.default: _dropout,
+    aten._neg_view.default: _negative,
+    aten.clone.default: _same, aten.alias.default: _same, aten.detach_.default: _same,
+    aten.lift_fresh_copy.default: _same, aten.lift_fresh.default: _same,
     aten.native_dropout.default: lambda call, x, p, train: (_dropout(call, x, p, train), None),
     aten.atan2.default: _atan2, aten.angle.default: _angle, aten.hypot.default: _hypot,
     aten.copysign.Tensor: _copy_sign, aten.copysign.Scalar: _copy_sign,

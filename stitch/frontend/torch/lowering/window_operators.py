@@ -1,4 +1,5 @@
-"""ATen's poolings (fixed and adaptive), and resizing by nearest and linear interpolation."""
+"""ATen's poolings (fixed and adaptive), grid samples, and resizing by nearest and linear
+interpolation."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
@@ -52,10 +54,6 @@ def _max_pool(
         return pooled[0], None
     # Indices are those of the whole tensor in ONNX, of one plane in torch.
     return pooled[0], call.builder.mod(pooled[1], math.prod(x.shape[-spatial:]))
-
-
-def _one_max_pool(spatial: int, call: Call, *operands: Any) -> SymbolicTensor | None:
-    return _max_pool(spatial, call, *operands)[0]
 
 
 def _average_pool(
@@ -202,11 +200,33 @@ def _linear_weights(length: int, size: int, step: float, align_corners: bool) ->
     return weights
 
 
+# Grid samples --------------------------------------------------------------------------------
+
+#: By torch's numbers.
+_MODES = ("linear", "nearest", "cubic")
+_PADDINGS = ("zeros", "border", "reflection")
+
+
+def _grid_sample(
+    call: Call, x: SymbolicTensor, grid: SymbolicTensor, mode: int, padding: int, corners: bool
+) -> SymbolicTensor:
+    if (_MODES[mode], _PADDINGS[padding]) == ("cubic", "border"):
+        # torch clips the neighbours to the border, ONNX the position itself.
+        raise CompileError(
+            "grid_sample with mode 'bicubic' and padding_mode 'border' is not supported",
+            remedy="use another mode or padding_mode, or torch.compile, which leaves it to torch",
+        )
+    return call.builder.op(
+        "GridSample", x, call.cast(grid, x.data_type),
+        mode=_MODES[mode], padding_mode=_PADDINGS[padding], align_corners=int(corners),
+    )  # fmt: skip
+
+
 LOWERINGS: dict[Any, Row] = {
+    aten.grid_sampler_2d.default: _grid_sample,
+    aten.grid_sampler_3d.default: _grid_sample,
     aten.max_pool2d_with_indices.default: partial(_max_pool, 2),
     aten.max_pool3d_with_indices.default: partial(_max_pool, 3),
-    aten.max_pool2d.default: partial(_one_max_pool, 2),
-    aten.avg_pool1d.default: partial(_average_pool, 1),
     aten.avg_pool2d.default: partial(_average_pool, 2),
     aten.avg_pool3d.default: partial(_average_pool, 3),
     aten.adaptive_avg_pool1d.default: KeptWhole(partial(_adaptive_average, 1)),
