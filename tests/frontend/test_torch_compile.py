@@ -13,22 +13,6 @@ from tests.support.torch.architectures import ARCHITECTURES
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 
-def _called(run: Any, examples: Any) -> Any:
-    return run(**examples) if isinstance(examples, dict) else run(*examples)
-
-
-# Others: tests/frontend/test_torch_zoo.py.
-@pytest.mark.parametrize("name", every(4, ARCHITECTURES))
-def test_an_architecture_agrees_with_eager(name: str) -> None:
-    torch.manual_seed(3)
-    module, examples = ARCHITECTURES[name]()
-    module.eval()
-    run = compiled(module)
-    with torch.no_grad():
-        assert_same(_called(run, examples), _called(module, examples))
-        assert_same(_called(run, examples), _called(module, examples))
-
-
 def test_the_backend_is_found_by_its_entry_point() -> None:
     assert "stitch" in torch._dynamo.list_backends()
 

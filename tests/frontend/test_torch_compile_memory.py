@@ -279,7 +279,7 @@ def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
 def test_addresses_that_a_parameter_has_left_are_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 10)
+    monkeypatch.setattr(shared_storage, "MAX_PARTS", 10)
     module, flat = nn.Linear(2, 1, bias=False), torch.randn(600)
     run, account = compiled(module, target=target), storage_of(target=target)
     x = torch.randn(2, 2)
@@ -296,7 +296,7 @@ def test_addresses_that_a_parameter_has_left_are_forgotten(
 def test_a_parameter_whose_memory_was_taken_back_is_read_when_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 0)
+    monkeypatch.setattr(shared_storage, "MAX_PARTS", 0)
     idle, busy, x = nn.Linear(4, 4), nn.Linear(4, 4), torch.randn(2, 4)
     run_idle = compiled(idle, target="host", dynamic=False)
     run_busy = torch.compile(busy, backend="stitch", options={"target": "host"}, dynamic=False)

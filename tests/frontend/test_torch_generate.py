@@ -14,7 +14,7 @@ import torch
 import transformers as tr
 
 import stitch
-from tests.support.torch.architectures import IDS, SMALL
+from tests.support.torch.zoo.shared import IDS, SMALL
 
 STEPS = 6
 #: Nothing ends a sentence before its time.

@@ -18,7 +18,7 @@ import stitch
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.plain_values import flattened
 from tests.support.torch.agreement import Applied, assert_close
-from tests.support.torch.architectures import IDS, SMALL, WORDS
+from tests.support.torch.zoo.shared import IDS, SMALL, WORDS
 
 # transformers warns of what it will rename.
 pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
@@ -163,7 +163,7 @@ def test_examples_in_objects_stay_as_they_are() -> None:
 
 def test_a_cache_that_is_written_in_place_comes_out_as_it_is_then() -> None:
     model = llama()
-    cache = tr.StaticCache(config=model.config, max_cache_len=8)
+    cache = tr.StaticCache(config=model.config, max_cache_len=12)
     with torch.no_grad():
         model(IDS, past_key_values=cache)
     step = {"input_ids": IDS[:, :1], "past_key_values": copy.deepcopy(cache)}

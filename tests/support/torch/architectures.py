@@ -5,25 +5,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-with warnings.catch_warnings():
-    # transformers warns of what it will rename; nothing here depends on it.
-    warnings.simplefilter("ignore")
-    import transformers as tr
-
-IDS = torch.tensor([[3, 17, 8, 41, 2, 9], [11, 5, 44, 7, 30, 1]])
-MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
-SMALL = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-}  # fmt: skip
-WORDS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-ONE_WAY = {**SMALL, **WORDS, "num_key_value_heads": 1, "use_cache": False}
+from tests.support.torch.zoo import ZOO
+from tests.support.torch.zoo.shared import IDS
 
 
 class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -110,54 +99,10 @@ ARCHITECTURES: dict[str, Callable[[], tuple[Any, Any]]] = {
         (torch.randn(2, 5, 8),),
     ),
     "Transformer": lambda: (Translator(), (torch.randn(2, 5, 8), torch.randn(2, 4, 8))),
-    "BERT": lambda: (
-        tr.BertModel(tr.BertConfig(**SMALL, **WORDS)), {"input_ids": IDS, "attention_mask": MASK}
-    ),
-    "RoBERTa": lambda: (
-        tr.RobertaForSequenceClassification(tr.RobertaConfig(**SMALL, **WORDS)), {"input_ids": IDS}
-    ),
-    "DistilBERT": lambda: (
-        tr.DistilBertModel(
-            tr.DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, vocab_size=50)
-        ),
-        {"input_ids": IDS},
-    ),
-    "GPT-2": lambda: (
-        tr.GPT2LMHeadModel(
-            tr.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False, **WORDS)
-        ),
-        {"input_ids": IDS, "attention_mask": MASK},
-    ),
-    "Llama": lambda: (
-        tr.LlamaForCausalLM(tr.LlamaConfig(**ONE_WAY)), {"input_ids": IDS, "attention_mask": MASK}
-    ),
-    "Mistral": lambda: (tr.MistralForCausalLM(tr.MistralConfig(**ONE_WAY)), {"input_ids": IDS}),
-    "Qwen2": lambda: (tr.Qwen2ForCausalLM(tr.Qwen2Config(**ONE_WAY)), {"input_ids": IDS}),
-    "T5": lambda: (
-        tr.T5ForConditionalGeneration(
-            tr.T5Config(
-                d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50,
-                use_cache=False,
-            )
-        ),
-        {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]},
-    ),
-    "ViT": lambda: (
-        tr.ViTModel(tr.ViTConfig(**SMALL, image_size=16, patch_size=8)),
-        {"pixel_values": torch.randn(2, 3, 16, 16)},
-    ),
-    "ConvNeXt": lambda: (
-        tr.ConvNextModel(tr.ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])),
-        {"pixel_values": torch.randn(1, 3, 32, 32)},
-    ),
-    "ResNet": lambda: (
-        tr.ResNetModel(
-            tr.ResNetConfig(
-                embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
-            )
-        ),
-        {"pixel_values": torch.randn(1, 3, 32, 32)},
-    ),
+    **{name: ZOO[name] for name in (
+        "BERT", "RoBERTa", "DistilBERT", "GPT-2", "Llama", "Mistral", "Qwen2", "T5", "ViT",
+        "ConvNeXt", "ResNet",
+    )},
 }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.compile.graph_report import Counts
 from stitch.frontend.torch.compile.subgraphs import Result
 from stitch.frontend.torch.tensor_bytes import array_at, tensor_on
-from stitch.live_objects import LiveObjects
 from stitch.program import Array, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
@@ -33,12 +32,10 @@ MAX_VIEWS_HELD = 4
 #: Smaller results (bytes) that no backward pass reads are copied if the device reads torch's memory
 #: in place: tracking a view takes longer than copying it out and in again (4 us).
 COPIED_BELOW = 16 << 10
-#: Maximum number of tensors in one storage that are lent at a time, without static ones.
-MAX_PARTS = 64
 #: Calls between two cleanups.
 CALLS_BETWEEN_CLEANUPS = 64
-#: Maximum number of lent tensors that no call since the last cleanup has used.
-MAX_IDLE_PARTS = 1024
+#: Maximum number of tensors in one storage that stay lent after a cleanup.
+MAX_PARTS = 1024
 
 #: The type of bfloat16 in torch.from_numpy, which does not know NumPy's bfloat16.
 _BITS = np.dtype(np.int16)
@@ -49,10 +46,9 @@ Part = tuple[int, tuple[int, ...], Any]
 
 @dataclass(slots=True, eq=False)
 class LentTensor:
-    """A tensor of torch that is lent to the device; `last_call` is the last one that used it."""
+    """A tensor of torch that is lent to the device."""
 
     tensor: Tensor
-    last_call: int
     is_taken_back: bool = False
 
 
@@ -136,7 +132,6 @@ class SharedStorage:
         self.calls = 0
         #: Number of lent tensors that were taken back.
         self.taken_back = 0
-        self._arguments: LiveObjects[ProgramArguments] = LiveObjects()
         #: Number of arguments that were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
         #: Bytes of the copied arguments and results.
@@ -154,12 +149,6 @@ class SharedStorage:
 
     # -- arguments ---------------------------------------------------------------------------------
 
-    def register(self, arguments: ProgramArguments) -> None:
-        """Call `arguments.mark_used()` before each cleanup, while the object lives."""
-        # Another thread may be iterating over the objects.
-        with self.device.lock:
-            self._arguments.add(arguments)
-
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """The device tensor for a torch tensor, or an array of which the program gets a copy."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
@@ -176,7 +165,6 @@ class SharedStorage:
         lent = None if lender is None else lender.parts.get(part)
         if lent is not None:
             self.recognised += 1
-            lent.last_call = self.calls
         elif slot.is_static or self._is_repeated(slot, storage, address):
             self.lent += 1
             lent = self._lend(storage, part)
@@ -204,8 +192,7 @@ class SharedStorage:
             return False
         last = slot.storage
         if last is not None and last.cdata == storage._cdata and slot.unknown == address:
-            lender = self._lent.get(storage._cdata)
-            return lender is None or len(lender.parts) < MAX_PARTS
+            return True
         slot.storage, slot.unknown = StorageWeakRef(storage), address
         return False
 
@@ -235,7 +222,7 @@ class SharedStorage:
             lender = self._lent[storage._cdata] = _LentStorage(StorageWeakRef(storage))
         address, shape, dtype = part
         array = array_at(address, shape, data_type_of(dtype).dtype)
-        lent = LentTensor(lend(self.device, array, "a tensor of torch"), self.calls)
+        lent = LentTensor(lend(self.device, array, "a tensor of torch"))
         lender.parts[part] = lent
         return lent
 
@@ -274,23 +261,14 @@ class SharedStorage:
     # -- cleanup -----------------------------------------------------------------------------------
 
     def clean_up(self) -> None:
-        """Take back the tensors of storages that torch has freed, and tensors that are idle."""
-        for arguments in self._arguments:
-            arguments.mark_used()
-        latest = self.calls - CALLS_BETWEEN_CLEANUPS
-        idle: list[tuple[int, int, Part]] = []
+        """Take back the tensors of storages that torch has freed, and those that were lent first of
+        a storage with many."""
         for identity, lender in list(self._lent.items()):
-            if lender.owner.expired():
+            lent, most = lender.parts, 0 if lender.owner.expired() else MAX_PARTS
+            while len(lent) > most:
+                self._take_back(lent.pop(next(iter(lent))))
+            if not most:
                 del self._lent[identity]
-                for lent in lender.parts.values():
-                    self._take_back(lent)
-                continue
-            for part, lent in lender.parts.items():
-                if lent.last_call < latest:
-                    idle.append((lent.last_call, identity, part))
-        idle.sort(key=lambda entry: entry[0])
-        for _, identity, part in idle[: max(0, len(idle) - MAX_IDLE_PARTS)]:
-            self._take_back(self._lent[identity].parts.pop(part))
 
     def _take_back(self, lent: LentTensor) -> None:
         # A slot may still refer to it.
@@ -324,9 +302,7 @@ class _ArgumentGroups:
 class ProgramArguments:
     """Converts the arguments of one program, call by call; callers hold the device's lock."""
 
-    __slots__ = (
-        "__weakref__", "_groups", "_last_call", "_slots", "_storage", "_values", "stay",
-    )  # fmt: skip
+    __slots__ = ("_groups", "_slots", "_storage", "_values", "stay")
 
     def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
         self._storage, self._slots = storage, tuple(slots)
@@ -334,15 +310,13 @@ class ProgramArguments:
         self._values: list[Tensor | None] = [None] * len(self._slots)
         #: Whether all device tensors are lent and the same as in the call before.
         self.stay = False
-        self._last_call = 0
         self._groups = self._grouped(())
-        storage.register(self)
 
     def arrays(self, tensors: Sequence[Any]) -> list[Array]:
         """Begin a call with the graph's arguments; return those that the program gets as arrays."""
         storage, values = self._storage, self._values
-        self._last_call = storage.calls = now = storage.calls + 1
-        if now % CALLS_BETWEEN_CLEANUPS == 0:
+        storage.calls += 1
+        if storage.calls % CALLS_BETWEEN_CLEANUPS == 0:
             storage.clean_up()
         arrays: list[Array] = []
         stay, regroup = True, False
@@ -352,7 +326,7 @@ class ProgramArguments:
             if is_same and groups.taken_back == storage.taken_back:
                 storage.recognised += len(groups.lasting)
             else:
-                groups = self._group(())
+                groups = self._groups = self._grouped(())
                 regroup = True
         for number, slot in groups.moving:
             tensor, lent, before = tensors[slot.position], slot.lent, values[number]
@@ -371,7 +345,6 @@ class ProgramArguments:
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
             ):
-                lent.last_call = now
                 storage.recognised += 1
                 continue
             one = storage.argument(tensor, slot)
@@ -387,7 +360,10 @@ class ProgramArguments:
         self.stay = stay
         if regroup:
             slots = enumerate(self._slots)
-            self._group([n for n, slot in slots if slot.is_static and _is_lent(slot, values[n])])
+            # One assignment: after an interrupt each slot is in one group.
+            self._groups = self._grouped(
+                [n for n, slot in slots if slot.is_static and _is_lent(slot, values[n])]
+            )
         return arrays
 
     def all_of(self, arrays: Iterable[Array]) -> list[Any]:
@@ -398,20 +374,8 @@ class ProgramArguments:
         values.extend(rest)
         return values
 
-    def mark_used(self) -> None:
-        """Record the last call in the lent tensors that are checked together."""
-        for slot in self._groups.lasting:
-            if slot.lent is not None:
-                slot.lent.last_call = self._last_call
-
-    def _group(self, lasting: Sequence[int]) -> _ArgumentGroups:
-        """Check the slots of these numbers together from now on."""
-        self.mark_used()
-        # One assignment: after an interrupt each slot is in one group.
-        groups = self._groups = self._grouped(lasting)
-        return groups
-
     def _grouped(self, lasting: Sequence[int]) -> _ArgumentGroups:
+        """Groups in which the slots of these numbers are checked together."""
         slots = self._slots
         together = tuple([slots[number] for number in lasting])
         # itemgetter of one position returns no tuple: pick it twice.
