@@ -359,11 +359,3 @@ def test_an_argument_without_dense_elements_says_what_makes_one(said: str) -> No
     with pytest.raises(LayoutError, match="cannot become an array") as caught:
         model(without_elements()[said])
     assert remedies.get(said, said) in (caught.value.remedy or "")
-
-
-def test_a_batch_norm_that_averages_over_all_batches_is_refused_by_name() -> None:
-    net = nn.Sequential(nn.BatchNorm1d(3, momentum=None))
-    with pytest.raises(CompileError, match=r"(?s)momentum=None.*Sequential\.0.*a number"):
-        stitch.compile(net, (torch.ones(4, 3),))
-    model = stitch.compile(net.eval(), (torch.ones(4, 3),))
-    np.testing.assert_allclose(model(torch.ones(4, 3)).numpy(), net(torch.ones(4, 3)).detach())

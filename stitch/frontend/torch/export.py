@@ -29,7 +29,6 @@ from stitch.frontend.torch.refused_nodes import failure_location
 from stitch.frontend.torch.torch_internals import (
     EXPORT_TRACER,
     TORCHSCRIPT_CONVERTER,
-    BatchNorm,
     decompose_exported_program,
     disable_fake_mode,
     keep_whole,
@@ -62,7 +61,6 @@ def exported(module: Any, examples: Examples) -> Capture:
         UsageError: forward does not accept the examples.
     """
     _refuse_scripts(module)
-    _refuse_cumulative_averages(module)
     with warnings.catch_warnings(), _quiet():
         # torch warns of its own deprecated parts; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -296,22 +294,6 @@ def _example_leaf(value: Any) -> Any:
     check_dense(value, "an example")
     # torch.export treats two examples that share memory as a tensor and its view.
     return value.detach().clone()
-
-
-def _refuse_cumulative_averages(module: Any) -> None:
-    parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
-    for name, part in parts:
-        if (
-            isinstance(part, BatchNorm)
-            and part.training and part.track_running_stats and part.momentum is None
-        ):  # fmt: skip
-            raise CompileError(
-                f"{type(part).__name__}(momentum=None) in training mode reads the number of "
-                "batches from a tensor, so the graph depends on data",
-                where=f"{type(module).__name__}.{name}" if name else type(module).__name__,
-                remedy="set momentum to a number, call .eval(), or use "
-                'torch.compile(module, backend="stitch")',
-            )
 
 
 def _example_call(module: Any) -> str:

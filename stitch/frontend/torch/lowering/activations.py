@@ -73,15 +73,6 @@ def _leaky_relu(call: Call, x: SymbolicTensor, negative_slope: float = 0.01) -> 
     return call.builder.leaky_relu(x, float(negative_slope))
 
 
-def _logit(call: Call, x: SymbolicTensor, eps: float | None = None) -> SymbolicTensor:
-    """log(x / (1 - x)) of x clipped to [eps, 1 - eps], bounds of the result's type."""
-    b, bounded = call.builder, call.cast(x)
-    if eps is not None:
-        low = call.cast(eps)
-        bounded = b.clip(bounded, low, b.sub(1.0, low))
-    return b.log(b.div(bounded, b.sub(1.0, bounded)))
-
-
 def _hardtanh(
     call: Call, x: SymbolicTensor, min_val: Number = -1, max_val: Number = 1
 ) -> SymbolicTensor:
@@ -107,7 +98,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.exp2.default: lambda call, x: call.builder.pow(call.cast(2.0), call.cast(x)),
     aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(built(Builder.gelu)),
     aten.silu.default: KeptWhole(rounded_once(built(Builder.silu))),
-    aten.elu.default: KeptWhole(_elu), aten.logit.default: KeptWhole(_logit),
+    aten.elu.default: KeptWhole(_elu),
     aten.leaky_relu.default: KeptWhole(_leaky_relu), aten.hardtanh.default: KeptWhole(_hardtanh),
     aten.hardsigmoid.default: KeptWhole(
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)

@@ -15,17 +15,9 @@ ENCODERS: dict[str, Maker] = {
         "AlbertModel", "AlbertConfig", TEXT, **_BERT, embedding_size=8, num_hidden_groups=1
     ),
     "BERT": network("BertModel", "BertConfig", TEXT, **_BERT),
-    "BERT generation": network("BertGenerationEncoder", "BertGenerationConfig", TEXT, **_BERT),
     "BigBird": network(
         "BigBirdModel", "BigBirdConfig", TEXT, **_BERT, attention_type="original_full"
     ),
-    "BROS": network(
-        "BrosModel",
-        "BrosConfig",
-        {**TEXT, "bbox": torch.linspace(0, 1, 128).view(2, 8, 8)},
-        **{**_BERT, "hidden_size": 64},
-    ),
-    "CamemBERT": network("CamembertModel", "CamembertConfig", TEXT, **_BERT),
     "CANINE": network(
         "CanineModel",
         "CanineConfig",
@@ -38,15 +30,6 @@ ENCODERS: dict[str, Maker] = {
     ),
     "ConvBERT": network(
         "ConvBertModel", "ConvBertConfig", TEXT, **_BERT, embedding_size=16, conv_kernel_size=3
-    ),
-    "Data2Vec": network("Data2VecTextModel", "Data2VecTextConfig", TEXT, **_BERT),
-    "DeBERTa": network(
-        "DebertaModel",
-        "DebertaConfig",
-        TEXT,
-        **_BERT,
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
     ),
     "DeBERTa v2": network(
         "DebertaV2Model",
@@ -67,8 +50,6 @@ ENCODERS: dict[str, Maker] = {
         hidden_dim=32,
         vocab_size=50,
     ),
-    "ELECTRA": network("ElectraModel", "ElectraConfig", TEXT, **_BERT, embedding_size=8),
-    "ERNIE": network("ErnieModel", "ErnieConfig", TEXT, **_BERT),
     "ESM": network("EsmModel", "EsmConfig", TEXT, **_BERT, mask_token_id=1),
     "FlauBERT": network(
         "FlaubertModel", "FlaubertConfig", TEXT, emb_dim=16, n_layers=2, n_heads=2, n_words=50
@@ -94,20 +75,12 @@ ENCODERS: dict[str, Maker] = {
         **_BERT,
         max_2d_position_embeddings=16,
     ),
-    "LiLT": network(
-        "LiltModel",
-        "LiltConfig",
-        {**TEXT, "bbox": _BOXES},
-        **{**_BERT, "hidden_size": 24},
-        max_2d_position_embeddings=16,
-    ),
     "Longformer": network(
         "LongformerModel", "LongformerConfig", _LONG, **_BERT, attention_window=8, sep_token_id=1
     ),
     "LUKE": network(
         "LukeModel", "LukeConfig", TEXT, **_BERT, entity_vocab_size=10, entity_emb_size=8
     ),
-    "Megatron": network("MegatronBertModel", "MegatronBertConfig", TEXT, **_BERT),
     "MobileBERT": network(
         "MobileBertModel",
         "MobileBertConfig",
@@ -129,14 +102,6 @@ ENCODERS: dict[str, Maker] = {
         reference_compile=False,
     ),
     "MPNet": network("MPNetModel", "MPNetConfig", TEXT, **_BERT),
-    "RemBERT": network(
-        "RemBertModel",
-        "RemBertConfig",
-        TEXT,
-        **_BERT,
-        input_embedding_size=8,
-        output_embedding_size=8,
-    ),
     "RoBERTa": network("RobertaForSequenceClassification", "RobertaConfig", TEXT, **_BERT),
     "RoBERTa, norms first": network(
         "RobertaPreLayerNormModel", "RobertaPreLayerNormConfig", TEXT, **_BERT
@@ -156,8 +121,6 @@ ENCODERS: dict[str, Maker] = {
         output_groups=2,
     ),
     "XLM": network("XLMModel", "XLMConfig", TEXT, emb_dim=16, n_layers=2, n_heads=2, n_words=50),
-    "XLM-RoBERTa": network("XLMRobertaModel", "XLMRobertaConfig", TEXT, **_BERT),
-    "XLM-RoBERTa XL": network("XLMRobertaXLModel", "XLMRobertaXLConfig", TEXT, **_BERT),
     "XLNet": network(
         "XLNetModel",
         "XLNetConfig",

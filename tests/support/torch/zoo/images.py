@@ -53,8 +53,6 @@ IMAGES: dict[str, Maker] = {
         num_heads=[1, 2, 2],
         depth=[1, 2, 3],
     ),
-    "Data2Vec vision": network("Data2VecVisionModel", "Data2VecVisionConfig", _PICTURE, **_PATCHES),
-    "DeiT": network("DeiTModel", "DeiTConfig", _PICTURE, **_PATCHES),
     "DINOv2": network("Dinov2Model", "Dinov2Config", _PICTURE, **_PATCHES),
     "DPT": network(
         "DPTForDepthEstimation",
@@ -88,16 +86,6 @@ IMAGES: dict[str, Maker] = {
         focal_levels=[1, 1],
         focal_windows=[3, 3],
     ),
-    "GLPN": network(
-        "GLPNForDepthEstimation",
-        "GLPNConfig",
-        _PICTURE,
-        hidden_sizes=[8, 8, 16, 16],
-        depths=[1, 1, 1, 1],
-        num_attention_heads=[1, 1, 2, 2],
-        sr_ratios=[4, 2, 1, 1],
-        decoder_hidden_size=8,
-    ),
     "Hiera": network(
         "HieraModel",
         "HieraConfig",
@@ -114,17 +102,6 @@ IMAGES: dict[str, Maker] = {
         patch_padding=[3, 3],
         embed_dim_multiplier=2.0,
     ),
-    "ImageGPT": network(
-        "ImageGPTModel",
-        "ImageGPTConfig",
-        {"input_ids": IDS},
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=32,
-        vocab_size=50,
-        use_cache=False,
-    ),
     "LeViT": network(
         "LevitModel",
         "LevitConfig",
@@ -134,9 +111,6 @@ IMAGES: dict[str, Maker] = {
         num_attention_heads=[1, 2, 2],
         depths=[1, 1, 1],
         key_dim=[4, 4, 4],
-    ),
-    "MobileNet v1": network(
-        "MobileNetV1Model", "MobileNetV1Config", _PICTURE, depth_multiplier=0.25, image_size=32
     ),
     "MobileNet v2": network(
         "MobileNetV2Model", "MobileNetV2Config", _PICTURE, depth_multiplier=0.25, image_size=32
@@ -159,24 +133,6 @@ IMAGES: dict[str, Maker] = {
         _PICTURE,
         hidden_sizes=[8, 8, 16, 16],
         depths=[1, 1, 1, 1],
-    ),
-    "PVT": network(
-        "PvtModel",
-        "PvtConfig",
-        _PICTURE,
-        image_size=32,
-        hidden_sizes=[8, 8, 16, 16],
-        depths=[1, 1, 1, 1],
-        num_attention_heads=[1, 1, 2, 2],
-    ),
-    "RegNet": network(
-        "RegNetModel",
-        "RegNetConfig",
-        _PICTURE,
-        embedding_size=8,
-        hidden_sizes=[8, 8, 16, 16],
-        depths=[1, 1, 1, 1],
-        groups_width=8,
     ),
     "ResNet": network(
         "ResNetModel",
@@ -222,16 +178,6 @@ IMAGES: dict[str, Maker] = {
         num_heads=[1, 2],
         window_size=4,
     ),
-    "Swin2SR": network(
-        "Swin2SRModel",
-        "Swin2SRConfig",
-        _PICTURE,
-        image_size=32,
-        embed_dim=16,
-        depths=[1, 1],
-        num_heads=[2, 2],
-        window_size=8,
-    ),
     "Swin v2": network(
         "Swinv2Model",
         "Swinv2Config",
@@ -244,7 +190,6 @@ IMAGES: dict[str, Maker] = {
         window_size=4,
     ),
     "ViT": network("ViTModel", "ViTConfig", _PICTURE, **_PATCHES),
-    "ViT-MSN": network("ViTMSNModel", "ViTMSNConfig", _PICTURE, **_PATCHES),
     "YOLOS": network(
         "YolosForObjectDetection",
         "YolosConfig",

@@ -64,14 +64,6 @@ SOUNDS: dict[str, Maker] = {
         num_layers=2,
     ),
     "SEW": network("SEWModel", "SEWConfig", _WAVE, **_SPEECH, squeeze_factor=2),
-    "UniSpeech": network(
-        "UniSpeechModel",
-        "UniSpeechConfig",
-        _WAVE,
-        **_SPEECH,
-        num_codevectors_per_group=4,
-        codevector_dim=8,
-    ),
     "Wav2Vec2": network("Wav2Vec2Model", "Wav2Vec2Config", _WAVE, **_SPEECH),
     "Wav2Vec2-Conformer": network(
         "Wav2Vec2ConformerModel",

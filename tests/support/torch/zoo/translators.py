@@ -38,7 +38,6 @@ _T5: dict[str, Any] = {
 
 TRANSLATORS: dict[str, Maker] = {
     "BART": network("BartForConditionalGeneration", "BartConfig", _BOTH, **_BART),
-    "Blenderbot": network("BlenderbotForConditionalGeneration", "BlenderbotConfig", _BOTH, **_BART),
     "LED": network(
         "LEDForConditionalGeneration",
         "LEDConfig",
@@ -51,10 +50,6 @@ TRANSLATORS: dict[str, Maker] = {
     "LongT5": network(
         "LongT5ForConditionalGeneration", "LongT5Config", _BOTH, **_T5, local_radius=3
     ),
-    "M2M-100": network("M2M100ForConditionalGeneration", "M2M100Config", _BOTH, **_BART),
-    "Marian": network("MarianMTModel", "MarianConfig", _BOTH, **_BART),
-    "mBART": network("MBartForConditionalGeneration", "MBartConfig", _BOTH, **_BART),
-    "MVP": network("MvpForConditionalGeneration", "MvpConfig", _BOTH, **_BART),
     "NLLB-MoE": network(
         "NllbMoeForConditionalGeneration",
         "NllbMoeConfig",
@@ -65,8 +60,6 @@ TRANSLATORS: dict[str, Maker] = {
         encoder_sparse_step=1,
         decoder_sparse_step=1,
     ),
-    "Pegasus": network("PegasusForConditionalGeneration", "PegasusConfig", _BOTH, **_BART),
-    "PLBart": network("PLBartForConditionalGeneration", "PLBartConfig", _BOTH, **_BART),
     "ProphetNet": network(
         "ProphetNetForConditionalGeneration",
         "ProphetNetConfig",
