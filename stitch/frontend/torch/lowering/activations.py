@@ -73,6 +73,15 @@ def _leaky_relu(call: Call, x: SymbolicTensor, negative_slope: float = 0.01) -> 
     return call.builder.leaky_relu(x, float(negative_slope))
 
 
+def _logit(call: Call, x: SymbolicTensor, eps: float | None = None) -> SymbolicTensor:
+    """log(x / (1 - x)) of x clipped to [eps, 1 - eps], bounds of the result's type."""
+    b, bounded = call.builder, call.cast(x)
+    if eps is not None:
+        low = call.cast(eps)
+        bounded = b.clip(bounded, low, b.sub(1.0, low))
+    return b.log(b.div(bounded, b.sub(1.0, bounded)))
+
+
 def _hardtanh(
     call: Call, x: SymbolicTensor, min_val: Number = -1, max_val: Number = 1
 ) -> SymbolicTensor:
@@ -103,5 +112,5 @@ LOWERINGS: dict[Any, Row] = {
     aten.hardsigmoid.default: KeptWhole(
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
     ),
-    aten.softplus.default: KeptWhole(_softplus),
+    aten.logit.default: KeptWhole(_logit), aten.softplus.default: KeptWhole(_softplus),
 }  # fmt: skip

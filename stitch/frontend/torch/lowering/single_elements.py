@@ -234,6 +234,27 @@ def _where(call: Call, condition: SymbolicTensor, a: Value, b: Value) -> Symboli
     return call.builder.op("Where", truth(call, condition), call.cast(a), call.cast(b))
 
 
+def _interpolate(call: Call, a: Value, b: Value, weight: Value) -> SymbolicTensor:
+    """Linear interpolation, computed from the nearer end, in float32 for narrow floats."""
+    builder, wide = call.builder, computing_type(call.data_type)
+    x, y = (call.cast(call.cast(value), wide) for value in (a, b))
+    if isinstance(weight, SymbolicTensor):
+        weight = call.cast(weight)
+    share = call.cast(weight, wide)
+    difference = builder.sub(y, x)
+    is_near = builder.less(builder.abs(share), 0.5)
+    from_start = builder.add(x, builder.mul(share, difference))
+    from_end = builder.sub(y, builder.mul(difference, builder.sub(1.0, share)))
+    return call.cast(builder.where(is_near, from_start, from_end))
+
+
+def _times_logarithm(call: Call, x: Value, y: Value) -> SymbolicTensor:
+    """x * log(y); 0 where x is 0, NaN where y is NaN."""
+    b, factor, number = call.builder, call.cast(x), call.cast(y)
+    product = b.where(b.equal(factor, 0), 0.0, b.mul(factor, b.log(number)))
+    return b.where(b.op("IsNaN", number), math.nan, product)
+
+
 def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
     return call.cast(x)
 
@@ -390,6 +411,10 @@ LOWERINGS: dict[Any, Row] = {
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide,
+    aten.xlogy.Tensor: KeptWhole(_times_logarithm),
+    aten.xlogy.Scalar_Self: KeptWhole(_times_logarithm),
+    aten.xlogy.Scalar_Other: KeptWhole(_times_logarithm),
+    aten.lerp.Tensor: KeptWhole(_interpolate), aten.lerp.Scalar: KeptWhole(_interpolate),
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
     aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),
     aten.isnan.default: partial(_is_floating_kind, "IsNaN"),
