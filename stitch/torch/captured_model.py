@@ -267,21 +267,6 @@ class CapturedModel:
         else:
             set_tensor_of(self.module, name, array, index)
 
-    def check_loadable(self, state: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if a state dict has other values of constants of the programs."""
-        instance = self._instance
-        if instance is None:
-            return
-        tensors = dict(self.module.named_parameters(remove_duplicate=False))
-        tensors |= dict(self.module.named_buffers(remove_duplicate=False))
-        for name in tensors.keys() & state.keys() & instance.constants.keys():
-            tensor, loaded = tensors[name], torch.as_tensor(state[name])
-            if loaded.shape == tensor.shape and not torch.equal(loaded, tensor):
-                raise UsageError(
-                    f"{name} is frozen: it is a constant of the programs of this training",
-                    remedy="load it before compile, or compile again",
-                )
-
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Give loaded values to the training; also tensors that an interrupted update has lost."""
         instance = self._instance

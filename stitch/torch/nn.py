@@ -75,16 +75,11 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
             set_tensor_of(self, name, array, index)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
-        """As in torch; a training of the module takes the loaded values.
-
-        Raises `UsageError` for another value of a tensor that is a constant of its programs.
-        """
-        model = self._model()
-        if model is None:
-            return super().load_state_dict(state_dict, *arguments, **named)
-        model.check_loadable(state_dict)
+        """As in torch; a training of the module takes the loaded values."""
         result = super().load_state_dict(state_dict, *arguments, **named)
-        model.take_over(state_dict)
+        model = self._model()
+        if model is not None:
+            model.take_over(state_dict)
         return result
 
 

@@ -72,20 +72,6 @@ def test_bytes_that_cross_are_counted_in_each_direction() -> None:
     assert 0 < found.copied_nbytes <= found.to_programs_nbytes + found.to_torch_nbytes
 
 
-def test_graph_breaks_have_their_reason_and_line() -> None:
-    def broken(x: Any) -> Any:
-        made = x * 2
-        if made.sum() > 0:
-            made = made + 1
-        return made.sin()
-
-    found = explain(broken)(torch.ones(3))
-    assert len(found.graphs) == 2
-    (only,) = found.breaks
-    assert only.where == f"test_torch_explain.py:{broken.__code__.co_firstlineno + 2}"
-    assert only.reason
-
-
 def test_the_graph_of_gradients_is_told_as_well() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     found = explain(module)(torch.rand(2, 4))
@@ -106,7 +92,6 @@ def test_the_text_says_all_of_it() -> None:
         "2 graphs, 2 programs: 2 operators run by Stitch, 1 by torch",
         "left to torch:\n  1 x aten.i0.default (test_torch_explain.py:",
         "): no lowering",
-        "graph breaks:\n  test_torch_explain.py:",
         "bytes a call: 24 of torch's read by programs, 24 given to torch;",
     ):
         assert part in text

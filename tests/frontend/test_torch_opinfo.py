@@ -6,11 +6,15 @@ from collections import Counter
 
 import pytest
 
+from tests.support.grids import every, in_turn
+from tests.support.torch import agreement
 from tests.support.torch.operator_samples import (
     BREAKS,
+    COMPILED,
     REFUSED,
     RIGHT,
     Outcome,
+    cases_of,
     core_share,
     operators,
     outcomes_of,
@@ -19,6 +23,7 @@ from tests.support.torch.operator_samples import (
 SAMPLES = 2
 #: What Stitch cannot compile is refused, and not given to torch.
 OWN = {"fallback": "error"}
+EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
 #: The slice that runs always: every so many-th operator by name.
 EVERY = 40
 
@@ -35,6 +40,24 @@ def assert_right_or_refused(chosen: list[str]) -> list[Outcome]:
     assert all(o.text for o in outcomes if o.state == REFUSED)
     print(f"\n{dict(Counter(o.state for o in outcomes))} of {len(outcomes)} samples")
     return outcomes
+
+
+@pytest.mark.parametrize(("name", "executor"), in_turn(COMPILED, EXECUTORS))
+def test_results_and_gradients_of_an_operator_are_those_of_eager_torch(
+    name: str, executor: str
+) -> None:
+    outcomes = outcomes_of(operators()[name], SAMPLES, {**OWN, "executor": executor})
+    assert [(o.state, o.text) for o in outcomes if o.state not in (RIGHT, BREAKS)] == []
+    assert outcomes[0].state == RIGHT
+
+
+@pytest.mark.parametrize("part", every(4, range(4)))
+def test_exported_operators_agree_with_eager_torch(part: int) -> None:
+    """As one module: torch exports it once."""
+    found = agreement.outcomes_of(cases_of(COMPILED[part::4]), traced=False)
+    for name, (got, want) in found.items():
+        assert got, name
+        agreement.assert_close(got, want)
 
 
 def test_a_slice_of_the_database_is_right_or_refused() -> None:

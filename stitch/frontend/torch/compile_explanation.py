@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -17,18 +16,10 @@ from stitch.frontend.torch.compile import (
     compiled_graph,
     shared_storage_of,
 )
-from stitch.frontend.torch.torch_internals import OptimizedModule, functorch_config, output_graph
+from stitch.frontend.torch.torch_internals import OptimizedModule, functorch_config
 
 #: Source lines listed in one line of the text.
 MAX_PLACES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GraphBreak:
-    """A source line at which torch.compile split the graph, and the reason."""
-
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +34,12 @@ class FallbackSummary:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The graphs that aot_autograd makes of a function, and the graph breaks.
+    """The graphs that aot_autograd makes of a function.
 
     `copied_nbytes`: bytes of arguments and results that the explained call copied.
     """
 
     graphs: tuple[GraphReport, ...]
-    breaks: tuple[GraphBreak, ...]
     copied_nbytes: int
 
     @property
@@ -106,8 +96,6 @@ class Explanation:
         ]
         if self.fallbacks:
             lines += ["left to torch:", *map(_line_of_fallback, self.fallbacks)]
-        if self.breaks:
-            lines += ["graph breaks:", *(f"  {b.where}: {b.reason}" for b in self.breaks)]
         lines.append(
             f"bytes a call: {self.to_programs_nbytes:,} of torch's read by programs, "
             f"{self.to_torch_nbytes:,} given to torch; {self.copied_nbytes:,} copied in this one"
@@ -121,7 +109,7 @@ def explain(
 ) -> Callable[..., Explanation]:  # fmt: skip
     """Return a function that compiles `function`, calls it once, and returns an `Explanation`.
 
-    Like `torch._dynamo.explain` it clears the compile cache of torch.compile.
+    `torch._dynamo.explain` lists graph breaks; like it, this clears the compile cache.
     """
     settings = CompileSettings.of(options)
     original = _original(function)
@@ -133,14 +121,13 @@ def explain(
         def backend(module: Any, examples: Sequence[Any]) -> Callable[..., Any]:
             return compiled_graph(module, examples, settings, graphs.append)
 
-        reasons: list[Any] = output_graph.graph_break_reasons
-        before, first = shared_storage_of(settings).copied_nbytes, len(reasons)
+        before = shared_storage_of(settings).copied_nbytes
         try:
             # Otherwise the backward graph would be compiled at its first call.
             with functorch_config.patch(force_non_lazy_backward_lowering=True):
                 torch.compile(original, backend=backend, dynamic=dynamic)(*arguments, **named)
             copied = shared_storage_of(settings).copied_nbytes - before
-            return Explanation(tuple(graphs), _breaks(reasons[first:]), copied)
+            return Explanation(tuple(graphs), copied)
         finally:
             torch.compiler.reset()
 
@@ -157,20 +144,6 @@ def _original(function: Any) -> Any:
     if isinstance(function, OptimizedModule):
         return function._orig_mod
     return getattr(function, "_torchdynamo_orig_callable", function)
-
-
-def _breaks(reasons: Sequence[Any]) -> tuple[GraphBreak, ...]:
-    found = dict.fromkeys(
-        GraphBreak(_place(each.user_stack), str(each.reason).strip().partition("\n")[0])
-        for each in reasons
-    )
-    return tuple(found)
-
-
-def _place(stack: Sequence[Any]) -> str:
-    if not stack:
-        return "unknown line"
-    return f"{PurePath(stack[-1].filename).name}:{stack[-1].lineno}"
 
 
 def _line_of_graph(graph: GraphReport) -> str:

@@ -15,7 +15,7 @@ _NAMES = {
     "_is_any_autocast_enabled=is_autocast_enabled _set_mkldnn_enabled=set_mkldnn_enabled",
     "torch._decomp": "get_decompositions "
     "_core_aten_decompositions_post_autograd=core_decompositions",
-    "torch._dynamo": "OptimizedModule output_graph",
+    "torch._dynamo": "OptimizedModule",
     "torch._dynamo.backends.common": "aot_autograd",
     "torch._dynamo.eval_frame": "innermost_fn",
     "torch._export.utils": "_special_op_to_preserve_cia=keep_whole",

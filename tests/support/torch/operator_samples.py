@@ -44,6 +44,38 @@ _EMPTY = (
 )
 
 
+_OPERATORS = """
+add sub mul div.no_rounding_mode div.floor_rounding div.trunc_rounding remainder fmod pow
+true_divide floor_divide rsub eq ne lt le gt ge logical_and logical_or logical_xor logical_not
+where masked_fill clamp clamp_min clamp_max maximum minimum abs neg sign exp log sqrt rsqrt
+reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc expm1 log1p log2
+log10 exp2 floor ceil round trunc square sigmoid isnan isinf isfinite nan_to_num sum mean prod
+amax amin var std var_mean norm linalg.vector_norm any all max.reduction_with_dim
+min.reduction_with_dim argmax argmin cumsum cumprod logsumexp softmax log_softmax topk sort stack
+cat split chunk unbind flip roll repeat tril triu gather index_select index_put scatter
+scatter_add diagonal unfold permute transpose expand reshape squeeze unsqueeze select slice
+index_add index_copy matmul mm bmm addmm baddbmm mv dot einsum outer linalg.multi_dot addr addmv
+as_strided as_strided_scatter copysign fmax fmin round.decimals_3 logcumsumexp diagonal_scatter
+slice_scatter select_scatter atan2 hypot cummax cummin median nanmedian kthvalue bucketize
+searchsorted histc scatter_reduce.mean scatter_reduce.amax scatter_reduce.prod addcmul addcdiv
+lerp xlogy logit signbit __getitem__ eye full_like ones_like zeros_like arange angle atleast_2d
+flatten unflatten movedim broadcast_to tile
+"""
+_FUNCTIONS = """
+pad.constant pad.reflect linear relu gelu silu elu selu celu softplus mish hardswish hardsigmoid
+leaky_relu relu6 logsigmoid softsign hardtanh tanhshrink glu prelu softshrink hardshrink threshold
+conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
+max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+adaptive_avg_pool3d batch_norm layer_norm group_norm rms_norm local_response_norm
+normalize cross_entropy nll_loss mse_loss smooth_l1_loss huber_loss l1_loss kl_div
+binary_cross_entropy binary_cross_entropy_with_logits embedding scaled_dot_product_attention
+interpolate.nearest interpolate.bilinear interpolate.linear interpolate.trilinear pixel_shuffle
+pixel_unshuffle upsample_bilinear upsample_nearest
+"""
+#: Operators of the database that programs run, forward and backward.
+COMPILED = (*_OPERATORS.split(), *(f"nn.functional.{name}" for name in _FUNCTIONS.split()))
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one sample.
@@ -126,6 +158,15 @@ def _failure(error: BaseException) -> tuple[str, str]:
     if isinstance(cause, StitchError):
         return REFUSED, cause.sentence()
     return BREAKS, str(cause).partition("\n")[0]
+
+
+def cases_of(names: Sequence[str]) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The first sample of each operator, as a function and its operands without gradients."""
+    cases = {}
+    for name in names:
+        function, tensors = _as_function(operators()[name], next(samples_of(operators()[name], 1)))
+        cases[name] = function, tuple(tensor.detach() for tensor in tensors)
+    return cases
 
 
 def outcomes_of(

@@ -132,8 +132,8 @@ class SharedStorage:
         self.calls = 0
         #: Number of lent tensors that were taken back.
         self.taken_back = 0
-        #: Number of arguments that were recognised, lent for the first time, or copied.
-        self.recognised = self.lent = self.copied = 0
+        #: Number of arguments that were lent for the first time, or copied.
+        self.lent = self.copied = 0
         #: Bytes of the copied arguments and results.
         self.copied_nbytes = 0
         #: Totals of the graphs that run on the device.
@@ -159,17 +159,14 @@ class SharedStorage:
         exported = self.exported.get(storage.data_ptr()) if self.exported else None
         result = None if exported is None else self._part_of(exported, part, slot)
         if result is not None:
-            self.recognised += 1
             return result
         lender = self._lent.get(storage._cdata)
         lent = None if lender is None else lender.parts.get(part)
-        if lent is not None:
-            self.recognised += 1
-        elif slot.is_static or self._is_repeated(slot, storage, address):
+        if lent is None:
+            if not (slot.is_static or self._is_repeated(slot, storage, address)):
+                return self.as_array(tensor)
             self.lent += 1
             lent = self._lend(storage, part)
-        else:
-            return self.as_array(tensor)
         slot.address, slot.lent = address, lent
         return lent.tensor
 
@@ -287,12 +284,11 @@ _ADDRESS = torch.Tensor.data_ptr
 class _ArgumentGroups:
     """The arguments of a program in two groups.
 
-    `lasting`: slots of the static arguments that are lent, which are checked together; `pick`
-    selects them from all arguments; `addresses` are valid while `taken_back` is the storage's
-    count; `moving`: the other slots with their numbers.
+    `pick` selects the static arguments that are lent, which are checked together, from all
+    arguments; their `addresses` are valid while `taken_back` is the storage's count. `moving`: the
+    other slots with their numbers.
     """
 
-    lasting: tuple[ArgumentSlot, ...]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     addresses: list[int]
     taken_back: int
@@ -323,9 +319,7 @@ class ProgramArguments:
         groups = self._groups
         if groups.addresses:
             is_same = list(map(_ADDRESS, groups.pick(tensors))) == groups.addresses
-            if is_same and groups.taken_back == storage.taken_back:
-                storage.recognised += len(groups.lasting)
-            else:
+            if not is_same or groups.taken_back != storage.taken_back:
                 groups = self._groups = self._grouped(())
                 regroup = True
         for number, slot in groups.moving:
@@ -345,7 +339,6 @@ class ProgramArguments:
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
             ):
-                storage.recognised += 1
                 continue
             one = storage.argument(tensor, slot)
             if not isinstance(one, Tensor):
@@ -382,7 +375,7 @@ class ProgramArguments:
         picked = together * 2 if len(together) == 1 else together
         others = sorted(set(range(len(slots))).difference(lasting))
         return _ArgumentGroups(
-            together, itemgetter(*[slot.position for slot in picked]) if picked else tuple,
+            itemgetter(*[slot.position for slot in picked]) if picked else tuple,
             [slot.address for slot in picked], self._storage.taken_back,
             [(number, slots[number]) for number in others],
         )  # fmt: skip
