@@ -51,6 +51,7 @@ def test_results_and_gradients_of_an_operator_are_those_of_eager_torch(
     assert outcomes[0].state == RIGHT
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", every(4, range(4)))
 def test_exported_operators_agree_with_eager_torch(part: int) -> None:
     """As one module: torch exports it once."""

@@ -67,7 +67,7 @@ class Twins:
             losses = []
             for call, optimizer in zip(self.calls, self.optimizers, strict=True):
                 optimizer.zero_grad()
-                loss = call(x).square().sum()
+                loss = call(x).square().mean()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())

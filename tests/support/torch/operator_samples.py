@@ -70,7 +70,7 @@ adaptive_avg_pool3d batch_norm layer_norm group_norm rms_norm local_response_nor
 normalize cross_entropy nll_loss mse_loss smooth_l1_loss huber_loss l1_loss kl_div
 binary_cross_entropy binary_cross_entropy_with_logits embedding scaled_dot_product_attention
 interpolate.nearest interpolate.bilinear interpolate.linear interpolate.trilinear pixel_shuffle
-pixel_unshuffle upsample_bilinear upsample_nearest
+pixel_unshuffle
 """
 #: Operators of the database that programs run, forward and backward.
 COMPILED = (*_OPERATORS.split(), *(f"nn.functional.{name}" for name in _FUNCTIONS.split()))
