@@ -237,7 +237,7 @@ def test_a_step_that_was_interrupted_leaves_what_was_written(
 def test_a_first_step_that_was_interrupted_is_still_to_be_taken(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"momentum": 0.9, "dampening": 0.5}
+    settings: dict[str, Any] = {"momentum": 0.9, "dampening": 0.5}
     twins, x = Twins(linear(), target, torch.optim.SGD, **settings), torch.randn(3, 4)
     twins.calls[1](x).square().sum().backward()
 
@@ -291,7 +291,7 @@ def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
 def test_a_state_that_is_not_used_for_a_while_waits_where_it_is(
     kind: Any, word: str, on: object, off: object, target: str
 ) -> None:
-    settings = {word: on, "lr": 0.01}
+    settings: dict[str, Any] = {word: on, "lr": 0.01}
     twins, x = Twins(linear(), target, kind, **settings), torch.randn(3, 4)
     for value in (on, off, on):
         for optimizer in twins.optimizers:

@@ -338,7 +338,7 @@ def compiled_graph(
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
             key = named, storage.device.machine
             stack.enter_context(autograd_cache(module, _folder(settings), *key))
-        run = internals.aot_autograd(
+        run: Callable[..., Any] = internals.aot_autograd(
             fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"), partition_fn=partition,
             decompositions=decompositions(),
