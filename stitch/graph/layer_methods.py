@@ -57,9 +57,6 @@ class ReductionMethods(ShapeMethods):
     def reduce_min(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
         return self._reduce("ReduceMin", x, axis, keepdims)
 
-    def reduce_prod(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        return self._reduce("ReduceProd", x, axis, keepdims)
-
     def variance(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
         """Biased variance over axes (divided by the count)."""
         tensor = self.tensor(x)

@@ -113,20 +113,6 @@ class NoMethodError(CompileError, AttributeError):
     """An attribute of NumPy arrays that symbolic tensors do not have."""
 
 
-#: What to use instead of some methods of arrays.
-_INSTEAD = {
-    "sort": "it sorts in place: use x = numpy.sort(x)",
-    "partition": "it sorts in place: use x = numpy.sort(x)",
-    "argpartition": "use numpy.argsort(x)",
-    "fill": "it writes in place: use x = numpy.full_like(x, value)",
-    "put": "it writes in place: use numpy.where(mask, new, x)",
-    "resize": "it writes in place: use x = numpy.resize(x, shape)",
-    "nonzero": "the size of its result depends on data: use numpy.where(mask, a, b)",
-    "flat": "use x.ravel()",
-    "view": "use x.cast(dtype), or x itself",
-}
-
-
 class SymbolicTensor:
     """A value of a graph under construction; immutable, created by a builder.
 
@@ -374,7 +360,7 @@ class SymbolicTensor:
         raise NoMethodError(
             f"symbolic tensors do not support numpy.ndarray.{name}",
             where=user_location(),
-            remedy=_INSTEAD.get(name, "call it outside of the traced function"),
+            remedy="use a function that returns a new array, or call it outside of the trace",
         )
 
     def __setitem__(self, key: object, value: object) -> NoReturn:

@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "split": (lambda x: x.builder.split(x, [1, 1], 1), "add up to the length"),
     "unknown function": (lambda x: np.linalg.svd(x), "numpy.linalg.svd is not supported"),
     "unknown ufunc": (lambda x: np.gcd(x.astype(int), 2), "numpy.gcd is not supported"),
-    "unknown method": (lambda x: x.partition(1), r"not support numpy.ndarray.partition(.|\n)*sort"),
+    "unknown method": (lambda x: x.partition(1), "not support numpy.ndarray.partition"),
     "out": (lambda x: np.add(x, x, out=x), "numpy.add .* does not support .*'out'"),
     "out of a reduction": (lambda x: np.sum(x, out=x), "numpy.sum .* out="),
     "shape by data": (lambda x: np.repeat(x, x.argmax(0), 0), "numpy.repeat .* depends on the"),
