@@ -95,7 +95,7 @@ def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
         ("  round_us: 0.6", "  rounds_us: 0.6\n  round_us: 0.6",
          "numpy.rounds_us: there is no such key"),
         ("\ntorch:", "\ntorches:", "torches: there is no such key"),
-        ("  vector_bits: 512\n", "", "processor.vector_bits: must be a whole number from 1"),
+        ("  cache_nbytes: 2_097_152\n", "", "processor.cache_nbytes: must be a whole number"),
         ("part: 0.1", "part: 1", "gains.division.part: must be a finite number from 0 and below 1"),
     ],
 )  # fmt: skip
@@ -194,14 +194,14 @@ def test_an_unknown_table_is_answered_with_the_nearest_name(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("processor", "name"),
     [
-        (Processor("AuthenticAMD", 512, 1 << 20), "x86_avx512_amd"),
-        (Processor("GenuineIntel", 512, 2 << 20), "x86_avx512_intel"),
-        (Processor("AuthenticAMD", 256, 1 << 19), "x86_avx512_amd"),
-        (Processor("GenuineIntel", 256, 1 << 18), "x86_avx512_intel"),
+        (Processor("AuthenticAMD", 1 << 20), "x86_avx512_amd"),
+        (Processor("GenuineIntel", 2 << 20), "x86_avx512_intel"),
+        (Processor("AuthenticAMD", 1 << 19), "x86_avx512_amd"),
+        (Processor("GenuineIntel", 1 << 18), "x86_avx512_intel"),
         # Nobody's: what is known of it decides, then the alphabet.
-        (Processor("0x41", 128, 2 << 20), "x86_avx512_intel"),
-        (Processor("0x41", 128, 1 << 20), "x86_avx512_amd"),
-        (Processor(), "x86_avx512_amd"),
+        (Processor("0x41", 2 << 20), "x86_avx512_intel"),
+        (Processor("0x41", 1 << 20), "x86_avx512_amd"),
+        (Processor("", 0), "x86_avx512_amd"),
     ],
 )
 def test_a_processor_takes_the_table_of_the_nearest_family(processor: Processor, name: str) -> None:
@@ -209,18 +209,15 @@ def test_a_processor_takes_the_table_of_the_nearest_family(processor: Processor,
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "processor"),
+    ("cpuinfo", "vendor"),
     [
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2\n",
-         Processor("AuthenticAMD", 256, 7)),
-        ("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n",
-         Processor("0x41", 128, 7)),
-        ("", Processor("", 0, 7)),
-        ("flags : avx512f\n: :\nvendor_id", Processor("", 512, 7)),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2\n", "AuthenticAMD"),
+        ("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n", "0x41"),
+        ("", ""), ("flags : avx512f\n: :\nvendor_id", ""),
     ],
 )  # fmt: skip
-def test_a_family_is_read_from_cpuinfo(cpuinfo: str, processor: Processor) -> None:
-    assert parse_cpuinfo(cpuinfo, 7) == processor
+def test_a_family_is_read_from_cpuinfo(cpuinfo: str, vendor: str) -> None:
+    assert parse_cpuinfo(cpuinfo, 7) == Processor(vendor, 7)
 
 
 def test_without_cpuinfo_a_table_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -228,7 +225,7 @@ def test_without_cpuinfo_a_table_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(prices, "CACHES", tmp_path)
     prices.this_processor.cache_clear()
     try:
-        assert prices.this_processor() == Processor()
+        assert prices.this_processor() == Processor("", 0)
         assert load_prices().name in SHIPPED
     finally:
         prices.this_processor.cache_clear()
@@ -241,7 +238,7 @@ def test_explain_names_the_table_and_its_family() -> None:
     for executor in ("auto", "torch"):
         with stitch.open_device("host", executor=executor, prices="x86_avx512_intel") as device:
             text = device.explain()
-        assert "by the prices 'x86_avx512_intel' (GenuineIntel, vectors of 512 bits" in text
+        assert "by the prices 'x86_avx512_intel' (GenuineIntel, 2048 KiB" in text
     with stitch.open_device("host") as device:
         assert "prices" not in device.explain()
 

@@ -85,7 +85,6 @@ def _processor_lines() -> str:
     near = load_prices().processor
     figures = {
         "vendor": mine.vendor or near.vendor,
-        "vector_bits": mine.vector_bits or near.vector_bits,
         "cache_nbytes": mine.cache_nbytes or near.cache_nbytes,
     }
     lines = [f"  {key}: {value}" for key, value in figures.items()]

@@ -6,7 +6,7 @@ family is used (`Processor.distance`, then by name). A file:
 
     name: x86_avx512_amd
     description: a sentence                                     # optional
-    processor: {vendor: AuthenticAMD, vector_bits: 512, cache_nbytes: 1_048_576}
+    processor: {vendor: AuthenticAMD, cache_nbytes: 1_048_576}
     points: {multiply_adds: .., elements: .., round_calls: ..}
     gains: {division: {part: .., us: ..}, numpy: {..}, library: {..}}
     numpy: {call_us: .., function_us: .., convolution_us: .., matrix_us: .., round_us: ..,
@@ -35,10 +35,11 @@ import platform
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from stitch.errors import FormatError, UsageError, closest
 from stitch.files import open_file
@@ -67,73 +68,52 @@ CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 #: Bytes to read of a file of the system: enough for the first core.
 MAX_NBYTES = 1 << 16
-#: Vector width in bits by CPU flag, the widest first.
-VECTORS = (
-    ("avx512f", 512), ("sve", 256), ("avx2", 256), ("avx", 256), ("asimd", 128), ("sse2", 128),
-)  # fmt: skip
-#: Distance of families: for another vendor, and per halving of the vectors and of the cache.
-VENDOR, VECTORS_HALVED, CACHE_HALVED = 2.0, 4.0, 1.0
+#: Distance of families of different vendors; 1 for each halving of the cache.
+VENDOR = 2.0
 _SIZE = re.compile(r"(\d+)([KM]?)")
 _NBYTES = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A family of processors: vendor, vector width, size of a core's second-level cache.
+    """A family of processors: vendor, and size of a core's second-level cache.
 
     Unknown fields are empty or 0, and do not count in `distance`.
     """
 
-    vendor: str = ""
-    vector_bits: int = 0
-    cache_nbytes: int = 0
+    vendor: str
+    cache_nbytes: int
 
     def distance(self, other: Processor) -> float:
         """Return the distance of two families, 0 for equal ones.
 
-        >>> mine = Processor("AuthenticAMD", 512, 1 << 20)
-        >>> mine.distance(Processor("AuthenticAMD", 256, 1 << 19))
-        5.0
-        >>> mine.distance(Processor())
-        0.0
+        >>> mine = Processor("AuthenticAMD", 1 << 20)
+        >>> mine.distance(Processor("GenuineIntel", 1 << 19)), mine.distance(Processor("", 0))
+        (3.0, 0.0)
         """
         apart = VENDOR if self.vendor and other.vendor and self.vendor != other.vendor else 0.0
-        for mine, theirs, weight in (
-            (self.vector_bits, other.vector_bits, VECTORS_HALVED),
-            (self.cache_nbytes, other.cache_nbytes, CACHE_HALVED),
-        ):
-            if mine and theirs:
-                apart += weight * abs(math.log2(mine / theirs))
+        if self.cache_nbytes and other.cache_nbytes:
+            apart += abs(math.log2(self.cache_nbytes / other.cache_nbytes))
         return apart
 
     def text(self) -> str:
         """Describe the family.
 
-        >>> Processor("AuthenticAMD", 512, 1 << 20).text()
-        'AuthenticAMD, vectors of 512 bits, 1024 KiB of second-level cache'
+        >>> Processor("AuthenticAMD", 1 << 20).text()
+        'AuthenticAMD, 1024 KiB of second-level cache'
         """
-        parts = [self.vendor or "unknown vendor"]
-        if self.vector_bits:
-            parts.append(f"vectors of {self.vector_bits} bits")
-        if self.cache_nbytes:
-            parts.append(f"{self.cache_nbytes >> 10} KiB of second-level cache")
-        return ", ".join(parts)
+        return f"{self.vendor}, {self.cache_nbytes >> 10} KiB of second-level cache"
 
 
 def parse_cpuinfo(cpuinfo: str, cache_nbytes: int = 0) -> Processor:
     """Return the family of a processor from the text of /proc/cpuinfo.
 
     >>> parse_cpuinfo("vendor_id\\t: GenuineIntel\\nflags\\t\\t: fpu sse2 avx avx2 avx512f\\n")
-    Processor(vendor='GenuineIntel', vector_bits=512, cache_nbytes=0)
+    Processor(vendor='GenuineIntel', cache_nbytes=0)
     """
-    entries: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        entries.setdefault(key.strip(), value.strip())
-    flags = set((entries.get("flags") or entries.get("Features") or "").split())
     # Arm has the designer's number instead of a vendor.
-    vendor = entries.get("vendor_id") or entries.get("CPU implementer") or ""
-    return Processor(vendor, next((b for flag, b in VECTORS if flag in flags), 0), cache_nbytes)
+    found = re.search(r"^(?:vendor_id|CPU implementer)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return Processor(found[1].strip() if found else "", cache_nbytes)
 
 
 @cache
@@ -407,7 +387,7 @@ def load_prices(prices: Prices | None = None) -> PriceTable:
 def nearest_table(processor: Processor) -> PriceTable:
     """Return the shipped table of the family nearest to a processor.
 
-    >>> nearest_table(Processor("GenuineIntel", 512, 2 << 20)).name
+    >>> nearest_table(Processor("GenuineIntel", 2 << 20)).name
     'x86_avx512_intel'
     """
     return _shipped(min(price_names(), key=lambda name: processor.distance(_processor_of(name))))
@@ -458,7 +438,6 @@ def parse_prices(content: bytes, file_name: str) -> PriceTable:
 
 _POSITIVE = Number(above=0, is_float=True)
 _NOT_NEGATIVE = Number(least=0, is_float=True)
-_PART = Number(least=0, below=1, is_float=True)
 _OPERATORS = frozenset(f"{o.domain}.{o.name}" if o.domain else o.name for o in operators())
 
 
@@ -503,68 +482,35 @@ class _CurvesByOperator(FieldType[Mapping[str, Curve]]):
 
 
 CURVE = _CurveType()
-_fixed = partial(Field, kind=_NOT_NEGATIVE, needed=True)
-_curve = partial(Field, kind=CURVE, needed=True)
-_by_operator = partial(Field, kind=_CurvesByOperator(), needed=True)
-
-_SHARED = (
-    _fixed("matrix_us"), _fixed("round_us"), _fixed("round_element_us"),
-    _curve("row_products_per_us"), _curve("products_per_us"), _curve("convolutions_per_us"),
-    _curve("weight_gradients_per_us"),
-    _curve("arithmetic_ns"), _curve("chunked_ns"), _curve("moved_ns"),
-    _by_operator("functions_ns"), _by_operator("chunked_functions_ns"),
-    Field("turned_products_per_us", CURVE), Field("transposed_convolutions_per_us", CURVE),
-    Field("unpacked_convolutions_per_us", CURVE),
-)  # fmt: skip
-_CONVOLUTIONS = Schema(
-    AtenConvolutions,
-    _fixed("call_us"), _curve("element_ns"), _curve("products_per_us"),
-)  # fmt: skip
-#: The schema of each library's section.
-SECTIONS: Mapping[str, Schema[NumpyPrices] | Schema[OnnxPrices] | Schema[AtenPrices]] = {
-    "numpy": Schema(
-        NumpyPrices,
-        _fixed("call_us"), _fixed("function_us"), _fixed("convolution_us"), *_SHARED,
-    ),
-    "onnxruntime": Schema(
-        OnnxPrices,
-        _fixed("call_us"), _fixed("node_us"), _fixed("round_node_us"),
-        _curve("packed_products_per_us"), *_SHARED,
-    ),
-    "torch": Schema(
-        AtenPrices,
-        _fixed("call_us"), _fixed("matrix_us"), _curve("row_products_per_us"),
-        _curve("products_per_us"), _by_operator("functions_ns"),
-        Field("turned_products_per_us", CURVE), Field("convolutions", _CONVOLUTIONS),
-    ),
+#: The types of keys, by the annotations of the attributes that they fill.
+_KINDS: Mapping[str, FieldType[Any]] = {
+    "float": _NOT_NEGATIVE, "int": Whole(1), "str": Word("a text", is_text=True), "Curve": CURVE,
+    "Mapping[str, Curve]": _CurvesByOperator(),
 }  # fmt: skip
-_PROCESSOR = Schema(
-    Processor,
-    Field("vendor", Word("a vendor", is_text=True), needed=True),
-    Field("vector_bits", Whole(1), needed=True),
-    Field("cache_nbytes", Whole(1), needed=True),
-)
-_POINTS = Schema(
-    Points,
-    *(Field(key, Whole(1), needed=True) for key in ("multiply_adds", "elements", "round_calls")),
-)
-_GAIN = Schema(
-    Gain,
-    Field("part", _PART, needed=True),
-    Field("us", _NOT_NEGATIVE, needed=True),
-)
-_GAINS = Schema(
-    Gains,
-    *(Field(key, _GAIN, needed=True) for key in ("division", "numpy", "library")),
-)
-PRICE_TABLE = Schema(
+Made = TypeVar("Made")
+
+
+def _schema(make: type[Made], **kinds: FieldType[Any]) -> Schema[Made]:
+    """Return the schema of a dataclass: a key for each attribute, needed if that has no default.
+
+    `kinds` are the types of the keys whose annotations do not say it.
+    """
+    rows = []
+    for attribute in fields(cast("Any", make)):
+        kind = kinds.get(attribute.name) or _KINDS.get(attribute.type.removesuffix(" | None"))
+        if kind is not None:
+            needed = attribute.default is MISSING
+            rows.append(Field(attribute.name, kind, None if needed else attribute.default,
+                              needed=needed))  # fmt: skip
+    return Schema(make, *rows)
+
+
+_PROCESSOR = _schema(Processor)
+_GAIN = _schema(Gain, part=Number(least=0, below=1, is_float=True))
+PRICE_TABLE = _schema(
     PriceTable,
-    Field("name", Word("a name", is_text=True), needed=True),
-    Field("description", Word("a sentence", is_text=True), default=""),
-    Field("processor", _PROCESSOR, needed=True),
-    Field("points", _POINTS, needed=True),
-    Field("gains", _GAINS, needed=True),
-    Field("numpy", SECTIONS["numpy"], needed=True),
-    Field("onnxruntime", SECTIONS["onnxruntime"]),
-    Field("torch", SECTIONS["torch"]),
-)
+    processor=_PROCESSOR, points=_schema(Points),
+    gains=_schema(Gains, division=_GAIN, numpy=_GAIN, library=_GAIN),
+    numpy=_schema(NumpyPrices), onnxruntime=_schema(OnnxPrices),
+    torch=_schema(AtenPrices, convolutions=_schema(AtenConvolutions)),
+)  # fmt: skip
