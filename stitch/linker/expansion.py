@@ -7,7 +7,7 @@ which bodies of other operations are inlined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -111,24 +111,14 @@ def with_used_bodies(body: _Body) -> _Body:
     return replace(body, operations=operations, bodies=tuple(pool.bodies))
 
 
-#: Whether an operation keeps its body.
-Keep = Callable[[Operation], bool]
-
-
-def no_operation(_: Operation) -> bool:
-    return False
-
-
-def expanded(program: Program, keep: Keep = no_operation) -> Program:
+def expanded(program: Program) -> Program:
     """Inline the bodies of a program, and repack its scratch.
 
-    Operations for which `keep` is true stay as they are. Constants of bodies are stored on the
-    host, mapped from the file.
+    Constants of bodies are stored on the host, mapped from the file.
     """
     if not program.bodies:
         return program
-    inliner = _Inliner(program, keep)
-    listed = inliner.inlined()
+    listed = inlined(program)
     plan = pack_scratch(listed.values, listed.operations, listed.placed_values())
     values = list(place_intermediates(listed.values, plan, program.scratch))
     for constant in listed.constants[len(program.constants) :]:
@@ -149,17 +139,16 @@ def expansion_nbytes(listed: OperationList, plan: ScratchPlan) -> int:
     return max(plan.nbytes, written.nbytes)
 
 
-def inlined(listed: OperationList, keep: Keep = no_operation) -> OperationList:
-    """Inline the bodies of a list, but those of operations to `keep`."""
-    return _Inliner(listed, keep).inlined()
+def inlined(listed: OperationList) -> OperationList:
+    """Inline the bodies of a list."""
+    return _Inliner(listed).inlined()
 
 
 class _Inliner:
     """Inlines one list; nested bodies are on an explicit stack."""
 
-    def __init__(self, listed: OperationList, keep: Keep) -> None:
+    def __init__(self, listed: OperationList) -> None:
         self.listed = listed
-        self.keep = keep
         self.values = list(listed.values)
         self.constants = list(listed.constants)
         self.operations: list[Operation] = []
@@ -185,7 +174,7 @@ class _Inliner:
         wanted = {o.body for o in self.operations if is_scan(o)}
         for index in reversed(range(len(found))):
             if index in wanted:
-                found[index] = _inlined_body(found[index], self.listed.bodies, self.keep)
+                found[index] = _inlined_body(found[index], self.listed.bodies)
                 wanted.update(o.body for o in found[index].operations if is_scan(o))
         return tuple(found)
 
@@ -199,7 +188,7 @@ class _Inliner:
             entered = None
             for operation in operations:
                 here = self._moved(operation, at, values, location)
-                if here.body != ABSENT and not is_scan(here) and not self.keep(here):
+                if here.body != ABSENT and not is_scan(here):
                     entered = here
                     break
                 self.operations.append(here)
@@ -245,12 +234,12 @@ class _Inliner:
         return len(self.values) - 1
 
 
-def _inlined_body(body: Body, bodies: tuple[Body, ...], keep: Keep) -> Body:
+def _inlined_body(body: Body, bodies: tuple[Body, ...]) -> Body:
     """Inline the bodies of a body's operations, but those of scans."""
-    if not any(o.body != ABSENT and not is_scan(o) and not keep(o) for o in body.operations):
+    if not any(o.body != ABSENT and not is_scan(o) for o in body.operations):
         return body
     listed = OperationList("", (), (), body.values, body.operations, body.constants, bodies=bodies)
-    inliner = _Inliner(listed, keep)
+    inliner = _Inliner(listed)
     inliner._inline()
     return replace(
         body, values=tuple(inliner.values), operations=tuple(inliner.operations),

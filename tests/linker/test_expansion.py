@@ -10,7 +10,7 @@ import pytest
 import stitch
 from stitch.compiler import compile_graph
 from stitch.errors import FormatError
-from stitch.linker import Wire, expanded, inlined, link_programs
+from stitch.linker import Wire, expanded, link_programs
 from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, Program
 from stitch.ttb import Binary, encode, load
@@ -38,14 +38,6 @@ def test_the_expansion_has_the_operations_that_results_need_in_order() -> None:
     assert [o.location for o in whole.operations[:5]] == ["first.py:1"] * 4 + ["first.py:2"]
     # The constant of a body is one for all that carry it.
     assert len(whole.constants) == len(program().constants) + 1
-
-
-def test_operations_to_keep_keep_their_bodies_and_no_others_stay() -> None:
-    kept = expanded(program(), lambda operation: operation.op == "Scale")
-    assert [o.op for o in kept.operations if o.body != ABSENT] == ["Scale"] * 3
-    assert [len(body.operations) for body in kept.bodies] == [2]
-    graph = inlined(bodied_graph(), lambda operation: operation.op == "Gate")
-    assert [len(body.operations) for body in graph.bodies] == [2, 4]
 
 
 def test_the_scratch_of_the_file_holds_the_expansion() -> None:
