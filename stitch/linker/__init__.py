@@ -14,7 +14,6 @@ from stitch.linker.expansion import (
     drop_unused_values,
     expanded,
     expansion_nbytes,
-    inlined,
     remove_dead_code,
     with_used_bodies,
 )
@@ -28,7 +27,7 @@ from stitch.linker.scratch import (
     program_of_body,
     repeated_outputs,
 )
-from stitch.linker.wires import Port, Wire, chain_wires, check_wire
+from stitch.linker.wires import Port, Wire, chain_wires
 from stitch.linker.wiring import (
     WIRE_FORM,
     ProgramNames,
@@ -49,8 +48,8 @@ else:
 __all__ = [
     "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
-    "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
-    "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "inlined", "likely_words",
+    "chain_wires", "check_capacity", "check_link", "choose_scratch", "demands",
+    "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "likely_words",
     "link_programs", "pack_scratch", "place_intermediates", "program_of_body", "remove_dead_code",
     "repeated_outputs", "slot_index", "use_problems", "wire",
     "wires_in_words", "with_used_bodies",

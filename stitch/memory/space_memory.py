@@ -246,9 +246,7 @@ class SpaceMemory:
     def check_padding(
         self, desc: TensorDesc, address: int, machine: MachineShape, *, name: str
     ) -> None:
-        """In debug mode, raise `TaskError` if the unused bytes of buffer `name` were written."""
-        if not self.debug:
-            return
+        """Raise `TaskError` if the bytes that `fill_padding` filled for `name` were written."""
         size_per_bank = footprint(desc, machine).size_per_bank
         region = self.region(address, size_per_bank)
         wrong = np.flatnonzero(_unused(desc, machine) & (region != PADDING_BYTE))
