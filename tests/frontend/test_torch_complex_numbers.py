@@ -35,12 +35,16 @@ def _rotary(x: Any) -> Any:
     return torch.view_as_real(pairs * turns).flatten(-2)
 
 
+#: torch 2.11 does not decompose windows.
+WINDOW = torch.hann_window(16)
+
+
 def _frames(x: Any) -> Any:
-    return torch.stft(x, 16, 4, window=torch.hann_window(16), return_complex=True)
+    return torch.stft(x, 16, 4, window=WINDOW, return_complex=True)
 
 
 def _out_of_frames(x: Any) -> Any:
-    return torch.istft(_frames(x) * 0.5, 16, 4, window=torch.hann_window(16))
+    return torch.istft(_frames(x) * 0.5, 16, 4, window=WINDOW)
 
 
 def _moved(x: Any) -> Any:

@@ -64,7 +64,7 @@ def _run(
     module: Any, refused: dict[Any, str], arguments: list[Any], **settings: Any
 ) -> tuple[Any, GraphReport]:
     heard: list[GraphReport] = []
-    outputs = len(next(reversed(module.graph.nodes)).args[0])
+    outputs = len(next(iter(reversed(module.graph.nodes))).args[0])
     wanted = GraphSettings("cut", exact_outputs=outputs, **settings)
     run = stitched(module, storage_of(executor="numpy"), wanted, heard.append, refused)
     for _ in range(2):
