@@ -135,7 +135,7 @@ def _read(hint: Any, data: object, where: str, depth: int) -> Any:
     if origin is frozenset:
         (item,) = typing.get_args(hint)
         return frozenset(_read_items(item, data, where, depth))
-    if origin is Mapping:
+    if origin in (dict, Mapping):
         if not isinstance(data, dict):
             raise _wrong(where, "an object", data)
         item = typing.get_args(hint)[1]

@@ -52,10 +52,14 @@ if TYPE_CHECKING:
         read_array_file,
         typed,
     )
+    from stitch.forms.safetensors import read_tensors, tensors_from_bytes, write_tensors
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {"array_files": "NUMPY_SUFFIXES npy_bytes npz_bytes read_array read_array_file typed"},
+        {
+            "array_files": "NUMPY_SUFFIXES npy_bytes npz_bytes read_array read_array_file typed",
+            "safetensors": "read_tensors tensors_from_bytes write_tensors",
+        },
     )
 
 __all__ = [
@@ -64,5 +68,6 @@ __all__ = [
     "Pairs", "ParseContext", "ProblemLog", "RelativePath", "Schema", "Shape", "SourceLocation",
     "Tagged", "Whole", "Word", "as_written", "form_text", "is_word",
     "npy_bytes", "npz_bytes", "number_of", "read_array", "read_array_file", "read_entry",
-    "read_yaml", "read_yaml_bytes", "typed",
+    "read_tensors", "read_yaml", "read_yaml_bytes", "tensors_from_bytes", "typed",
+    "write_tensors",
 ]  # fmt: skip

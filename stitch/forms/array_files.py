@@ -19,6 +19,7 @@ import numpy as np
 from stitch.budget import claim, keep
 from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, nearest_file, open_file, unreadable
+from stitch.forms.safetensors import read_tensor
 from stitch.program import Array, DataType
 
 NUMPY_SUFFIXES = (".npy", ".npz")
@@ -56,7 +57,9 @@ def read_array(
         near = nearest_file(path, _SUFFIXES)
         raise FormatError(f"there is no file {path.name}", remedy=near or None)
     if suffix == ".safetensors":
-        return _safetensors(path, name)
+        return _stored(
+            path, name, lambda: read_tensor(path, lambda names: _chosen(path, name, names))
+        )
     arrays = read_array_file(path, lambda _, found: shape is None or found == shape)
     if suffix == ".npz":
         array = arrays[_chosen(path, name, map(str, arrays))]
@@ -151,20 +154,6 @@ class _Archive(Mapping[str | None, Array]):
 
     def __len__(self) -> int:
         return len(self.members)
-
-
-def _safetensors(path: Path, name: str | None) -> Array:
-    try:
-        from stitch.forms import safetensors
-    except ImportError as error:
-        raise FormatError(
-            f"{path.name}: reading .safetensors needs the package safetensors",
-            remedy="pip install safetensors",
-        ) from error
-    open_file(path).close()  # The package would block on a named pipe.
-    return _stored(
-        path, name, lambda: safetensors.read(path, lambda names: _chosen(path, name, names))
-    )
 
 
 def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:

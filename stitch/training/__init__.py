@@ -83,9 +83,7 @@ if TYPE_CHECKING:
         CheckpointFolder,
         differences,
         read_checkpoint,
-        read_tensors,
         refuse_other,
-        write_tensors,
     )
     from stitch.training.local_backend import (
         LayerTask,
@@ -111,8 +109,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "checkpoints": "Checkpoint CheckpointFolder differences read_checkpoint "
-            "read_tensors refuse_other write_tensors",
+            "checkpoints": "Checkpoint CheckpointFolder differences read_checkpoint refuse_other",
             "local_backend": "LayerTask LocalTaskBackend ModelTrainingInstance RuntimeArgument "
             "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
             "TaskInvocation TaskSignature TaskStore TensorAccessor TensorSlot backward_binding "
@@ -133,7 +130,7 @@ __all__ = [
     "backward_signature", "check_algorithm", "compile_model", "constants_of", "differences",
     "execute", "graph_of", "is_rate", "is_loss_call", "is_torch_optimizer", "loss_from_config",
     "loss_of", "loss_of_call", "losses", "optimize", "optimizer_from_config", "owner_of",
-    "parameter_names", "part_of", "place_inference", "rate_name", "read_checkpoint", "read_tensors",
+    "parameter_names", "part_of", "place_inference", "rate_name", "read_checkpoint",
     "refuse_other", "replace_methods", "schedules", "slot_places", "task_signature", "update_graph",
-    "weak_method", "with_part", "with_weights", "write_tensors",
+    "weak_method", "with_part", "with_weights",
 ]  # fmt: skip

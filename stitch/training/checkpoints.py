@@ -4,168 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from stitch.errors import FormatError, IncompatibleError, Problem, StitchError
-from stitch.files import FolderLock, Sink, atomic_write, make_folder, read_bytes, unreadable
+from stitch.errors import FormatError, IncompatibleError, StitchError
+from stitch.files import FolderLock, atomic_write, make_folder
+from stitch.forms import read_tensors, write_tensors
 from stitch.frozen_json import from_plain, located, read_json
-from stitch.program import Array, DataType
-
-METADATA = "__metadata__"
-#: The largest header, as in the safetensors package.
-MAX_HEADER_NBYTES = 100_000_000
-MAX_PROBLEMS = 20
-_NAMES = {
-    DataType.FLOAT64: "F64", DataType.FLOAT32: "F32", DataType.FLOAT16: "F16",
-    DataType.BFLOAT16: "BF16", DataType.INT64: "I64", DataType.INT32: "I32",
-    DataType.INT16: "I16", DataType.INT8: "I8", DataType.UINT64: "U64", DataType.UINT32: "U32",
-    DataType.UINT16: "U16", DataType.UINT8: "U8", DataType.BOOL: "BOOL",
-    DataType.FLOAT8_E4M3FN: "F8_E4M3", DataType.FLOAT8_E5M2: "F8_E5M2",
-}  # fmt: skip
-_TYPES = {name: kind for kind, name in _NAMES.items()}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredTensors:
-    """The contents of a safetensors file."""
-
-    tensors: Mapping[str, Array]
-    metadata: Mapping[str, str]
-
-
-def write_tensors(
-    file: Sink, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write a safetensors file; equal arrays give equal bytes.
-
-    Raises `StitchError` for a data type that safetensors has not, `OSError`.
-    """
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    start = 0
-    for name in ordered:
-        array = tensors[name]
-        kind = _NAMES.get(DataType.from_dtype(array.dtype))
-        if kind is None or name == METADATA:
-            raise StitchError(
-                f"safetensors has no data type for tensor {name!r}",
-                expected=", ".join(_TYPES), got=str(array.dtype),
-            )  # fmt: skip
-        end = start + array.nbytes
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
-    for name in ordered:
-        if tensors[name].nbytes:
-            dense = np.ascontiguousarray(tensors[name]).reshape(-1)
-            file.write(dense.view(np.uint8).data)
-
-
-def read_tensors(path: str | Path) -> StoredTensors:
-    """Read a safetensors file; raise `FormatError` with all defects."""
-    place = Path(path)
-    try:
-        data = read_bytes(place)
-    except OSError as error:
-        raise unreadable(place, error) from error
-    return tensors_from_bytes(data, str(place))
-
-
-def tensors_from_bytes(data: bytes, where: str) -> StoredTensors:
-    """Read tensors (as read-only views) and metadata from bytes; raise `FormatError`."""
-    header, body = _header(data, where)
-    metadata = header.pop(METADATA, {})
-    problems: list[Problem] = []
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        problems.append(Problem("bad_metadata", METADATA, "not a mapping of strings"))
-        metadata = {}
-    ranges = {}
-    for name, entry in header.items():
-        defects = list(_defects(name, entry, len(body)))
-        problems += defects
-        if not defects:
-            ranges[name] = entry["data_offsets"]
-    problems += _gaps(ranges, len(body)) if not problems else ()
-    if problems:
-        raise FormatError(
-            "the safetensors file is invalid", where=where,
-            problems=tuple(problems[:MAX_PROBLEMS]),
-        )  # fmt: skip
-    tensors = {
-        name: np.frombuffer(body[start:end], _TYPES[header[name]["dtype"]].dtype).reshape(
-            header[name]["shape"]
-        )
-        for name, (start, end) in ranges.items()
-    }
-    return StoredTensors(MappingProxyType(tensors), MappingProxyType(metadata))
-
-
-def _header(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_NBYTES):
-        raise FormatError(
-            "not a safetensors file: the header is truncated or too long", where=where,
-            expected=f"8 bytes of length, then a header of at most {MAX_HEADER_NBYTES} bytes",
-            got=f"{len(data)} bytes" + (f", a header of {size}" if len(data) >= 8 else ""),
-        )  # fmt: skip
-    with located(where):
-        header = read_json(data[8 : 8 + size], "safetensors file")
-    if not isinstance(header, dict):
-        raise FormatError("not a safetensors file: the header is not a mapping", where=where)
-    return header, memoryview(data)[8 + size :]
-
-
-def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
-    where = f"tensor {name[:80]!r}"
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        yield Problem("bad_entry", where, "expected exactly dtype, shape and data_offsets")
-        return
-    kind = _TYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
-    if kind is None:
-        yield Problem("bad_type", where, f"unknown data type {str(entry['dtype'])[:40]!r}")
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _counts(shape) or len(shape) > 32:
-        yield Problem("bad_shape", where, "the shape is not a list of at most 32 whole numbers")
-        return
-    if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= nbytes:
-        yield Problem("bad_offsets", where, f"its bytes are not within the file's {nbytes}")
-        return
-    if kind is not None and offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
-        nbytes = math.prod(shape) * kind.itemsize
-        yield Problem("bad_length", where,
-                      f"{offsets[1] - offsets[0]} bytes, its shape takes {nbytes}")  # fmt: skip
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
-
-
-def _gaps(ranges: Mapping[str, list[int]], nbytes: int) -> Iterator[Problem]:
-    """Yield holes and overlaps: tensors must be stored back to back."""
-    at = 0
-    for name, (start, end) in sorted(ranges.items(), key=lambda item: tuple(item[1])):
-        if start != at:
-            kind = "overlap" if start < at else "hole"
-            yield Problem(kind, f"tensor {name[:80]!r}", f"it begins at {start}, expected {at}")
-        at = max(at, end)
-    if at != nbytes:
-        yield Problem("hole", "the end", f"{nbytes - at} bytes belong to no tensor")
-
-
-# --------------------------------------------------------------------------------------------------
-# Checkpoint folders
+from stitch.program import Array
 
 VERSION = 1
 _KEY = "stitch_checkpoint"

@@ -22,10 +22,9 @@ from stitch.files import (
     open_file,
     read_text,
 )
-from stitch.forms import read_array
+from stitch.forms import read_array, read_tensors
 from stitch.frontend import read_graph
 from stitch.machine import load_machine
-from stitch.training.checkpoints import read_tensors
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "m.ttb": stitch.load,

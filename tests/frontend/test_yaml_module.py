@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import sys
 import textwrap
 import zipfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from stitch import forms, ops
+from stitch import ops
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
 from stitch.frontend.yaml import parse_statement
@@ -400,16 +399,6 @@ def test_arrays_of_types_that_are_not_stored_are_refused(tmp_path: Path) -> None
     np.save(tmp_path / "c.npy", np.zeros(3, np.complex64))
     with pytest.raises(FormatError, match="complex64"):
         module(one("['y = Add(x, w)']", "w: {file: c.npy}"), tmp_path)
-
-
-def test_without_safetensors_the_error_says_what_to_install(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "stitch.forms.safetensors", raising=False)
-    monkeypatch.delattr(forms, "safetensors", raising=False)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(FormatError, match="pip install safetensors"):
-        module(one("['y = Add(x, w)']", "w: {file: w.safetensors, name: w}"), weights)
 
 
 def test_a_module_that_cannot_be_read_is_a_format_error(tmp_path: Path) -> None:

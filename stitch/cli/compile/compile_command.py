@@ -32,7 +32,7 @@ from stitch.ttb import content_of
 # Python factories: `--entry=file.py:factory`.
 
 #: The extras of Stitch that install the packages which a factory may import.
-_EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx"}
+_EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx"}
 
 
 def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
