@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 import stitch
 from stitch import ComputationGraphBuilder
-from stitch.cli.run import main as run_command
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.machine import load_machine
 from stitch.program import Array, Ownership, Program
@@ -224,40 +222,6 @@ def test_importing_stitch_and_computing_with_numpy_loads_neither_package() -> No
         "assert not {'onnx', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_threads_are_the_users_to_set_and_do_not_change_the_result() -> None:
-    with pytest.raises(UsageError, match="thread"):
-        OnnxRuntimeExecutor(intra_op_threads=0)
-    results = []
-    for threads in (1, 2):
-        executor = OnnxRuntimeExecutor(intra_op_threads=threads)
-        with stitch.open_device("tiny", executor=executor) as device:
-            results.append(one(device.load(model("m", linear))(integers((4, 64)))).numpy())
-    np.testing.assert_array_equal(results[0], results[1])
-
-
-def test_a_device_that_chooses_gives_the_same_numbers() -> None:
-    with stitch.open_device("tiny", executor="auto") as device:
-        assert device.executor == "auto"
-        found = one(device.load(model("m", linear))(integers((4, 64)))).numpy()
-    np.testing.assert_array_equal(found, integers((4, 64)) @ integers((64, 32), 5))
-
-
-@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
-def test_the_command_line_takes_the_executor_by_name(
-    executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model("m", linear, target="host").save(str(tmp_path / "m.ttb"))
-    np.save(tmp_path / "x.npy", integers((4, 64)))
-    np.save(tmp_path / "y.npy", integers((4, 64)) @ integers((64, 32), 5))
-    code = run_command(
-        [
-            f"--module={tmp_path}/m.ttb", f"--input=x=@{tmp_path}/x.npy",
-            f"--expected_output=@{tmp_path}/y.npy", f"--executor={executor}",
-        ]
-    )  # fmt: skip
-    assert code == 0, capsys.readouterr().err
 
 
 def test_a_binding_runs_through_public_methods_alone() -> None:

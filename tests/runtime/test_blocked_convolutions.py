@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 
 import stitch
-from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.runtime.executors.onnx.onnx_model import write_model
-from tests.support.executors.blocked_checks import (
+from tests.support.executors.blocked_networks import (
+    Net,
     assert_agrees,
+    drawn,
     operators,
     program_of,
+    random_net,
+    residual,
     results,
     save_very_much,
 )
-from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
 from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 
 CAMPAIGN = pytest.param(300, marks=pytest.mark.campaign("executors"), id="long")
+Value = SymbolicTensor
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are put into blocks too."""
     save_very_much(monkeypatch)
@@ -47,7 +55,6 @@ def assert_fits_blocks(
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(scale) * 2e-5)
 
 
-@pytest.mark.usefixtures("always")
 def test_a_residual_block_is_two_convolutions() -> None:
     net, y = residual()
     graph = net.graph(y)
@@ -60,7 +67,6 @@ def test_a_residual_block_is_two_convolutions() -> None:
     assert_agrees(graph, drawn(graph, 0))
 
 
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
     ("channels", "blocked"),
     [((16, 24, 40), 2), ((24, 24, 24), 2), ((3, 16, 20), 2), ((20, 33, 16), 1), ((3, 8, 16), 1)],
@@ -75,7 +81,6 @@ def test_channels_that_fill_no_block(channels: tuple[int, int, int], blocked: in
     assert_agrees(graph, drawn(graph, 1))
 
 
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("block", "first"), in_turn([8, 16], [1, 3, 7, 8, 9, 12, 15, 16, 20, 24]))
 def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AVX2 blocks have 8 channels: 8 of an image fill one, and 24 of a result fill three."""
@@ -88,7 +93,6 @@ def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.M
     assert_fits_blocks(graph, drawn(graph, 6), block, monkeypatch)
 
 
-@pytest.mark.usefixtures("always")
 def test_infinities_stay_in_their_channels() -> None:
     """Channels that fill up a block are 0 x inf = NaN, and must not come into the next sums."""
     net = Net()
@@ -103,7 +107,6 @@ def test_infinities_stay_in_their_channels() -> None:
     assert_agrees(graph, arrays)
 
 
-@pytest.mark.usefixtures("always")
 def test_what_only_looks_like_a_part_is_computed_apart() -> None:
     net = Net()
     x = net.input("x", (1, 16, 8, 8))
@@ -123,7 +126,6 @@ def test_what_only_looks_like_a_part_is_computed_apart() -> None:
     )
 
 
-@pytest.mark.usefixtures("always")
 def test_what_follows_stays_in_blocks() -> None:
     net = Net()
     x = net.input("x", (2, 16, 12, 12))
@@ -171,7 +173,6 @@ def test_without_such_a_layout_convolutions_are_as_they_are(
     assert found["BatchNormalization"] == 2
 
 
-@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("count", [pytest.param(25, id="short"), CAMPAIGN])
 def test_random_networks(count: int) -> None:
     in_blocks = 0
@@ -185,3 +186,202 @@ def test_random_networks(count: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"network {seed}") from error
     assert in_blocks > count
+
+
+# Edges.
+
+
+def in_blocks(graph: ComputationGraph) -> int:
+    """How many nodes compute on images in blocks."""
+    made, count = set[str](), 0
+    for node in onnx.load_from_string(write_model(program_of(graph)).serialized).graph.node:
+        is_reading = not made.isdisjoint(node.input[:1])
+        is_arranging = node.op_type in ("Reshape", "Transpose")
+        if is_arranging or node.op_type == "ReorderOutput":
+            continue
+        if is_reading or node.op_type == "ReorderInput":
+            made.update(node.output)
+            count += is_reading
+    return count
+
+
+def normalized(net: Net, x: Value) -> Value:
+    """With a shift of its own before."""
+    return net.norm(net.conv(x, 16, bias=True))
+
+
+def by_the_batch(net: Net, x: Value) -> Value:
+    operands = [net.input(name, (16,)) for name in ("scale", "shift", "mean", "variance")]
+    result, *_ = net.b.op(
+        "BatchNormalization", net.conv(x, 16), *operands, training_mode=1, outputs=3
+    )
+    return result
+
+
+def as_weight(net: Net, x: Value) -> Value:
+    """The result of one convolution, in blocks for another, is the weight of a third."""
+    one = net.conv(net.input("x", (16, 16, 3, 3)), 16)
+    mean = net.b.op("ReduceMean", net.conv(one, 16), keepdims=0)
+    return net.b.op("Add", net.b.op("Conv", net.input("x", (1, 16, 9, 8)), one), mean)
+
+
+def broadcast(net: Net, x: Value) -> Value:
+    """What is added lies in blocks, and is one place for each channel."""
+    places = net.b.op("GlobalAveragePool", net.conv(x, 16))
+    return net.b.op("Add", net.conv(x, 16), places)
+
+
+def pool(op: str, outputs: int = 1, **attributes: Any) -> Callable[[Net, Value], Value]:
+    def written(net: Net, x: Value) -> Value:
+        found = net.b.op(op, net.conv(x, 16), kernel_shape=[3, 2], strides=[2, 3], outputs=outputs,
+                         **attributes)  # fmt: skip
+        return found[0] if isinstance(found, tuple) else found
+
+    return written
+
+
+def joined(axis: int) -> Callable[[Net, Value], Value]:
+    def written(net: Net, x: Value) -> Value:
+        one = net.conv(x, 16)
+        return net.conv(net.b.op("Concat", one, net.b.op("Neg", one), axis=axis), 16)
+
+    return written
+
+
+def in_a_run(net: Net, x: Value) -> Value:
+    """Five operations on as many numbers as are else computed by chunks."""
+    x = net.input("x", (1, 16, 64, 64))
+    y, other = net.conv(x, 16), net.b.op("Exp", net.input("x", (1, 16, 64, 64)))
+    for op in ("Tanh", "Neg", "Abs", "Sigmoid", "Tanh", "Neg"):
+        y = net.b.op(op, y)
+    return net.b.op("Add", net.b.op("MaxPool", net.conv(y, 16), kernel_shape=[1, 1]), other)
+
+
+@pytest.mark.parametrize(
+    ("written", "blocked"),
+    [
+        (normalized, 1), (by_the_batch, 1), (as_weight, 3), (broadcast, 3),
+        (pool("AveragePool", ceil_mode=1), 1), (pool("AveragePool", count_include_pad=1), 2),
+        (pool("MaxPool", ceil_mode=1, pads=[1, 1, 1, 0]), 2), (pool("MaxPool", storage_order=1), 2),
+        (pool("MaxPool", outputs=2), 1), (pool("MaxPool", auto_pad="SAME_LOWER"), 2),
+        (pool("AveragePool", dilations=[1, 2]), 2),
+        (joined(0), 3), (joined(1), 4), (joined(2), 3), (joined(-1), 3), (joined(-3), 4),
+        (in_a_run, 9),
+    ],
+)  # fmt: skip
+def test_edges(written: Callable[[Net, Value], Value], blocked: int) -> None:
+    net = Net()
+    graph = net.graph(written(net, net.input("x", (2, 16, 8, 7))))
+    assert in_blocks(graph) == blocked
+    assert_agrees(graph, drawn(graph, 7))
+
+
+def of_kind(kind: str) -> ComputationGraph:
+    net = Net()
+    x, weight = net.b.input("x", (1, 16, 6, 6), kind), net.b.input("w", (16, 16, 1, 1), kind)
+    return net.graph(net.b.op("Conv", x, weight).cast("float32"))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_narrow_types_are_computed_as_float32_is(kind: str) -> None:
+    graph = of_kind(kind)
+    assert in_blocks(graph) == 1
+    arrays = {name: (data / 8).astype(data.dtype) for name, data in drawn(graph, 8).items()}
+    assert_agrees(graph, arrays, 1e-2)
+
+
+def test_float64_is_never_in_blocks() -> None:
+    assert in_blocks(of_kind("float64")) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 16, 5, 5), (2, 16, 9), (1, 16, 4, 5, 3)])
+def test_other_shapes(shape: tuple[int, ...]) -> None:
+    net, places = Net(), len(shape) - 2
+    weight = net.input("weight", (16, 16, *[3] * places))
+    graph = net.graph(net.b.op("Conv", net.input("x", shape), weight, pads=[1] * (2 * places)))
+    assert operators(graph)["Conv*"] == 0
+    assert_agrees(graph, drawn(graph, 9))
+
+
+def test_windows_of_all_kinds() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"auto_pad": "SAME_UPPER", "strides": [2, 3]}, {"auto_pad": "SAME_LOWER"},
+        {"auto_pad": "VALID", "dilations": [2, 1]}, {"pads": [4, 0, 7, 5]},
+        {"pads": [5, 6, 5, 0], "dilations": [3, 2], "strides": [2, 1]}, {"pads": [0, 3, 0, 3]},
+    ]  # fmt: skip
+    net = Net()
+    x = net.input("x", (2, 16, 7, 8))
+    weight = net.input("weight", (16, 16, 3, 3))
+    graph = net.graph(*[net.b.op("Conv", x, weight, **kind) for kind in kinds])
+    assert operators(graph)["Conv*"] == len(kinds)
+    assert_agrees(graph, drawn(graph, 10))
+
+
+# Transposed convolutions.
+
+
+def transposed(
+    channels: tuple[int, int], kernel: tuple[int, ...] = (3, 3), **attributes: Any
+) -> ComputationGraph:
+    """One of an image of so many channels to so many."""
+    net = Net()
+    x = net.input("x", (2, channels[0], *(7, 6)[: len(kernel)]))
+    group = attributes.get("group", 1)
+    weight = net.input("weight", (channels[0], channels[1] // group, *kernel))
+    bias = net.input("bias", (channels[1],))
+    return net.graph(net.b.op("ConvTranspose", x, weight, bias, **attributes))
+
+
+@pytest.mark.parametrize(("attributes", "kernel"), in_turn([
+        {}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 0, 1, 2]}, {"dilations": [2, 1]},
+        {"dilations": [1, 2], "pads": [0, 3, 1, 1]}, {"auto_pad": "SAME_UPPER"},
+        {"auto_pad": "SAME_LOWER", "dilations": [2, 1]}, {"output_shape": [7, 8]},
+        {"dilations": [2, 2], "output_padding": [1, 0]},
+    ], [(3, 3), (2, 3), (1, 1)]))  # fmt: skip
+def test_one_without_strides_is_a_convolution_in_blocks(
+    kernel: tuple[int, int], attributes: dict[str, Any]
+) -> None:
+    if kernel == (1, 1) and attributes.keys() & {"pads", "output_shape", "output_padding"}:
+        attributes = {}
+    graph = transposed((32, 16), kernel, **attributes)
+    found = operators(graph)
+    assert (found["Conv*"], found["ConvTranspose"]) == (1, 0)
+    assert_agrees(graph, drawn(graph, 1))
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "attributes"),
+    [
+        ((32, 16), (3, 3), {"strides": [1, 2]}), ((32, 16), (3, 3), {"group": 2}),
+        ((32, 16), (3, 3), {"pads": [3, 0, 0, 0]}), ((33, 16), (3, 3), {}),
+        ((32, 8), (3, 3), {}), ((32, 16), (3,), {}),
+    ],
+)  # fmt: skip
+def test_others_stay_as_they_are(
+    channels: tuple[int, int], kernel: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    graph = transposed(channels, kernel, **attributes)
+    found = operators(graph)
+    assert (found["Conv*"], found["ConvTranspose"]) == (0, 1)
+    assert_agrees(graph, drawn(graph, 2))
+
+
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("first", [3, 8, 20])
+def test_transposed_ones_in_blocks_of_every_processor(
+    first: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = transposed((first, 24), (3, 2), pads=[1, 0, 1, 1])
+    assert operators(graph)["Conv*"] == 1
+    assert_fits_blocks(graph, drawn(graph, 3), block, monkeypatch)
+
+
+def test_what_follows_one_is_part_of_it() -> None:
+    net = Net()
+    x, weight = net.input("x", (2, 32, 9, 8)), net.input("weight", (32, 16, 3, 3))
+    y = net.norm(net.b.op("ConvTranspose", x, weight, pads=[1] * 4))
+    graph = net.graph(net.conv(net.b.op("Relu", y), 16))
+    found = operators(graph)
+    assert (found["Conv*"], found["ReorderOutput*"]) == (2, 1)
+    assert not {"BatchNormalization", "Relu", "ConvTranspose"} & found.keys()
+    assert_agrees(graph, drawn(graph, 4))

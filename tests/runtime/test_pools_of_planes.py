@@ -9,7 +9,7 @@ import pytest
 
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.runtime.executors.onnx import expansions
-from tests.support.executors.blocked_checks import operators, results
+from tests.support.executors.blocked_networks import operators, results
 
 LONG, SHORT = (64, 16, 28, 28), (2, 16, 28, 28)
 
