@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops import KernelArguments, OpDef, lookup, workspace
+from stitch.ops import KernelArguments, OpDef, workspace
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.host.staging import is_direct
@@ -56,8 +56,6 @@ class Member:
 
 def can_join(member: Member) -> bool:
     """Whether an operation can be computed in chunks, and is long enough."""
-    if member.definition.name not in FEW_PASSES or member.definition.domain:
-        return False
     shape = member.out.shape
     return member.out.size >= LEAST_SIZE and all(
         a.flags.c_contiguous and (a.size == 1 or a.shape == shape) for a in member.arrays
@@ -188,8 +186,6 @@ def chunked_sizes(program: Program) -> list[int | None]:
 
 def _chunked_size(program: Program, operation: Operation, constants: set[int]) -> int | None:
     if operation.domain or operation.op not in FEW_PASSES or len(operation.outputs) != 1:
-        return None
-    if not lookup(operation.op).elementwise or operation.outputs[0] < 0:
         return None
     values = program.values
     shape = values[operation.outputs[0]].type.shape
