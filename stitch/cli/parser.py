@@ -30,18 +30,11 @@ class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; report an unknown option before a missing one."""
-        required = [action for action in self._actions if action.required]
-        for action in required:
-            action.required = False
-        try:
-            _, unknown = self.parse_known_args(arguments)
-        finally:
-            for action in required:
-                action.required = True
+        """Parse the arguments. No option is required: commands check what is missing."""
+        parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             self.error(self._unknown(unknown))
-        return self.parse_args(arguments)
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""

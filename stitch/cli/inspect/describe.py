@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,84 +13,14 @@ from stitch.machine import MachineShape
 from stitch.program import (
     ABSENT,
     OPAQUE_DOMAIN,
-    Body,
     MathFidelity,
-    Operation,
     Program,
-    ScanForm,
     Space,
     TensorDesc,
-    is_scan,
-    name_of,
 )
 from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
 from stitch.ttb import Binary, FileSizes, Origin
-
-# Scans.
-
-
-def scan_form(
-    operation: Operation, names: Callable[[Sequence[int]], list[str]]
-) -> dict[str, Any]:  # fmt: skip
-    """Return the operands and results of a scan by role; `names` gives the names of values."""
-    form = ScanForm.of(operation)
-    inputs, outputs = names(operation.inputs), names(operation.outputs)
-    end = form.states + form.sequences
-    return {
-        "count": form.count,
-        **({"has_condition": True} if form.has_condition else {}),
-        "states": [
-            {"first": first, "last": last}
-            for first, last in zip(inputs[: form.states], outputs[: form.states], strict=True)
-        ],
-        "sequences": _directed(inputs[form.states : end], form.taken_backward),
-        "shared": inputs[end:],
-        "collected": _directed(outputs[form.states :], form.given_backward),
-    }
-
-
-def _directed(names: Sequence[str], backward: Sequence[bool]) -> list[dict[str, Any]]:
-    return [{"name": n, "backward": back} for n, back in zip(names, backward, strict=True)]
-
-
-def scan_line(form: Mapping[str, Any], body: int) -> str:
-    """Describe a scan in one line.
-
-    >>> none = {"sequences": [], "shared": [], "collected": []}
-    >>> scan_line({"count": 3, "states": [{"first": "a", "last": "b"}], **none}, 0)
-    '3 rounds of body 0: states a to b'
-    >>> scan_line({"count": 3, "states": [], "has_condition": True, **none}, 0)
-    'at most 3 rounds, while the first state is true, of body 0'
-    """
-    states = [f"{s['first']} to {s['last'] or '_'}" for s in form["states"]]
-    parts = (
-        ("states", states),
-        ("an element each of", _listed(form["sequences"])),
-        ("shared", form["shared"]),
-        ("collected in", _listed(form["collected"])),
-    )
-    roles = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
-    rounds = counted(form["count"], "round")
-    if form.get("has_condition"):
-        rounds = f"at most {rounds}, while the first state is true,"
-    return f"{rounds} of body {body}" + (f": {roles}" if roles else "")
-
-
-def _listed(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{s['name'] or '_'}{' (backward)' if s['backward'] else ''}" for s in sequences]
-
-
-def body_lines(body: Body, index: int) -> Iterator[str]:
-    """Yield a body as text, with a description after each scan."""
-    first = 1 + len(body.constants)
-    for number, line in enumerate(body.lines(index)):
-        yield line
-        operation = body.operations[number - first] if number >= first else None
-        if operation is not None and is_scan(operation):
-            scan = scan_form(operation, lambda indices: [name_of(body.values, v) for v in indices])
-            yield f"      {scan_line(scan, operation.body)}"
-
 
 #: The executor whose host memory is shown.
 HOST_EXECUTOR = "numpy"
@@ -167,9 +97,7 @@ def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> 
     if "operations" in sections:
         described["operations"] = _operations(program)
         if program.bodies:
-            described["bodies"] = [
-                list(body_lines(body, i)) for i, body in enumerate(program.bodies)
-            ]
+            described["bodies"] = [list(body.lines(i)) for i, body in enumerate(program.bodies)]
         if program.seams:
             described["seams"] = [
                 {"first": seam.first, "held": [program.values[v].name for v in seam.held]}
@@ -222,7 +150,6 @@ def _operations(program: Program) -> list[dict[str, Any]]:
                 else {"math_fidelity": operation.math_fidelity.value}
             ),
             **({"opset": operation.opset} if operation.is_foreign else {}),
-            **({"scan": scan_form(operation, names)} if is_scan(operation) else {}),
         }
         for operation in program.operations
     ]
@@ -352,8 +279,6 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
         out.append(f"    {assigned}{op}({arguments}){body}")
         if operation["domain"] == OPAQUE_DOMAIN:
             out += _text_lines(operation)
-        if "scan" in operation:
-            out.append(f"      {scan_line(operation['scan'], operation['body'])}")
     return out
 
 

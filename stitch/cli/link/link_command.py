@@ -25,7 +25,7 @@ EXAMPLES = """\
 def command() -> Command:
     """Return `stitch-link` with its options."""
     parser = make_parser("stitch-link", "Link .ttb modules into one program.", EXAMPLES)
-    parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
+    parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb files, in run order")
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
         parser,
@@ -45,7 +45,7 @@ def _link(options: argparse.Namespace) -> int:
     if len(modules) < 2:
         raise UsageError(
             "linking takes at least two modules",
-            got=f"only {options.modules[0]}",
+            got=f"only {options.modules[0]}" if options.modules else "none",
             remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect shows one file, "
             "stitch-run --module=FILE runs it",
         )
