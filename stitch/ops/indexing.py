@@ -1,4 +1,4 @@
-"""Gather and Scatter operators, ReverseSequence, TopK, OneHot, TensorScatter.
+"""Gather and Scatter operators, TopK, OneHot, TensorScatter.
 
 An index out of range raises `TaskError` when the step runs, or at binding if the indices are
 constant.
@@ -24,7 +24,6 @@ from stitch.ops.steps import (
     PIECE_NBYTES,
     along,
     bound,
-    check_range,
     copy_steps,
     index_steps,
     pieces_of,
@@ -63,12 +62,6 @@ def batch_gather_rows(c: BatchingContext) -> Sequence[Any]:
     if not batch and not c.varies(0):
         return c.emit(*c.operands)
     return c.emit(*c.broadcast_all(), batch_dims=batch + 1)
-
-
-def batch_reverse_sequence(c: BatchingContext) -> Sequence[Any]:
-    axis = c.int_of("batch_axis")
-    (result,) = c.emit(c.fold(0, axis), c.fold(1))
-    return (c.split(result, axis),)
 
 
 def batch_cache(c: BatchingContext) -> Sequence[Any]:
@@ -149,15 +142,6 @@ def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
     table = context.fill(0, data.shape, data.data_type)
     sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
     return sums, None
-
-
-def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
-    """The reversal is its own inverse."""
-    reversed_back = context.apply(
-        "ReverseSequence", context.gradient, context.input(1),
-        batch_axis=context.int_of("batch_axis"), time_axis=context.int_of("time_axis"),
-    )  # fmt: skip
-    return reversed_back, None
 
 
 def top_gradient(context: GradientContext) -> Sequence[Any]:
@@ -350,35 +334,6 @@ def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
     table = data.reshape(math.prod(data.shape[:depth]), math.prod(data.shape[depth:]))
     target = out.reshape(*rows.shape, table.shape[1])
     return (*steps, partial(np.take, table, rows, 0, target, "clip"))
-
-
-def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, EVERY)
-    context.require_rank(0, 2)
-    context.require_type(1, INT64)
-    axes = context.int_of("time_axis"), context.int_of("batch_axis")
-    if sorted(axes) != [0, 1]:
-        raise context.fail(
-            "time_axis and batch_axis of ReverseSequence must be 0 and 1 in either order", got=axes
-        )
-    context.require_shape(1, (data.shape[axes[1]],))
-    return (data,)
-
-
-def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> None:
-    """Reverse arrays [time, batch, ...]; raise `TaskError` for a length out of range."""
-    time, batch = data.shape[:2]
-    check_range("ReverseSequence", "a length", lengths, time)
-    sources = np.where(positions < lengths, lengths - 1 - positions, positions)
-    out[...] = data[sources, np.arange(batch)]
-
-
-def _reverse(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, lengths, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
-    if arguments.int_of("time_axis") == 1:
-        data, out = data.swapaxes(0, 1), out.swapaxes(0, 1)
-    positions = np.arange(data.shape[0])[:, None]
-    return (partial(_reverse_into, data, lengths, positions, out),)
 
 
 def _infer_top(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -624,11 +579,6 @@ OPERATORS: tuple[OpDef, ...] = (
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
         gradient=gather_nd_gradient, batching=batch_gather_rows,
         workspace=WorkspaceRule(index_nbytes), checks=True,
-    ),
-    OpDef(
-        "ReverseSequence", (2, 2), _infer_reverse, _reverse,
-        attributes=declared(batch_axis=1, time_axis=0), gradient=reverse_sequence_gradient,
-        batching=batch_reverse_sequence, workspace=operands(3, is_kept=False), checks=True,
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),

@@ -1,5 +1,4 @@
-"""Operators that only move elements: Transpose, Concat, Slice, Split, Expand, Tile, Pad, Trilu,
-DepthToSpace, SpaceToDepth."""
+"""Operators that only move elements: Transpose, Concat, Slice, Split, Expand, Tile, Pad, Trilu."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from stitch.ops.batching import (
     BatchingContext,
     along_axis,
     first_along_axis,
-    in_first_axis,
     of_last_axes,
 )
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
@@ -149,21 +147,6 @@ def tile_gradient(context: GradientContext) -> Sequence[Any]:
     split = context.reshape(context.gradient, pairs)
     axes = [2 * i for i, count in enumerate(repeats)]
     return context.apply("ReduceSum", split, axes, keepdims=0), None
-
-
-def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
-    block, gradient = context.int_of("blocksize"), context.gradient
-    if context.string_of("mode") == "DCR":
-        return (context.apply("SpaceToDepth", gradient, blocksize=block),)
-    n, c, h, w = context.type_of(0).shape
-    fine = context.reshape(gradient, (n, c // block**2, h, block, w, block))
-    moved = context.apply("Transpose", fine, perm=[0, 1, 3, 5, 2, 4])
-    return (context.reshape(moved, (n, c, h, w)),)
-
-
-def space_to_depth_gradient(context: GradientContext) -> Sequence[Any]:
-    block = context.int_of("blocksize")
-    return (context.apply("DepthToSpace", context.gradient, blocksize=block),)
 
 
 def trilu_gradient(context: GradientContext) -> Sequence[Any]:
@@ -348,45 +331,6 @@ def _tile(arguments: KernelArguments) -> Sequence[Thunk]:
     target = out.reshape(tuple(itertools.chain.from_iterable(pairs)))
     view = source.reshape(tuple(itertools.chain.from_iterable((1, s) for s in source.shape)))
     return copy_steps(view, target)
-
-
-def _infer_blocks(to_depth: bool, context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, EVERY)
-    context.require_rank(0, 4, 4)
-    block = context.int_of("blocksize")
-    n, c, h, w = data.shape
-    fits = block >= 1 and (
-        h % block == 0 and w % block == 0 if to_depth else c % (block * block) == 0
-    )
-    if not fits:
-        axes = "height and width" if to_depth else "the channels by its square"
-        what = f"blocksize={block} of {context.op} does not divide {axes}"
-        raise context.fail(what, got=data.shape)
-    if to_depth:
-        shape = (n, c * block * block, h // block, w // block)
-    else:
-        context.require_word("mode", ("DCR", "CRD"))
-        shape = (n, c // (block * block), h * block, w * block)
-    return (ValueType(shape, data.data_type),)
-
-
-def _depth_to_space(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = arguments.operand(0), arguments.outputs[0]
-    b = arguments.int_of("blocksize")
-    n, c, h, w = source.shape
-    if arguments.string_of("mode") == "DCR":
-        view = source.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
-    else:
-        view = source.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
-    return copy_steps(view, out.reshape(view.shape))
-
-
-def _space_to_depth(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = arguments.operand(0), arguments.outputs[0]
-    b = arguments.int_of("blocksize")
-    n, c, h, w = source.shape
-    view = source.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
-    return copy_steps(view, out.reshape(view.shape))
 
 
 def _infer_trilu(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -579,16 +523,6 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient,
         batching=batch_tile, workspace=few,
-    ),
-    OpDef(
-        "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,
-        attributes=declared(blocksize=Attribute("int", required=True), mode="DCR"),
-        gradient=depth_to_space_gradient, batching=in_first_axis(), workspace=few,
-    ),
-    OpDef(
-        "SpaceToDepth", (1, 1), partial(_infer_blocks, True), _space_to_depth,
-        attributes=declared(blocksize=Attribute("int", required=True)),
-        gradient=space_to_depth_gradient, batching=in_first_axis(), workspace=few,
     ),
     OpDef(
         "Trilu", (1, 2), _infer_trilu, _trilu, attributes=declared(upper=1),

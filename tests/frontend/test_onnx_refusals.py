@@ -209,7 +209,6 @@ def test_versions_out_of_reach_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode="CRD"), 1, "no attribute 'mode'"),
         (node("Mod", ["x", "x"], ["y"]), 1, "requires fmod=1"),
         (node("BitShift", ["x", "x"], ["y"], direction="LEFT"), 6, "not support the data type"),
         (node("Celu", ["x"], ["y"]), 11, "not support the data type"),

@@ -23,7 +23,7 @@ from tests.support.operators.one_operation import Binding, Row, one_operation
 
 #: Operators of which each example is computed by itself.
 WITHOUT_RULE = {
-    "ConstantOfShape", "MatMulInteger", "MaxUnpool", "QLinearMatMul", "Range", "RoiAlign", "Shape",
+    "ConstantOfShape", "MatMulInteger", "QLinearMatMul", "Range", "RoiAlign", "Shape",
     "Size", "TfIdfVectorizer",
 }  # fmt: skip
 #: Operands that may not differ from lane to lane for a rule to apply: weights, scales, numbers that

@@ -23,14 +23,6 @@ def test_a_sequence_longer_than_its_steps_or_of_less_than_none_is_refused(
     assert caught.value.expected == "0 to 3"
 
 
-@pytest.mark.parametrize("place", [-1, 4])
-def test_a_pool_is_not_undone_to_places_outside_of_the_image(place: int) -> None:
-    indices = np.array([[[[place]]]])
-    with pytest.raises(TaskError, match="MaxUnpool: an index is out of range"):
-        evaluate("MaxUnpool", [np.ones((1, 1, 1, 1), np.float32), indices],
-                 attributes={"kernel_shape": (2, 2)})  # fmt: skip
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 3e38, 1e6])
 def test_a_region_that_is_not_finite_or_far_larger_than_its_image_is_refused(odd: float) -> None:
     regions = np.array([[0, 0, 3, 3], [-odd, 0, odd, 3]], np.float32)
@@ -81,15 +73,6 @@ def test_images_without_channels_or_batches_without_images_are_sampled(
     x, grid = np.zeros(shape, np.float32), np.zeros((shape[0], 3, 4, 2), np.float32)
     (made,) = evaluate("GridSample", [x, grid])
     assert made.shape == (*shape[:2], 3, 4)
-
-
-def test_padding_that_leaves_nothing_to_unpool_is_refused_whatever_shape_is_asked_for() -> None:
-    x, places = np.ones((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), np.int64)
-    attributes = {"kernel_shape": (2, 2), "strides": (2, 2), "pads": [1, 1, 0, 5]}
-    both: list[list[Any]] = [[x, places], [x, places, np.array([1, 1, 9, 9])]]
-    for operands in both:
-        with pytest.raises(CompileError, match="larger than the result"):
-            evaluate("MaxUnpool", operands, attributes=attributes)
 
 
 def test_as_much_may_be_cut_off_one_side_as_is_padded_on_the_other() -> None:

@@ -229,12 +229,88 @@ def _eye_like(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
         raise call.malformed("EyeLike takes a matrix", got=x.type.text())
     rows, columns = x.shape
     k = min(max(call.whole("k"), -rows), columns)  # the sum could overflow
-    down, across = (
-        builder.op("Range", *map(np.array, (first, first + count, 1)))
-        for first, count in ((k, rows), (0, columns))
-    )
+    down, across = _numbers(builder, k, rows), _numbers(builder, 0, columns)
     hit = builder.op("Equal", builder.op("Unsqueeze", down, [1]), across)
     return builder.op("Cast", hit, to=call.whole("dtype", ops.onnx_code(x.data_type)))
+
+
+def _numbers(builder: ComputationGraphBuilder, first: int, count: int) -> SymbolicTensor:
+    """So many consecutive whole numbers."""
+    return builder.op("Range", *map(np.array, (first, first + count, 1)))
+
+
+def _blocks(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """DepthToSpace, SpaceToDepth: blocks of pixels become channels, and back."""
+    x, b = call.required(0), call.whole("blocksize")
+    is_depth_first = call.word("mode", "DCR", ("DCR", "CRD")) == "DCR"
+    if x.ndim != 4 or b < 1:
+        raise call.malformed(f"{call.op} takes images and a blocksize of 1 or more",
+                             got=f"{x.type.text()}, blocksize {b}")  # fmt: skip
+    n, c, h, w = x.shape
+    if call.op == "SpaceToDepth":
+        fits = h % b == 0 and w % b == 0
+        parts, made = (n, c, h // b, b, w // b, b), (n, c * b * b, h // b, w // b)
+        order = [0, 3, 5, 1, 2, 4] if is_depth_first else [0, 1, 3, 5, 2, 4]
+    else:
+        deep = c // (b * b)
+        fits, made = c % (b * b) == 0, (n, deep, h * b, w * b)
+        parts = (n, b, b, deep, h, w) if is_depth_first else (n, deep, b, b, h, w)
+        order = [0, 3, 4, 1, 5, 2] if is_depth_first else [0, 1, 4, 2, 5, 3]
+    if not fits:
+        raise call.malformed(f"blocksize={b} of {call.op} does not divide", got=x.type.text())
+    moved = builder.op("Transpose", builder.op("Reshape", x, parts, allowzero=1), perm=order)
+    return builder.op("Reshape", moved, made, allowzero=1)
+
+
+def _reverse_sequence(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Each sequence of a batch reversed up to its length; a longer one is refused when it runs."""
+    x, lengths = call.required(0), call.required(1)
+    time, batch = call.whole("time_axis"), call.whole("batch_axis", 1)
+    if sorted((time, batch)) != [0, 1] or x.ndim < 2 or lengths.shape != (x.shape[batch],):
+        raise call.malformed(
+            "ReverseSequence takes time_axis and batch_axis 0 and 1, and a length per sequence",
+            got=f"{time} and {batch}, {x.type.text()}, {lengths.type.text()}",
+        )  # fmt: skip
+    order = [batch, time, *range(2, x.ndim)]
+    by_batch = x if batch == 0 else builder.op("Transpose", x, perm=order)
+    numbers, rows = _numbers(builder, 0, x.shape[time]), builder.op("Unsqueeze", lengths, [1])
+    is_inside = builder.op("Less", numbers, rows)
+    places = builder.op("Where", is_inside, rows - 1 - numbers, numbers)
+    made = builder.op("GatherND", by_batch, builder.op("Unsqueeze", places, [2]), batch_dims=1)
+    return made if batch == 0 else builder.op("Transpose", made, perm=order)
+
+
+def _max_unpool(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Zeros but at the places that MaxPool gave; what an output shape has more lies at the ends."""
+    x, places = call.required(0), call.required(1)
+    rank = x.ndim - 2
+    kernel = call.wholes("kernel_shape", max(rank, 1))
+    strides = call.wholes("strides", rank) if "strides" in call.attributes else (1,) * rank
+    pads = call.wholes("pads", 2 * rank) if "pads" in call.attributes else (0,) * (2 * rank)
+    sides = zip(x.shape[2:], kernel, strides, pads, pads[rank:], strict=False)
+    size = [(n - 1) * stride + k - begin - end for n, k, stride, begin, end in sides]
+    shape = [*x.shape[:2], *size]
+    wanted = call.operand(2)
+    whole = shape if wanted is None else builder.known_data(wanted)
+    if whole is None:
+        raise call.refused("the output shape of MaxUnpool must be known at compile time")
+    more = [int(w) - s for w, s in zip(whole, shape, strict=False)]
+    if places.shape != x.shape or len(whole) != x.ndim or min(*shape, *more) < 0:
+        raise call.malformed(
+            "operands of MaxUnpool do not fit",
+            expected=f"places {list(x.shape)}, an output shape of at least {shape}",
+            got=f"{list(places.shape)}, {list(map(int, whole))}",
+        )  # fmt: skip
+    count = math.prod(shape)
+    if count >= 1 << 46:
+        raise call.malformed("the result of MaxUnpool is too large", got=str(shape))
+    flat = builder.op("Reshape", places, [-1])
+    # A negative place would count from the end.
+    flat = builder.op("Where", builder.op("Less", flat, 0), np.array(count), flat)
+    zeros = builder.op("Expand", np.zeros((), x.dtype), [count])
+    filled = builder.op("ScatterElements", zeros, flat, builder.op("Reshape", x, [-1]))
+    made = builder.op("Reshape", filled, shape, allowzero=1)
+    return builder.op("Pad", made, [*(0 for _ in more), *more]) if any(more) else made
 
 
 #: Most weights of a MelWeightMatrix, which becomes a constant.
@@ -372,8 +448,14 @@ _LABELS = "classlabels_int64s classlabels_strings"
 #: ONNX's own; the body of ONNX's AffineGrid is wrong for some sizes.
 LOWERINGS: Mapping[tuple[str, str], Lowering] = {
     ("", "AffineGrid"): replace(to_one(_affine_grid, 2, "align_corners"), decides=(1,)),
+    ("", "DepthToSpace"): to_one(_blocks, 1, "blocksize mode"),
     ("", "EyeLike"): to_one(_eye_like, 1, "dtype k"),
     ("", "LpNormalization"): to_one(_lp_normalization, 1, "axis p"),
+    ("", "MaxUnpool"): replace(
+        to_one(_max_unpool, 3, "kernel_shape pads strides"), decides=(2,)
+    ),
+    ("", "ReverseSequence"): to_one(_reverse_sequence, 2, "batch_axis time_axis"),
+    ("", "SpaceToDepth"): to_one(_blocks, 1, "blocksize mode"),
     ("", "MeanVarianceNormalization"): to_one(_mean_variance, 1, "axes"),
     ("", "MelWeightMatrix"): replace(
         to_one(_mel_weights, 5, "output_datatype"), decides=(0, 1, 2, 3, 4)

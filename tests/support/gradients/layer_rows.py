@@ -98,8 +98,6 @@ POOLS = [
     case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), p=1),
     case("Col2Im", ["f64[2,8,12]", [4, 5], [2, 2]]),
     case("Col2Im", ["f64[1,18,4]", [5, 7], [3, 3]], pads=(1, 1, 1, 1), strides=(3, 4)),
-    case("MaxUnpool", ["f64[1,2,2]", np.array([[[1, 2], [4, 7]]])],
-         kernel_shape=(2,), strides=(2,)),
     case("GlobalAveragePool", ["f64[2,3,4,5]"]),
     case("GlobalMaxPool", ["f64[2,3,4,5]"]),
 ]  # fmt: skip

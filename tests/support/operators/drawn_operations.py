@@ -293,21 +293,6 @@ def tile(d: Draw) -> Drawn:
     return d.row(text(d.of(*NUMBERS, "bool"), shape), [d.length(3) for _ in shape])
 
 
-def depth_to_space(d: Draw) -> Drawn:
-    block = d.number(1, 3)
-    n, c, h, w = (d.length(3) for _ in range(4))
-    d.attributes["blocksize"] = block
-    d.set(mode=("DCR", "CRD"))
-    return d.row(text(d.of("f32", "f64"), (n, c * block * block, h, w)))
-
-
-def space_to_depth(d: Draw) -> Drawn:
-    block = d.number(1, 3)
-    n, c, h, w = (d.length(3) for _ in range(4))
-    d.attributes["blocksize"] = block
-    return d.row(text(d.of("f32", "f64"), (n, c, h * block, w * block)))
-
-
 def trilu(d: Draw) -> Drawn:
     d.flags("upper")
     x = text(d.of(*NUMBERS, "bool"), d.shape(2))
@@ -447,14 +432,6 @@ def gather_nd(d: Draw) -> Drawn:
 def _indices(d: Draw, lead: Shape, limits: Shape) -> Array:
     columns = [d.array(lead, -size, size - 1) for size in limits]
     return np.stack(columns, -1) if columns else np.zeros((*lead, 0), np.int64)
-
-
-def reverse_sequence(d: Draw) -> Drawn:
-    shape = d.shape(2)
-    batch, time = d.of((0, 1), (1, 0))
-    d.attributes |= {"batch_axis": batch, "time_axis": time}
-    lengths = d.array((shape[batch],), min(1, shape[time]), shape[time])
-    return d.row(text(d.of("f32", "i64", "f64"), shape), lengths)
 
 
 def top_k(d: Draw) -> Drawn:
@@ -821,26 +798,6 @@ def col2im(d: Draw) -> Drawn:
     )
 
 
-def max_unpool(d: Draw) -> Drawn:
-    kernel = (d.number(1, 3), d.number(1, 3))
-    strides = tuple(d.number(k, 3) for k in kernel)
-    d.attributes |= {"kernel_shape": kernel, "strides": strides}
-    shape = d.shape(4, 4, 3)
-    image = tuple((n - 1) * s + k for n, s, k in zip(shape[2:], strides, kernel, strict=True))
-    places = (
-        [
-            np.array(d.random.sample(range(max(0, math.prod(image))), math.prod(shape[2:])))
-            for _ in range(math.prod(shape[:2]))
-        ]
-        if math.prod(shape)
-        else []
-    )
-    whole = math.prod(image)
-    indices = np.array([p + i * whole for i, p in enumerate(places)], np.int64).reshape(shape)
-    more = [[*shape[:2], *(n + d.number(0, 1) for n in image)]] if d.chance(0.3) else []
-    return d.row(text(d.of("f32", "f64"), shape), indices, *more)
-
-
 def lrn(d: Draw) -> Drawn:
     d.attributes["size"] = d.number(1, 5)
     d.set(alpha=(0.000244140625, 0.5), beta=(0.5, 0.75), bias=(1.0, 2.0))
@@ -1143,7 +1100,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "Unsqueeze"): unsqueeze, ("", "Dropout"): dropout, ("", "Shape"): shape_of,
     ("stitch", "Expect"): expect, ("", "Size"): unary(*_ANY), ("", "Transpose"): transpose,
     ("", "Concat"): concat, ("", "Split"): split, ("", "Slice"): slice_, ("", "Expand"): expand,
-    ("", "Tile"): tile, ("", "DepthToSpace"): depth_to_space, ("", "SpaceToDepth"): space_to_depth,
+    ("", "Tile"): tile,
     ("", "Trilu"): trilu, ("", "Pad"): pad,
     ("", "ConstantOfShape"): constant_of_shape, ("", "Range"): range_,
     **{
@@ -1157,7 +1114,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "ArgMax"): arg, ("", "ArgMin"): arg, ("", "CumSum"): cumulative,
     ("", "CumProd"): cumulative, ("", "TfIdfVectorizer"): tf_idf, ("", "Gather"): gather,
     ("", "GatherElements"): gather_elements, ("", "GatherND"): gather_nd,
-    ("", "ReverseSequence"): reverse_sequence, ("", "TopK"): top_k, ("stitch", "Window"): window,
+    ("", "TopK"): top_k, ("stitch", "Window"): window,
     ("", "TensorScatter"): tensor_scatter, ("", "ScatterElements"): scatter_elements,
     ("", "ScatterND"): scatter_nd, ("", "OneHot"): one_hot, ("", "Det"): det,
     ("", "MatMul"): matmul, ("", "Gemm"): gemm, ("", "Einsum"): einsum,
@@ -1167,7 +1124,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("stitch", "ConvWeightGradient"): conv_weight_gradient, ("", "AveragePool"): average_pool,
     ("", "MaxPool"): max_pool, ("", "LpPool"): lp_pool, ("", "GlobalAveragePool"): global_pool,
     ("", "GlobalMaxPool"): global_pool, ("stitch", "MaxPoolGradient"): max_pool_gradient,
-    ("", "Col2Im"): col2im, ("", "MaxUnpool"): max_unpool, ("", "LRN"): lrn,
+    ("", "Col2Im"): col2im, ("", "LRN"): lrn,
     ("", "BatchNormalization"): batch_normalization,
     ("stitch", "BatchNormalizationGradient"): batch_gradient,
     ("", "LayerNormalization"): layer_normalization, ("", "RMSNormalization"): rms_normalization,

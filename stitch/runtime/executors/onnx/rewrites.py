@@ -366,12 +366,6 @@ def _columns(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
     return False
 
 
-def _max_unpool(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
-    if len(operation.inputs) > 2 and operation.inputs[2] != ABSENT:
-        raise CompileError("ONNX Runtime's MaxUnpool differs if an output shape is given")
-    return False
-
-
 def _quantize(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
     """Drop the block size of a single scale, which the kernel refuses."""
     if attributes.get("precision"):
@@ -474,7 +468,6 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ConvTranspose"): expansions.transposed_convolution,
     **{("", f"{name}Pool"): expansions.pool for name in ("Average", "Lp", "Max")},
     ("", "MatMulInteger"): _zero_points,
-    ("", "MaxUnpool"): _max_unpool,
     ("", "Min"): integer_rewrites.extreme,
     ("", "Mod"): integer_rewrites.modulo,
     ("", "OneHot"): _one_hot,
