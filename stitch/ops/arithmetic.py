@@ -31,11 +31,11 @@ from stitch.ops.steps import (
     chain_kernel,
     copy_steps,
     fill_step,
-    mask_in,
     overlaps,
     polynomial,
     reciprocal_step,
     scalar,
+    slice_range,
 )
 from stitch.ops.workspaces import few, operands, workspace
 from stitch.program import Array, DataType, ValueType
@@ -358,7 +358,7 @@ def _unary(
 # Erf ----------------------------------------------------------------------------------------------
 
 #: Workspaces of the operand's size that `erf_steps` needs.
-ERF_WORKSPACES = 5
+ERF_WORKSPACES = 2
 
 #: float32: erf(x) = tanh(x P(x^2)). P is a least-squares fit of atanh(erf(x)) / x in the relative
 #: error of erf (1e-7), reweighted towards its largest errors. P is unbounded, so the result is
@@ -368,26 +368,8 @@ _SINGLE = (
     -6.197827531016297e-04, -1.9183319922610898e-04, 1.0276905694161298e-01, 1.1283792741684124,
 )  # fmt: skip
 
-#: float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of
-#: Computation 23 (1969): first region up to 0.46875, second beyond; error below 1e-15.
-_NEAR_TOP = (
-    1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2,
-    3.77485237685302021e2, 3.20937758913846947e3,
-)  # fmt: skip
-_NEAR_BOTTOM = (
-    1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3,
-    2.84423683343917062e3,
-)  # fmt: skip
-_FAR_TOP = (
-    2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0,
-    6.61191906371416295e1, 2.98635138197400131e2, 8.81952221241769090e2,
-    1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3,
-)  # fmt: skip
-_FAR_BOTTOM = (
-    1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2,
-    1.62138957456669019e3, 3.29079923573345963e3, 4.36261909014324716e3,
-    3.43936767414372164e3, 1.23033935480374942e3,
-)  # fmt: skip
+#: Elements of float64 whose error function is computed together, as Python numbers.
+_DOUBLES = 4096
 
 
 def erf_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float = 1.0) -> list[Thunk]:
@@ -396,7 +378,7 @@ def erf_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float = 1.0)
     `work` has `ERF_WORKSPACES` arrays; except for float64, the first holds x^2 afterwards.
     """
     if x.dtype == np.float64:
-        return _double_steps(x, out, work, scale)
+        return [partial(_double_erf, x, out, scale)]
     square, sum_ = work[:2]
     degree = len(_SINGLE) - 1
     scaled = [c * scale ** (2 * (degree - i) + 1) for i, c in enumerate(_SINGLE)]
@@ -408,36 +390,11 @@ def erf_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float = 1.0)
     ]
 
 
-def _double_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float) -> list[Thunk]:
-    size, top, bottom, near = work[:4]
-    mask = mask_in(work[4])
-    start: list[Thunk] = []
-    if scale != 1.0:
-        start, x = [partial(np.multiply, x, scalar(scale, x), out)], out
-    return [
-        *start,
-        # Near zero: x P(x^2) / Q(x^2).
-        partial(np.multiply, x, x, size),
-        *polynomial(_NEAR_TOP, size, top),
-        *polynomial(_NEAR_BOTTOM, size, bottom),
-        partial(np.divide, top, bottom, near),
-        partial(np.multiply, near, x, near),
-        # Beyond: sign(x) (1 - exp(-x^2) P(|x|) / Q(|x|)), which is 1 from 6 on.
-        partial(np.absolute, x, size),
-        partial(np.less, size, scalar(0.46875, x), mask),
-        partial(np.minimum, size, scalar(6.0, x), out=size),
-        *polynomial(_FAR_TOP, size, top),
-        *polynomial(_FAR_BOTTOM, size, bottom),
-        partial(np.divide, top, bottom, top),
-        partial(np.multiply, size, size, size),
-        partial(np.negative, size, size),
-        partial(np.exp, size, size),
-        partial(np.multiply, top, size, top),
-        partial(np.subtract, scalar(1.0, x), top, top),
-        partial(np.copysign, top, x, top),
-        partial(np.copyto, top, near, where=mask),
-        partial(np.copyto, out, top),
-    ]
+def _double_erf(x: Array, out: Array, scale: float) -> None:
+    """Compute erf(scale x) number by number: NumPy has no error function."""
+    for part in slice_range(x.size, _DOUBLES):
+        numbers = map(math.erf, (x[part] * scale).tolist())
+        out[part] = np.fromiter(numbers, np.float64, len(x[part]))
 
 
 def _erf_gradient(context: GradientContext) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Conversions between data types: Cast, CastLike, BitCast, QuantizeLinear, DequantizeLinear.
+"""Conversions between data types: Cast, BitCast, QuantizeLinear, DequantizeLinear.
 
 `Cast` and copies between layouts share these conversions, so they agree bit for bit. NumPy's cast
 is used except where it differs from the wanted result:
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 
 # Batching -----------------------------------------------------------------------------------------
-
-
-def batch_cast_like(c: BatchingContext) -> Sequence[Any]:
-    return c.emit(c.broadcast(0), c.operands[1])
 
 
 def batch_quantized(c: BatchingContext) -> Sequence[Any] | None:
@@ -445,18 +441,15 @@ def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
 _AXIS = declared(axis=1, block_size=0)
 
 
-# Cast and CastLike --------------------------------------------------------------------------------
+# Cast --------------------------------------------------------------------------------
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
 def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    """Infer Cast (attribute `to`) and CastLike (second operand)."""
     data = context.require_type(0, MOVED)
-    like = None if "to" in context.attributes else context.require_type(1, MOVED).data_type
     context.require_word("round_mode", ("up", "down", "nearest"))
-    target = like or data_type_of_code(context.int_of("to"), context.op)
-    return (ValueType(data.shape, target),)
+    return (ValueType(data.shape, data_type_of_code(context.int_of("to"), context.op)),)
 
 
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -496,9 +489,6 @@ def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
     return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
 
 
-_ROUNDING = declared(round_mode="up", saturate=1)
-
-
 def _cast_slope(context: GradientContext) -> Any:
     return context.cast(context.gradient, context.type_of(0).data_type)
 
@@ -507,15 +497,11 @@ OPERATORS: tuple[OpDef, ...] = (
     # saturate applies to float8 types, round_mode to float8_e8m0.
     elementwise(
         "Cast", (1, 1), _infer_cast, _cast, of_first(_cast_slope), operands(1 / 2),
-        to=Attribute("int", required=True), **_ROUNDING,
+        to=Attribute("int", required=True), round_mode="up", saturate=1,
     ),
     OpDef(
         "BitCast", (1, 1), _infer_bit_cast, _bit_cast, batching=broadcasting, workspace=few,
         attributes=declared(to=Attribute("int", required=True)),
-    ),
-    OpDef(
-        "CastLike", (2, 2), _infer_cast, _cast, attributes=_ROUNDING, batching=batch_cast_like,
-        gradient=of_first(_cast_slope), workspace=operands(1 / 2),
     ),
     OpDef(
         "QuantizeLinear", (2, 3), _infer_quantize, _quantize,

@@ -204,18 +204,6 @@ def test_a_bit_cast_keeps_the_code() -> None:
         )
 
 
-@pytest.mark.parametrize("target", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda t: t.value)
-@pytest.mark.parametrize("wide", [np.float64, np.int64])
-def test_cast_like_rounds_once(target: DataType, wide: type) -> None:
-    """As Cast does, by which the order of rounding is tested bit for bit elsewhere."""
-    values: NDArray[Any] = np.array(
-        [1 + 2**-11 + 2**-30, 2049.0000001, 4097, 131073, 16777217]
-    ).astype(wide)
-    values = np.concatenate([values, values * 3, -values])
-    (like,) = evaluate("CastLike", [values, np.zeros(1, target.dtype)])
-    assert like.view(np.uint16).tolist() == cast(values, target).view(np.uint16).tolist()
-
-
 def test_an_unknown_round_mode_is_refused() -> None:
     with pytest.raises(CompileError, match="round_mode"):
         infer_types(

@@ -40,6 +40,12 @@ def _as_own_operator(builder: ComputationGraphBuilder, call: NodeCall) -> Symbol
     return builder.apply(call.op, call.inputs, 1, call.attributes)[0]
 
 
+def _cast_like(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Cast to the type of the second operand."""
+    code = ops.onnx_code(call.required(1).data_type)
+    return builder.apply("Cast", [call.required(0)], 1, {**call.attributes, "to": code})[0]
+
+
 def _product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """A scaled product of matrices, perhaps transposed."""
     both = [call.required(0), call.required(1)]
@@ -448,6 +454,7 @@ _LABELS = "classlabels_int64s classlabels_strings"
 #: ONNX's own; the body of ONNX's AffineGrid is wrong for some sizes.
 LOWERINGS: Mapping[tuple[str, str], Lowering] = {
     ("", "AffineGrid"): replace(to_one(_affine_grid, 2, "align_corners"), decides=(1,)),
+    ("", "CastLike"): to_one(_cast_like, 2, "round_mode saturate"),
     ("", "DepthToSpace"): to_one(_blocks, 1, "blocksize mode"),
     ("", "EyeLike"): to_one(_eye_like, 1, "dtype k"),
     ("", "LpNormalization"): to_one(_lp_normalization, 1, "axis p"),

@@ -415,13 +415,16 @@ class Walk:
             if deciding is not None and self.builder.known_data(deciding) is None:
                 self.dependencies.want(deciding)
         try:
-            return lowering.of(self.builder, call)
+            results = lowering.of(self.builder, call)
         except CompileError:
             if call.domain != ONNX_RUNTIME:
                 raise
             with suppress(CompileError, Unsupported):
                 return self._foreign(call)
             raise
+        made = [result for result in results if result is not None]
+        self.dependencies.note(call.op, call.inputs, made)
+        return results
 
     def _foreign(self, call: NodeCall) -> Sequence[Bound]:
         results = lower_foreign(self.builder, call, self.declared, self.dependencies.want)

@@ -111,7 +111,7 @@ class Scope:
 
 
 #: Operators that look at the shape of their operand only.
-_SHAPE_ONLY = frozenset({"Shape", "Size", "ConstantOfShape"})
+_SHAPE_ONLY = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
 
 
 class _Known(tuple[Any, ...]):

@@ -43,7 +43,6 @@ ARITHMETIC = [
     case("Clip", [M]),
     case("Clip", [M, "f64[]1", "f64[]>"]),
     case("Cast", [M], to=1),
-    case("CastLike", [M, np.zeros(1, np.float32)]),
 ]
 
 _ANYWHERE = "Sin Cos Tan Atan Sinh Cosh Tanh Asinh Exp Neg Abs Erf Reciprocal"

@@ -338,12 +338,6 @@ def cast(d: Draw) -> Drawn:
     return d.row(text(d.of(*NUMBERS, "bool"), d.shape(), suffix))
 
 
-def cast_like(d: Draw) -> Drawn:
-    to = d.of(*NUMBERS, "bool")
-    suffix = "+" if to.startswith("u") else ""
-    return d.row(text(d.of(*NUMBERS, "bool"), d.shape(), suffix), text(to, d.shape()))
-
-
 def bit_cast(d: Draw) -> Drawn:
     kinds = {1: ("f32", "i32", "ui32"), 2: ("f64", "i64", "ui64"), 3: ("i16", "ui16", "f16")}
     codes = {1: (1, 6, 12), 2: (11, 7, 13), 3: (5, 4, 10)}
@@ -1149,7 +1143,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "RNN"): recurrent(1, 1, 1), ("", "GRU"): recurrent(3, 2, 1),
     ("", "LSTM"): recurrent(4, 3, 2), ("", "Resize"): resize, ("", "GridSample"): grid_sample,
     ("", "DeformConv"): deform_conv, ("", "RoiAlign"): roi_align, ("", "Cast"): cast,
-    ("", "BitCast"): bit_cast, ("", "CastLike"): cast_like, ("", "QuantizeLinear"): quantize,
+    ("", "BitCast"): bit_cast, ("", "QuantizeLinear"): quantize,
     ("", "DequantizeLinear"): dequantize,
 }  # fmt: skip
 

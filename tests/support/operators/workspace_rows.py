@@ -231,7 +231,6 @@ def _movements() -> list[Row]:
         ("Cast", [some], {"to": 10}),
         ("Cast", [some], {"to": 3}),
         ("Cast", ["i64[300,1001]"], {"to": 9}),
-        ("CastLike", [some, "i32[2]"], {}),
         ("BitCast", [some], {"to": 6}),
         ("TfIdfVectorizer", ["i64[30,1000]+"],
          {"max_gram_length": 2, "min_gram_length": 1, "max_skip_count": 3, "mode": "TF",

@@ -448,7 +448,6 @@ def _n_grams(writer: ModelWriter, operation: Operation, attributes: Attributes) 
 REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "BatchNormalization"): _batch,
     ("", "Cast"): _cast,
-    ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
     **{("", name): _fold for name in ("ConstantOfShape", "Range", "Shape", "Size")},
     ("", "Col2Im"): _columns,
