@@ -7,14 +7,14 @@ run, which pays if the image has many positions per weight. A transposed convolu
 and groups is computed as a convolution by transposed weights, in two thirds of the time.
 
 The gain of leaving out a convolution includes the conversions that its neighbours then save or
-need, so chains are not split for small losses; otherwise a chain is kept or dropped as a whole.
+need, so chains are not split for small losses.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from stitch.ops import attributes_of, int_of, multiply_adds, transposed_windows, turned_windows
@@ -115,7 +115,7 @@ def weight_conversion_ns(program: Program, index: int) -> float:
 
 
 class ConvolutionGains:
-    """The time that the convolutions of a part save, alone and in chains of blocked images."""
+    """The time that the convolutions of a part save."""
 
     def __init__(self, program: Program, part: BlockedPart) -> None:
         self.program = program
@@ -124,43 +124,21 @@ class ConvolutionGains:
         self.blocked = {c.result for c in self.convolutions if is_whole(program, c.result)}
         self.blocked |= {v for i in part.others for v in program.operations[i].outputs}
         self.reads = Counter(value for _, value in self._blocked_reads())
-        roots = {v: v for v in (*self.blocked, *(c.result for c in self.convolutions))}
-        for result, value in self._blocked_reads():
-            if value in roots:
-                roots[_root(roots, result)] = _root(roots, value)
-        #: By value the representative of its chain (union-find).
-        self.chain = {value: _root(roots, value) for value in roots}
 
-    def unprofitable(self, *, whole_chains: bool) -> set[int]:
-        """Return the convolutions to leave out; `whole_chains`: with all others of their chains."""
-        own = {c.convolution: self._own_ns(c) for c in self.convolutions}
-        lost = {
+    def unprofitable(self) -> set[int]:
+        """Return the convolutions whose absence would save time."""
+        return {
             c.convolution
             for c in self.convolutions
-            if own[c.convolution] + self._conversions_ns(c) <= 0
+            if self._own_ns(c) + self._conversions_ns(c) <= 0
         }
-        if not lost:
-            saved = self._saved_by_chain(own)
-            return {c.convolution for c in self.convolutions if saved[self.chain[c.result]] <= 0}
-        if whole_chains:
-            chains = {self.chain[c.result] for c in self.convolutions if c.convolution in lost}
-            lost = {c.convolution for c in self.convolutions if self.chain[c.result] in chains}
-        return lost
 
-    def _saved_by_chain(self, own: Mapping[int, float]) -> dict[int, float]:
-        saved = dict.fromkeys(self.chain.values(), 0.0)
-        for found in self.convolutions:
-            saved[self.chain[found.result]] += own[found.convolution]
-            if found.result not in self.blocked:
-                saved[self.chain[found.result]] -= self._image_ns(found.result)
-        for value in self.blocked & self.part.plain:
-            saved[self.chain[value]] -= self._image_ns(value)
-        entering = {
-            (self.chain[result], v) for result, v in self._blocked_reads() if v not in self.blocked
-        }
-        for chain, value in entering:
-            saved[chain] -= self._image_ns(value)
-        return saved
+    def saved_ns(self) -> float:
+        """Return what the whole part saves."""
+        read = {value for _, value in self._blocked_reads()}
+        converted = [*(self.blocked & self.part.plain), *(read - self.blocked)]
+        converted += [c.result for c in self.convolutions if c.result not in self.blocked]
+        return sum(map(self._own_ns, self.convolutions)) - sum(map(self._image_ns, converted))
 
     def _own_ns(self, found: BlockedConvolution) -> float:
         """Return what a convolution saves, without conversions of images."""
@@ -204,13 +182,6 @@ class ConvolutionGains:
         return self.program.values[value].type.shape
 
 
-def _root(roots: dict[int, int], value: int) -> int:
-    """Find the representative of a value, with path compression."""
-    while roots[value] != value:
-        roots[value] = value = roots[roots[value]]
-    return value
-
-
 # Choice
 
 #: Operators that may run on blocked images: of one operand, or of two of one shape.
@@ -218,8 +189,8 @@ UNARY = frozenset({"Abs", "Neg", "Relu", "Sigmoid", "Tanh"})
 BINARY = frozenset({"Add", "Mul", "Sub"})
 #: Activations that a convolution's kernel can apply.
 ACTIVATIONS = frozenset({"Clip", "Relu"})
-#: Rounds in which convolutions are left out singly; a long chain could shrink from its ends.
-MAX_ROUNDS = 16
+#: Rounds in which convolutions are left out; a long chain could shrink from its ends.
+MAX_ROUNDS = 64
 
 
 def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart:
@@ -232,11 +203,14 @@ def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart
         return NO_BLOCKS
     search = _Search(program, without)
     chosen = search.able()
-    rounds, part = 0, search.part_around(chosen)
-    while lost := ConvolutionGains(program, part).unprofitable(whole_chains=rounds >= MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS):
+        part = search.part_around(chosen)
+        gains = ConvolutionGains(program, part)
+        lost = gains.unprofitable()
+        if not lost:
+            return part if gains.saved_ns() > 0 else NO_BLOCKS
         chosen -= lost
-        rounds, part = rounds + 1, search.part_around(chosen)
-    return part
+    return NO_BLOCKS
 
 
 class _Search:
