@@ -16,38 +16,20 @@ F = Callable[..., Any]
 
 A = np.array([[1.5, -2.0, 3.25], [0.5, 4.0, -1.0]], np.float32)
 B = np.array([[2.0, 0.5, -1.5], [1.0, -3.0, 2.0]], np.float32)
-I = np.array([[7, -7, 5], [-5, 9, 0]], np.int32)  # noqa: E741
-J = np.array([[2, 2, -3], [-3, 4, 5]], np.int32)
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 
 TWO_FLOATS: dict[str, F] = {
-    "add": lambda x, y: x + y,
-    "subtract": lambda x, y: x - y,
-    "multiply": lambda x, y: x * y,
-    "divide": lambda x, y: x / y,
-    "floor_divide": lambda x, y: x // y,
-    "modulo": lambda x, y: x % y,
-    "power": lambda x, y: abs(x) ** y,
-    "scalar_right": lambda x, y: x * 2 - 1.5,
     "scalar_left": lambda x, y: 1 - (2.0 / y) + 3 * x,
     "reflected_power": lambda x, y: 2.0**y,
     "reflected_floor_divide": lambda x, y: 5 // y,
     "reflected_modulo": lambda x, y: 5 % y,
     "negative_positive": lambda x, y: -x + (+y),
-    "matmul": lambda x, y: x @ y.T,
     "matmul_with_array": lambda x, y: x @ W,
     "array_on_the_left": lambda x, y: W.T @ x.T,
     "array_minus_tensor": lambda x, y: B - x,
-    "comparisons": lambda x, y: (x < y) | (x >= 3.0) & (y != 0.5) ^ (x == 1.5),
-    "more_comparisons": lambda x, y: ~(x > y) & (x <= y),
-    "sum": lambda x, y: x.sum() + y.sum(0, keepdims=True),
-    "mean_max_min_prod": lambda x, y: x.mean(-1) + y.max(1) - x.min(1) * y.prod((1,)),
-    "var": lambda x, y: x.var(1),
-    "argmax": lambda x, y: x.argmax(1) + y.argmin(1) + x.argmax(),
     "reshape": lambda x, y: x.reshape(3, -1) + y.reshape((3, 2)),
     "transpose": lambda x, y: x.transpose(1, 0) + y.transpose(),
     "swapaxes": lambda x, y: x.swapaxes(0, 1),
-    "ravel": lambda x, y: x.ravel() + y.flatten(),
     "astype": lambda x, y: x.astype(np.float64),
     "iteration": lambda x, y: sum(row for row in x) + len(y),
     "size_and_ndim": lambda x, y: x * x.size + y.ndim,
@@ -61,28 +43,6 @@ def test_an_expression_on_floats_means_what_numpy_means(name: str, run: Run) -> 
     found = run(trace(f, A, B), A, B)["output"]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-INTEGERS: dict[str, F] = {
-    "floor_divide": lambda x, y: x // y,
-    "modulo": lambda x, y: x % y,
-    "bitwise": lambda x, y: (x & y) | (x ^ 3),
-    "invert": lambda x, y: ~x,
-    "scalar": lambda x, y: 3 * x - y * 2,
-}
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_an_expression_on_integers_means_what_numpy_means(name: str, run: Run) -> None:
-    f = INTEGERS[name]
-    found = run(trace(f, I, J), I, J)["output"]
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, f(I, J))
-
-
-def test_floor_division_of_unsigned_integers_rounds_down(run: Run) -> None:
-    x, y = np.array([7, 8, 255], np.uint8), np.array([2, 3, 16], np.uint8)
-    np.testing.assert_array_equal(run(trace(lambda a, b: a // b, x, y), x, y)["output"], x // y)
 
 
 C = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)

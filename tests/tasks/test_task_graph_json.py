@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from stitch.program import (
     TensorDesc,
 )
 from stitch.tasks import TaskGraph, aggregate, host_function, task
+from tests.support.grids import every
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import random_graph
 
@@ -212,3 +215,58 @@ def test_what_is_no_program_or_function_is_the_callers_mistake() -> None:
         TaskGraph.from_json(
             graph.as_json(), programs=graph.programs, functions={"bump": lambda y: None}
         )
+
+
+LONG = "n" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        (("tasks", 0, "outputs"), [*range(1, 50_000)]), (("tasks", 1, "function"), LONG),
+        (("functions", 0, "name"), LONG), ((LONG,), 0),
+        (("outputs", 0), {"name": LONG, "value": 9}),
+        (("inputs", 0, "desc", "shape"), [-1] * 100_000),
+        (("inputs", 0, "desc", "shape"), [1] * 100_000),
+    ],
+    ids=["numbers", "call", "function", "key", "output", "bad shape", "other shape"],
+)  # fmt: skip
+def test_what_an_error_repeats_of_the_text_is_short(path: tuple[Any, ...], to: Any) -> None:
+    graph = small()
+    assert len(refusal(graph, changed(graph, *path, to=to))) < 1_000
+
+
+def _paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a JSON value."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield (*at, key)
+        yield from _paths(value[key], (*at, key))
+
+
+@pytest.mark.parametrize("seed", every(20, range(40)))
+def test_a_text_with_any_part_replaced_or_missing_is_a_graph_or_a_format_error(seed: int) -> None:
+    graph = random_graph(seed)
+    for form in (aggregate(graph), graph):
+        body = json.loads(form.as_json())
+        for path in _paths(body):
+            replacements: tuple[Any, ...] = (-2, 10**30, "text", None, [], {}, KeyError)
+            for new in replacements:
+                damaged = deepcopy(body)
+                part = damaged
+                for key in path[:-1]:
+                    part = part[key]
+                if new is KeyError:
+                    del part[path[-1]]
+                else:
+                    part[path[-1]] = new
+                try:
+                    again = TaskGraph.from_json(
+                        json.dumps(damaged), programs=form.programs, functions=form.functions
+                    )
+                except FormatError:
+                    continue
+                again.validate()
+                assert again.text() and again.as_json()
