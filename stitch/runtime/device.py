@@ -304,7 +304,7 @@ class RuntimeDevice(TensorAccess):
         """As `load`; the caller holds the run lock."""
         self.check_open()
         self.drain()
-        return load_program(self, self.machine, self.records, binary, program, where)
+        return load_program(self, binary, program, where)
 
     def load_made(self, program: Program) -> LoadedProgram:
         """Load a program that the device generated.
@@ -312,7 +312,7 @@ class RuntimeDevice(TensorAccess):
         The caller holds the run lock, unless the program has no constants (which need allocation).
         """
         binary = Binary((program,), self.machine.shape, "made by the device")
-        return load_program(self, self.machine, self.records, binary, 0)
+        return load_program(self, binary, 0)
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Release the memory of a program once it is unreferenced."""

@@ -30,7 +30,7 @@ from stitch.machine import (
 from stitch.ops import infer_operation, is_elementwise, operators
 from stitch.program import ABSENT, Body, Operation, Program
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.values import ConstantRecord, Reader, Records, dispose, hold_constant
+from stitch.runtime.values import ConstantRecord, Reader, dispose, hold_constant
 from stitch.ttb import Binary, state_names
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 def load_program(
-    device: RuntimeDevice, machine: Machine, records: Records, binary: Binary, which: int | str,
-    where: str | None = None,
-) -> LoadedProgram:  # fmt: skip
+    device: RuntimeDevice, binary: Binary, which: int | str, where: str | None = None
+) -> LoadedProgram:
     """See `Device.load`; `where` is the binary's file. Reserves nothing if it fails."""
+    machine = device.machine
     missing = machine.shape.shortcomings(binary.machine)
     if missing:
         raise IncompatibleError(
@@ -68,13 +68,12 @@ def load_program(
     for constant, crc32 in zip(program.constants, binary.crc32_of(program), strict=False):
         value = program.values[constant.value]
         hold_constant(
-            records, loaded.device, value.type, value.desc, constant.data, crc32, value.name,
-            reader, kept,
-        )  # fmt: skip
+            device, value.type, value.desc, constant.data, crc32, value.name, reader, kept
+        )
     try:
-        _place(list(dict.fromkeys(kept)), device, records, program.name)
+        _place(list(dict.fromkeys(kept)), device, program.name)
     except Exception:
-        dispose(records, kept, reader)
+        dispose(device.records, kept, reader)
         raise
     return loaded
 
@@ -114,14 +113,12 @@ def _check_use(program: Program, binary: Binary, machine: Machine, where: str | 
         )
 
 
-def _place(
-    constants: Sequence[ConstantRecord], device: RuntimeDevice, records: Records, name: str
-) -> None:
+def _place(constants: Sequence[ConstantRecord], device: RuntimeDevice, name: str) -> None:
     """Allocate the constants that no other program has allocated.
 
     If memory is short and `spill` is on, the first run of the program evicts other tensors.
     """
-    shape = device.backend.machine.shape
+    shape, records = device.machine.shape, device.records
     blocks = [(c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):

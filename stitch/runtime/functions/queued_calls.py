@@ -28,24 +28,20 @@ class HostResult:
     It may be passed to other host functions while it is pending.
     """
 
-    __slots__ = ("__weakref__", "_device", "_value", "is_pending", "name", "why")
+    __slots__ = ("__weakref__", "_value", "device", "is_pending", "name", "why")
 
     def __init__(self, device: RuntimeDevice, name: str) -> None:
-        self._device, self.name = device, name
+        #: The `Device` that runs its task.
+        self.device, self.name = device, name
         self._value: Any = None
         self.is_pending = True
         #: Why it failed, or None.
         self.why: str | None = None
 
     @property
-    def device(self) -> Any:
-        """The `Device` that runs its task."""
-        return self._device
-
-    @property
     def function_queue(self) -> Any:
         """The device, which enqueues host functions that are called with it."""
-        return self._device
+        return self.device
 
     def result(self) -> Any:
         """Return the object; runs the queue if it is pending.
@@ -54,7 +50,7 @@ class HostResult:
             TaskError: Its task failed or was cancelled; states the reason.
         """
         if self.is_pending:
-            self._device.settle_result(self)
+            self.device.settle_result(self)
         if self.why is not None:
             raise TaskError(
                 f"host function {self.name!r} has no result",

@@ -1,22 +1,56 @@
-"""`PlacedGraph`: a task graph on one device, ready to be enqueued."""
+"""`PlacedGraph`: a task graph on one device, with loaded programs and agents of host functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from stitch.errors import UsageError
-from stitch.program import TensorDesc
+from stitch.program import Program, TensorDesc, ValueType
 from stitch.runtime.arguments import check_inputs, link_value
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
-from stitch.runtime.graphs.graph_rows import GraphRow, GraphRows
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
-from stitch.tasks import TaskTable, run_problems
+from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable, run_problems
+from stitch.ttb import Binary
 
 #: A value's descriptor, its key, and the task that makes it.
 MadeValue: TypeAlias = "tuple[TensorDesc, int, str]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """A task: its agent (None for a copy to `desc`) and the numbers of its values.
+
+    `ports`: of its inputs. `gone`: positions of donated inputs.
+    """
+
+    agent: LoadedProgram | HostAgent | None
+    call: HostCall | None
+    desc: TensorDesc | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ports: tuple[InputPort, ...]
+    gone: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return "to_layout" if self.agent is None else self.agent.name
+
+    def gives(self, device: RuntimeDevice) -> Sequence[tuple[TensorDesc, int]]:
+        """Return the descriptors of its results, with the device's keys."""
+        if self.agent is None:
+            assert self.desc is not None, "a copy"
+            descs = [self.desc.without_address()]
+        elif isinstance(self.agent, HostAgent):
+            descs = [desc.without_address() for desc in self.agent.wanted]
+        else:
+            return self.agent.outputs
+        return [(desc, device.desc_key(desc)) for desc in descs]
 
 
 class PlacedGraph:
@@ -43,7 +77,10 @@ class PlacedGraph:
                 f"{self.title} cannot be prepared: {problem.where}: {problem.detail}",
                 remedy="TaskGraph.validate() lists everything that keeps a graph from running",
             )  # fmt: skip
-        self._rows = GraphRows(device, table, self.title).all()
+        self._names = {number: name for name, number in table.inputs}
+        #: Loaded programs by source: each source is loaded once.
+        self._loaded: dict[int, LoadedProgram] = {}
+        self._rows = tuple([self._row(table, *task) for task in table.tasks])
         self.task_count = len(self._rows)
         #: Whether a task may fail by itself: then it runs through the queue, which runs the
         #: independent tasks.
@@ -53,7 +90,7 @@ class PlacedGraph:
         self.taken_over: dict[int, str] = {}
         readers: dict[int, InputPort] = {}
         #: Readers of the inputs: task, port, and number of the input.
-        self._links: list[tuple[GraphRow, InputPort, int]] = []
+        self._links: list[tuple[_Row, InputPort, int]] = []
         for row in self._rows:
             for position, number in enumerate(row.inputs):
                 readers.setdefault(number, row.ports[position])
@@ -65,6 +102,42 @@ class PlacedGraph:
                 self.made[number] = (*output, row.name)
         #: The port of each input, from the first task that reads it.
         self.ports: tuple[InputPort, ...] = tuple([readers[number] for _, number in table.inputs])
+
+    def _row(
+        self, table: TaskTable, agent: Agent, inputs: tuple[int, ...], outputs: tuple[int, ...]
+    ) -> _Row:
+        if isinstance(agent, ProgramAgent):
+            program = self._program(agent)
+            return _Row(program, None, None, inputs, outputs, program.ports, agent.consumes)
+        types = [_type_of(table.descs[number]) for number in inputs]
+        if isinstance(agent, HostCall):
+            host = self.device.host_agents.agent(agent, tuple(types))
+            return _Row(host, agent, None, inputs, outputs, host.ports, agent.consumes)
+        assert isinstance(agent, CopyAgent), "merged tasks are flattened"
+        desc, name = table.descs[inputs[0]], self._names.get(inputs[0])
+        who = ("to_layout", "tensor") if name is None else (self.name, name)
+        port = InputPort(*who, _type_of(desc), desc, self.device.desc_key(desc))
+        return _Row(None, None, agent.desc, inputs, outputs, (port,), frozenset())
+
+    def _program(self, agent: ProgramAgent) -> LoadedProgram:
+        source = agent.source
+        if isinstance(source, LoadedProgram):
+            if source.device is not self.device:
+                raise UsageError(
+                    f"the programs of {self.title} are on one device",
+                    expected=f"{self.device!r}",
+                    got=f"{source.name!r} on {source.device!r}",
+                    remedy="load its file there: device.load(file)",
+                )
+            return source
+        loaded = self._loaded.get(id(source))
+        if loaded is None:
+            if isinstance(source, Program):
+                binary: Any = Binary((source,), self.device.machine.shape, "a task graph")
+            else:
+                binary = source
+            loaded = self._loaded[id(source)] = self.device.load(binary)
+        return loaded
 
     def link(self, given: Sequence[ValueRecord]) -> None:
         """Raise `TaskError`, `UsageError` or `LinkError` if a value does not match its input."""
@@ -96,3 +169,8 @@ class PlacedGraph:
             else:
                 values += tasks.append(agent.transformation, agent, inputs, agent.outputs)
         return values
+
+
+def _type_of(desc: TensorDesc) -> ValueType:
+    """Return the type of arrays with this descriptor."""
+    return ValueType(desc.shape, desc.layout.data_type.in_arrays)

@@ -23,15 +23,15 @@ _HEAD_NBYTES = 256
 
 
 def hold_constant(
-    records: Records, device: TensorAccess, kind: ValueType, desc: TensorDesc, data: Array,
-    crc32: int | None, name: str, reader: Reader, kept: list[ConstantRecord],
+    device: TensorAccess, kind: ValueType, desc: TensorDesc, data: Array, crc32: int | None,
+    name: str, reader: Reader, kept: list[ConstantRecord],
 ) -> None:  # fmt: skip
     """Append a constant's record to `kept`: a new one, or another program's with equal bytes.
 
     `reader` holds it until `dispose`, also if this call is interrupted. `crc32`: the checksum of
     its bytes in the file, if known.
     """
-    form = (kind, desc)
+    records, form = device.records, (kind, desc)
     key = ((data.__array_interface__["data"][0], data.strides), *form)
     record = records.constants.get(key)
     if record is None:
