@@ -35,8 +35,6 @@ from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
 from stitch.ttb.generated import FILE_IDENTIFIER, SCHEMA, TABLES, UNIONS
 
-# Writing one flatbuffer.
-
 #: Writes one value into the table that a builder has begun.
 Prepend = Callable[[Any, Any], None]
 #: A slot, what writes it, and the default that is not written.
@@ -74,74 +72,6 @@ _FIELDS: dict[tuple[str, str], FieldSpec] = {
 }
 
 
-class TableWriter:
-    """One flatbuffer; every method but `finish` returns the offset of what it has written.
-
-    An offset of 0 stands for a field that is absent.
-    """
-
-    def __init__(self) -> None:
-        self._builder = flatbuffers.Builder(_INITIAL_NBYTES)
-        self._strings: dict[str, int] = {}
-
-    def table(self, name: str, *values: int | float) -> int:
-        """A table, its values in the order of its slots: a union has two, type and value."""
-        builder = self._builder
-        builder.StartObject(len(values))
-        for (slot, prepend, default), value in zip(_ROWS[name], values, strict=True):
-            if value != default:
-                prepend(builder, value)
-                builder.Slot(slot)
-        offset: int = builder.EndObject()
-        return offset
-
-    def vector(self, offsets: Sequence[int]) -> int:
-        """A vector of offsets; absent where there are none."""
-        if not offsets:
-            return 0
-        builder = self._builder
-        builder.StartVector(4, len(offsets), 4)
-        for offset in reversed(offsets):
-            builder.PrependUOffsetTRelative(offset)
-        end: int = builder.EndVector()
-        return end
-
-    def scalars(self, table: str, field: str, values: Sequence[int] | Sequence[float]) -> int:
-        """A field that is a vector of scalars; absent where there are none."""
-        if not values:
-            return 0
-        array = np.array(values, f"<{_FIELDS[table, field].code}")
-        offset: int = self._builder.CreateNumpyVector(array)
-        return offset
-
-    def string(self, table: str, field: str, text: str) -> int:
-        """A field whose bytes are limited: equal texts are written once."""
-        limit = _FIELDS[table, field].limit
-        if limit is not None and len(text.encode("utf-8", "replace")) > limit:
-            raise StitchError(
-                f"a {table.lower()}'s {field} is too long for a .ttb file",
-                expected=f"at most {limit} bytes",
-                got=f"{text[:40]!r}...",
-                remedy="shorten it",
-            )
-        if text not in self._strings:
-            self._strings[text] = self.text(text, f"{table.lower()}'s {field}")
-        return self._strings[text]
-
-    def text(self, text: str, what: str) -> int:
-        """A string of its own: readers charge those without a limit each time they are used."""
-        try:
-            offset: int = self._builder.CreateString(text)
-        except UnicodeEncodeError as error:
-            raise StitchError(f"the {what} {text!r} is not valid Unicode") from error
-        return offset
-
-    def finish(self, root: int) -> bytes:
-        """The size-prefixed flatbuffer around its root table."""
-        self._builder.FinishSizePrefixed(root, file_identifier=FILE_IDENTIFIER)
-        return bytes(self._builder.Output())
-
-
 #: The type code of each table that an attribute's value may be.
 _VALUE_TYPES = {name: code for code, name in enumerate(UNIONS["AttributeValue"], 1)}
 _INT64 = range(-(2**63), 2**63)
@@ -169,42 +99,101 @@ def encode_metadata(binary: Binary, segments: Segments) -> bytes:
 
 
 class _Encoder:
-    """One flatbuffer being built; every method returns the offset of what it has written."""
+    """One flatbuffer; every method but `root` returns the offset of what it has written.
+
+    An offset of 0 stands for a field that is absent.
+    """
 
     def __init__(self, segments: Segments) -> None:
-        self._writer = TableWriter()
+        self._builder = flatbuffers.Builder(_INITIAL_NBYTES)
+        self._strings: dict[str, int] = {}
         self._segments = segments
         self._types: dict[ValueType, int] = {}
         self._layouts: dict[Layout, int] = {}
 
-    def root(self, binary: Binary) -> bytes:
-        write = self._writer
-        programs = write.vector([self._program(p) for p in binary.programs])
-        machine = self._machine(binary.machine)
-        segments = write.vector([self._segment(row) for row in self._segments.rows])
-        requires = write.vector([write.text(name, "requires") for name in binary.requires])
-        producer = write.string("Binary", "producer", binary.producer)
-        version = write.table("Version", binary.version.major, binary.version.minor)
-        return write.finish(
-            write.table(
-                "Binary", version, producer, binary.opset, machine, programs, segments, requires
+    # Tables, vectors and strings ------------------------------------------------------------
+
+    def _table(self, name: str, *values: int | float) -> int:
+        """A table, its values in the order of its slots: a union has two, type and value."""
+        builder = self._builder
+        builder.StartObject(len(values))
+        for (slot, prepend, default), value in zip(_ROWS[name], values, strict=True):
+            if value != default:
+                prepend(builder, value)
+                builder.Slot(slot)
+        offset: int = builder.EndObject()
+        return offset
+
+    def _vector(self, offsets: Sequence[int]) -> int:
+        """A vector of offsets; absent where there are none."""
+        if not offsets:
+            return 0
+        builder = self._builder
+        builder.StartVector(4, len(offsets), 4)
+        for offset in reversed(offsets):
+            builder.PrependUOffsetTRelative(offset)
+        end: int = builder.EndVector()
+        return end
+
+    def _scalars(self, table: str, field: str, values: Sequence[int] | Sequence[float]) -> int:
+        """A field that is a vector of scalars; absent where there are none."""
+        if not values:
+            return 0
+        array = np.array(values, f"<{_FIELDS[table, field].code}")
+        offset: int = self._builder.CreateNumpyVector(array)
+        return offset
+
+    def _string(self, table: str, field: str, text: str) -> int:
+        """A field whose bytes are limited: equal texts are written once."""
+        limit = _FIELDS[table, field].limit
+        if limit is not None and len(text.encode("utf-8", "replace")) > limit:
+            raise StitchError(
+                f"a {table.lower()}'s {field} is too long for a .ttb file",
+                expected=f"at most {limit} bytes",
+                got=f"{text[:40]!r}...",
+                remedy="shorten it",
             )
+        if text not in self._strings:
+            self._strings[text] = self._text(text, f"{table.lower()}'s {field}")
+        return self._strings[text]
+
+    def _text(self, text: str, what: str) -> int:
+        """A string of its own: readers charge those without a limit each time they are used."""
+        try:
+            offset: int = self._builder.CreateString(text)
+        except UnicodeEncodeError as error:
+            raise StitchError(f"the {what} {text!r} is not valid Unicode") from error
+        return offset
+
+    # The binary ------------------------------------------------------------------------------
+
+    def root(self, binary: Binary) -> bytes:
+        programs = self._vector([self._program(p) for p in binary.programs])
+        machine = self._machine(binary.machine)
+        segments = self._vector([self._segment(row) for row in self._segments.rows])
+        requires = self._vector([self._text(name, "requires") for name in binary.requires])
+        producer = self._string("Binary", "producer", binary.producer)
+        version = self._table("Version", binary.version.major, binary.version.minor)
+        root = self._table(
+            "Binary", version, producer, binary.opset, machine, programs, segments, requires
         )
+        self._builder.FinishSizePrefixed(root, file_identifier=FILE_IDENTIFIER)
+        return bytes(self._builder.Output())
 
     # Machine and segments ------------------------------------------------------------------
 
     def _segment(self, row: SegmentRow) -> int:
-        return self._writer.table("Segment", row.offset, row.nbytes, row.crc32)
+        return self._table("Segment", row.offset, row.nbytes, row.crc32)
 
     def _machine(self, machine: MachineShape) -> int:
-        name = self._writer.string("Machine", "name", machine.name)
+        name = self._string("Machine", "name", machine.name)
         host, l1, dram = map(self._space, (machine.host, machine.l1, machine.dram))
-        return self._writer.table("Machine", name, *machine.core_grid, host, l1, dram)
+        return self._table("Machine", name, *machine.core_grid, host, l1, dram)
 
     def _space(self, space: SpaceShape | None) -> int:
         if space is None:
             return 0
-        return self._writer.table(
+        return self._table(
             "SpaceShape",
             space.banks,
             space.base,
@@ -216,65 +205,61 @@ class _Encoder:
     # Programs ------------------------------------------------------------------------------
 
     def _program(self, program: Program) -> int:
-        write = self._writer
-        inputs = write.vector([self._input(slot) for slot in program.inputs])
-        outputs = write.vector([self._output(slot) for slot in program.outputs])
-        values = write.vector([self._value(value) for value in program.values])
-        operations = write.vector([self._operation(o) for o in program.operations])
-        constants = write.vector([self._constant(c) for c in program.constants])
-        name = write.string("Program", "name", program.name)
-        scratch = write.table(
+        inputs = self._vector([self._input(slot) for slot in program.inputs])
+        outputs = self._vector([self._output(slot) for slot in program.outputs])
+        values = self._vector([self._value(value) for value in program.values])
+        operations = self._vector([self._operation(o) for o in program.operations])
+        constants = self._vector([self._constant(c) for c in program.constants])
+        name = self._string("Program", "name", program.name)
+        scratch = self._table(
             "Scratch", CODES[program.scratch.space], program.scratch.size_per_bank
         )
-        seams = write.vector([self._seam(seam) for seam in program.seams])
-        bodies = write.vector([self._body(body) for body in program.bodies])
-        return write.table(
+        seams = self._vector([self._seam(seam) for seam in program.seams])
+        bodies = self._vector([self._body(body) for body in program.bodies])
+        return self._table(
             "Program",
             name, CODES[program.role], inputs, outputs, values, operations, constants, scratch,
             seams, bodies,
         )  # fmt: skip
 
     def _seam(self, seam: Seam) -> int:
-        held = self._writer.scalars("Seam", "held", seam.held)
-        return self._writer.table("Seam", seam.first, held)
+        held = self._scalars("Seam", "held", seam.held)
+        return self._table("Seam", seam.first, held)
 
     def _body(self, body: Body) -> int:
-        write = self._writer
-        inputs = write.scalars("Body", "inputs", body.inputs)
-        outputs = write.scalars("Body", "outputs", body.outputs)
-        values = write.vector([self._body_value(value) for value in body.values])
-        operations = write.vector([self._operation(o) for o in body.operations])
-        constants = write.vector([self._constant(c) for c in body.constants])
-        return write.table("Body", inputs, outputs, values, operations, constants)
+        inputs = self._scalars("Body", "inputs", body.inputs)
+        outputs = self._scalars("Body", "outputs", body.outputs)
+        values = self._vector([self._body_value(value) for value in body.values])
+        operations = self._vector([self._operation(o) for o in body.operations])
+        constants = self._vector([self._constant(c) for c in body.constants])
+        return self._table("Body", inputs, outputs, values, operations, constants)
 
     def _body_value(self, value: Value) -> int:
-        name = self._writer.string("BodyValue", "name", value.name)
-        return self._writer.table("BodyValue", name, self._value_type(value.type))
+        name = self._string("BodyValue", "name", value.name)
+        return self._table("BodyValue", name, self._value_type(value.type))
 
     def _input(self, slot: InputSlot) -> int:
-        name = self._writer.string("InputSlot", "name", slot.name)
-        return self._writer.table(
-            "InputSlot", name, slot.value, CODES[slot.kind], CODES[slot.ownership]
-        )
+        name = self._string("InputSlot", "name", slot.name)
+        return self._table("InputSlot", name, slot.value, CODES[slot.kind], CODES[slot.ownership])
 
     def _output(self, slot: OutputSlot) -> int:
-        name = self._writer.string("OutputSlot", "name", slot.name)
+        name = self._string("OutputSlot", "name", slot.name)
         alias = -1 if slot.aliases_input is None else slot.aliases_input
-        return self._writer.table("OutputSlot", name, slot.value, alias)
+        return self._table("OutputSlot", name, slot.value, alias)
 
     def _constant(self, constant: Constant) -> int:
         segment = self._segments.of_constant[id(constant)]
-        return self._writer.table("Constant", constant.value, segment)
+        return self._table("Constant", constant.value, segment)
 
     def _value(self, value: Value) -> int:
-        name = self._writer.string("Value", "name", value.name)
+        name = self._string("Value", "name", value.name)
         kind, layout = self._value_type(value.type), self._layout(value.desc.layout)
-        return self._writer.table("Value", name, kind, layout)
+        return self._table("Value", name, kind, layout)
 
     def _value_type(self, kind: ValueType) -> int:
         if kind not in self._types:
-            shape = self._writer.scalars("ValueType", "shape", kind.shape)
-            self._types[kind] = self._writer.table("ValueType", shape, CODES[kind.data_type])
+            shape = self._scalars("ValueType", "shape", kind.shape)
+            self._types[kind] = self._table("ValueType", shape, CODES[kind.data_type])
         return self._types[kind]
 
     def _layout(self, layout: Layout) -> int:
@@ -282,7 +267,7 @@ class _Encoder:
             spec = 0 if layout.shard_spec is None else self._shard_spec(layout.shard_spec)
             tile_rows, tile_columns = layout.tile_shape or (0, 0)
             address = -1 if layout.address is None else layout.address
-            self._layouts[layout] = self._writer.table(
+            self._layouts[layout] = self._table(
                 "Layout",
                 CODES[layout.data_type], CODES[layout.space], tile_rows, tile_columns,
                 CODES[layout.memory_layout], spec, address,
@@ -290,23 +275,20 @@ class _Encoder:
         return self._layouts[layout]
 
     def _shard_spec(self, spec: ShardSpec) -> int:
-        return self._writer.table(
-            "ShardSpec", *spec.core_grid, *spec.shape, CODES[spec.orientation]
-        )
+        return self._table("ShardSpec", *spec.core_grid, *spec.shape, CODES[spec.orientation])
 
     def _operation(self, operation: Operation) -> int:
-        write = self._writer
-        op = write.string("Operation", "op", operation.op)
+        op = self._string("Operation", "op", operation.op)
         domain, location = (
-            write.string("Operation", field, text) if text else 0
+            self._string("Operation", field, text) if text else 0
             for field, text in (("domain", operation.domain), ("location", operation.location))
         )
-        inputs = write.scalars("Operation", "inputs", operation.inputs)
-        outputs = write.scalars("Operation", "outputs", operation.outputs)
-        attributes = write.vector(
+        inputs = self._scalars("Operation", "inputs", operation.inputs)
+        outputs = self._scalars("Operation", "outputs", operation.outputs)
+        attributes = self._vector(
             [self._attribute(name, value) for name, value in sorted(operation.attributes.items())]
         )
-        return write.table(
+        return self._table(
             "Operation", op, domain, inputs, outputs, attributes, location, operation.body,
             CODES[operation.math_fidelity], operation.opset,
         )  # fmt: skip
@@ -314,17 +296,17 @@ class _Encoder:
     # Attributes ----------------------------------------------------------------------------
 
     def _attribute(self, name: str, value: AttributeValue) -> int:
-        key = self._writer.string("Attribute", "name", name)
+        key = self._string("Attribute", "name", name)
         kind, content = self._attribute_value(name, value)
-        member = self._writer.table(kind, content)
-        return self._writer.table("Attribute", key, _VALUE_TYPES[kind], member)
+        member = self._table(kind, content)
+        return self._table("Attribute", key, _VALUE_TYPES[kind], member)
 
     def _attribute_value(self, name: str, value: AttributeValue) -> tuple[str, int | float]:
         """The table that holds a value, and what that table's only field holds."""
         if isinstance(value, tuple):
             return self._attribute_vector(name, value)
         if isinstance(value, str):
-            return "StringAttribute", self._writer.text(value, f"attribute {name!r}")
+            return "StringAttribute", self._text(value, f"attribute {name!r}")
         if isinstance(value, float):
             return "FloatAttribute", value
         _check_integers(name, (value,))
@@ -333,18 +315,17 @@ class _Encoder:
     def _attribute_vector(
         self, name: str, values: tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
     ) -> tuple[str, int]:
-        write = self._writer
         texts = [value for value in values if isinstance(value, str)]
         numbers = [value for value in values if not isinstance(value, str)]
         if texts:
             if numbers:
                 raise StitchError(f"attribute {name!r} mixes text and numbers", got=repr(values))
-            offsets = [write.text(text, f"attribute {name!r}") for text in texts]
-            return "StringsAttribute", write.vector(offsets)
+            offsets = [self._text(text, f"attribute {name!r}") for text in texts]
+            return "StringsAttribute", self._vector(offsets)
         if any(isinstance(value, float) for value in numbers):
-            return "FloatsAttribute", write.scalars("FloatsAttribute", "values", numbers)
+            return "FloatsAttribute", self._scalars("FloatsAttribute", "values", numbers)
         _check_integers(name, numbers)
-        return "IntsAttribute", write.scalars("IntsAttribute", "values", numbers)
+        return "IntsAttribute", self._scalars("IntsAttribute", "values", numbers)
 
 
 def _check_integers(name: str, values: Sequence[int | float]) -> None:
