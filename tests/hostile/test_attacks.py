@@ -40,11 +40,6 @@ def put_behind(
     return lambda s: s.put(s.follow(s.place(path)) + at, code, value)
 
 
-def point_back(path: tuple[str | int, ...], target: int) -> Callable[[Surgery], None]:
-    """Make an offset field wrap around to an earlier position."""
-    return lambda s: s.put(s.place(path), "I", (target - s.place(path)) % 2**32)
-
-
 def drop(path: tuple[str | int, ...], slot: int) -> Callable[[Surgery], None]:
     """Clear a slot in the vtable of the table at a path."""
     return lambda s: s.put(s.entry(s.table(path), slot), "H", 0)

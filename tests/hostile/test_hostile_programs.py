@@ -12,7 +12,7 @@ import pytest
 
 import stitch
 from stitch.cli.inspect.describe import SECTIONS, describe, program_lines
-from stitch.errors import LayoutError, StitchError
+from stitch.errors import StitchError
 from stitch.machine import MachineShape, load_machine
 from stitch.program import (
     ABSENT,
@@ -20,12 +20,10 @@ from stitch.program import (
     DataType,
     InputSlot,
     Layout,
-    MemoryLayout,
     Operation,
     OutputSlot,
     Program,
     Scratch,
-    ShardSpec,
     Space,
     Value,
     ValueType,
@@ -153,12 +151,3 @@ def test_an_operation_without_operands_is_described_with_its_defect() -> None:
     (described,) = describe(load(data), inspect_sizes(data), SECTIONS)["programs"]
     assert "Resize" in described["memory"]["host"]["problem"]
     assert any("cannot run this program" in line for line in program_lines(described))
-
-
-@pytest.mark.parametrize("tile", [(0, 32), (32, 0), (16, 16), (1, 1)])
-def test_a_sharded_layout_of_another_tile_is_refused(tile: tuple[int, int]) -> None:
-    with pytest.raises(LayoutError, match="tiles are"):
-        Layout(
-            DataType.FLOAT32, Space.L1, tile, MemoryLayout.HEIGHT_SHARDED,
-            ShardSpec((1, 1), (32, 32)),
-        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Chains without a request: random ones, two tensors that alternate; Belady's cover of any.
+"""Chains without a request: random ones; Belady's cover of any.
 Requests of drawn networks whose tensors lack room."""
 
 from __future__ import annotations
@@ -45,14 +45,6 @@ def random_chain(seed: int, *, tasks: int, tensors: int) -> StayChain:
     uses = [random.randrange(tensors) for _ in range(tasks)]
     room = max(*sizes, int(sum(sizes) * 0.55))
     return chain_of_uses(uses, sizes, dirty, room)
-
-
-def alternating(rounds: int, *, size: int, room: int) -> StayChain:
-    """Two clean tensors in turn that do not fit together; to bring one back takes one second."""
-    uses = [t % 2 for t in range(2 * rounds)]
-    chain = chain_of_uses(uses, [size, size], [False, False], room, 1 - size / 1000)
-    assert all(abs(stay.back_seconds - 1) < 1e-6 for stay in chain.stays)
-    return chain
 
 
 def farthest_first(chain: StayChain) -> tuple[Stay, ...] | None:
