@@ -50,7 +50,10 @@ class FieldOrder:
 
 @dataclass(frozen=True, slots=True)
 class ForeignFormat:
-    """A kind of file: what messages call it, its identifier at byte 8, the orders that we know."""
+    """A kind of file: what messages call it, its identifier at byte 8, the orders that we know.
+
+    Each order begins where the one before ends.
+    """
 
     name: str
     identifier: bytes
@@ -91,7 +94,8 @@ def read_foreign(file: memoryview, where: str, kind: ForeignFormat) -> ForeignFi
         if order.first <= version <= order.last:
             root = verified(data, where, order.schema, kind)
             return ForeignFile(version, order.schema, root)
-    raise unknown_order(kind, where, str(version), "version " + _known(kind.orders))
+    known = f"version {kind.orders[0].first} to {kind.orders[-1].last}"
+    raise unknown_order(kind, where, str(version), known)
 
 
 def whole_file(file: memoryview, where: str, kind: ForeignFormat) -> bytes:
@@ -127,21 +131,6 @@ def unknown_order(
         got=version,
         remedy="make the file again with one of these versions, or install a newer Stitch",
     )
-
-
-def _known(orders: tuple[FieldOrder, ...]) -> str:
-    """The versions of orders, rising, as text; runs that follow each other are one."""
-    runs: list[list[Release]] = []
-    for order in orders:
-        if runs and _follows(runs[-1][1], order.first):
-            runs[-1][1] = order.last
-        else:
-            runs.append([order.first, order.last])
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs)
-
-
-def _follows(last: Release, first: Release) -> bool:
-    return (last.major, last.minor, last.release + 1) == (first.major, first.minor, first.release)
 
 
 def verified(data: bytes, where: str, schema: Schema, kind: ForeignFormat) -> Record:

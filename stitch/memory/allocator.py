@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import MOST_GRANULES, Policy, SpaceShape
@@ -229,26 +228,17 @@ class Allocator:
         if hole is None:
             end = address + nbytes
             live = [(a, a + s) for a, s in self.buffers() if a < end and address < a + s]
-            more = f" and {len(live) - _LISTED} more" if len(live) > _LISTED else ""
             raise OutOfMemoryError(
                 f"address {address:#x} with {nbytes} bytes per bank is taken",
-                where="taken by "
-                + ", ".join(f"[{a:#x}, {b:#x})" for a, b in live[:_LISTED])
-                + more,
+                where="taken by " + ", ".join(f"[{a:#x}, {b:#x})" for a, b in live[:_LISTED]),
                 got=self._usage_text(),
                 remedy="move or free the overlapping buffer first",
             )
         return hole
 
     def _usage_text(self) -> str:
-        """Describe free memory, the largest hole and the largest live buffers, for errors."""
-        live = self.buffers()
-        largest = nlargest(_LISTED, live, key=lambda buffer: buffer[1])
-        listed = ", ".join(f"{size} B at {address:#x}" for address, size in largest)
-        return (
-            f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B, "
-            f"{len(live)} live buffers, the largest: {listed or 'none'}"
-        )
+        """Describe free memory and the largest hole, for errors."""
+        return f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B"
 
     def free(self, address: int) -> int:
         """Free a buffer and return its bytes per bank.

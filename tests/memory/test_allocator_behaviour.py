@@ -137,7 +137,7 @@ def test_alloc_at_says_what_is_wrong_with_a_range(address: int, size: int, reaso
     assert not allocator.is_free(address, size)
 
 
-def test_out_of_memory_names_needed_free_largest_hole_and_biggest_buffers() -> None:
+def test_out_of_memory_names_needed_free_and_largest_hole() -> None:
     """The phi-2 case: bytes enough, but no hole that is large enough."""
     allocator = Allocator(0, 786_432 + 305_152 + 16, 16)
     low = allocator.alloc(254_912, low=True)
@@ -149,7 +149,6 @@ def test_out_of_memory_names_needed_free_largest_hole_and_biggest_buffers() -> N
     assert "305152 bytes" in text
     assert "305168 B free" in text
     assert "largest hole 254912 B" in text
-    assert "786432 B at 0x3e3c0" in text
 
 
 @pytest.mark.parametrize("policy", Policy)
