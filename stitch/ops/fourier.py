@@ -1,4 +1,4 @@
-"""Signal operators: DFT and STFT; complex numbers are a last dimension of 2."""
+"""The discrete Fourier transform; complex numbers are a last dimension of 2."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from stitch.ops.batching import BatchingContext, in_first_axis
+from stitch.ops.batching import BatchingContext
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import PIECE_NBYTES, pieces_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 
@@ -49,14 +48,6 @@ def _dft_workspace(context: WorkspaceContext) -> int:
     size = 2 * max(math.prod(x.shape[:-1]), math.prod(result.shape[:-1]))
     wide = x.data_type.compute_dtype.itemsize // 4
     return wide * min(max(PIECE_NBYTES, _LINE_NBYTES * longest), _LINE_NBYTES * size)
-
-
-def _stft_workspace(context: WorkspaceContext) -> int:
-    """The signal as complex numbers, and a piece, or one frame of every example."""
-    x, result = context.operand(0), context.outputs[0]
-    wide = x.data_type.compute_dtype.itemsize // 4
-    frame = 2 * _LINE_NBYTES * result.shape[0] * result.shape[2]
-    return 2 * computed_nbytes(x) + wide * max(2 * PIECE_NBYTES, 2 * frame)
 
 
 def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -126,57 +117,9 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = context.require_type(0, FLOATS)
-    context.require_same_type((0, 2))
-    context.require_rank(0, 3, 3)
-    onesided = bool(context.int_of("onesided"))
-    _check_parts(context, onesided)
-    if context.present(2) is not None:
-        context.require_rank(2, 1, 1)
-    step = context.known_scalar(1, "frame_step")
-    window = context.present(2)
-    length = x.shape[1] if window is None else window.shape[0]
-    if context.present(3) is not None:
-        length = context.known_scalar(3, "frame_length")
-    if step < 1 or not 1 <= length <= x.shape[1]:
-        raise context.fail(
-            f"frame_step or frame_length of STFT is out of range for a signal of {x.shape[1]}",
-            expected=f"frame_step >= 1, frame_length 1 to {x.shape[1]}",
-            got=f"frame_step {step}, frame_length {length}",
-        )
-    if context.present(2) is not None:
-        context.require_shape(2, (length,))
-    frames = (x.shape[1] - length) // step + 1
-    bins = length // 2 + 1 if onesided else length
-    return (ValueType((x.shape[0], frames, bins, 2), x.data_type),)
-
-
-def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, window = arguments.operand(0), arguments.outputs[0], arguments.optional(2)
-    step = arguments.ints_at(1)[0]
-    length = x.shape[1] if window is None else window.shape[0]
-    if arguments.optional(3) is not None:
-        length = arguments.ints_at(3)[0]
-    transform = np.fft.rfft if arguments.int_of("onesided") else np.fft.fft
-
-    def run() -> None:
-        frames = sliding_window_view(as_complex(x), length, 1)[:, ::step]
-        for part in pieces_of(out.shape[1], _LINE_NBYTES * length * len(x)):
-            seen = frames[:, part]
-            weighted = seen if window is None else seen * window
-            _write_parts(transform(weighted, length, -1), out[:, part])
-
-    return (run,)
-
-
 OPERATORS = (
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
         batching=batch_dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),
-    ),
-    OpDef(
-        "STFT", (2, 4), _infer_stft, _stft, attributes=declared(onesided=1),
-        batching=in_first_axis(1, 2, 3), workspace=WorkspaceRule(_stft_workspace, is_kept=False),
     ),
 )  # fmt: skip

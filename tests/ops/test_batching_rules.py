@@ -35,7 +35,6 @@ NOT_FOR = {
     "ConvInteger": {1, 2, 3}, "DeformConv": {1, 3}, "QLinearConv": set(range(1, 9)),
     "Dropout": {1}, "OneHot": {2}, "Pad": {2}, "RMSNormalization": {1},
     "GRU": {1, 2, 3}, "LSTM": {1, 2, 3, 7}, "RNN": {1, 2, 3},
-    "STFT": {2},
 }  # fmt: skip
 #: Operators that have a rule for some shapes only.
 FOR_SOME = {"BatchNormalization", "BatchNormalizationGradient", "DequantizeLinear",

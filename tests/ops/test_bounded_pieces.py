@@ -16,8 +16,6 @@ MIB = 1 << 20
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("DFT", ["f32[3,10,4,1]", None, np.array(1)], {}),
     ("DFT", ["f32[3,10,4,2]", np.array(13), np.array(0)], {"inverse": 1}),
-    ("STFT", ["f32[2,300,1]", np.array(7), "f32[32]"], {}),
-    ("STFT", ["f32[2,300,2]", np.array(7), None, np.array(32)], {"onesided": 0}),
     ("GridSample", ["f32[2,3,9,8]", "f32[2,6,7,2]1"], {}),
     ("GridSample", ["f32[2,3,9,8]", "f32[2,6,7,2]1"], {"mode": "cubic"}),
     ("GridSample", ["i32[1,2,4,5,6]", "f32[1,3,4,5,3]1"], {"mode": "nearest"}),
@@ -40,7 +38,6 @@ def test_pieces_of_any_size_make_the_whole(
 
 
 LARGE: list[tuple[str, list[Any], dict[str, Any]]] = [
-    ("STFT", ["f32[1,6000,1]", np.array(1), None, np.array(1024)], {}),
     ("DFT", ["f32[400,4096,1]"], {}),
     ("GridSample", ["f32[1,16,64,64]", "f32[1,300,300,2]1"], {"mode": "cubic"}),
     ("DeformConv", ["f32[1,32,40,40]", "f32[4,32,5,5]", "f32[1,50,36,36]1"], {}),

@@ -682,15 +682,6 @@ def _dft(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     return replace(plain, inputs=(call.operand(0), call.operand(1), axis))
 
 
-def _stft(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """Exporters leave out the last axis of a real signal, and ONNX Runtime takes it so."""
-    signal = call.required(0)
-    if len(signal.shape) != 2:
-        return call
-    columns = builder.op("Reshape", signal, [*signal.shape, 1], allowzero=1)
-    return replace(call, inputs=(columns, *call.inputs[1:]))
-
-
 def _constant_of_shape(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """Graphs hold no tensors in attributes: the value is spelt as its type and a number."""
     attributes = dict(call.attributes)
@@ -750,7 +741,6 @@ _UPGRADES: dict[str, Rows] = {
     "Scatter": ((99, _renamed("ScatterElements")),),
     "Selu": ((6, _default(alpha=1.6732, gamma=1.0507)),),
     "Slice": ((10, _as_operands("starts", "ends", "axes")),),
-    "STFT": ((99, _stft),),
     "Split": (
         (2, _refused("its sizes could be data")), (13, _as_operands("split")), (18, _split)),
     "Tile": ((6, _refused("it repeated along one axis")),),

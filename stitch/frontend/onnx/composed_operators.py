@@ -319,6 +319,36 @@ def _max_unpool(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
     return builder.op("Pad", made, [*(0 for _ in more), *more]) if any(more) else made
 
 
+def _stft(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """The transform of each frame of a signal. Exporters leave out the last axis of a real signal,
+    and ONNX Runtime takes it so."""
+    signal, window = call.required(0), call.operand(2)
+    if signal.ndim == 2:
+        signal = builder.op("Reshape", signal, [*signal.shape, 1], allowzero=1)
+    given = call.operand(3)
+    step = builder.known_data(call.required(1))
+    size = None if given is None else builder.known_data(given)
+    if step is None or (size is None and given is not None):
+        raise call.refused("frame_step and frame_length of STFT must be known at compile time")
+    length = signal.shape[1:2] if window is None else window.shape
+    numbers = [*step.reshape(-1).tolist(), *(length if size is None else size.reshape(-1).tolist())]
+    fits = signal.ndim == 3 and len(numbers) == 2 and 1 <= numbers[1] <= signal.shape[1]
+    if not fits or numbers[0] < 1 or (window is not None and window.shape != (numbers[1],)):
+        raise call.malformed(
+            "operands of STFT do not fit",
+            expected="[batch, length, 1 or 2], frame_step >= 1, frame_length up to the length",
+            got=f"{list(signal.shape)}, frame_step and frame_length {numbers}",
+        )  # fmt: skip
+    step_, length_ = numbers
+    rows = builder.op("Transpose", signal, perm=[1, 0, 2])
+    count = (signal.shape[1] - length_) // step_ + 1
+    frames = builder.window_rows(rows, np.array(0), [step_, 1], (count, length_))
+    if window is not None:
+        frames = frames * builder.op("Reshape", window, [length_, 1, 1])
+    frames = builder.op("Transpose", frames, perm=[2, 0, 1, 3])
+    return builder.op("DFT", frames, None, np.array(2), onesided=call.whole("onesided", 1))
+
+
 #: Most weights of a MelWeightMatrix, which becomes a constant.
 MAX_WEIGHTS = 1 << 26
 
@@ -462,6 +492,7 @@ LOWERINGS: Mapping[tuple[str, str], Lowering] = {
         to_one(_max_unpool, 3, "kernel_shape pads strides"), decides=(2,)
     ),
     ("", "ReverseSequence"): to_one(_reverse_sequence, 2, "batch_axis time_axis"),
+    ("", "STFT"): replace(to_one(_stft, 4, "onesided"), decides=(1, 3)),
     ("", "SpaceToDepth"): to_one(_blocks, 1, "blocksize mode"),
     ("", "MeanVarianceNormalization"): to_one(_mean_variance, 1, "axes"),
     ("", "MelWeightMatrix"): replace(

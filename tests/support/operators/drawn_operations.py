@@ -618,15 +618,6 @@ def dft(d: Draw) -> Drawn:
     return d.row(text(d.of("f32", "f64"), shape), length, axis)
 
 
-def stft(d: Draw) -> Drawn:
-    size, step = d.number(2, 8), d.number(1, 5)
-    signal = (d.length(2), d.number(size, 24), 1)
-    kind = d.of("f32", "f64")
-    d.flags("onesided")
-    window_ = text(kind, (size,)) if d.chance() else None
-    return d.row(text(kind, signal), np.array(step), window_, np.array(size))
-
-
 def det(d: Draw) -> Drawn:
     n = d.number(1, 4)
     return d.row(text(d.of("f32", "f64"), (*d.shape(0, 2), n, n)))
@@ -1114,7 +1105,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "MatMul"): matmul, ("", "Gemm"): gemm, ("", "Einsum"): einsum,
     ("", "MatMulInteger"): matmul_integer, ("", "QLinearMatMul"): qlinear_matmul,
     ("", "ConvInteger"): conv_integer, ("", "QLinearConv"): qlinear_conv, ("", "DFT"): dft,
-    ("", "STFT"): stft, ("", "Conv"): conv, ("", "ConvTranspose"): conv_transpose,
+    ("", "Conv"): conv, ("", "ConvTranspose"): conv_transpose,
     ("stitch", "ConvWeightGradient"): conv_weight_gradient, ("", "AveragePool"): average_pool,
     ("", "MaxPool"): max_pool, ("", "LpPool"): lp_pool, ("", "GlobalAveragePool"): global_pool,
     ("", "GlobalMaxPool"): global_pool, ("stitch", "MaxPoolGradient"): max_pool_gradient,

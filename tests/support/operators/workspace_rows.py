@@ -184,7 +184,6 @@ def _windows() -> list[Row]:
         ("DFT", ["f32[20,1009,2]", None, _AXIS], {"inverse": 1}),
         ("DFT", ["f32[20,1000,1]", None, _AXIS], {"onesided": 1}),
         ("DFT", ["f32[1,100003,2]", None, _AXIS], {}),
-        ("STFT", ["f32[4,20000,1]", np.array(100), "f32[256]"], {}),
         ("Resize", ["f32[2,6,60,61]", None, np.array([1, 1, 2, 1.5], np.float32)],
          {"mode": "linear"}),
         ("Resize", ["f32[2,6,60,61]", None, np.array([1, 1, 2, 1.5], np.float32)],

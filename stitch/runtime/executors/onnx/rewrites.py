@@ -483,7 +483,6 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceSum"): integer_rewrites.summed,
     **{("", name): expansions.recurrent for name in expansions.RECURRENT},
     ("", "Resize"): _resize,
-    ("", "STFT"): _less_exact,
     ("", "Sign"): integer_rewrites.sign,
     ("", "Split"): _split,
     ("", "Squeeze"): _squeeze,
