@@ -216,9 +216,8 @@ def window_view(padded: Array, windows: Windows) -> Array:
 
 #: Limit of intermediates and running results in bytes, unless one plane or one line is larger.
 PLANES_NBYTES = 1 << 20
-#: Kernels of up to SHORT elements take a step per element; up to MEDIUM, if the steps read each
-#: input element at most OVERLAP times.
-SHORT, MEDIUM, OVERLAP = 32, 1024, 8
+#: Kernels of up to so many elements take a step per element.
+SHORT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +239,7 @@ class WindowLine:
     @property
     def is_short(self) -> bool:
         """Whether one step per kernel element is fastest."""
-        reads = self.kernel * self.output
-        return self.kernel <= SHORT or (self.kernel <= MEDIUM and reads <= OVERLAP * self.size)
+        return self.kernel <= SHORT
 
     @property
     def left(self) -> int:
