@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
-from stitch.errors import CompileError, FormatError
+from stitch.errors import CompileError, FormatError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
 from tests.support.onnx.models import (
@@ -241,3 +241,74 @@ def test_a_map_of_labels_is_a_tensor_with_a_column_for_each() -> None:
     np.testing.assert_array_equal(ours(*one_node("ZipMap", case, ML))[0], x)
     with pytest.raises(FormatError, match="'classlabels'"):
         from_onnx(one_node("ZipMap", ([x], 1, {"classlabels_int64s": [1]}), ML)[0])
+
+
+def number(value: float, kind: Any = np.int64) -> Array:
+    return np.array(value, kind)
+
+
+def mel(bins: float, low: float = 0.0, high: float = 100.0, length: int = 16) -> list[Array | None]:
+    edges = [number(edge, np.float32) for edge in (low, high)]
+    return [number(bins), number(length), number(8000), *edges]
+
+
+IMAGE, SIGNAL = np.zeros((1, 4, 4, 4), np.float32), np.zeros((1, 9, 1), np.float32)
+PLACES = np.zeros((1, 4, 4, 4), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attributes", "words"),
+    [
+        ("DepthToSpace", [X], {"blocksize": 2}, "takes images"),
+        ("DepthToSpace", [IMAGE], {"blocksize": 3}, "does not divide"),
+        ("DepthToSpace", [IMAGE], {"blocksize": 2, "mode": "XYZ"}, "'mode'"),
+        ("EyeLike", [X], {}, "takes a matrix"),
+        ("GlobalMaxPool", [X[0]], {}, "takes .batch, channels"),
+        ("LpNormalization", [X], {"p": 3}, "'p'"),
+        ("MaxUnpool", [IMAGE, PLACES[:, :1]], {"kernel_shape": [2, 2]}, "do not fit"),
+        ("MaxUnpool", [IMAGE, PLACES], {"kernel_shape": [2, 2], "pads": [9] * 4}, "do not fit"),
+        ("MaxUnpool", [IMAGE, PLACES, np.array([1, 4, 2, 9])], {"kernel_shape": [2, 2]}, "not fit"),
+        ("MaxUnpool", [IMAGE, PLACES], {"kernel_shape": [1 << 25] * 2}, "too large"),
+        ("MelWeightMatrix", mel(0), {}, "do not fit"),
+        ("MelWeightMatrix", mel(4, low=200.0), {}, "do not fit"),
+        ("MelWeightMatrix", mel(1 << 30), {}, "do not fit"),
+        ("MelWeightMatrix", mel(4, high=9000.0), {}, "beyond the spectrogram"),
+        ("MelWeightMatrix", mel(4), {"output_datatype": 9}, "do not fit"),
+        ("MelWeightMatrix", [np.array([1, 2]), *mel(4)[1:]], {}, "must be numbers"),
+        ("ReverseSequence", [X, np.array([1, 2])], {"time_axis": 2}, "takes time_axis"),
+        ("ReverseSequence", [X, np.array([1, 2])], {}, "takes time_axis"),
+        ("STFT", [SIGNAL, number(0), None, number(4)], {}, "do not fit"),
+        ("STFT", [SIGNAL, number(1), None, number(10)], {}, "do not fit"),
+        ("STFT", [SIGNAL, number(1), SIGNAL[0, :3, 0], number(4)], {}, "do not fit"),
+    ],
+)  # fmt: skip
+def test_operands_that_do_not_fit_a_composed_operator_are_refused(
+    op: str, operands: list[Array | None], attributes: dict[str, Any], words: str
+) -> None:
+    proto, _ = one_node(op, (operands, 1, attributes), "", constants=range(len(operands)))
+    with pytest.raises((CompileError, FormatError), match=words):
+        from_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attributes"),
+    [
+        ("ReverseSequence", [X[0], np.array([4] + [1] * 7)], {}),
+        ("MaxUnpool", [IMAGE, PLACES - 1], {"kernel_shape": [2, 2]}),
+        ("MaxUnpool", [IMAGE, PLACES + 999], {"kernel_shape": [2, 2]}),
+    ],
+)
+def test_lengths_and_places_out_of_range_are_refused_when_they_run(
+    op: str, operands: list[Array], attributes: dict[str, Any]
+) -> None:
+    with pytest.raises(TaskError, match="out of range"):
+        ours(*one_node(op, ([*operands], 1, attributes), ""))
+
+
+def test_norms_use_absolute_values_and_keep_rows_of_zeros() -> None:
+    """ONNX's reference sums x ** p, which for p = 1 is not a norm."""
+    x = np.array([[3, -4], [0, 0]], np.float32)
+    (one,) = ours(*one_node("LpNormalization", ([x], 1, {"p": 1}), ""))
+    np.testing.assert_allclose(one, np.array([[3 / 7, -4 / 7], [0, 0]]), rtol=1e-6)
+    (two,) = ours(*one_node("LpNormalization", ([x.astype(np.float16)], 1, {}), ""))
+    np.testing.assert_allclose(two, np.array([[0.6, -0.8], [0, 0]]), rtol=1e-3)
