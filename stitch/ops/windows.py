@@ -214,7 +214,7 @@ def window_view(padded: Array, windows: Windows) -> Array:
 
 # Sliding-window reductions ------------------------------------------------------------------------
 
-#: Limit of intermediates and running results in bytes, unless one plane or one line is larger.
+#: Limit of intermediates in bytes, unless one plane is larger.
 PLANES_NBYTES = 1 << 20
 #: Kernels of up to so many elements take a step per element.
 SHORT = 32
