@@ -172,6 +172,28 @@ def test_the_best_single_change_is_the_best_of_all_single_changes(seed: int) -> 
     assert (Cost(0, 0, 0.0) if advice is None else advice.adds).order == added
 
 
+def test_a_change_that_does_not_compile_is_passed_over_for_one_that_drops_an_address(
+    cli: Cli,
+) -> None:
+    l1 = load_machine("wormhole_n150").shape.l1
+    assert l1 is not None
+    fixed = ("input.x.space=l1", f"input.x.address={l1.base:#x}")
+    for name, placement in (("a", ("output.y.space=dram",)), ("b", fixed)):
+        builder = stitch.ComputationGraphBuilder(name)
+        y = builder.input("x", (4, 8), "float32") + 1.0
+        builder.output("y", builder.softmax(y) if name == "a" else y)
+        stitch.compile(builder.build(), placement=placement).save(f"{name}.ttb")
+    # `a` cannot leave its result at that address, which its scratch has.
+    line, promise = advice_on(cli, "a.ttb", "b.ttb")
+    assert line is not None and line.startswith(
+        "compile b with --set input.x.space=dram and without its placement option for "
+        "input.x.address: -1 copy, "
+    )
+    now = cost_of(cli, "a.ttb", "b.ttb")
+    stitch.compile(builder.build(), placement="input.x.space=dram").save("b.ttb")
+    assert_kept(line, promise, cost_of(cli, "a.ttb", "b.ttb") - now)
+
+
 def test_no_advice_changes_a_result(cli: Cli) -> None:
     narrow = ("--set", "input.x.data_type=bfloat16")
     assert cli("compile", "b.yaml", "-o", "n.ttb", *narrow).code == 0
