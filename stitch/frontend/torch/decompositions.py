@@ -132,8 +132,10 @@ def _summed_rows(rows: Any, places: Any, count: int) -> Any:
     return rows.new_zeros(count, rows.shape[1]).scatter_add(0, index, rows)
 
 
-#: Of operators that torch does not take apart, also for torch.export.
+#: Of operators outside torch's core set, also for torch.export. Torch's rule for adaptive maxima
+#: does not apply to windows of different lengths.
 EXPORTED_DECOMPOSITIONS = {
+    **get_decompositions((aten.adaptive_max_pool2d, aten.adaptive_max_pool3d)),
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
 }

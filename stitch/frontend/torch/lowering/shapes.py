@@ -140,24 +140,10 @@ Sizes = Sequence[int]
 def _as_strided(
     call: Call, x: SymbolicTensor, size: Sizes, stride: Sizes, storage_offset: int | None = None
 ) -> SymbolicTensor:
-    b, traced = call.builder, call.traced[0]
-    offset = traced.storage_offset() if storage_offset is None else storage_offset
-    start = offset - traced.storage_offset()
     if 0 in call.shape:
         return call.filled(0)
-    memory, numbers = _memory(call, x, traced)
-    # Repeated axes (stride 0) are broadcast at the end.
-    axes = [a for a, n in enumerate(call.shape) if n > 1 and stride[a]]
-    axes.sort(key=lambda a: -stride[a])
-    lengths = [call.shape[a] for a in axes]
-    wanted = _offsets(start, lengths, [stride[a] for a in axes])
-    if numbers is not None:
-        _check_inside(len(numbers), wanted)
-        wanted = numbers[wanted]
-    picked = b.reshape(_rows(call, memory, wanted), lengths)
-    result = permuted(call, picked, np.argsort(axes).tolist())
-    lengths = [n if a in axes else 1 for a, n in enumerate(call.shape)]
-    return b.broadcast(b.reshape(result, lengths), call.shape)
+    rows = _rows(call, x, _viewed(call, x, call.shape, stride, storage_offset))
+    return call.builder.reshape(rows, call.shape)
 
 
 def _as_strided_scatter(
@@ -165,32 +151,30 @@ def _as_strided_scatter(
     storage_offset: int | None = None,
 ) -> SymbolicTensor:  # fmt: skip
     """x with the elements of such a view replaced by those of src."""
-    b, traced = call.builder, call.traced[0]
-    offset = traced.storage_offset() if storage_offset is None else storage_offset
-    wanted = _offsets(offset - traced.storage_offset(), size, stride)
-    if not wanted.size:
+    if not src.size:
         return x
-    numbers = _element_numbers(x.shape, traced.stride())
-    _check_inside(len(numbers), wanted)
-    index = numbers[wanted].reshape(-1)
-    _check_inside(x.size, index)
+    b, index = call.builder, _viewed(call, x, size, stride, storage_offset)
     flat = b.reshape(x, (-1,))
     written = b.op("ScatterElements", flat, index, b.reshape(call.cast(src), (-1,)), axis=0)
     return b.reshape(written, x.shape)
 
 
-def _memory(call: Call, x: SymbolicTensor, traced: Any) -> tuple[SymbolicTensor, Array | None]:
-    """The elements of x in the order of memory, and None; if the strides have gaps, the elements in
-    their own order, and for each offset in memory the number of its element, or -1."""
-    strides = traced.stride()
-    order = sorted((a for a, n in enumerate(x.shape) if n > 1), key=lambda a: -strides[a])
-    dense = math.prod(x.shape)
-    for axis in order:
-        dense //= x.shape[axis]
-        if strides[axis] != dense:
-            return call.builder.reshape(x, (-1,)), _element_numbers(x.shape, strides)
-    rest = [a for a in range(len(x.shape)) if a not in order]
-    return call.builder.reshape(permuted(call, x, [*order, *rest]), (-1,)), None
+def _viewed(
+    call: Call, x: SymbolicTensor, shape: Sizes, strides: Sizes, storage_offset: int | None
+) -> Array:
+    """The numbers of the elements of x that a view of its memory has, in one row."""
+    traced = call.traced[0]
+    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
+    wanted = _offsets(start, shape, strides).reshape(-1)
+    numbers = _element_numbers(x.shape, traced.stride())
+    if int(wanted.min()) >= 0 and int(wanted.max()) < len(numbers):
+        found: Array = numbers[wanted]
+        if int(found.min()) >= 0:
+            return found
+    raise CompileError(
+        "as_strided reads memory outside of the tensor's elements",
+        remedy="call .contiguous() on the tensor, or view its base",
+    )
 
 
 def _element_numbers(shape: Sizes, strides: Sizes) -> Array:
@@ -208,27 +192,15 @@ def _offsets(start: int, shape: Sizes, strides: Sizes) -> Array:
     return offsets
 
 
-def _check_inside(length: int, wanted: Array) -> None:
-    if int(wanted.min()) < 0 or int(wanted.max()) >= length:
-        raise CompileError(
-            "as_strided reads memory outside of the tensor's elements",
-            remedy="call .contiguous() on the tensor, or view its base",
-        )
-
-
-def _rows(call: Call, memory: SymbolicTensor, wanted: Array) -> SymbolicTensor:
-    """Gather elements of a flat tensor in rows that are as long as possible."""
-    b, count = call.builder, memory.shape[0]
-    _check_inside(count, wanted)
-    flat = wanted.reshape(-1)
-    if flat.size == count and bool((flat == np.arange(count)).all()):
-        return memory
-    breaks = np.flatnonzero(np.diff(flat) != 1) + 1
-    width = math.gcd(count, flat.size, int(flat[0]), *map(int, np.unique(breaks)))
-    width = math.gcd(width, *map(int, np.unique(flat[breaks])))
-    if width <= 1:
-        return b.gather(memory, flat, 0)
-    return b.gather(b.reshape(memory, (-1, width)), flat[::width] // width, 0)
+def _rows(call: Call, x: SymbolicTensor, wanted: Array) -> SymbolicTensor:
+    """Gather elements by number, in rows that are as long as possible."""
+    b, count = call.builder, x.size
+    if wanted.size == count and bool((wanted == np.arange(count)).all()):
+        return x
+    breaks = np.flatnonzero(np.diff(wanted) != 1) + 1
+    width = math.gcd(count, wanted.size, int(wanted[0]), *map(int, np.unique(breaks)))
+    width = math.gcd(width, *map(int, np.unique(wanted[breaks])))
+    return b.gather(b.reshape(x, (-1, width)), wanted[::width] // width, 0)
 
 
 FILLS = (

@@ -118,37 +118,6 @@ def window_weights(length: int, size: int) -> Array:
     return weights
 
 
-def _adaptive_max(
-    spatial: int, call: Call, x: SymbolicTensor, output_size: Sequence[int]
-) -> Several:
-    lengths, sizes = x.shape[-spatial:], call.shape[-spatial:]
-    if 0 in call.shape:
-        return call.filled(0), call.builder.constant(np.zeros(call.shape, np.int64))
-    if any(n % s for n, s in zip(lengths, sizes, strict=True)):
-        return _uneven_max(spatial, call, x)
-    windows = [n // s for n, s in zip(lengths, sizes, strict=True)]
-    return _max_pool(spatial, call, x, windows)
-
-
-def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
-    """All windows have the length of the longest; shorter ones repeat their last element."""
-    b, lengths, sizes = call.builder, x.shape[-spatial:], call.shape[-spatial:]
-    index = np.zeros((1, 1), np.int64)
-    for n, s in zip(lengths, sizes, strict=True):
-        starts, ends = np.arange(s) * n // s, -(-(np.arange(s) + 1) * n // s)
-        along = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
-        both = index[:, None, :, None] * n + along[None, :, None, :]
-        index = both.reshape(len(index) * s, -1)
-    flat = b.reshape(x, (*x.shape[:-spatial], math.prod(lengths)))
-    windows = b.gather(flat, index, -1)
-    highest = b.reshape(b.reduce_max(windows, -1), call.shape)
-    if 1 not in call.used:
-        return highest, None
-    wide = b.broadcast(b.constant(index), windows.shape)
-    chosen = b.gather_elements(wide, b.argmax(windows, -1, True), -1)
-    return highest, b.reshape(chosen, call.shape)
-
-
 # Resizing ------------------------------------------------------------------------------------
 
 
@@ -233,8 +202,6 @@ LOWERINGS: dict[Any, Row] = {
     aten._adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
     aten.adaptive_avg_pool2d.default: KeptWhole(partial(_adaptive_average, 2)),
     aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
-    aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
-    aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
     aten.upsample_nearest1d.vec: KeptWhole(_nearest),
     aten.upsample_nearest2d.vec: KeptWhole(_nearest),
     aten.upsample_nearest3d.vec: KeptWhole(_nearest),
