@@ -49,7 +49,6 @@ VIEWS: dict[str, Case] = {
     "as_strided repeating": (lambda x: x.as_strided((2, 3, 4), (0, 1, 3), 0), (X,)),
     "as_strided of what is turned": (lambda x: x.t().contiguous().t().as_strided((5,), (2,)), (X,)),
     "as_strided of nothing": (lambda x: x.as_strided((0, 3), (3, 1)), (X,)),
-    "logcumsumexp of bfloat16": (lambda x: torch.logcumsumexp(x, 0), (NARROW,)),
     "as_strided of one": (lambda x: x.as_strided((), (), 7), (X,)),
     "channels last": (
         lambda x: F.adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1),
@@ -104,9 +103,6 @@ LAYERS: dict[str, Case] = {
 ODDITIES: dict[str, Case] = {
     "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
     "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
-    "adaptive maxima, uneven": (
-        lambda x: F.adaptive_max_pool2d(x, (3, 3), return_indices=True), (IMAGE,),
-    ),
     **{
         f"grid_sample {mode} {padding} {corners}": (
             lambda x, g, m=mode, p=padding, c=corners: F.grid_sample(x, g, m, p, c), (IMAGE, GRID),
@@ -122,7 +118,6 @@ ODDITIES: dict[str, Case] = {
     },
     "signs": (lambda x: (torch.signbit(x[:6]), torch.copysign(x[2], x[:6])), (ODD,)),
     "fmax": (lambda x: (torch.fmax(x[:, None], x), torch.fmin(x[:, None], x)), (ODD,)),
-    "logcumsumexp": (lambda x: x.logcumsumexp(0), (torch.tensor([-INF, -INF, 0, INF, NAN]),)),
     "embedding_bag of weights": (
         lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s),
         (TABLE, TAKEN, STARTS, torch.randn(6)),

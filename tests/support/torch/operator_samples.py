@@ -55,7 +55,7 @@ min.reduction_with_dim argmax argmin cumsum cumprod logsumexp softmax log_softma
 cat split chunk unbind flip roll repeat tril triu gather index_select index_put scatter
 scatter_add diagonal unfold permute transpose expand reshape squeeze unsqueeze select slice
 index_add index_copy matmul mm bmm addmm baddbmm mv dot einsum outer linalg.multi_dot addr addmv
-as_strided as_strided_scatter copysign fmax fmin round.decimals_3 logcumsumexp diagonal_scatter
+as_strided as_strided_scatter copysign fmax fmin round.decimals_3 diagonal_scatter
 slice_scatter select_scatter atan2 hypot cummax cummin median nanmedian kthvalue bucketize
 searchsorted histc scatter_reduce.mean scatter_reduce.amax scatter_reduce.prod addcmul addcdiv
 lerp xlogy logit signbit __getitem__ eye full_like ones_like zeros_like arange angle atleast_2d

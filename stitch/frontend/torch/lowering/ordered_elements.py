@@ -1,5 +1,5 @@
-"""ATen operators on ordered elements: running extremes and log-sums, medians, k-th values, sorted
-searches, histograms.
+"""ATen operators on ordered elements: running extremes, medians, k-th values, sorted searches,
+histograms.
 
 Running operators are scans by doubling (Hillis and Steele, 1986); searches are binary.
 """
@@ -7,7 +7,7 @@ Running operators are scans by doubling (Hillis and Steele, 1986); searches are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,29 +15,14 @@ import numpy as np
 import torch
 
 from stitch.frontend.torch.aten_call import Call, Number, Row, Value, rounded_once
-from stitch.frontend.torch.lowering.activations import log1p
 from stitch.frontend.torch.lowering.shapes import slice_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
 aten = torch.ops.aten
 Two = tuple[SymbolicTensor, SymbolicTensor]
-Parts = Sequence[SymbolicTensor]
 
 # Along an axis -------------------------------------------------------------------------------
-
-
-def _running(call: Call, parts: Parts, axis: int, join: Callable[[Parts, Parts], Parts]) -> Parts:
-    """A scan along an axis: `join` combines the partial results of two adjacent ranges."""
-    b, length, reach = call.builder, parts[0].shape[axis], 1
-    while reach < length:
-        before = [slice_tensor(call, part, axis, 0, length - reach) for part in parts]
-        here = [slice_tensor(call, part, axis, reach, length) for part in parts]
-        first = [slice_tensor(call, part, axis, 0, reach) for part in parts]
-        joined = join(before, here)
-        parts = [b.concat([f, j], axis) for f, j in zip(first, joined, strict=True)]
-        reach *= 2
-    return parts
 
 
 def _running_extreme(op: str, call: Call, x: SymbolicTensor, dim: int) -> Two:
@@ -45,34 +30,22 @@ def _running_extreme(op: str, call: Call, x: SymbolicTensor, dim: int) -> Two:
     b = call.builder
     if not x.shape:
         return x, b.constant(0)
-    axis = dim % len(x.shape)
-    compared = call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
-
-    def join(before: Parts, here: Parts) -> Parts:
+    axis, length, reach = dim % len(x.shape), x.shape[dim], 1
+    numbers = np.arange(length).reshape([-1] + [1] * (len(x.shape) - axis - 1))
+    values = call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
+    parts = [values, b.broadcast(b.constant(numbers), x.shape)]
+    while reach < length:
+        before = [slice_tensor(call, part, axis, 0, length - reach) for part in parts]
+        here = [slice_tensor(call, part, axis, reach, length) for part in parts]
         takes = b.op(op, here[0], before[0])
         if x.data_type.is_floating:
             takes = b.logical_or(takes, b.op("IsNaN", here[0]))
-        return [b.where(takes, new, old) for old, new in zip(before, here, strict=True)]
-
-    numbers = np.arange(x.shape[axis]).reshape([-1] + [1] * (len(x.shape) - axis - 1))
-    start = b.broadcast(b.constant(numbers), x.shape)
-    values, index = _running(call, [compared, start], axis, join)
-    return call.cast(values), index
-
-
-@rounded_once
-def _running_log_sum(call: Call, x: SymbolicTensor, dim: int) -> SymbolicTensor:
-    if not x.shape:
-        return x
-
-    def join(before: Parts, here: Parts) -> Parts:
-        """log(exp(a) + exp(b)), also for infinities."""
-        b, (first, second) = call.builder, (before[0], here[0])
-        high, low = b.op("Max", first, second), b.op("Min", first, second)
-        difference = b.where(b.equal(first, second), 0.0, b.sub(low, high))
-        return [b.add(high, log1p(call, b.exp(difference)))]
-
-    return _running(call, [call.cast(x)], dim % len(x.shape), join)[0]
+        parts = [
+            b.concat([slice_tensor(call, part, axis, 0, reach), b.where(takes, new, old)], axis)
+            for part, new, old in zip(parts, here, before, strict=True)
+        ]
+        reach *= 2
+    return call.cast(parts[0]), parts[1]
 
 
 # An element of a sorted row -------------------------------------------------------------------
@@ -229,7 +202,6 @@ def _rank(call: Call, covers: SymbolicTensor, count: int) -> SymbolicTensor:
 LOWERINGS: dict[Any, Row] = {
     aten.cummax.default: partial(_running_extreme, "GreaterOrEqual"),
     aten.cummin.default: partial(_running_extreme, "LessOrEqual"),
-    aten.logcumsumexp.default: _running_log_sum,
     aten.kthvalue.default: _kth,
     aten.median.default: partial(_median, False), aten.nanmedian.default: partial(_median, True),
     aten.median.dim: partial(_median_along, False),

@@ -171,69 +171,35 @@ def _parameters(is_symmetric: bool) -> Lowering:
 
 
 def _fake_quantized(
-    call: Call, x: SymbolicTensor, scaled: SymbolicTensor, step: SymbolicTensor,
-    zero: SymbolicTensor, least: int, most: int,
-) -> Several:  # fmt: skip
-    """Quantize and dequantize; also a mask of the elements within the range."""
+    call: Call, x: SymbolicTensor, step: SymbolicTensor, zero: SymbolicTensor, least: int, most: int
+) -> SymbolicTensor:
+    """Quantize and dequantize."""
     builder = call.builder
-    whole = builder.op("Add", builder.op("Round", scaled), zero)
-    bounds = [_number(call, each, FLOAT) for each in (least, most)]
-    inside = builder.op("Clip", whole, *bounds)
-    result = call.cast(builder.op("Mul", builder.op("Sub", inside, zero), step), x.data_type)
-    mask = None
-    if 1 in call.used:
-        above = builder.op("GreaterOrEqual", whole, bounds[0])
-        mask = builder.op("And", above, builder.op("LessOrEqual", whole, bounds[1]))
-    return result, mask
+    one = builder.constant(np.array(1.0, np.float32))
+    scaled = builder.op("Mul", call.cast(x, FLOAT), builder.op("Div", one, step))
+    inside = _rounded(call, scaled, zero, least, most)
+    return call.cast(builder.op("Mul", builder.op("Sub", inside, zero), step), x.data_type)
 
 
-def _fake(call: Call, x: SymbolicTensor, scale: One, zero: One, least: int, most: int) -> Several:
-    step, wide = _number(call, scale, FLOAT), call.cast(x, FLOAT)
-    one = call.builder.constant(np.array(1.0, np.float32))
-    scaled = call.builder.op("Mul", wide, call.builder.op("Div", one, step))
-    return _fake_quantized(call, x, scaled, step, _number(call, zero, FLOAT), least, most)
-
-
-def _fake_where_enabled(
-    call: Call, x: SymbolicTensor, scale: One, zero: One, enabled: SymbolicTensor, least: int,
-    most: int,
-) -> Several:  # fmt: skip
-    """As `_fake` if enabled; else x."""
-    builder = call.builder
-    result, mask = _fake(call, x, scale, zero, least, most)
-    is_on = builder.op("Equal", builder.reshape(enabled, []), call.cast(1, enabled.data_type))
-    result = builder.op("Where", is_on, result, x)
-    if mask is not None:
-        mask = builder.op("Or", mask, builder.op("Not", is_on))
-    return result, mask
+def _fake(
+    call: Call, x: SymbolicTensor, scale: One, zero: One, least: int, most: int
+) -> SymbolicTensor:
+    step, at = _number(call, scale, FLOAT), _number(call, zero, FLOAT)
+    return _fake_quantized(call, x, step, at, least, most)
 
 
 def _fake_by_channel(
     call: Call, x: SymbolicTensor, scales: SymbolicTensor, zeros: SymbolicTensor, axis: int,
     least: int, most: int,
-) -> Several:  # fmt: skip
-    one = call.builder.constant(np.array(1.0, np.float32))
-    steps = _along(call, call.cast(scales, FLOAT), axis, x)
-    scaled = call.builder.op("Mul", call.cast(x, FLOAT), call.builder.op("Div", one, steps))
-    at = _along(call, call.cast(zeros, FLOAT), axis, x)
-    return _fake_quantized(call, x, scaled, steps, at, least, most)
-
-
-def _without_mask(lowering: Lowering) -> Lowering:
-    def lowered(call: Call, *operands: Any) -> Any:
-        results: Any = lowering(call, *operands)
-        return results[0]
-
-    return lowered
+) -> SymbolicTensor:  # fmt: skip
+    steps, at = (_along(call, call.cast(each, FLOAT), axis, x) for each in (scales, zeros))
+    return _fake_quantized(call, x, steps, at, least, most)
 
 
 LOWERINGS: dict[Any, Row] = {
-    aten.fake_quantize_per_tensor_affine.default: KeptWhole(_without_mask(_fake)),
-    aten.fake_quantize_per_tensor_affine.tensor_qparams: KeptWhole(_without_mask(_fake)),
-    aten.fake_quantize_per_channel_affine.default: KeptWhole(_without_mask(_fake_by_channel)),
-    aten.fake_quantize_per_tensor_affine_cachemask.default: _fake,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_where_enabled,
-    aten.fake_quantize_per_channel_affine_cachemask.default: _fake_by_channel,
+    aten.fake_quantize_per_tensor_affine.default: KeptWhole(_fake),
+    aten.fake_quantize_per_tensor_affine.tensor_qparams: KeptWhole(_fake),
+    aten.fake_quantize_per_channel_affine.default: KeptWhole(_fake_by_channel),
 }
 LOWERINGS_BY_NAME: dict[str, Lowering] = {
     **{
