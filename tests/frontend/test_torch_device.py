@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 import stitch
-from stitch.errors import UsageError
 from stitch.runtime.executors import automatic, price_names
 
 NET, X = torch.nn.Linear(4, 2), torch.ones(3, 4)
@@ -41,20 +38,3 @@ def test_torch_compile_computes_without_onnx_runtime(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(found, net(x))
     prices = stitch.device_of(options).prices
     assert prices is not None and prices.name in price_names()
-
-
-@pytest.mark.parametrize(
-    ("work", "said"),
-    [
-        (lambda: stitch.device_of({"tagret": "tiny"}), "did you mean 'target'"),
-        (lambda: stitch.open_device("tiny", executor="onnx"), "did you mean 'onnxruntime'"),
-        (lambda: stitch.compile(NET), r"stitch.compile\(module, \(input,\)\)"),
-        (lambda: stitch.compile(NET, (X,), loss="mze", optimizer="sgd"), "did you mean 'mse'"),
-        (lambda: stitch.compile(NET, (X,), loss="mse", optimizer="adamx"), "did you mean 'adam"),
-    ],
-)
-def test_a_mistake_of_torch_s_users_is_answered_with_what_was_meant(
-    work: Callable[[], object], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        work()

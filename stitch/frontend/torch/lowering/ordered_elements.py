@@ -7,7 +7,6 @@ Running operators are scans by doubling (Hillis and Steele, 1986); searches are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
