@@ -54,8 +54,9 @@ def test_results_and_gradients_of_an_operator_are_those_of_eager_torch(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", every(4, range(4)))
 def test_exported_operators_agree_with_eager_torch(part: int) -> None:
-    """As one module: torch exports it once."""
-    found = agreement.outcomes_of(cases_of(COMPILED[part::4]), traced=False)
+    """As one module: torch exports it once. A module may not write to its inputs."""
+    names = [name for name in COMPILED[part::4] if name != "nn.functional.batch_norm"]
+    found = agreement.outcomes_of(cases_of(names), traced=False)
     for name, (got, want) in found.items():
         assert got, name
         agreement.assert_close(got, want)
