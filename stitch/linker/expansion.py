@@ -7,7 +7,7 @@ which bodies of other operations are inlined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,56 +32,27 @@ _Body = TypeVar("_Body", bound=OperationList)
 
 def remove_dead_code(body: _Body) -> _Body:
     """Remove what the outputs do not depend on, except input slots."""
-    return drop_unused_values(only_operations(body, live_operations(body)))
+    live = _live(body.operations, {slot.value for slot in body.outputs})
+    operations = tuple([body.operations[i] for i in live])
+    needed = {slot.value for slot in body.outputs}
+    needed.update(v for operation in operations for v in operation.inputs)
+    constants = tuple([c for c in body.constants if c.value in needed])
+    if len(operations) < len(body.operations) or len(constants) < len(body.constants):
+        body = replace(body, operations=operations, constants=constants)
+    return drop_unused_values(body)
 
 
 def drop_unused_values(body: _Body) -> _Body:
     """Remove values and bodies that no slot, constant or operation refers to."""
-    return renumbered(body, used_values(body))
-
-
-def live_operations(body: OperationList) -> list[int]:
-    """Return the indices of the operations that outputs depend on, ascending."""
-    return _live(body.operations, {slot.value for slot in body.outputs})
-
-
-def _live(operations: Sequence[Operation], needed: set[int]) -> list[int]:
-    """Return the indices of the operations that the needed values depend on, ascending."""
-    live: list[int] = []
-    for index in reversed(range(len(operations))):
-        operation = operations[index]
-        if not needed.isdisjoint(operation.outputs):
-            live.append(index)
-            needed.update(v for v in operation.inputs if v != ABSENT)
-    return live[::-1]
-
-
-def only_operations(body: _Body, indices: Sequence[int]) -> _Body:
-    """Return the list with these operations, and the constants that they or outputs refer to."""
-    operations = tuple([body.operations[i] for i in indices])
-    needed = {slot.value for slot in body.outputs}
-    needed.update(v for operation in operations for v in operation.inputs)
-    constants = tuple([c for c in body.constants if c.value in needed])
-    if len(operations) == len(body.operations) and len(constants) == len(body.constants):
-        return body
-    return replace(body, operations=operations, constants=constants)
-
-
-def used_values(body: OperationList) -> dict[int, int]:
-    """Return new numbers for the values that a slot, constant or operation refers to."""
     used = body.placed_values()
     for operation in body.operations:
         used.update(operation.inputs, operation.outputs)
     used.discard(ABSENT)
-    return {old: new for new, old in enumerate(sorted(used))}
-
-
-def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
-    """Return the list with only these values, under new numbers in the same order."""
     body = with_used_bodies(body)
-    if len(numbers) == len(body.values):
+    if len(used) == len(body.values):
         return body
-    at = {**numbers, ABSENT: ABSENT}
+    numbers = sorted(used)
+    at = {old: new for new, old in enumerate(numbers)} | {ABSENT: ABSENT}
     return replace(
         body,
         values=tuple(body.values[v] for v in numbers),
@@ -95,6 +66,17 @@ def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
             for o in body.operations
         ),
     )
+
+
+def _live(operations: Sequence[Operation], needed: set[int]) -> list[int]:
+    """Return the indices of the operations that the needed values depend on, ascending."""
+    live: list[int] = []
+    for index in reversed(range(len(operations))):
+        operation = operations[index]
+        if not needed.isdisjoint(operation.outputs):
+            live.append(index)
+            needed.update(v for v in operation.inputs if v != ABSENT)
+    return live[::-1]
 
 
 def with_used_bodies(body: _Body) -> _Body:

@@ -57,7 +57,8 @@ def load_program(
     if device.backend.executor.computes:
         device.backend.executor.check(program, machine.shape)
     kept: list[ConstantRecord] = []
-    seconds = simulated_seconds(program, machine)
+    # No operations of an opaque program have a model of their time.
+    seconds = 0.0 if program.is_opaque else program_seconds(expanded(program), machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
     loaded.state_names = state_names(binary, program)
     if loaded.state_names:
@@ -140,12 +141,6 @@ def _place(constants: Sequence[ConstantRecord], device: RuntimeDevice, name: str
             )
             raise
         records.check_fits_alone(blocks)
-
-
-def simulated_seconds(program: Program, machine: Machine) -> float:
-    """Return the modelled time of one run; 0 if the machine has no compute rates or the program is
-    opaque."""
-    return 0.0 if program.is_opaque else program_seconds(expanded(program), machine)
 
 
 def _remedy(here: str, binary: Binary) -> str:
