@@ -328,12 +328,6 @@ def layer_gradient(writer: ModelWriter, operation: Operation, attributes: Attrib
         operand = writer.operand(operation.inputs[index])
         return writer.node("Reshape", [operand, writer.ints(*shape)])
 
-    def given(output: int, name: str) -> None:
-        value = operation.outputs[output]
-        if value != ABSENT:
-            shape = writer.ints(*writer.type_of(value).shape)
-            writer.node("Reshape", [name, shape], value_name(value))
-
     gradient, x = (shaped(i, -1, width) for i in (0, 1))
     mean, inverse = (shaped(i, -1, 1) for i in (2, 3))
     centred = writer.node("Sub", [x, mean])
@@ -347,13 +341,21 @@ def layer_gradient(writer: ModelWriter, operation: Operation, attributes: Attrib
         writer.node("Mul", [centred, slant]),
     ])  # fmt: skip
     inner = writer.node("Sub", [inner, writer.node("MatMul", [gradient, share])])
-    given(0, writer.node("Mul", [inner, inverse]))
-    outputs = (*operation.outputs, ABSENT, ABSENT)
-    if outputs[1] != ABSENT:
-        given(1, writer.node("MatMul", [row, product]))
-    if outputs[2] != ABSENT:
-        given(2, writer.node("ReduceSum", [gradient, writer.ints(0)], keepdims=0))
+    result, scale, shift = (*operation.outputs, ABSENT, ABSENT)[:3]
+    _reshaped(writer, result, writer.node("Mul", [inner, inverse]))
+    if scale != ABSENT:
+        _reshaped(writer, scale, writer.node("MatMul", [row, product]))
+    if shift != ABSENT:
+        total = writer.node("ReduceSum", [gradient, writer.ints(0)], keepdims=0)
+        _reshaped(writer, shift, total)
     return True
+
+
+def _reshaped(writer: ModelWriter, value: int, name: str) -> None:
+    """Write a result computed in another shape, unless it is absent."""
+    if value != ABSENT:
+        shape = writer.ints(*writer.type_of(value).shape)
+        writer.node("Reshape", [name, shape], value_name(value))
 
 
 def batch_gradient(writer: ModelWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -370,12 +372,6 @@ def batch_gradient(writer: ModelWriter, operation: Operation, attributes: Attrib
 
     def mean_of(name: str) -> str:
         return writer.node("ReduceMean", [name, axes], keepdims=1)
-
-    def given(output: int, name: str) -> None:
-        value = operation.outputs[output]
-        if value != ABSENT:
-            shape = writer.ints(*writer.type_of(value).shape)
-            writer.node("Reshape", [name, shape], value_name(value))
 
     if len(operation.inputs) > 3:
         mean, variance = (
@@ -395,10 +391,11 @@ def batch_gradient(writer: ModelWriter, operation: Operation, attributes: Attrib
     inner = writer.node("Add", [
         writer.node("Mul", [centred, along]), writer.node("Mul", [slope, factor]),
     ])  # fmt: skip
-    given(0, writer.node("Sub", [writer.node("Mul", [gradient, factor]), inner]))
+    result, *sums = operation.outputs
+    _reshaped(writer, result, writer.node("Sub", [writer.node("Mul", [gradient, factor]), inner]))
     count = _number(writer, math.prod(kind.shape) / channels, kind)
-    for output, total in zip(range(1, len(operation.outputs)), (slant, slope), strict=False):
-        given(output, writer.node("Mul", [total, count]))
+    for value, total in zip(sums, (slant, slope), strict=False):
+        _reshaped(writer, value, writer.node("Mul", [total, count]))
     return True
 
 
