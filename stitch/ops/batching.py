@@ -78,12 +78,7 @@ class BatchingContext(EmittingContext):
 
     def repeat(self, value: Any, shape: Shape) -> Any:
         """Repeat a shared value of this shape over the batch: [batch_size, *shape]."""
-        if not DataType.from_dtype(value.dtype).is_narrow:
-            return self.apply("Expand", value, [self.batch_size, *shape])
-        # Expand does not support types of 8 bits and fewer; Pad does.
-        row, none = self.reshape(value, (1, *shape)), [0] * (len(shape) + 1)
-        pads = [*none, self.batch_size - 1, *none[1:]]
-        return self.apply("Pad", row, pads, mode="edge")
+        return self.apply("Expand", value, [self.batch_size, *shape])
 
     def broadcast(self, index: int) -> Any:
         """Return operand `index` with the batch axis in front, repeated if it is shared; None if

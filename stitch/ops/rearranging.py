@@ -300,7 +300,7 @@ def _slice(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_expand(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, EVERY)
+    data = context.require_type(0, MOVED)
     context.require_type(1, INT64)
     wanted = context.known_ints(1, "shape")
     if any(size < 0 for size in wanted):

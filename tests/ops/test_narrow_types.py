@@ -185,6 +185,8 @@ def test_elements_are_moved_as_they_are(kind: DataType) -> None:
     (turned,) = evaluate("Transpose", [codes])
     (flat,) = evaluate("Reshape", [turned, np.array([-1])])
     assert flat.view(np.uint8).tolist() == codes.T.reshape(-1).view(np.uint8).tolist()
+    (spread,) = evaluate("Expand", [flat, np.array([2, flat.size])])
+    assert spread.view(np.uint8).tolist() == [flat.view(np.uint8).tolist()] * 2
 
 
 @pytest.mark.parametrize("kind", NARROW, ids=lambda t: t.value)
