@@ -146,10 +146,6 @@ def _read(hint: Any, data: object, where: str, depth: int) -> Any:
 def _read_plain(hint: Any, data: object, where: str, depth: int) -> Any:
     if hint is Any:
         return data
-    if hint is type(None):
-        if data is not None:
-            raise _wrong(where, "null", data)
-        return None
     if hint is float:
         return _read_float(data, where)
     if hint in (int, str, bool):

@@ -479,8 +479,6 @@ def _is_finite(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
 
 
 def _sign_bit(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
-    if not x.data_type.is_floating:
-        return b.less(x, 0)
     x = b.cast(x, DataType.FLOAT32) if x.dtype.itemsize == 2 else x
     bits = DataType.INT64 if x.data_type is DataType.FLOAT64 else DataType.INT32
     return b.less(b._one("BitCast", x, to=bits), 0)

@@ -97,6 +97,10 @@ BAD = {
     edited(operations=[7]): "expected: Operation",
     edited(constants=[{"value": 1, "data": "!!"}]): "expected: a string of base64",
     edited(constants=[{"value": 1, "data": "AAAA"}]): "4 bytes, got 3",
+    edited(
+        values=[{"name": "x", "shape": [2], "data_type": "bool"}],
+        constants=[{"value": 0, "data": "AAI="}],
+    ): "not a valid bool",
     edited(constants=[{"value": 99, "data": ""}]): "no value 99",
     edited(placement=["input.z.space=l1"]): "there is no input",
     edited(placement=[3]): "placement[0]",

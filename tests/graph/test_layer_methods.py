@@ -149,6 +149,7 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
         X2,
     ),
     "reduce no axes": (lambda b, x: b.reduce_sum(x, ()), X2),
+    "floor division": (lambda b, x: b.floordiv(x, 0.5), X2),
     "integer floor division": (lambda b, x: b.floordiv(x, -2), WHOLE),
     "integer modulo": (lambda b, x: b.mod(x, -4), WHOLE),
     "einsum": (lambda b, x: b.einsum("bij,bkj->bik", x, x), X3),

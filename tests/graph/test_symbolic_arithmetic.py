@@ -19,6 +19,7 @@ B = np.array([[2.0, 0.5, -1.5], [1.0, -3.0, 2.0]], np.float32)
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 
 TWO_FLOATS: dict[str, F] = {
+    "unequal": lambda x, y: (x != y) & ~(x == 1.5),
     "scalar_left": lambda x, y: 1 - (2.0 / y) + 3 * x,
     "reflected_power": lambda x, y: 2.0**y,
     "reflected_floor_divide": lambda x, y: 5 // y,

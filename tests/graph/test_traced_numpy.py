@@ -159,7 +159,8 @@ CASES: dict[str, Callable[..., Any]] = {
                                   np.reshape(x, -1), x.reshape((2, -1))),
     "var(ddof=)": lambda x: (x.var(ddof=1), np.std(x, 0, ddof=2), np.var(x, axis=1, mean=x[:, :1])),
     "sum(dtype=)": lambda x: (x.sum(dtype=np.float64), np.sum(x, 0, np.int16), np.prod(x, 1, "f8"),
-                              np.mean(x, dtype="f8"), np.sum(x, where=x > 0, initial=3)),
+                              np.mean(x, dtype="f8"), np.sum(x, where=x > 0, initial=3),
+                              np.sum(x > 0, dtype=bool)),
     "an index": lambda x: (x[np.argmax(x[:, 0])], x[x.argmin(0)],
                            x[x.argmax(0)[:3], x[:3].argmin(1)],
                            x[np.int64(1), x.argmax(1)], x[:, None, x.argmin(1)],
@@ -179,7 +180,8 @@ CASES: dict[str, Callable[..., Any]] = {
         np.compress([True, False, True], x, 0),
         np.where(x > 0, x, 2.5), np.take_along_axis(x, np.argsort(x, 1), 1), np.einsum("ij->ji", x),
         np.zeros_like(x), np.full_like(x, 3), np.ones_like(x, dtype="i4", shape=(2,)),
-        np.maximum.reduce(x, axis=1), np.add.accumulate(x), x // 0.7,
+        np.fmod(x, 3), np.reciprocal(2 * x + 1), np.maximum.reduce(x, axis=1),
+        np.add.accumulate(x), x // 0.7,
         1 << abs(x.astype(np.int64) % 9)),
 }  # fmt: skip
 

@@ -145,6 +145,9 @@ def test_a_cyclic_graph_is_refused() -> None:
     assert "tasks wait for each other" in told
 
 
+DEEP: list[Any] = []
+for _ in range(50):
+    DEEP = [{"inputs": [], "outputs": [], "merged": DEEP, "kept": []}]
 WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("tasks", 0, "program"), "ab", "program 'ab' is not given"),
     (("tasks", 0, "inputs"), [0, 0], "it takes 1 inputs, not 2"),
@@ -174,6 +177,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("outputs", 0, "value"), 1, "has taken its value over"),
     (("outputs", 0, "value"), True, "expected: an integer of 64 bits"),
     (("other",), 1, "a surplus 'other'"),
+    (("tasks", 0, "merged"), DEEP, "nested deeper than 40 levels"),
 ]
 WRONG_MERGED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("tasks", 0, "merged", 0, "inputs"), [3], "and 1 are known before it"),
