@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -110,14 +109,3 @@ def test_sixty_four_small_programs(halves: bool) -> None:
     chain = chained(models, rng.standard_normal((16, 64)).astype(np.float32))
     for executor in ("numpy", "onnxruntime"):
         assert_equal(chain, executor, halves)
-
-
-def test_a_file_of_linked_programs(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    models = [layer(n, rng.standard_normal((64, 64)).astype(np.float32) / 8) for n in range(3)]
-    stitch.link(models).save(tmp_path / "whole.ttb")
-    x = rng.standard_normal((16, 64)).astype(np.float32)
-    with stitch.open_device(TARGET, executor="onnxruntime") as device:
-        wanted = apart(chained(models, x), device)
-        found = [tensor.numpy() for tensor in tensors(device.load(tmp_path / "whole.ttb")(x))]
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
