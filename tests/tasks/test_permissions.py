@@ -11,10 +11,6 @@ from stitch.tasks import Permission
 NONE, READ, WRITE, BOTH = Permission
 
 
-def test_reading_and_writing_join_to_both_and_meet_in_nothing() -> None:
-    assert READ.join(WRITE) is BOTH and READ.meet(WRITE) is NONE
-
-
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(Permission, repeat=2)])
 def test_join_and_meet_are_those_of_the_order(one: Permission, other: Permission) -> None:
     upper = [p for p in Permission if p.allows(one) and p.allows(other)]

@@ -100,6 +100,3 @@ def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
     gc.collect()
     assert gone() is None
     assert build(nothing, (other, (0,), 1)) is held
-
-
-# -- periods --------------------------------------------------------------------------------------
