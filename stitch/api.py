@@ -60,7 +60,7 @@ from stitch.ttb import load as load_binary
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
-    from stitch.training import InferenceGraphs, Loss, Optimizer, SearchResult, TrainingOptions
+    from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
@@ -234,7 +234,7 @@ def split(
 
 def _algorithm_placement(
     graph: ComputationGraph, machine: Machine, algorithm: str
-) -> tuple[SearchResult[InferenceGraphs] | None, tuple[PlacementOption, ...]]:
+) -> tuple[SearchResult[ComputationGraph] | None, tuple[PlacementOption, ...]]:
     """Return placement options for the slots that have none, as an algorithm chooses them."""
     if algorithm == "none":
         return None, ()

@@ -430,9 +430,9 @@ class CompiledModel(ModelOfBinary):
             model = compile_for_inference(graph, machine, form.target, options)
             if form.search is None:
                 return model
-            from stitch.training import InferenceGraphs, SearchResult
+            from stitch.training import SearchResult
 
-            result = SearchResult.from_data(form.search, InferenceGraphs(graph))
+            result = SearchResult.from_data(form.search, graph)
             return replace(model, search_result=result)
         from stitch.training import CompiledTraining
 

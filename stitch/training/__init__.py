@@ -67,7 +67,6 @@ from stitch.training.search import (
     AlgorithmConfig,
     CostEstimator,
     CostValues,
-    InferenceGraphs,
     SearchResult,
     SearchSolution,
     SimulatedTime,
@@ -120,7 +119,7 @@ else:
 __all__ = [
     "ALGORITHMS", "ANY_LOSS", "ANY_OPTIMIZER", "OPTIMIZERS", "SGD", "STEP", "Adagrad", "Adam",
     "AdamW", "AlgorithmConfig", "Checkpoint", "CheckpointFolder", "CompiledTraining",
-    "CostEstimator", "CostValues", "InferenceGraphs", "LayerTask", "LayerTime", "LocalTaskBackend",
+    "CostEstimator", "CostValues", "LayerTask", "LayerTime", "LocalTaskBackend",
     "Loss", "LossTensor", "ModelReader", "ModelTrainingInstance", "NAdam", "Optimizer", "Parameter",
     "PendingValue", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking", "Schedule",
     "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind", "TaskArgumentAccessor",

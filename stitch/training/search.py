@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args
@@ -20,7 +20,6 @@ from stitch.program import (
     Layout,
     Operation,
     OperationList,
-    Role,
     Space,
     TensorDesc,
     ValueType,
@@ -120,34 +119,14 @@ class PlacedSlots:
 # Results
 
 
-class Graphs(Protocol):
-    """Graphs that run one after the other."""
-
-    @property
-    def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]: ...
-
-
-G_co = TypeVar("G_co", bound=Graphs, covariant=True)
-G = TypeVar("G", bound=Graphs)
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceGraphs:
-    """The graph of a model without training."""
-
-    forward: ComputationGraph
-
-    @property
-    def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
-        return ((Role.FORWARD, self.forward),)
+G = TypeVar("G")
 
 
 class SearchSolution(NamedTuple):
-    """The algorithm, the chosen recomputation, and the number of compared sets."""
+    """The algorithm and the chosen recomputation."""
 
     algorithm: str
     recompute: str
-    compared: int
 
 
 class CostValues(NamedTuple):
@@ -160,10 +139,10 @@ class CostValues(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult(Generic[G_co]):
+class SearchResult(Generic[G]):
     """Graphs, a memory space for each tensor between them, and the estimated cost."""
 
-    graph: G_co
+    graph: G
     tensor_mapping: Mapping[str, Space]
     solution: SearchSolution
     cost_values: CostValues
@@ -208,20 +187,21 @@ class L1Candidate:
     size_per_bank: int
 
 
-class Case(Generic[G]):
-    """A set of graphs on a machine, and the tensors between them."""
+class Case:
+    """Graphs that run one after the other on a machine, and the tensors between them."""
 
     def __init__(
-        self, graphs: G, machine: Machine, estimator: CostEstimator,
+        self, graphs: Iterable[ComputationGraph], machine: Machine, estimator: CostEstimator,
         fixed: Mapping[str, Space],
     ) -> None:  # fmt: skip
-        self.graphs, self.machine, self.estimator = graphs, machine, estimator
+        self.machine, self.estimator = machine, estimator
         self.home = home_space(machine)
         self.types: dict[str, ValueType] = {}
-        placed = [PlacedSlots(graph, machine.shape, self.home) for _, graph in graphs.in_order]
+        placed = [PlacedSlots(graph, machine.shape, self.home) for graph in graphs]
         #: The programs of a step; all programs, with evaluation.
         self.programs, self.every_program = placed[:STEP_PROGRAMS], placed
-        for _, graph in graphs.in_order[:STEP_PROGRAMS]:
+        for program in self.programs:
+            graph = program.graph
             slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
             slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
             for name, kind in slots:
@@ -266,18 +246,18 @@ class Case(Generic[G]):
         useful = [c for c in possible if c.saving > 0 and c.size_per_bank > 0]
         return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
 
-    def result(self, algorithm: str, recompute: str) -> SearchResult[G]:
+    def result(self, graph: G, algorithm: str, recompute: str = "none") -> SearchResult[G]:
         """Return the placement that an algorithm chooses, with its cost."""
-        chosen, compared = frozenset[str](), 1
+        chosen = frozenset[str]()
         if algorithm == "greedy":
             chosen = greedy_set(self.candidates(), self.free_per_bank())
         elif algorithm == "search":
-            chosen, compared = best_set(self.candidates(), self.free_per_bank())
+            chosen = best_set(self.candidates(), self.free_per_bank())
         # Compare with no tensor in L1: moving the scratch out of L1 may cost more than they save.
         options = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
         costs, spaces = min(((self._costs(s), s) for s in options), key=lambda c: c[0].seconds)
-        solution = SearchSolution(algorithm, recompute, compared)
-        return SearchResult(self.graphs, MappingProxyType(spaces), solution, costs)
+        solution = SearchSolution(algorithm, recompute)
+        return SearchResult(graph, MappingProxyType(spaces), solution, costs)
 
     def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
         spaces = {name: Space.L1 if name in in_l1 else self.home for name in self.types}
@@ -311,12 +291,12 @@ def greedy_set(candidates: Sequence[L1Candidate], free: int) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def best_set(candidates: Sequence[L1Candidate], free: int) -> tuple[frozenset[str], int]:
-    """Return the best set of tensors, and the number of sets compared.
+def best_set(candidates: Sequence[L1Candidate], free: int) -> frozenset[str]:
+    """Return the best set of tensors.
 
     Branch and bound; the bound of a partial set is the fractional knapsack of the rest.
     """
-    best, best_saving, compared = greedy_set(candidates, free), 0.0, 1
+    best, compared = greedy_set(candidates, free), 1
     best_saving = sum(c.saving for c in candidates if c.name in best)
     pending: list[tuple[int, int, float, tuple[str, ...]]] = [(0, free, 0.0, ())]
     while pending and compared < MAX_SETS:
@@ -331,7 +311,7 @@ def best_set(candidates: Sequence[L1Candidate], free: int) -> tuple[frozenset[st
         if candidate.size_per_bank <= left:
             taken = left - candidate.size_per_bank
             pending.append((at + 1, taken, saving + candidate.saving, (*names, candidate.name)))
-    return best, compared
+    return best
 
 
 def _bound(candidates: Sequence[L1Candidate], start: int, free: int) -> float:
@@ -403,9 +383,10 @@ def optimize(
     for recompute in kinds:
         options = replace(config.options, recompute=recompute)
         graphs = training_graphs(graph, config.loss, config.optimizer, options)
-        case = Case(graphs, machine, cost_estimator, options.spaces)
+        in_order = [graph for _, graph in graphs.in_order]
+        case = Case(in_order, machine, cost_estimator, options.spaces)
         names |= case.types.keys()
-        result = case.result(config.algorithm, recompute)
+        result = case.result(graphs, config.algorithm, recompute)
         if result.cost_values.home_nbytes <= case.capacity():
             results.append(result)
             if config.algorithm != "search":
@@ -424,23 +405,21 @@ def optimize(
 def place_inference(
     graph: ComputationGraph, machine: Machine, cost_estimator: CostEstimator, algorithm: str,
     fixed: Mapping[str, Space] | None = None,
-) -> SearchResult[InferenceGraphs]:  # fmt: skip
+) -> SearchResult[ComputationGraph]:  # fmt: skip
     """Return the memory spaces of a graph's inputs and outputs, `fixed` ones as they are.
 
     Raises `UsageError` for an unknown algorithm.
     """
     check_algorithm(algorithm)
-    case = Case(InferenceGraphs(graph), machine, cost_estimator, fixed or {})
-    return case.result(algorithm, "none")
+    return Case((graph,), machine, cost_estimator, fixed or {}).result(graph, algorithm)
 
 
 def _refusal(
-    case: Case[TrainingGraphs], costs: CostValues, tried: Sequence[str], config: AlgorithmConfig
+    case: Case, costs: CostValues, tried: Sequence[str], config: AlgorithmConfig
 ) -> OutOfMemoryError:
     """Return the error if nothing fits, with remedies that would help."""
     home, banks = case.home.value, case.machine.shape.space(case.home).banks
-    persistent = {s.name for _, g in case.graphs.in_order[:STEP_PROGRAMS] for s in g.inputs
-            if s.kind in KEPT_KINDS}  # fmt: skip
+    persistent = {s.name for p in case.programs for s in p.graph.inputs if s.kind in KEPT_KINDS}
     weights = sum(case.size(name, case.home) * banks for name in persistent)
     if weights > case.capacity():
         remedies = ["a larger machine", "fewer weights"]
@@ -454,7 +433,7 @@ def _refusal(
             remedies.append("precision=bfloat16")
     return OutOfMemoryError(
         "the training does not fit the machine",
-        where=f"graph {case.graphs.forward.name!r} on {case.machine.name!r}",
+        where=f"graph {case.programs[0].graph.name!r} on {case.machine.name!r}",
         expected=f"at most {case.capacity()} B in {home}",
         got=f"{costs.home_nbytes} B, {weights} B of them weights and optimizer state; "
         f"recomputation tried: {', '.join(tried)}",

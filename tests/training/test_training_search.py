@@ -134,7 +134,7 @@ def test_branch_and_bound_finds_the_best_of_all_sets() -> None:
         key=lambda c: -c.saving / c.size_per_bank,
     )
     for room in range(26):
-        chosen, _ = best_set(candidates, room)
+        chosen = best_set(candidates, room)
         best = max(
             sum(c.saving for c in subset)
             for count in range(6)
