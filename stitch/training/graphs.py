@@ -371,6 +371,8 @@ def _write_step(
     }  # fmt: skip
     if optimizer.maximize:
         gradient = -gradient
+    if optimizer.weight_decay and not optimizer.shrinks:
+        gradient = gradient + value * optimizer.weight_decay
     stepped, after = optimizer.write(b, value, gradient, states, rates)
     _replace(b, slot, stepped)
     for state, tensor in after.items():

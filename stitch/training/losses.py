@@ -94,9 +94,7 @@ class Loss(ABC):
         return f"{type(self).__name__}(reduction={self.reduction!r}{more})"
 
     def _reduced(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
-        reduced = b.op("ReduceMean" if self.reduction == "mean" else "ReduceSum", each, keepdims=0)
-        assert isinstance(reduced, SymbolicTensor)
-        return reduced
+        return _scalar(b, "ReduceMean" if self.reduction == "mean" else "ReduceSum", each)
 
     def _weights(self, word: str, weights: Any) -> Array | None:
         """Return weights as an array; raise `UsageError` if they are not finite numbers."""
@@ -111,6 +109,12 @@ class Loss(ABC):
             raise UsageError(f"{word} of {type(self).__name__} must be finite",
                              got=repr(weights)[:60])  # fmt: skip
         return array
+
+
+def _scalar(b: ComputationGraphBuilder, op: str, each: Any) -> SymbolicTensor:
+    reduced = b.op(op, each, keepdims=0)
+    assert isinstance(reduced, SymbolicTensor)
+    return reduced
 
 
 def require_classes(loss: Loss, pred: ValueType, weights: Array | None = None) -> None:
@@ -191,24 +195,19 @@ class _ClassIndexLoss(Loss):
         if self.weight is not None:
             weights = b.op("Gather", b.constant(self.weight), label)
             weights = weights if counts is None else weights * counts
-        total = self._sum(b, picked if weights is None else picked * weights)
+        total = _scalar(b, "ReduceSum", picked if weights is None else picked * weights)
         if smoothing:
             shape = [1, -1, *[1] * (len(logs.shape) - 2)]
             if self.weight is not None:
                 logs = logs * b.constant(self.weight.reshape(shape))
             each = b.op("ReduceSum", logs, np.array([1], np.int64), keepdims=1)
-            others = self._sum(b, each if counts is None else each * counts)
+            others = _scalar(b, "ReduceSum", each if counts is None else each * counts)
             total = total * (1.0 - smoothing) + others * (smoothing / logs.shape[1])
         if self.reduction == "sum":
             return -total
         if weights is None:
             return total * (-1.0 / float(np.prod(label.shape)))
-        return -(total / self._sum(b, weights))
-
-    def _sum(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
-        total = b.op("ReduceSum", each, keepdims=0)
-        assert isinstance(total, SymbolicTensor)
-        return total
+        return -(total / _scalar(b, "ReduceSum", weights))
 
 
 @final
@@ -273,8 +272,7 @@ class CategoricalCrossEntropyLoss(Loss):
         if self.weight is not None:
             shape = [1, -1, *[1] * (len(pred.shape) - 2)]
             picked = picked * b.constant(self.weight.reshape(shape))
-        total = b.op("ReduceSum", picked, keepdims=0)
-        assert isinstance(total, SymbolicTensor)
+        total = _scalar(b, "ReduceSum", picked)
         count = np.prod([d for i, d in enumerate(pred.shape) if i != 1])
         return total * (-1.0 / float(count) if self.reduction == "mean" else -1.0)
 

@@ -41,6 +41,8 @@ class Optimizer(ABC):
     scalar_states: ClassVar[tuple[str, ...]] = ()
     #: Whether the formula needs the step count.
     counts_steps: bool = False
+    #: Whether weight decay is decoupled: applied to the parameter, not to the gradient.
+    shrinks: bool = False
 
     def __init__(
         self, lr: float, weight_decay: float, schedule: Any, maximize: bool = False
@@ -74,17 +76,20 @@ class Optimizer(ABC):
         BETAS.check(type(self).__name__, "betas", betas)
         return self._share("betas[0]", betas[0]), self._share("betas[1]", betas[1])
 
-    @abstractmethod
     def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
         """Write the scalars that all parameters share, from the learning rate and the step count
         (from 1)."""
+        return (rate,)
 
     @abstractmethod
     def write(
         self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """Write one step of a float32 parameter: return its new value and its new states."""
+        """Write one step of a float32 parameter: return its new value and its new states.
+
+        Weight decay is in the gradient, unless the optimizer `shrinks` parameters.
+        """
 
     def start_of(self, state: str) -> float:
         """Return the value of a state before the first step."""
@@ -240,8 +245,6 @@ class AdamLike(Optimizer):
 
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     counts_steps = True
-    #: Whether weight decay is decoupled: applied to the parameter, not to the gradient.
-    shrinks: bool = False
 
     def __init__(
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
@@ -258,10 +261,6 @@ class AdamLike(Optimizer):
         """
         count = b.cast(step, DataType.FLOAT64)
         return count, [1.0 - b.op("Pow", b.constant(_WIDE(beta)), count) for beta in self.betas]
-
-    def _decayed(self, gradient: Any, parameter: Any) -> Any:
-        decays = self.weight_decay and not self.shrinks
-        return gradient + parameter * self.weight_decay if decays else gradient
 
     def _averages(self, gradient: Any, states: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return both moving averages, as interpolations whose last operation reads what it
@@ -301,7 +300,7 @@ class Adam(AdamLike):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         rate, size, root = rates
-        average, square = self._averages(self._decayed(gradient, parameter), states)
+        average, square = self._averages(gradient, states)
         after = {"exp_avg": average, "exp_avg_sq": square}
         if self.amsgrad:
             square = after["max_exp_avg_sq"] = b.op("Max", states["max_exp_avg_sq"], square)
@@ -326,19 +325,8 @@ class AdamW(Adam):
         )
 
 
-class _Decoupled(AdamLike):
-    """Adam variants with optional decoupled weight decay."""
-
-    def __init__(
-        self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
-        schedule: Any, maximize: bool, decoupled_weight_decay: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
-        self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
-
-
 @final
-class NAdam(_Decoupled):
+class NAdam(AdamLike):
     """`torch.optim.NAdam`: Nesterov momentum with a rising coefficient."""
 
     name = "nadam"
@@ -351,7 +339,8 @@ class NAdam(_Decoupled):
         decoupled_weight_decay: bool = False, maximize: bool = False,
         schedule: Schedule | str | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize, decoupled_weight_decay)
+        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
+        self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
         self.momentum_decay = self._at_least_zero("momentum_decay", momentum_decay)
 
     def start_of(self, state: str) -> float:
@@ -377,7 +366,6 @@ class NAdam(_Decoupled):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         wide, rate, root, mu, mu_next = rates
-        gradient = self._decayed(gradient, parameter)
         average, square = self._averages(gradient, states)
         product = states["mu_product"] * b.cast(mu, DataType.FLOAT32)
         wide_product = b.cast(product, DataType.FLOAT64)
@@ -389,7 +377,7 @@ class NAdam(_Decoupled):
 
 
 @final
-class RAdam(_Decoupled):
+class RAdam(AdamLike):
     """`torch.optim.RAdam`: the adaptive term is used once its variance is bounded."""
 
     name = "radam"
@@ -399,7 +387,8 @@ class RAdam(_Decoupled):
         weight_decay: float = 0.0, *, decoupled_weight_decay: bool = False, maximize: bool = False,
         schedule: Schedule | str | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize, decoupled_weight_decay)
+        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
+        self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
 
     def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
         count, corrections = self._count(b, step)
@@ -419,7 +408,7 @@ class RAdam(_Decoupled):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         rate, plain, adaptive, adapts = rates
-        average, square = self._averages(self._decayed(gradient, parameter), states)
+        average, square = self._averages(gradient, states)
         below = b.op("Sqrt", square) + self.eps
         change = average * b.op("Where", adapts, adaptive / below, plain)
         after = {"exp_avg": average, "exp_avg_sq": square}
@@ -466,8 +455,6 @@ class SGD(Optimizer):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         rate, share = rates
-        if self.weight_decay:
-            gradient = gradient + parameter * self.weight_decay
         if not self.momentum:
             return parameter - gradient * rate, {}
         before = states["momentum_buffer"]
@@ -502,16 +489,11 @@ class RMSprop(Optimizer):
         more = [("momentum_buffer", momentum), ("grad_avg", centered)]
         self.states = ("square_avg", *(name for name, is_used in more if is_used))
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
-        return (rate,)
-
     def write(
         self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         (rate,) = rates
-        if self.weight_decay:
-            gradient = gradient + parameter * self.weight_decay
         square = states["square_avg"]
         square = square + (gradient * gradient - square) * (1.0 - self.alpha)
         after, spread = {"square_avg": square}, square
@@ -562,8 +544,6 @@ class Adagrad(Optimizer):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         (rate,) = rates
-        if self.weight_decay:
-            gradient = gradient + parameter * self.weight_decay
         total = states["sum"] + gradient * gradient
         return parameter - gradient * rate / (b.op("Sqrt", total) + self.eps), {"sum": total}
 
