@@ -194,21 +194,6 @@ def test_very_long_loops_and_nests() -> None:
     assert wide.numpy().tolist() == [5] * (count // 5)
 
 
-@pytest.mark.usefixtures("within")
-def test_empty_nests_everywhere() -> None:
-    xs = FractalTensor([[], [1.0], []], dtype="float32")
-    assert ops.map(lambda r: ops.scan(lambda s, x: s + x, r, 0.0), xs).tolist() == [[], [1.0], []]
-    assert ops.map(lambda r: ops.reduce(lambda s, x: s + x, r, 5.0), xs).tolist() == [5, 6, 5]
-    none = xs[:0]
-    assert ops.map(lambda r: ops.fold(lambda s, x: s + x, r, 0.0), none).tolist() == []
-    assert ops.scan(lambda s, r: ops.fold(lambda s, x: s + x, r, s), none, 1.0).tolist() == []
-    assert ops.fold(lambda s, r: ops.fold(lambda s, x: s + x, r, s), none, 1.0).tolist() == 1.0
-    assert ops.filter(lambda r: len(r) > 3, xs).tolist() == []
-    assert ops.forall(lambda x: x + 1, FractalTensor([[], []], dtype="int64")).tolist() == [[], []]
-    with pytest.raises(UsageError, match="empty list needs an initializer"):
-        ops.map(lambda r: ops.scan(lambda s, x: s + x, r), xs)
-
-
 def test_a_function_may_close_over_what_a_call_before_gave(within: stitch.Device) -> None:
     rows = FractalTensor(np.arange(6, dtype=np.float32).reshape(3, 2))
     raised = ops.map(lambda row: row + 1, rows)

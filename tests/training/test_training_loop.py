@@ -40,16 +40,6 @@ def test_four_micro_batches_step_like_one_batch_of_four_times_the_size() -> None
         np.testing.assert_allclose(parts.instance.get_tensor(name), value, atol=1e-6)
 
 
-def test_backward_twice_without_zero_grad_adds_gradients_as_torch_does() -> None:
-    model = compiled()
-    assert model.training is not None
-    ((x, y),) = batches(1)
-    model.training.loss(model(x), y).backward()
-    once = model.instance.get_tensor("fc1.weight.grad")
-    model.training.loss(model(x), y).backward()
-    np.testing.assert_allclose(model.instance.get_tensor("fc1.weight.grad"), 2 * once, rtol=1e-6)
-
-
 def test_clipped_steps_equal_those_of_torch() -> None:
     model = compiled(stitch.SGD(lr=0.05), "mse_sum", clip_grad_norm=0.5)
     theirs = torch_mlp(model)

@@ -107,17 +107,6 @@ def test_what_is_read_cannot_be_written_and_what_is_written_not_read(
     assert y.numpy().tolist() == [[0, 0], [0, 0]]
 
 
-def test_what_is_written_into_an_array_is_there_when_the_task_has_ended(
-    backend: LocalTaskBackend,
-) -> None:
-    accessor = given(backend)
-    y = accessor.get_tensor("y", WRITE).numpy()
-    y[:] = 7
-    assert backend.get_tensor("d").tolist() == [[100, 100], [100, 100]]
-    accessor.finish()
-    assert backend.get_tensor("d").tolist() == [[7, 7], [7, 7]]
-
-
 def test_what_is_put_counts_when_the_task_has_ended_and_not_if_it_raises(
     backend: LocalTaskBackend,
 ) -> None:
