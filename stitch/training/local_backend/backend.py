@@ -19,7 +19,7 @@ from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, 
 from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine, load_machine
-from stitch.program import ABSENT, Array, InputKind, Role, Space
+from stitch.program import ABSENT, Array, InputKind, Role
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
 from stitch.tasks import Future, Permission, TaskGraph
@@ -77,10 +77,9 @@ class LayerTasks:
     """The compiled tasks of a model: `tasks` by id, `stages` by the part of a training step."""
 
     def __init__(
-        self, layers: LayerGraph, machine: Machine, spaces: Mapping[str, Space],
-        loss: Loss | None, optimizer: Optimizer | None,
-    ) -> None:  # fmt: skip
-        self.layers, self.machine, self.spaces = layers, machine, spaces
+        self, layers: LayerGraph, machine: Machine, loss: Loss | None, optimizer: Optimizer | None
+    ) -> None:
+        self.layers, self.machine = layers, machine
         self.tasks: dict[str, ProgramTask] = {}
         self._ids: dict[object, str] = {}
         self._counts: Counter[str] = Counter()
@@ -117,13 +116,6 @@ class LayerTasks:
             names |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
         return tuple(names)
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names of all tensors that tasks read or write."""
-        sides: tuple[Literal["inputs", "outputs"], ...] = ("inputs", "outputs")
-        return frozenset(n for role in self.stages for side in sides
-                         for n in self._tensors(role, side))  # fmt: skip
-
     def _forward(self, index: int) -> LayerTask:
         layers = self.layers
         operation, names = layers.graph.operations[index], layers.names
@@ -138,7 +130,7 @@ class LayerTasks:
         attributes = {"attributes": operation.attributes, **_PROFILING}
         binding = TaskBinding(bound, {}, attributes)
         signature = self._signature(index, graph)
-        task_id = self._task(graph, f"{operation.op}.forward", Role.FORWARD, signature, binding)
+        task_id = self._task(graph, f"{operation.op}.forward", Role.FORWARD, signature)
         return self._layer_task(index, TaskInvocation(task_id, binding))
 
     def _signature(self, index: int, graph: ComputationGraph) -> TaskSignature:
@@ -205,7 +197,7 @@ class LayerTasks:
         signature = backward_signature(self.tasks[task.task_id].signature)
         binding = backward_binding(task.binding, signature, flows)
         graph = summing_graph(rule, sums)
-        task_id = self._task(graph, f"{operation.op}.backward", Role.BACKWARD, signature, binding)
+        task_id = self._task(graph, f"{operation.op}.backward", Role.BACKWARD, signature)
         return self._layer_task(index, TaskInvocation(task_id, binding))
 
     def _zeros(self, value: int) -> LayerTask:
@@ -218,7 +210,7 @@ class LayerTasks:
         )  # fmt: skip
         binding = TaskBinding({input_slot(0): name}, {input_slot(0): gradient_name(name)},
                               _PROFILING)  # fmt: skip
-        task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature, binding)
+        task_id = self._task(graph, "zeros.backward", Role.BACKWARD, signature)
         return LayerTask(name, "zeros", "", TaskInvocation(task_id, binding))
 
     def _loss(self, loss: Loss) -> LayerTask:
@@ -243,22 +235,19 @@ class LayerTasks:
         )
         ports = {slot: TaskPort("tensor", slot) for slot in (name, LABEL, LOSS)}
         ports[seed] = TaskPort("gradient", name)
-        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, binding, ports)
+        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, ports)
         return LayerTask(LOSS, loss.name, "", TaskInvocation(task_id, binding))
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        graph = self.layers.graph
-        return tuple([
-            Parameter(slot.name, graph.input_type(i), gradient_name(slot.name))
-            for i, slot in enumerate(graph.inputs)
-            if slot.name in self.layers.wanted and slot.kind is InputKind.PARAMETER
-        ])  # fmt: skip
-
     def _update(self, optimizer: Optimizer) -> LayerTask:
-        parameters = self.parameters()
-        graph = update_graph(f"{self.layers.graph.name}_update", parameters, optimizer)
+        whole = self.layers.graph
+        parameters = [
+            Parameter(slot.name, whole.input_type(i), gradient_name(slot.name))
+            for i, slot in enumerate(whole.inputs)
+            if slot.name in self.layers.wanted and slot.kind is InputKind.PARAMETER
+        ]
+        graph = update_graph(f"{whole.name}_update", parameters, optimizer)
         signature, binding, ports = update_slots(graph, parameters)
-        task_id = self._task_id(graph, "update", Role.UPDATE, signature, binding, ports)
+        task_id = self._task_id(graph, "update", Role.UPDATE, signature, ports)
         return LayerTask("update", optimizer.name, "", TaskInvocation(task_id, binding))
 
     def _layer_task(self, index: int, invocation: TaskInvocation) -> LayerTask:
@@ -267,34 +256,28 @@ class LayerTasks:
         return LayerTask(name, operation.op, operation.location, invocation)
 
     def _task(
-        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
-        binding: TaskBinding,
-    ) -> str:  # fmt: skip
+        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature
+    ) -> str:
         """Return the id of the task of a graph that has an operator's slots."""
         ports = {}
         for name in [*(slot.name for slot in graph.inputs), *(s.name for s in graph.outputs)]:
             plain = name.removesuffix(gradient_name(""))
             ports[name] = TaskPort("tensor" if plain == name else "gradient", plain)
-        return self._task_id(graph, stem, role, signature, binding, ports)
+        return self._task_id(graph, stem, role, signature, ports)
 
     def _task_id(
         self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
-        binding: TaskBinding, ports: Mapping[str, TaskPort],
+        ports: Mapping[str, TaskPort],
     ) -> str:  # fmt: skip
         """Return the id of an equal task, or compile a new one."""
-        where = {name: self.spaces.get(port.name(binding)) for name, port in ports.items()}
-        spaces = {name: space for name, space in where.items() if space is not None}
-        slots = (signature.tensors, tuple(signature.arguments))
-        key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items())))
+        key = stem, graph_key(graph), signature.tensors, tuple(signature.arguments)
         equal = self._ids.get(key)
         if equal is not None:
             return equal
         self._counts[stem] += 1
         number = self._counts[stem]
         task_id = stem if number == 1 else f"{stem}.{number}"
-        self.tasks[task_id] = program_task(
-            graph, task_id, role, self.machine, signature, ports, spaces
-        )
+        self.tasks[task_id] = program_task(graph, task_id, role, self.machine, signature, ports)
         self._ids[key] = task_id
         return task_id
 
@@ -344,7 +327,12 @@ def trained_layers(
         CompileError: The graph has placement options, or an operator has no gradient.
         UsageError: `weights` has unknown names.
     """
-    _check_placement(graph)
+    if graph.placement:
+        raise CompileError(
+            f"graph {graph.name!r} has placement options, which tasks of single operators cannot "
+            "keep",
+            got=", ".join(option.text() for option in graph.placement[:8]),
+        )
     trained, values = _with_parameters(graph, weights)
     if wanted is None:
         wanted = [
@@ -368,7 +356,13 @@ def _with_parameters(
     """Turn named constants into parameter inputs if the graph has no parameters or states."""
     persistent = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
     if persistent or not graph.constants:
-        check_names("weights", weights, persistent)
+        for name in weights:
+            if name not in persistent:
+                raise UsageError(
+                    f"weights= of LocalTaskBackend names {name!r}, which is no parameter or state",
+                    expected=", ".join(persistent) or "none",
+                    remedy=closest(name, persistent) or None,
+                )
         return graph, weights
     try:
         model = as_trainable(graph, weights)
@@ -377,28 +371,7 @@ def _with_parameters(
     return model.graph, model.values
 
 
-def check_names(parameter: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise `UsageError` for names that are not in `known`."""
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"{parameter}= of LocalTaskBackend names {name!r}, which is no tensor of it",
-                expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
-            )  # fmt: skip
-
-
-def _check_placement(graph: ComputationGraph) -> None:
-    """Raise `CompileError` for placement options: tasks of single operators cannot keep them."""
-    if graph.placement:
-        raise CompileError(
-            f"graph {graph.name!r} has placement options, which tasks of single operators cannot "
-            "keep",
-            got=", ".join(option.text() for option in graph.placement[:8]),
-            remedy="remove them, and pass LocalTaskBackend(..., spaces={name: space})",
-        )
-
-
-_ROLE, _SPACE = member_of(Role, "a role"), member_of(Space, "a space")
+_ROLE = member_of(Role, "a role")
 
 
 class LocalTaskBackend:
@@ -410,7 +383,6 @@ class LocalTaskBackend:
         device: Where the tasks run; by default the backend opens a device and closes it.
         wanted: Inputs whose gradients are computed (default: the parameters).
         weights: Initial values of parameters, by name.
-        spaces: Memory spaces of tensors, by name.
 
     Raises:
         CompileError: An operator has no gradient.
@@ -420,7 +392,7 @@ class LocalTaskBackend:
         graph=instance_of("a ComputationGraph", ComputationGraph),
         device=optional(instance_of("a device", RuntimeDevice)),
         optimizer=optional(OPTIMIZER_KIND), loss=optional(LOSS_KIND),
-        wanted=optional(WORDS), weights=optional(MAPPING), spaces=optional(MAPPING),
+        wanted=optional(WORDS), weights=optional(MAPPING),
     )  # fmt: skip
     def __init__(
         self,
@@ -431,7 +403,6 @@ class LocalTaskBackend:
         *,
         wanted: Iterable[str] | None = None,
         weights: Mapping[str, Any] | None = None,
-        spaces: Mapping[str, Space | str] | None = None,
     ) -> None:
         self.graph = graph
         self.loss = None if loss is None else loss_from_config(loss)
@@ -450,13 +421,8 @@ class LocalTaskBackend:
         if not layers.wanted and (self.loss or self.optimizer):
             raise CompileError(f"graph {graph.name!r} has no parameters to train")
         machine = load_machine(_TARGET) if device is None else device.machine
-        for name, space in (spaces or {}).items():
-            _SPACE.check("LocalTaskBackend", f"the space of {name!r}", space)
-        places = {name: Space(space) for name, space in (spaces or {}).items()}
-        compiled = LayerTasks(layers, machine, places, self.loss, self.optimizer)
-        check_names("spaces", places, compiled.names)
         self.layers = layers
-        self._compiled = compiled
+        self._compiled = LayerTasks(layers, machine, self.loss, self.optimizer)
         self._owns_device = device is None
         device = Device(machine) if device is None else device
         self.device = device

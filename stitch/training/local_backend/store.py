@@ -20,7 +20,7 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
-from stitch.program import Array, Program, Role, Space, TensorDesc
+from stitch.program import Array, Program, Role, TensorDesc
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.tasks import Permission
 from stitch.training.local_backend.signatures import (
@@ -506,16 +506,11 @@ class ProgramTask:
 
 def program_task(
     graph: ComputationGraph, task_id: str, role: Role, machine: Machine,
-    signature: TaskSignature, ports: Mapping[str, TaskPort], spaces: Mapping[str, Space],
+    signature: TaskSignature, ports: Mapping[str, TaskPort],
 ) -> ProgramTask:  # fmt: skip
-    """Compile a graph as a task.
-
-    Args:
-        ports: The port of each slot of the graph.
-        spaces: Memory spaces of slots; the default is `home_space(machine)`.
-    """
+    """Compile a graph as a task; `ports` has the port of each slot of the graph."""
     graph = replace(graph, name=task_id)
-    placement = tuple(slot_places(graph, machine, spaces))
+    placement = tuple(slot_places(graph, machine, {}))
     program = compile_graph(graph, machine, CompileOptions(placement=placement, role=role)).program
     return ProgramTask(
         program,

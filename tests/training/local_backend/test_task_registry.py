@@ -253,7 +253,7 @@ def test_a_tensor_that_is_there_is_taken_as_it_is() -> None:
 
 def test_placement_of_the_graph_are_refused() -> None:
     graph = mlp().with_placement(PlacementOption("input", "x", "space", Space.L1))
-    with pytest.raises(CompileError, match=r"has placement options(.|\n)*spaces="):
+    with pytest.raises(CompileError, match="has placement options"):
         LocalTaskBackend(graph)
 
 
@@ -266,10 +266,8 @@ def test_a_task_keeps_its_signature() -> None:
 
 
 def test_names_that_are_no_tensors_are_refused() -> None:
-    cases: list[dict[str, Any]] = [{"spaces": {"rely": "l1"}}, {"weights": {"fc1.wait": [0.0]}}]
-    for options in cases:
-        with pytest.raises(UsageError, match=r"rely|fc1.wait"):
-            LocalTaskBackend(mlp(), **options)
+    with pytest.raises(UsageError, match=r"fc1\.wait"):
+        LocalTaskBackend(mlp(), weights={"fc1.wait": [0.0]})
     with pytest.raises(CompileError, match=r"no input 'fc3\.weight'"):
         LocalTaskBackend(mlp(), wanted=["fc3.weight"])
     with pytest.raises(UsageError, match="takes a ComputationGraph as graph"):
@@ -283,10 +281,8 @@ def test_a_closed_backend_says_so() -> None:
         instance.forward()
 
 
-def test_a_wrong_space_or_permission_is_named() -> None:
+def test_a_wrong_permission_is_named() -> None:
     wrong: Any = 3
-    with pytest.raises(UsageError, match="takes a space"):
-        LocalTaskBackend(mlp(), spaces={"y": "l3"})
     with LocalTaskBackend(mlp()) as backend:
         accessor = backend.get_args(backend.tasks("forward")[0].invocation)
         with pytest.raises(UsageError, match=r"takes a Permission .* as permission"):
