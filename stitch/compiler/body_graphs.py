@@ -91,13 +91,7 @@ def body_of_graph(graph: ComputationGraph, pool: BodyPool) -> Body:
     """Convert a graph to a body; bodies that it uses are added to the pool."""
     graph = add_output_identities(graph)
     now = pool.add_all(graph.bodies, [o.body for o in graph.operations])
-    return Body(
-        tuple(slot.value for slot in graph.inputs),
-        tuple(slot.value for slot in graph.outputs),
-        graph.values,
-        tuple(replace(o, body=now[o.body]) for o in graph.operations),
-        graph.constants,
-    )
+    return replace(graph.as_body(), operations=remap_bodies(graph.operations, now))
 
 
 def write_graph(

@@ -461,7 +461,10 @@ class Traced:
 
     def _cell(self, call: NestCall, number: int) -> LoopPiece:
         """Write the function of one element outside of a loop."""
-        value = UserFunction(call, self, states=0)(call.xs[number])
+        return self._piece(number, UserFunction(call, self, states=0)(call.xs[number]))
+
+    def _piece(self, number: int, value: Any) -> LoopPiece:
+        """Return the result of one element."""
         structure, tensors = self.flat(value)
         return LoopPiece([number], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
 
@@ -490,10 +493,7 @@ class Traced:
         if call.initializer is None:
             first, order = order[0], order[1:]
             state = function.as_leaf(xs[first])
-            structure, tensors = self.flat(state)
-            pieces.append(
-                LoopPiece([first], structure, [self.builder.unsqueeze(t, 0) for t in tensors])
-            )
+            pieces.append(self._piece(first, state))
         else:
             state = function.result(call.initializer)
         asks = False
@@ -514,9 +514,7 @@ class Traced:
                 where = f"round {round_}, element {segment[0]}"
                 state = self._round(call, before, segment[0], asks)
                 check_state(call, before, state, where)
-                structure, tensors = self.flat(state)
-                tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
-                piece = LoopPiece(segment, structure, tensors)
+                piece = self._piece(segment[0], state)
             if keeps:
                 pieces.append(piece)
             order = order[len(segment) :]
@@ -672,15 +670,12 @@ class GraphTracing:
 
 
 class GraphKey:
-    """A key that is equal for graphs that compute the same, slot by slot."""
+    """The meaning of a graph, hashed once."""
 
     __slots__ = ("__weakref__", "_hash", "_meaning")
 
     def __init__(self, graph: ComputationGraph) -> None:
-        inputs = tuple([slot.value for slot in graph.inputs])
-        outputs = tuple([slot.value for slot in graph.outputs])
-        whole = Body(inputs, outputs, graph.values, graph.operations, graph.constants)
-        self._meaning = (whole.meaning, *[body.meaning for body in graph.bodies])
+        self._meaning = graph.meaning
         self._hash = hash(self._meaning)
 
     def __eq__(self, other: object) -> bool:

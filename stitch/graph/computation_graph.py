@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch import ops
@@ -50,6 +50,16 @@ class ComputationGraph(OperationList):
 
     def __repr__(self) -> str:
         return f"<ComputationGraph {summary(self)}>"
+
+    @property
+    def meaning(self) -> Hashable:
+        """Return a key that is equal for graphs that compute the same, slot by slot."""
+        return self.as_body().meaning, *[body.meaning for body in self.bodies]
+
+    def as_body(self) -> Body:
+        """Return the operations between the slots as a body."""
+        inputs, outputs = ([slot.value for slot in slots] for slots in (self.inputs, self.outputs))
+        return Body(tuple(inputs), tuple(outputs), self.values, self.operations, self.constants)
 
     def input_type(self, index: int) -> ValueType:
         """Shape and logical data type of input `index`."""

@@ -228,7 +228,7 @@ def merge_loops(
 
     Loops whose body is in `batched_bodies` become scans for all their batch elements.
     """
-    lists = (whole_graph(graph), *graph.bodies)
+    lists = (graph.as_body(), *graph.bodies)
     if batched_bodies or any(find_groups(each, graph.bodies, ()).groups for each in lists):
         return _LoopMerger(graph, rates, asked, batched_bodies).run()
     return ScheduledLoops(graph, ())
@@ -252,7 +252,7 @@ class _LoopMerger(LoopWriter):
         self.notes: list[LoopNote] = []
 
     def run(self) -> ScheduledLoops:
-        holder, builder = whole_graph(self.graph), self.builder
+        holder, builder = self.graph.as_body(), self.builder
         graph = rewrite_graph(
             self.graph, builder, lambda given: self._write_body(holder, given, builder)
         )  # fmt: skip
@@ -376,9 +376,3 @@ class _LoopMerger(LoopWriter):
                 LoopNote(where, form.count, taken, listed, merged=rows, executor=by_rates)
             )
         return None if plan is None else MergedGroup(scans, body, same, batched, plan)
-
-
-def whole_graph(graph: ComputationGraph) -> Body:
-    """Return a graph as a body."""
-    inputs, outputs = ([slot.value for slot in slots] for slots in (graph.inputs, graph.outputs))
-    return Body(tuple(inputs), tuple(outputs), graph.values, graph.operations, graph.constants)

@@ -39,7 +39,6 @@ from stitch.training.local_backend.signatures import (
     backward_signature,
     gradient_graph,
     gradient_name,
-    graph_key,
     input_slot,
     layer_graph,
     operator_graph,
@@ -270,7 +269,8 @@ class LayerTasks:
         ports: Mapping[str, TaskPort],
     ) -> str:  # fmt: skip
         """Return the id of an equal task, or compile a new one."""
-        key = stem, graph_key(graph), signature.tensors, tuple(signature.arguments)
+        slots = graph.inputs, graph.outputs, signature.tensors, tuple(signature.arguments)
+        key = stem, slots, graph.meaning
         equal = self._ids.get(key)
         if equal is not None:
             return equal

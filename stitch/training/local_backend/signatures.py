@@ -573,22 +573,6 @@ def zero_gradient(kind: ValueType) -> ComputationGraph:
     return b.build()
 
 
-def graph_key(graph: ComputationGraph) -> object:
-    """Return a key that is equal for graphs that differ only in value names and source lines."""
-    return (
-        graph.inputs,
-        graph.outputs,
-        tuple([value.type for value in graph.values]),
-        tuple([
-            (o.op, o.domain, o.opset, o.inputs, o.outputs, tuple(sorted(o.attributes.items())),
-             o.body)
-            for o in graph.operations
-        ]),
-        tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in graph.constants]),
-        tuple([body.meaning for body in graph.bodies]),
-    )  # fmt: skip
-
-
 def update_slots(
     graph: ComputationGraph, parameters: Sequence[Parameter]
 ) -> tuple[TaskSignature, TaskBinding, dict[str, TaskPort]]:
