@@ -384,9 +384,7 @@ class TrainingInstance(TrainingTensors):
     def _renew_update(self) -> None:
         """Compile the update program for the current settings; its states are retained."""
         program = self._compile_update(self.programs, self.optimizer)
-        self._update = BoundProgram(
-            load_program(self.device, program), self._cells, lost_by=HALF_UPDATED
-        )
+        self._update = self._bound_update(program)
         self.programs = replace(self.programs, update=program)
         self._start_states({})
         self._rates, self._changes = (), self.optimizer.changes
