@@ -8,11 +8,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from stitch.compiler import Differentiated, Recompute, differentiate
+from stitch.compiler import Recompute, differentiate
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array, InputKind
-from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
+from tests.support.gradients.running import gradients_of, inputs_of, run
 
 Build = Callable[[ComputationGraphBuilder], None]
 
@@ -21,24 +21,6 @@ def graph_of(build: Build) -> ComputationGraph:
     builder = ComputationGraphBuilder("net")
     build(builder)
     return builder.build()
-
-
-def feeds_of(graph: ComputationGraph) -> Feeds:
-    rng = np.random.default_rng(2)
-    return {
-        slot.name: np.asarray(rng.normal(0, 1, graph.input_type(i).shape)).astype(
-            graph.input_type(i).data_type.dtype
-        )
-        for i, slot in enumerate(graph.inputs)
-    }
-
-
-def gradients_of(both: Differentiated, feeds: Feeds, seeds: Feeds | None = None) -> Feeds:
-    """Gradients by the name of the forward input."""
-    results = run(both.forward, feeds)
-    given = seeds_of(both, results) if seeds is None else seeds
-    made = run(both.backward, backward_feeds(both, feeds, results, given))
-    return {name: made[slot] for name, slot in both.gradients}
 
 
 def network(b: ComputationGraphBuilder) -> None:
@@ -66,7 +48,7 @@ def f32(data: Any) -> Array:
 
 def test_the_forward_graph_computes_what_it_did() -> None:
     graph = graph_of(network)
-    feeds = feeds_of(graph)
+    feeds = inputs_of(graph, 2)
     both = differentiate(graph)
     assert run(both.forward, feeds)["y"].tobytes() == run(graph, feeds)["y"].tobytes()
     assert both.forward.outputs[0].name == "y"
@@ -75,7 +57,7 @@ def test_the_forward_graph_computes_what_it_did() -> None:
 @pytest.mark.parametrize("recompute", get_args(Recompute))
 def test_gradients_do_not_depend_on_what_is_computed_again(recompute: Recompute) -> None:
     graph = graph_of(network)
-    feeds = feeds_of(graph)
+    feeds = inputs_of(graph, 2)
     expected = gradients_of(differentiate(graph), feeds)
     made = gradients_of(differentiate(graph, recompute=recompute), feeds)
     assert made.keys() == expected.keys()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.compiler import CompileOptions, Differentiated, compile_graph, differentiate
+from stitch.compiler import CompileOptions, compile_graph, differentiate
 from stitch.compiler.passes.matrix_products import fold_transposes, transpose_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import InputKind
-from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
+from tests.support.gradients.running import gradients_of, inputs_of, run, seeds_of
 from tests.support.stitched_models import one
 
 
@@ -28,30 +28,15 @@ def layer(shape: tuple[int, ...], data_type: str = "float32") -> ComputationGrap
     return b.build()
 
 
-def feeds_of(graph: ComputationGraph) -> Feeds:
-    rng = np.random.default_rng(3)
-    types = [graph.input_type(i) for i in range(len(graph.inputs))]
-    return {
-        s.name: rng.normal(0, 1, t.shape).astype(t.data_type.dtype)
-        for s, t in zip(graph.inputs, types, strict=True)
-    }
-
-
 def names(graph: ComputationGraph) -> list[str]:
     return [operation.op for operation in graph.operations]
 
 
 def agrees(graph: ComputationGraph) -> None:
-    feeds = feeds_of(graph)
+    feeds = inputs_of(graph, 3)
     ours, theirs = run(fold_transposes(graph), feeds), run(graph, feeds)
     for name, expected in theirs.items():
         np.testing.assert_allclose(ours[name], expected, rtol=1e-5, atol=1e-6)
-
-
-def gradients_of(both: Differentiated, feeds: Feeds) -> Feeds:
-    results = run(both.forward, feeds)
-    made = run(both.backward, backward_feeds(both, feeds, results, seeds_of(both, results)))
-    return {name: made[slot] for name, slot in both.gradients}
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 0, 4), (1, 2, 3, 4)])
@@ -73,7 +58,7 @@ def test_programs_read_matrices_as_they_lie_where_sums_may_change_their_order() 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
 def test_no_gradient_of_a_linear_layer_transposes(shape: tuple[int, ...]) -> None:
     graph = layer(shape)
-    feeds = feeds_of(graph)
+    feeds = inputs_of(graph, 3)
     both = differentiate(graph, ["x", "w", "b"])
     assert "Transpose" not in names(both.forward) + names(both.backward)
     assert not both.saved

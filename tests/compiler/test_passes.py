@@ -30,6 +30,7 @@ from stitch.program import (
     Value,
     ValueType,
 )
+from tests.support.gradients import running
 
 F32 = DataType.FLOAT32
 
@@ -84,17 +85,8 @@ class Sketch:
 
 
 def run(graph: ComputationGraph, *inputs: Array) -> list[Array]:
-    known = graph.constant_data()
-    known.update({s.value: a for s, a in zip(graph.inputs, inputs, strict=True)})
-    for operation in graph.operations:
-        results = ops.evaluate(
-            operation.op,
-            [known[v] for v in operation.inputs],
-            attributes=operation.attributes,
-            outputs=len(operation.outputs),
-        )
-        known.update(zip(operation.outputs, results, strict=True))
-    return [known[slot.value] for slot in graph.outputs]
+    names = [slot.name for slot in graph.inputs]
+    return [*running.run(graph, dict(zip(names, inputs, strict=True))).values()]
 
 
 def f32(data: Any) -> Array:

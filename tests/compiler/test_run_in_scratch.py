@@ -27,6 +27,7 @@ from stitch.program import (
     Value,
     ValueType,
 )
+from tests.support.gradients.running import run
 
 _TINY = load_machine("tiny")
 _UNARY = ("Relu", "Neg", "Identity", "Exp", "Tanh", "Softmax", "Transpose")
@@ -56,13 +57,8 @@ def _graphs(draw: st.DrawFn) -> ComputationGraph:
 
 
 def _meaning(graph: ComputationGraph, inputs: list[Array]) -> list[Array]:
-    known = dict(graph.constant_data())
-    known.update({s.value: a for s, a in zip(graph.inputs, inputs, strict=True)})
-    for operation in graph.operations:
-        (known[operation.outputs[0]],) = ops.evaluate(
-            operation.op, [known[v] for v in operation.inputs]
-        )
-    return [known[slot.value] for slot in graph.outputs]
+    names = [slot.name for slot in graph.inputs]
+    return [*run(graph, dict(zip(names, inputs, strict=True))).values()]
 
 
 def _run_in_place(program: Program, inputs: list[Array]) -> list[Array]:

@@ -10,56 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph, split_graph
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_placement
 from stitch.linker import chain_wires, wire
 from stitch.machine import load_machine
-from stitch.program import ABSENT, Array, InputKind
-
-Arrays = dict[str, Array]
-
-
-def evaluated(graph: ComputationGraph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a graph, one operation after the other."""
-    known = graph.constant_data()
-    known |= {slot.value: a for slot, a in zip(graph.inputs, inputs, strict=True)}
-    for operation in graph.operations:
-        operands = [None if v == ABSENT else known[v] for v in operation.inputs]
-        made = ops.evaluate(
-            operation.op, operands, domain=operation.domain, attributes=operation.attributes,
-            outputs=len(operation.outputs),
-        )  # fmt: skip
-        known |= {v: a for v, a in zip(operation.outputs, made, strict=True) if v != ABSENT}
-    return [known[slot.value] for slot in graph.outputs]
+from stitch.program import InputKind
+from tests.support.gradients.running import Feeds, inputs_of, run
 
 
-def chained(parts: Sequence[ComputationGraph], given: Arrays) -> list[Array]:
+def chained(parts: Sequence[ComputationGraph], given: Feeds) -> Feeds:
     """The outputs of the last part: activations from earlier parts, other inputs by name."""
-    made: Arrays = {}
-    outputs: list[Array] = []
+    made: Feeds = {}
+    outputs: Feeds = {}
     for index, part in enumerate(parts):
-        inputs = [
-            (made if index and slot.kind is InputKind.ACTIVATION else given)[slot.name]
+        outputs = run(part, {
+            slot.name: (made if index and slot.kind is InputKind.ACTIVATION else given)[slot.name]
             for slot in part.inputs
-        ]
-        outputs = evaluated(part, inputs)
-        assert not made.keys() & {slot.name for slot in part.outputs} or index == len(parts) - 1
-        made |= {slot.name: array for slot, array in zip(part.outputs, outputs, strict=True)}
+        })  # fmt: skip
+        assert not made.keys() & outputs.keys() or index == len(parts) - 1
+        made |= outputs
     return outputs
 
 
 def assert_same(graph: ComputationGraph, parts: Sequence[ComputationGraph]) -> None:
-    rng = np.random.default_rng(5)
-    given = {
-        slot.name: rng.standard_normal(graph.input_type(i).shape).astype(np.float32)
-        for i, slot in enumerate(graph.inputs)
-    }
-    whole = evaluated(graph, list(given.values()))
-    for a, b in zip(whole, chained(parts, given), strict=True):
-        assert a.tobytes() == b.tobytes()
-    assert [s.name for s in parts[-1].outputs] == [s.name for s in graph.outputs]
+    given = inputs_of(graph, 5)
+    whole, found = run(graph, given), chained(parts, given)
+    assert [*found] == [*whole]
+    assert all(found[name].tobytes() == whole[name].tobytes() for name in whole)
     assert all(check_types(part) == () for part in parts)
 
 

@@ -143,6 +143,24 @@ def backward_feeds(
     return {slot.name: everything[slot.name] for slot in both.backward.inputs}
 
 
+def inputs_of(graph: ComputationGraph, seed: int) -> Feeds:
+    """Numbers for the inputs of a graph, drawn."""
+    rng = np.random.default_rng(seed)
+    types = [graph.input_type(i) for i in range(len(graph.inputs))]
+    return {
+        slot.name: np.asarray(rng.normal(0, 1, kind.shape)).astype(kind.data_type.dtype)
+        for slot, kind in zip(graph.inputs, types, strict=True)
+    }
+
+
+def gradients_of(both: Differentiated, feeds: Feeds, seeds: Feeds | None = None) -> Feeds:
+    """Gradients by the name of the forward input."""
+    results = run(both.forward, feeds)
+    given = seeds_of(both, results) if seeds is None else seeds
+    made = run(both.backward, backward_feeds(both, feeds, results, given))
+    return {name: made[slot] for name, slot in both.gradients}
+
+
 def gradients(
     one: Case, wanted: Sequence[str] | None = None, operands: list[Array | None] | None = None
 ) -> tuple[Feeds, Feeds, Feeds]:
