@@ -10,7 +10,7 @@ import pytest
 
 import stitch
 from stitch import CompiledModel, ComputationGraphBuilder, DataType
-from stitch.errors import FormatError, IncompatibleError, UsageError
+from stitch.errors import FormatError, UsageError
 from stitch.graph import ComputationGraph, SymbolicTensor, scan
 from stitch.program import MathFidelity, Program
 from stitch.ttb import load
@@ -61,13 +61,6 @@ def test_files_keep_it(tmp_path: Path) -> None:
     model.save(tmp_path / "layer.ttb")
     (program,) = stitch.load(tmp_path / "layer.ttb").programs
     assert told(program) == [MathFidelity.LOFI, BY_TYPE]
-
-
-def test_a_reader_that_does_not_know_it_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = stitch.compile(layer(), math_fidelity="lofi").encode()
-    monkeypatch.setattr("stitch.ttb.file.FEATURES", frozenset({"bodies"}))
-    with pytest.raises(IncompatibleError, match="math_fidelity"):
-        load(data)
 
 
 @pytest.mark.parametrize("code", [5, 128, 255])
