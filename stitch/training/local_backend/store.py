@@ -285,11 +285,11 @@ class TaskArgumentAccessor:
         Raises `UsageError` for an unknown, unbound or variadic slot, `TaskError` for a permission
         that the signature does not allow.
         """
-        return self._one(slot, permission, is_gradient=False)
+        return self._all(slot, permission, is_gradient=False, variadic=False)[0]
 
     def get_tensor_grad(self, slot: str, permission: Permission) -> TensorAccessor:
         """Return the gradient of a slot's tensor; raises as `get_tensor`."""
-        return self._one(slot, permission, is_gradient=True)
+        return self._all(slot, permission, is_gradient=True, variadic=False)[0]
 
     def get_variadic_tensor(self, slot: str, permission: Permission) -> tuple[TensorAccessor, ...]:
         """Return the tensors of a variadic slot; raises as `get_tensor`."""
@@ -329,10 +329,6 @@ class TaskArgumentAccessor:
         for used in self._used.values():
             used.finish()
 
-    def _one(self, slot: str, permission: Permission, *, is_gradient: bool) -> TensorAccessor:
-        (access,) = self._all(slot, permission, is_gradient=is_gradient, variadic=False)
-        return access
-
     def _all(
         self, slot: str, permission: Permission, *, is_gradient: bool, variadic: bool
     ) -> tuple[TensorAccessor, ...]:
@@ -361,16 +357,11 @@ class TaskArgumentAccessor:
                 + ("any number of tensors" if declared.variadic else "one tensor"),
                 remedy=f"ask with {method}{'_grad' if is_gradient else ''}",
             )
-        return tuple([
-            TensorAccessor(self._in_use(name), permission, zeros=is_gradient)
-            for name in names_of(bound)
-        ])  # fmt: skip
-
-    def _in_use(self, name: str) -> _OpenTensor:
-        used = self._used.get(name)
-        if used is None:
-            used = self._used[name] = _OpenTensor(self._store, name)
-        return used
+        names = names_of(bound)
+        for name in names:
+            if name not in self._used:
+                self._used[name] = _OpenTensor(self._store, name)
+        return tuple([TensorAccessor(self._used[n], permission, zeros=is_gradient) for n in names])
 
 
 # --------------------------------------------------------------------------------------------------
