@@ -343,9 +343,8 @@ def _copy(
     state.touch(source.buffer)
     target = Instance(want.buffer, 0, want.desc)
     nbytes, seconds = copy_cost(state.machine, source.desc, want.desc)
-    lies = source.desc.layout.text()
     reason = f"{want.what} of {task.transformation.name!r} wants {want.desc.layout.text()}"
-    reason += f", it lies as {lies}"
+    reason += f", it is {source.desc.layout.text()}"
     if source.desc == want.desc:
         reason += " elsewhere"
     state.steps.append(Copy("copy", value, want.value, source, target, nbytes, seconds, reason))

@@ -55,7 +55,7 @@ def test_every_conversion_between_programs_is_listed_with_its_reason() -> None:
         text = explain(device)
         lines = copy_lines(device.history.plans)
     assert len(lines) == 2
-    assert "input 'x' of 'b' wants f32:dram:tile:interleaved, it lies as f32:l1:row_major" in text
+    assert "input 'x' of 'b' wants f32:dram:tile:interleaved, it is f32:l1:row_major" in text
     assert "kernel staging: up to" in text
     assert all(line.seconds > 0 for line in lines)
 
