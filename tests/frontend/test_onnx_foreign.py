@@ -311,6 +311,20 @@ def test_a_shape_that_onnx_runtime_does_not_infer_is_what_the_model_says() -> No
     assert from_onnx(proto).values[slot.value].type.shape == (2, 5)
 
 
+def test_an_operand_that_decides_no_shape_holds_data() -> None:
+    """Of the words that a cache holds and the length of its results, which are both whole numbers,
+    only the length is fixed."""
+    past = drawn(2, 1, 4, 8)
+    operands: list[Any] = [drawn(2, 1, 16), drawn(2, 1, 8), drawn(2, 1, 8), past, past]
+    operands += [np.array([4, 3], np.int32), np.array([5], np.int32)]
+    case: Drawn = (operands, 3, {"num_heads": 2, "kv_num_heads": 1})
+    proto, arrays = one_node("GroupQueryAttention", case, MICROSOFT)
+    compiled = stitch.compile(proto, arrays)
+    arrays[5] = np.array([1, 4], np.int32)
+    for mine, theirs in zip(results(compiled, arrays, "auto"), runtime(proto, arrays), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 @pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
 def test_narrow_floats_go_into_a_foreign_operator_as_they_are(executor: str) -> None:
     kind = TensorProto.FLOAT16

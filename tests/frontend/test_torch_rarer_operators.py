@@ -241,6 +241,17 @@ def test_grouped_products_of_the_package_transformers_are_lowered_by_name() -> N
     assert_as_eager(list(zip(mine, eager, strict=True)))
 
 
+def test_bags_of_float64_are_weighted_in_float64() -> None:
+    def bags(w: Any, i: Any, o: Any, s: Any) -> list[Any]:
+        return [F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s)]
+
+    table, weights = ((x.double() / 3).requires_grad_() for x in (TABLE, torch.randn(6)))
+    tensors = [table, TAKEN, STARTS, weights]
+    compiled = stitch_backend(graph_module_of(bags, tensors), tensors)
+    mine, eager = (results_and_gradients(run, tensors) for run in (compiled, bags))
+    torch.testing.assert_close(mine, eager, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear", "nearest"])
 def test_an_axis_that_a_scale_leaves_as_long_is_copied(mode: str) -> None:
     """By 1.1, five elements stay five, each its own; the last axis grows beside it."""

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto, TensorProto
 
 from stitch.errors import CompileError
@@ -113,8 +115,13 @@ def lower_foreign(
     wanted = [bool(name) for name in call.outputs]
     operands = [None if t is None else t.type for t in call.inputs]
 
+    def infer(data: Sequence[Array | None]) -> Sequence[Any]:
+        """ONNX Runtime's word for each result."""
+        found: Sequence[Any] = onnx_runtime.inferred_results(operation, operands, data, wanted)
+        return found
+
     try:
-        found = onnx_runtime.inferred_results(operation, operands, known, wanted)
+        found = infer(known)
     except CompileError as error:
         raise call.refused(f"ONNX Runtime refuses operator {title}: {error.what}") from error
     rule = _SHAPES.get((call.domain, call.op))
@@ -132,9 +139,10 @@ def lower_foreign(
             )
         shape = _merged(dims, declared.shape_of(name))
         if shape is None:
-            for tensor, data in zip(call.inputs, known, strict=True):
-                if tensor is not None and data is None and _may_decide(tensor.type):
-                    want(tensor)
+            for asked in _deciding_operands(infer, operands, known):
+                decides = call.inputs[asked]
+                assert decides is not None
+                want(decides)
             raise call.refused(
                 f"operator {title} is not supported here: the shape of its result {name!r} depends "
                 "on data, or ONNX Runtime does not infer it",
@@ -208,11 +216,27 @@ def _merged(found: Dimensions | None, declared: Dimensions | None) -> tuple[int,
     return tuple(sizes) if len(sizes) == len(dims) else None
 
 
-def _may_decide(kind: ValueType) -> bool:
-    """Whether the data of an operand may be sizes, axes or counts: a vector of whole numbers."""
-    return (
-        len(kind.shape) <= 1 and kind.data_type.dtype.kind in "iu" and not kind.data_type.is_narrow
-    )
+def _deciding_operands(
+    infer: Callable[[Sequence[Array | None]], Sequence[Any]], operands: Sequence[ValueType | None],
+    known: Sequence[Array | None],
+) -> Sequence[int]:  # fmt: skip
+    """The operands whose data decides shapes: one with which, were it known, every shape would be
+    inferred, else all together. Others hold data, which differs from run to run."""
+    may_decide = [
+        index for index, (kind, data) in enumerate(zip(operands, known, strict=True))
+        if kind is not None and data is None and len(kind.shape) <= 1
+        and kind.data_type.dtype.kind in "iu" and not kind.data_type.is_narrow
+    ]  # fmt: skip
+    for chosen in (*([index] for index in may_decide), may_decide):
+        supposed = list(known)
+        for index in chosen:
+            kind = operands[index]
+            assert kind is not None
+            supposed[index] = np.ones(kind.shape, kind.data_type.dtype)
+        with suppress(CompileError):
+            if all(one is None or _merged(one.shape, None) is not None for one in infer(supposed)):
+                return chosen
+    return ()
 
 
 def _spelled(shape: Dimensions | None) -> str:

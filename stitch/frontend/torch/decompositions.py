@@ -95,7 +95,7 @@ def _embedding_bag(
     bags = torch.searchsorted(offsets[:count].long(), torch.arange(len(indices)), right=True) - 1
     rows, is_counted = _counted_rows(weight.index_select(0, indices), indices, padding_idx)
     if per_sample_weights is not None:
-        rows = rows * per_sample_weights.float().unsqueeze(1)
+        rows = rows * per_sample_weights.to(rows.dtype).unsqueeze(1)
     sizes = sizes.scatter_add(0, bags, is_counted.long())
     total = _summed_rows(rows, bags, count)
     if mode == _MEAN:
@@ -116,7 +116,7 @@ def _embedding_bag_backward(
     wide = grad / sizes.clamp(min=1).unsqueeze(1) if mode == _MEAN else grad
     rows, _ = _counted_rows(wide.index_select(0, bags), indices, padding_idx)
     if per_sample_weights is not None:
-        rows = rows * per_sample_weights.float().unsqueeze(1)
+        rows = rows * per_sample_weights.to(rows.dtype).unsqueeze(1)
     return _summed_rows(rows, indices, num_weights).to(grad.dtype)
 
 
