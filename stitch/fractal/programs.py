@@ -205,7 +205,7 @@ def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any
     if is_torch(function):
         raise UsageError(
             "functions over nests do not take torch modules", got=type(function).__name__,
-            remedy="pass a program: device.load(stitch.compile(module, example_inputs, target=...))",
+            remedy="pass device.load(stitch.compile(module, example_inputs, target=...))",
         )  # fmt: skip
     return function
 
