@@ -12,6 +12,7 @@ import enum
 import functools
 import json
 import math
+import reprlib
 import sys
 import types
 import typing
@@ -34,7 +35,18 @@ JSON_NAMES = {
 REMOVED = {
     "CostCertificate": frozenset({"inside_seconds"}),
     "Plan": frozenset({"fewest_bytes"}),
+    "SearchSolution": frozenset({"compared", "operators"}),
 }
+
+
+#: Parsed JSON may be nested so deeply that `repr` exceeds the recursion limit.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 200
+
+
+def shown(data: object) -> str:
+    """Return data from JSON for an error, without its deeply nested parts."""
+    return _SHORT.repr(data)
 
 
 def read_json(text: str | bytes, what: str) -> Any:
@@ -52,7 +64,8 @@ def check_format(data: Any, what: str, remedy: str | None = None, **expected: ob
     """Raise `FormatError` unless data is an object with these fields: a format and a version."""
     fields = data if isinstance(data, dict) else {}
     wanted, got = [
-        ", ".join(f"{key} {part.get(key)!r}" for key in expected) for part in (expected, fields)
+        ", ".join(f"{key} {shown(part.get(key))}" for key in expected)
+        for part in (expected, fields)
     ]
     if wanted != got:
         raise FormatError(
@@ -258,7 +271,7 @@ def _title(kind: Any) -> str:
 
 
 def _wrong(where: str, expected: str, got: object) -> FormatError:
-    return _refusal("a value of the wrong type", where, expected[:200], repr(got)[:80])
+    return _refusal("a value of the wrong type", where, expected[:200], shown(got)[:80])
 
 
 def _refusal(

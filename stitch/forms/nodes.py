@@ -268,8 +268,8 @@ def number_of(text: str) -> int | float | str:
     except ValueError:
         pass
     if plain.lstrip("+-") in (".inf", ".nan"):
-        return float(plain.replace(".", ""))
-    if not any(c.isdigit() for c in plain):
+        plain = plain.replace(".", "")
+    elif not any(c.isdigit() for c in plain):
         return text
     try:
         return float(plain)

@@ -28,6 +28,7 @@ from stitch.frozen_json import (
     from_plain,
     located,
     read_json,
+    shown,
     to_plain,
 )
 from stitch.program import (
@@ -141,7 +142,7 @@ def argument_in(data: Any, where: str, depth: int = 0) -> Any:
     tag = next(iter(data)) if isinstance(data, dict) and len(data) == 1 else ""
     if not isinstance(data, dict) or tag not in _TAGS or depth > MAX_DEPTH:
         raise FormatError(
-            "no argument of a task", where=where, got=repr(data)[:80],
+            "no argument of a task", where=where, got=shown(data)[:80],
             expected=f"a plain value, or an object with one of {', '.join(_TAGS)}",
         )  # fmt: skip
     inside: Any = from_plain(_TAGS[tag], data[tag], f"{where}.{tag}")

@@ -17,7 +17,7 @@ from stitch.errors import FormatError, UsageError, closest
 from stitch.frozen_json import from_plain, located, to_plain
 from stitch.graph import ComputationGraph, PlacementOption, array_of_bytes
 from stitch.machine import Machine
-from stitch.program import Array, DataType, Program, ValueType
+from stitch.program import Array, DataType, Program, Space, ValueType
 from stitch.report import Device
 from stitch.training.from_torch import loss_of
 from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
@@ -204,7 +204,12 @@ class CompiledTraining:
             )
             for name, array in values.items() if weights
         }  # fmt: skip
-        form = _Training(self.loss.config(), self.optimizer.config(), self.options, arrays)
+        chosen = self.options
+        form = _Training(
+            self.loss.config(), self.optimizer.config(), chosen.recompute,
+            chosen.accumulation_steps, chosen.clip_grad_norm, chosen.precision, chosen.spaces,
+            arrays,
+        )  # fmt: skip
         data: dict[str, Any] = to_plain(form)
         return data
 
@@ -222,6 +227,11 @@ class CompiledTraining:
             loss = loss_from_config(form.loss)
         with located(f"{where}.optimizer"):
             optimizer = optimizer_from_config(form.optimizer)
+        with located(where):
+            options = TrainingOptions(
+                form.recompute, form.accumulation_steps, form.clip_grad_norm, form.precision,
+                form.spaces,
+            )  # fmt: skip
         arrays, kinds = {}, _value_types(checked)
         for name, one in form.values.items():
             with located(f"{where}.values.{name}"):
@@ -229,7 +239,7 @@ class CompiledTraining:
                 _check_value(arrays[name], kinds.get(name))
         result = None if search is None else SearchResult.from_data(search, graphs_of(checked))
         return CompiledTraining(
-            checked, loss, optimizer, form.options, arrays, result, constants_of(graph)
+            checked, loss, optimizer, options, arrays, result, constants_of(graph)
         )
 
 
@@ -242,7 +252,11 @@ class _Array(NamedTuple):
 class _Training(NamedTuple):
     loss: Any
     optimizer: Any
-    options: TrainingOptions
+    recompute: str
+    accumulation_steps: int
+    clip_grad_norm: float | None
+    precision: DataType
+    spaces: Mapping[str, Space]
     values: Mapping[str, _Array] = MappingProxyType({})
 
 

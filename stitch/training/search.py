@@ -149,20 +149,21 @@ class SearchResult(Generic[G]):
 
     def as_data(self) -> dict[str, Any]:
         """Return all but the graphs as JSON data."""
-        data: dict[str, Any] = to_plain(
-            _Result(self.tensor_mapping, self.solution, self.cost_values)
-        )
+        places = {name: (0, space) for name, space in self.tensor_mapping.items()}
+        data: dict[str, Any] = to_plain(_Result(places, self.solution, self.cost_values))
         return data
 
     @staticmethod
     def from_data(data: Any, graph: G) -> SearchResult[G]:
         """Read what `as_data` returned; raise `FormatError`."""
-        mapping, solution, costs = from_plain(_Result, data, "model.search")
-        return SearchResult(graph, MappingProxyType(dict(mapping)), solution, costs)
+        places, solution, costs = from_plain(_Result, data, "model.search")
+        mapping = {name: space for name, (_, space) in places.items()}
+        return SearchResult(graph, MappingProxyType(mapping), solution, costs)
 
 
 class _Result(NamedTuple):
-    tensors: Mapping[str, Space]
+    #: A device, always 0, and a space.
+    tensors: Mapping[str, tuple[int, Space]]
     solution: SearchSolution
     costs: CostValues
 

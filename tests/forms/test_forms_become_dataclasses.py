@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +128,15 @@ def defects(text: str) -> list[str]:
     with pytest.raises(FormatError) as caught:
         read(text)
     return [str(problem).removeprefix("car.yaml:") for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("-.inf", -math.inf), ("+.INF", math.inf), ("+-.inf", "+-.inf")]
+)
+def test_an_infinity_has_at_most_one_sign(text: str, value: object) -> None:
+    root, _ = read_yaml(f"a: {text}", "f.yaml")
+    assert isinstance(root.data, dict)
+    assert root.data["a"].data == value
 
 
 def test_what_is_left_out_has_its_default() -> None:

@@ -116,6 +116,14 @@ def test_json_that_is_no_graph_is_a_format_error_that_says_why(text: str) -> Non
     assert BAD[text] in str(caught.value)
 
 
+def test_nesting_near_the_recursion_limit_is_a_format_error() -> None:
+    # The parser reads some texts whose `repr` then exceeds the limit.
+    text = edited(name="deep")
+    for depth in range(800, 1000):
+        with pytest.raises(FormatError):
+            from_json(text.replace('"deep"', "[" * depth + "]" * depth))
+
+
 SMALL = as_json(trace(lambda x: x.builder.op("Elu", x * 2, alpha=0.5), X))
 
 
