@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import stitch
 from stitch import ComputationGraphBuilder
@@ -164,6 +165,19 @@ def test_convolutions_that_are_dilated_are_padded_for_it(op: str) -> None:
     np.testing.assert_allclose(
         computed(row, *operands)[0], of_numpy(row, *operands)[0], rtol=1e-4, atol=1e-5
     )
+
+
+def test_output_padding_of_a_stride_or_more_is_refused_at_load() -> None:
+    """ONNX Runtime (1.32) stops when it runs; torch takes what is below a stride or a dilation."""
+    attributes = {"dilations": (2, 2), "output_padding": (0, 1)}
+    row = Row("ConvTranspose", ["f32[1,4,6,6]", "f32[4,2,3,3]"], attributes)
+    x, weight = one_operation(row).operands
+    with pytest.raises(CompileError, match="takes output_padding below the strides"):
+        computed(row, x, weight)
+    wanted = torch.nn.functional.conv_transpose2d(
+        torch.from_numpy(x), torch.from_numpy(weight), output_padding=(0, 1), dilation=2
+    )
+    np.testing.assert_allclose(of_numpy(row, x, weight)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_clip_bounds_what_the_cell_of_an_lstm_is_given_to() -> None:

@@ -153,15 +153,17 @@ def transposed_convolution(
 ) -> bool:
     """Write with explicit pads instead of `auto_pad` and `output_shape`, which ONNX Runtime
     computes differently if strides or dilations leave gaps."""
-    is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
-    if not is_same and "output_shape" not in attributes:
-        return False
     kernel = writer.type_of(operation.inputs[1]).shape[2:]
     size = writer.type_of(operation.inputs[0]).shape[2:]
     windows = transposed_windows(attributes, size, kernel)
     rank = len(kernel)
     extra = attributes.get("output_padding") or (0,) * rank
     assert isinstance(extra, tuple)
+    if any(int(extra[i]) >= windows.strides[i] for i in range(rank)):
+        raise CompileError("ONNX Runtime's ConvTranspose takes output_padding below the strides")
+    is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
+    if not is_same and "output_shape" not in attributes:
+        return False
     reached = [
         windows.strides[i] * (size[i] - 1) + int(extra[i])
         + windows.dilations[i] * (kernel[i] - 1) + 1 - windows.begin[i] - windows.end[i]
