@@ -14,7 +14,7 @@ import numpy as np
 from stitch.ops.batching import BatchingContext, in_first_axis
 from stitch.ops.convolution import check_output
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import BYTES, FLOATS
+from stitch.ops.element_types import BYTES, FLOATS, onnx_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along, copy_steps, fill_step, scalar, slice_range, strides_of
@@ -187,6 +187,15 @@ def global_average_pool_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.apply("Expand", share, list(shape)),)
 
 
+def global_max_pool_gradient(context: GradientContext) -> Sequence[Any]:
+    """All elements that equal the maximum share the gradient equally."""
+    axes = list(range(2, len(context.type_of(0).shape)))
+    hit = context.apply("Equal", context.input(0), context.output())
+    ones = context.apply("Cast", hit, to=onnx_code(context.gradient.data_type))
+    share = context.gradient / context.apply("ReduceSum", ones, axes, keepdims=1)
+    return (context.where(hit, share),)
+
+
 def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
     """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
     p, x, gradient = context.int_of("p"), context.input(0), context.gradient
@@ -342,6 +351,15 @@ def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.add.reduce, flat, 2, None, result),
         partial(np.divide, result, scalar(count, out), result),
     )
+
+
+def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = arguments.operand(0), arguments.outputs[0]
+    count = math.prod(x.shape[2:])
+    if count == 0:
+        return (fill_step(out, -np.inf),)
+    flat, result = x.reshape(*x.shape[:2], count), out.reshape(x.shape[:2])
+    return (partial(np.maximum.reduce, flat, 2, None, result),)
 
 
 # stitch.MaxPoolGradient ---------------------------------------------------------------------------
@@ -522,6 +540,10 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
         gradient=global_average_pool_gradient, batching=by_sample, workspace=few,
+    ),
+    OpDef(
+        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max_pool_gradient,
+        batching=by_sample, workspace=few,
     ),
     OpDef(
         "MaxPoolGradient", (3, 3), _infer_max_gradient, _max_gradient, attributes=POOL_ATTRIBUTES,

@@ -216,8 +216,9 @@ def window_view(padded: Array, windows: Windows) -> Array:
 
 #: Limit of intermediates in bytes, unless one plane is larger.
 PLANES_NBYTES = 1 << 20
-#: Kernels of up to so many elements take a step per element.
-SHORT = 32
+#: Kernels of up to SHORT elements take a step per element; up to MEDIUM, if the steps read each
+#: input element at most OVERLAP times.
+SHORT, MEDIUM, OVERLAP = 32, 1024, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,8 @@ class WindowLine:
     @property
     def is_short(self) -> bool:
         """Whether one step per kernel element is fastest."""
-        return self.kernel <= SHORT
+        reads = self.kernel * self.output
+        return self.kernel <= SHORT or (self.kernel <= MEDIUM and reads <= OVERLAP * self.size)
 
     @property
     def left(self) -> int:

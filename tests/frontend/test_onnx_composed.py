@@ -263,7 +263,6 @@ PLACES = np.zeros((1, 4, 4, 4), np.int64)
         ("DepthToSpace", [IMAGE], {"blocksize": 3}, "does not divide"),
         ("DepthToSpace", [IMAGE], {"blocksize": 2, "mode": "XYZ"}, "'mode'"),
         ("EyeLike", [X], {}, "takes a matrix"),
-        ("GlobalMaxPool", [X[0]], {}, "takes .batch, channels"),
         ("LpNormalization", [X], {"p": 3}, "'p'"),
         ("MaxUnpool", [IMAGE, PLACES[:, :1]], {"kernel_shape": [2, 2]}, "do not fit"),
         ("MaxUnpool", [IMAGE, PLACES], {"kernel_shape": [2, 2], "pads": [9] * 4}, "do not fit"),

@@ -192,6 +192,7 @@ WRONG: list[tuple[str, str, dict[str, object]]] = [
     ("MaxPool", "3x5xf32", {"kernel_shape": (2,)}),
     ("MaxPool", "1x3x5xf32", {"kernel_shape": (2, 2)}),
     ("MaxPool", "1x3x5xf32", {"kernel_shape": (7,)}),
+    ("GlobalMaxPool", "3x5xf32", {}),
     ("BatchNormalization", "2x3xf32 2xf32 3xf32 3xf32 3xf32", {}),
     ("LayerNormalization", "2x3xf32 2xf32", {}),
     ("LayerNormalization", "2x3xf32 3xf32", {"axis": 2}),

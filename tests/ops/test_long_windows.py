@@ -86,6 +86,7 @@ def test_every_window_sees_what_it_should(
     x = numbers(3, *size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_file, "SHORT", short)
+        patch.setattr(window_file, "MEDIUM", 0)
         patch.setattr(window_file, "PLANES_NBYTES", piece)
         for ufunc, nothing in ((np.maximum, -np.inf), (np.add, 0.0)):
             out = np.full((3, *windows.output), np.nan, np.float32)

@@ -82,6 +82,7 @@ TRANSPOSED = [
 P = "T[2,3,9,8]"
 POOLS = [
     ("GlobalAveragePool", [P], {}),
+    ("GlobalMaxPool", [P], {}),
     *[
         (op, [P], {"kernel_shape": (3, 2), **attributes})
         for op in ("MaxPool", "AveragePool")

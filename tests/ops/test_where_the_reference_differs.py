@@ -75,6 +75,14 @@ def test_maxpool_indices_in_column_major_order() -> None:
     assert indices.ravel().tolist() == [6, 16, 8, 18]
 
 
+def test_global_pools_reduce_all_spatial_axes() -> None:
+    """The reference reduces the wrong axes unless there are two spatial ones."""
+    for shape in ((2, 3, 5), (2, 3, 4, 2, 3)):
+        x = floats(*shape)
+        (found,) = evaluate("GlobalMaxPool", [x])
+        np.testing.assert_array_equal(found.reshape(2, 3), x.reshape(2, 3, -1).max(2))
+
+
 def test_negative_pads_crop() -> None:
     """The reference hands negative pads to np.pad, which refuses them."""
     x = floats(4, 5)

@@ -240,14 +240,6 @@ def _eye_like(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
     return builder.op("Cast", hit, to=call.whole("dtype", ops.onnx_code(x.data_type)))
 
 
-def _global_max_pool(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
-    """The maximum over all spatial axes."""
-    x = call.required(0)
-    if x.ndim < 3:
-        raise call.malformed("GlobalMaxPool takes [batch, channels, ...]", got=x.type.text())
-    return builder.op("ReduceMax", x, list(range(2, x.ndim)))
-
-
 def _numbers(builder: ComputationGraphBuilder, first: int, count: int) -> SymbolicTensor:
     """So many consecutive whole numbers."""
     return builder.op("Range", *map(np.array, (first, first + count, 1)))
@@ -495,7 +487,6 @@ LOWERINGS: Mapping[tuple[str, str], Lowering] = {
     ("", "CastLike"): to_one(_cast_like, 2, "round_mode saturate"),
     ("", "DepthToSpace"): to_one(_blocks, 1, "blocksize mode"),
     ("", "EyeLike"): to_one(_eye_like, 1, "dtype k"),
-    ("", "GlobalMaxPool"): to_one(_global_max_pool, 1),
     ("", "LpNormalization"): to_one(_lp_normalization, 1, "axis p"),
     ("", "MaxUnpool"): replace(
         to_one(_max_unpool, 3, "kernel_shape pads strides"), decides=(2,)

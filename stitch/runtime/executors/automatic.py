@@ -127,7 +127,7 @@ def _cheapest(prices: OperationPrices, able: Sequence[bool]) -> tuple[tuple[int,
 #: Operators that take NumPy many passes or Python loops.
 MANY_PASSES = frozenset({
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "CumProd", "CumSum", "Erf",
-    "Gelu", "GlobalAveragePool", "GroupNormalization", "InstanceNormalization",
+    "Gelu", "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization",
     "LayerNormalization", "LogSoftmax", "MaxPool", "Mish", "RMSNormalization", "Softmax", "TopK",
 })  # fmt: skip
 #: Operators that NumPy computes more slowly, in a few passes.

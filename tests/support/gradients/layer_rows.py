@@ -99,6 +99,7 @@ POOLS = [
     case("Col2Im", ["f64[2,8,12]", [4, 5], [2, 2]]),
     case("Col2Im", ["f64[1,18,4]", [5, 7], [3, 3]], pads=(1, 1, 1, 1), strides=(3, 4)),
     case("GlobalAveragePool", ["f64[2,3,4,5]"]),
+    case("GlobalMaxPool", ["f64[2,3,4,5]"]),
 ]  # fmt: skip
 
 

@@ -1108,7 +1108,7 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "Conv"): conv, ("", "ConvTranspose"): conv_transpose,
     ("stitch", "ConvWeightGradient"): conv_weight_gradient, ("", "AveragePool"): average_pool,
     ("", "MaxPool"): max_pool, ("", "LpPool"): lp_pool, ("", "GlobalAveragePool"): global_pool,
-    ("stitch", "MaxPoolGradient"): max_pool_gradient,
+    ("", "GlobalMaxPool"): global_pool, ("stitch", "MaxPoolGradient"): max_pool_gradient,
     ("", "Col2Im"): col2im, ("", "LRN"): lrn,
     ("", "BatchNormalization"): batch_normalization,
     ("stitch", "BatchNormalizationGradient"): batch_gradient,

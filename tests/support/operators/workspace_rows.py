@@ -174,6 +174,7 @@ def _windows() -> list[Row]:
         ("AveragePool", [image], around),
         ("LpPool", [image], around),
         ("GlobalAveragePool", [image], {}),
+        ("GlobalMaxPool", [image], {}),
         ("MaxPoolGradient", [image, image, image], around),
         ("MaxPoolGradient", ["f32[2,40,15,15]", "f32[2,40,30,31]", "f32[2,40,15,15]"],
          {"kernel_shape": (2, 2), "strides": (2, 2)}),
