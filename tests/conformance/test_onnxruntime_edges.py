@@ -50,6 +50,13 @@ def test_clipping_whole_numbers_beyond_32_bits(bounds: tuple[int | None, int | N
     np.testing.assert_array_equal(made, np.minimum(np.maximum(WIDE, least), most))
 
 
+@pytest.mark.parametrize("kind", ["i8", "i16", "i32", "i64"])
+def test_relu_of_whole_numbers(kind: str) -> None:
+    """ONNX Runtime has no kernel for some of these types."""
+    x = np.array([-128, -1, 0, 1, 127], f"int{kind[1:]}")
+    np.testing.assert_array_equal(computed(Row("Relu", [f"{kind}[5]"]), x)[0], [0, 0, 0, 1, 127])
+
+
 def test_signs_of_whole_numbers_beyond_32_bits() -> None:
     np.testing.assert_array_equal(computed(Row("Sign", ["i64[24]"]), WIDE)[0], np.sign(WIDE))
 

@@ -70,6 +70,19 @@ def extreme(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
+def relu(writer: ModelWriter, operation: Operation, _: Attributes) -> bool:
+    """Write Relu of 64-bit and narrow integers by others, as there are no kernels."""
+    kind, data = writer.type_of(operation.inputs[0]).data_type, writer.operand(operation.inputs[0])
+    if kind is DataType.INT64:
+        positive = _select(writer, "Greater", data, writer.scalar(0, np.int64))
+        return writer.give(operation, "Identity", [positive])
+    if kind not in _NARROW:
+        return False
+    wide = writer.node("Relu", [writer.cast(data, DataType.INT32)])
+    writer.cast(wide, kind, value_name(operation.outputs[0]))
+    return True
+
+
 def _select(writer: ModelWriter, comparison: str, x: str, bound: str) -> str:
     """Return `x` where the comparison with the bound holds, else the bound."""
     return writer.node("Where", [writer.node(comparison, [x, bound]), x, bound])

@@ -481,6 +481,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceMax"): integer_rewrites.reduced_extreme,
     ("", "ReduceMin"): integer_rewrites.reduced_extreme,
     ("", "ReduceSum"): integer_rewrites.summed,
+    ("", "Relu"): integer_rewrites.relu,
     **{("", name): expansions.recurrent for name in expansions.RECURRENT},
     ("", "Resize"): _resize,
     ("", "Sign"): integer_rewrites.sign,
