@@ -230,7 +230,9 @@ def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
         raise _wrong(where, _title(kind), data)
     fields = _fields_of(kind)
     removed = REMOVED.get(kind.__name__, frozenset())
-    surplus = sorted(data.keys() - fields.keys() - removed - {"is"})
+    # `to_plain` names the class of a dataclass.
+    names_class = {"is"} if dataclasses.is_dataclass(kind) else frozenset()
+    surplus = sorted(data.keys() - fields.keys() - removed - names_class)
     missing = sorted(key for key, f in fields.items() if f.is_needed and key not in data)
     if surplus or missing:
         listed = [f"no {name!r}" for name in missing] + [f"a surplus {name!r}" for name in surplus]

@@ -90,6 +90,7 @@ BAD = {
     edited(version=2): "version 2",
     edited(name=3): "a value of the wrong type\n  where: graph.name\n  expected: a string",
     edited(colour=1): "colour",
+    edited(constants=[{"is": 1, "value": 0, "data": ""}]): "a surplus 'is'",
     edited(values=[{"name": "x", "shape": [-1], "data_type": "float32"}]): "negative",
     edited(values=[{"name": "x", "shape": [2], "data_type": "flaot32"}]): "values[0].data_type\n",
     edited(values=7): "expected: a list",
