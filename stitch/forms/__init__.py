@@ -39,6 +39,7 @@ from stitch.forms.schema import (
     Whole,
     Word,
     as_written,
+    is_name,
     is_word,
 )
 from stitch.on_demand import names_on_demand
@@ -66,7 +67,7 @@ __all__ = [
     "AsWritten", "ByKey", "Choice", "ElementType", "Entries", "Field", "FieldType", "Flag",
     "FormValues", "ListOf", "NUMPY_SUFFIXES", "Name", "NameOrPath", "Node", "Number",
     "Pairs", "ParseContext", "ProblemLog", "RelativePath", "Schema", "Shape", "SourceLocation",
-    "Tagged", "Whole", "Word", "as_written", "form_text", "is_word",
+    "Tagged", "Whole", "Word", "as_written", "form_text", "is_name", "is_word",
     "npy_bytes", "npz_bytes", "number_of", "read_array", "read_array_file", "read_entry",
     "read_tensors", "read_yaml", "read_yaml_bytes", "tensors_from_bytes", "typed",
     "write_tensors",

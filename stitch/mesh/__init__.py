@@ -1,0 +1,1 @@
+"""Several devices used as one: machine specifications, placement, schedules, simulated time."""
