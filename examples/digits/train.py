@@ -56,14 +56,11 @@ def main() -> None:
             epoch, index = divmod(step, epoch_steps)
             order = np.random.default_rng((SEED, epoch)).permutation(train)
             rows = order[index * BATCH : (index + 1) * BATCH]
-            loss = loss_fn(model(images[rows]), labels[rows])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            (loss,) = instance.step([(images[rows], labels[rows])])
             progress.update(bar, completed=step + 1)
             if index == epoch_steps - 1:
                 path = folder.save(Checkpoint(step + 1, instance.state_dict(), identity))
-                print(f"epoch {epoch + 1}: loss {float(loss):.4f}, saved {path}", flush=True)
+                print(f"epoch {epoch + 1}: loss {loss:.4f}, saved {path}", flush=True)
         padded = np.resize(held_out, -(-len(held_out) // BATCH) * BATCH).reshape(-1, BATCH)
         scores = np.concatenate([instance.predict(images[rows]).numpy() for rows in padded])
         right = np.mean(scores[: len(held_out)].argmax(1) == labels[held_out])

@@ -50,11 +50,7 @@ def train(
             order = random.permutation(len(x))
             for start in range(0, len(x) - batch + 1, batch):
                 rows = order[start : start + batch]
-                loss = loss_fn(model(x[rows]), label[rows])
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
+                losses += instance.step([(x[rows], label[rows])])
             print(f"{graph.name} epoch {epoch}: loss {np.mean(losses):.4f}", flush=True)
         return {name: instance.get_tensor(name) for name in names}
 

@@ -138,8 +138,8 @@ class CompiledTraining:
         # be released by the garbage collector.
         instance = TrainingInstance(
             programs, device, values,
-            loss=loss, optimizer=optimizer, seed=seed, owns_device=owns_device,
-            constants=self.constants,
+            loss=loss, optimizer=optimizer, accumulation_steps=options.accumulation_steps,
+            seed=seed, owns_device=owns_device, constants=self.constants,
             compile_update=partial(compile_update, options=options, machine=machine),
             compile_step=None if reader is None else lambda shapes: compile_step(
                 reader.model(shapes), programs, loss, optimizer, options, machine, executor

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from stitch.argument_kinds import LIST, takes
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
@@ -63,6 +64,7 @@ class TrainingInstance(TrainingTensors):
         *,
         loss: Loss,
         optimizer: Optimizer,
+        accumulation_steps: int,
         seed: int,
         owns_device: bool,
         constants: Mapping[str, Array],
@@ -86,6 +88,8 @@ class TrainingInstance(TrainingTensors):
         self._evaluations: dict[Shapes, tuple[LoadedProgram, int]] = {}
         self.loss_fn = loss
         self.optimizer = optimizer
+        #: The micro-batches of a step.
+        self.accumulation_steps = accumulation_steps
         self.profiling = False
         self._owns_device = owns_device
         self._compile_update, self._changes = compile_update, optimizer.changes
@@ -381,6 +385,47 @@ class TrainingInstance(TrainingTensors):
         self._show(self._parameter_names)
         return times
 
+    @takes(batches=LIST)
+    def step(self, batches: Sequence[tuple[Any, Any]]) -> list[float]:
+        """Train on micro-batches with one update for all of them; return their losses.
+
+        Gradients of earlier passes are dropped; those of this step exist until the next one. After
+        an error, weights, buffers and counters are as before the step.
+
+        Args:
+            batches: Pairs of inputs and target, as many as `accumulation_steps`. Inputs are an
+                array, a tuple by position or a mapping by name.
+
+        Raises:
+            UsageError: There is another number of micro-batches, or one does not fit the model.
+            TaskError: A loss is NaN or infinite.
+        """
+        if len(batches) != self.accumulation_steps:
+            raise UsageError(
+                "a step takes as many micro-batches as the training accumulates",
+                expected=str(self.accumulation_steps), got=str(len(batches)),
+                remedy=f"compile with accumulation_steps={len(batches)}" if batches else None,
+            )  # fmt: skip
+        self.zero_grad()
+        steps, forwards = self.steps, self.forwards
+        self._before, self._losses = [], []
+        losses = []
+        try:
+            for inputs, target in map(_inputs_and_target, batches):
+                if isinstance(inputs, Mapping):
+                    self.forward(**inputs)
+                else:
+                    self.forward(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+                losses.append(self.compute_loss(target))
+                self.backward()
+            self.update()
+        except BaseException:
+            if self.steps == steps:
+                self._undo()
+                self.forwards = forwards
+            raise
+        return [loss.item() for loss in losses]
+
     def _renew_update(self) -> None:
         """Compile the update program for the current settings; its states are retained."""
         program = self._compile_update(self.programs, self.optimizer)
@@ -417,17 +462,22 @@ class TrainingInstance(TrainingTensors):
         slots = (slot.name for slot in self.programs.forward.inputs)
         # Run forward and loss again to find the operation that made NaN or Inf.
         where = find_non_finite(self._cells, (*slots, LABEL), (self._step.forward, self._step.loss))
-        self._cells.restore(self._before)
-        self._drop_gradients()
-        self._cells.drop(self._wiring.momentary)
-        self._before, self._losses, self._has_forward = [], [], False
-        self._show(self._changed_buffers)
+        self._undo()
         raise TaskError(
             f"the loss of step {self.steps} is {value}",
             where=where,
             remedy="the weights are as before this step: lower the learning rate, clip gradients, "
             "or look at the batch",
         )
+
+    def _undo(self) -> None:
+        """Discard the passes since the last update, with their gradients and new buffers."""
+        self._cells.restore(self._before)
+        self._drop_gradients()
+        self._cells.drop(self._wiring.momentary)
+        self._before, self._losses, self._has_forward = [], [], False
+        self._last_loss, self._previous = None, []
+        self._show(self._changed_buffers)
 
     @exclusive
     def close(self) -> None:
@@ -455,6 +505,13 @@ class TrainingInstance(TrainingTensors):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _inputs_and_target(batch: Any) -> tuple[Any, Any]:
+    """Return the parts of a micro-batch; raise `UsageError` if it is no pair."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise UsageError("a micro-batch is a pair of inputs and target", got=repr(batch)[:100])
+    return batch[0], batch[1]
 
 
 def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:
