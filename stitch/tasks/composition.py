@@ -129,8 +129,8 @@ _KINDS = ArgumentKind('"any" or "same"', lambda value: value in ("any", "same"))
 def compose(first: Task, second: Task) -> Task:
     """Return the task that runs `first` and then `second`.
 
-    Raises `TaskError` for tasks of two graphs, for a common task, if `first` depends on `second`,
-    and if another task depends on `first` and precedes `second`.
+    Raises `TaskError` for tasks of two graphs or devices, for a common task, if `first` depends on
+    `second`, and if another task depends on `first` and precedes `second`.
     """
     graph = first.graph
     if second.graph is not graph or not isinstance(graph, TaskGraph):
@@ -140,6 +140,9 @@ def compose(first: Task, second: Task) -> Task:
     indices = sorted({*first.indices, *second.indices})
     if len(indices) < len(first.indices) + len(second.indices):
         raise TaskError(f"tasks {both} cannot become one: a task is in both of them")
+    if first.device != second.device:
+        raise TaskError(f"tasks {both} cannot become one: they are on different devices",
+                        got=f"{first.device} and {second.device}")  # fmt: skip
     rows = graph.rows
     _check_convex(first, second, rows)
     inside = {*indices}
@@ -160,8 +163,9 @@ def aggregate(graph: TaskGraph, branches: str = "stop", *, kinds: str = "any") -
 
     `branches`: `"stop"`: a task is the last of its merged one where two others read one of its
     outputs; `"keep"` merges any convex set. `kinds="same"` merges programs with programs, host
-    functions with host functions and copies with copies only. What an output of the graph or
-    another task reads stays an output. Raises `TaskError` for a graph that cannot run.
+    functions with host functions and copies with copies only. Tasks of different devices stay
+    apart. What an output of the graph or another task reads stays an output. Raises `TaskError` for
+    a graph that cannot run.
     """
     table = graph.table()
     before = edges_of(table.tasks)
@@ -234,7 +238,10 @@ def _groups(
     ends = [
         branches == "stop" and any(readers[number] > 1 for number in task.outputs) for task in tasks
     ]
-    kind = [_kind(task) if kinds == "same" else None for task in tasks]
+    kind = [
+        (table.device_of(i), _kind(task) if kinds == "same" else None)
+        for i, task in enumerate(tasks)
+    ]
     edges = [
         {
             other: kind[other] == kind[task]
@@ -256,7 +263,8 @@ def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int
     members, kept = members_of(groups), _kept(table, before, groups)
     numbers = {value.value: i for i, value in enumerate(table.inputs)}
     rows: list[TaskRow] = []
-    for group in order_of_groups(before, groups):
+    order = order_of_groups(before, groups)
+    for group in order:
         row = merge_rows([table.tasks[task] for task in members[group]], kept)
         for number in row.outputs:
             numbers[number] = len(numbers)
@@ -266,6 +274,7 @@ def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int
         ))  # fmt: skip
     return replace(
         table, tasks=tuple(rows), descs=tuple([table.descs[number] for number in numbers]),
+        devices=tuple(map(table.device_of, order)) if table.devices else (),
         inputs=tuple([NamedValue(name, numbers[n]) for name, n in table.inputs]),
         outputs=tuple([NamedValue(name, numbers[n]) for name, n in table.outputs]),
     )  # fmt: skip

@@ -23,6 +23,9 @@ class Graph(Protocol):
     def origin_of(self, number: int) -> tuple[int, int]:
         """Return the task and the output index of a value, in constant time."""
 
+    def device_of(self, task: int) -> str | None:
+        """Return the device that a task is placed on."""
+
     def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """Add a call of a program, or of a host function."""
 
@@ -84,6 +87,11 @@ class Task:
     def name(self) -> str:
         """Return its name."""
         return self.agent.name
+
+    @property
+    def device(self) -> str | None:
+        """Return the device that it is placed on, None if it names none."""
+        return self.graph.device_of(self.indices[0])
 
     @property
     def places(self) -> dict[Future, InputPlace | OutputPlace]:

@@ -7,13 +7,23 @@ the graph; `validate` finds all defects of values.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from stitch.argument_kinds import MAPPING, TEXT, arranged, either, instance_of, optional, takes
+from stitch.argument_kinds import (
+    MAPPING,
+    TEXT,
+    ArgumentKind,
+    arranged,
+    either,
+    instance_of,
+    optional,
+    takes,
+)
 from stitch.errors import Problem, TaskError, UsageError
 from stitch.on_demand import late_import
 from stitch.program import Layout, TensorDesc
@@ -42,13 +52,18 @@ class GrowingTable:
     ()
     """
 
-    __slots__ = ("descs", "inputs", "outputs", "producers", "sources", "tasks")
+    __slots__ = (
+        "descs", "device", "devices", "inputs", "outputs", "producers", "sources", "tasks",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         #: By the number of a value: its descriptor, and the task that makes it.
         self.descs: list[TensorDesc] = []
         self.producers: list[int] = []
         self.tasks: list[TaskRow] = []
+        #: The device of the next tasks, and of those placed so far by their numbers.
+        self.device: str | None = None
+        self.devices: dict[int, str] = {}
         #: The numbers of inputs, in order; inputs and outputs by name.
         self.sources: list[int] = []
         self.inputs: dict[str, int] = {}
@@ -65,6 +80,7 @@ class GrowingTable:
                 grown.producers[number] = index
         grown.inputs, grown.outputs = dict(table.inputs), dict(table.outputs)
         grown.sources = list(grown.inputs.values())
+        grown.devices = {task: name for task, name in enumerate(table.devices) if name is not None}
         return grown
 
     def add_input(self, desc: TensorDesc, name: str | None) -> int:
@@ -93,6 +109,8 @@ class GrowingTable:
             self.producers.extend([task] * len(made))
         descs.extend(made)
         self.tasks.append(TaskRow(agent, inputs, outputs))
+        if self.device is not None:
+            self.devices[task] = self.device
         return outputs
 
     def origin_of(self, number: int) -> tuple[int, int]:
@@ -125,6 +143,7 @@ class GrowingTable:
             tasks,
             tuple([NamedValue(word, numbers[n]) for word, n in self.outputs.items()]),
             descs,
+            tuple(map(self.devices.get, range(len(tasks)))) if self.devices else (),
         )
 
 
@@ -139,6 +158,7 @@ def _fresh(name: str | None, side: str, taken: dict[str, int]) -> str:
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
 _LAYOUT = instance_of("a Layout", Layout)
+_DEVICE = ArgumentKind("the name of a device", lambda value: TEXT.accepts(value) and value != "")
 
 
 def _is_future(value: object) -> bool:
@@ -269,6 +289,17 @@ class TaskGraph:
             raise UsageError("a copy has the same shape", expected=str(shape), got=str(desc.shape))
         (made,) = self._grown.add(CopyAgent(desc), (number,))
         return Future(self, made)
+
+    @contextmanager
+    @takes(device=_DEVICE)
+    def on(self, device: str) -> Iterator[None]:
+        """Place the tasks that are added in a `with` block on a device, named as in a machine
+        specification; of nested blocks the innermost decides."""
+        before, self._grown.device = self._grown.device, device
+        try:
+            yield
+        finally:
+            self._grown.device = before
 
     @takes(name=optional(TEXT))
     def output(self, future: Future, name: str | None = None) -> None:
@@ -433,6 +464,10 @@ class TaskGraph:
     def origin_of(self, number: int) -> tuple[int, int]:
         """Return the task of a value (`OUTSIDE` for an input), and its output index."""
         return self._grown.origin_of(number)
+
+    def device_of(self, task: int) -> str | None:
+        """Return the device that a task is placed on, None for an unplaced task."""
+        return self._grown.devices.get(task)
 
     def __eq__(self, other: object) -> bool:
         """Whether both freeze to one table: the same tasks of equal programs and functions."""

@@ -22,13 +22,21 @@ class NamedValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskTable:
-    """A whole graph; `descs` describes every value, by its number."""
+    """A whole graph; `descs` describes every value, by its number.
+
+    `devices`: of a graph that names devices, the one of each task, or None.
+    """
 
     name: str
     inputs: tuple[NamedValue, ...]
     tasks: tuple[TaskRow, ...]
     outputs: tuple[NamedValue, ...]
     descs: tuple[TensorDesc, ...] = field(repr=False)
+    devices: tuple[str | None, ...] = ()
+
+    def device_of(self, task: int) -> str | None:
+        """Return the device that a task is placed on, None for an unplaced task."""
+        return self.devices[task] if self.devices else None
 
     def flattened(self) -> TaskTable:
         """The same with the members of merged tasks as tasks of their own."""
@@ -37,6 +45,7 @@ class TaskTable:
         numbers = {value.value: i for i, value in enumerate(self.inputs)}
         descs = [self.descs[value.value] for value in self.inputs]
         rows: list[TaskRow] = []
+        devices: list[str | None] = []
 
         def add(agent: Agent, inputs: tuple[int, ...]) -> range:
             made = agent.outputs([descs[number] for number in inputs])
@@ -45,7 +54,7 @@ class TaskTable:
             rows.append(TaskRow(agent, inputs, tuple(new)))
             return new
 
-        for agent, inputs, outputs in self.tasks:
+        for task, (agent, inputs, outputs) in enumerate(self.tasks):
             given = tuple([numbers[number] for number in inputs])
             if type(agent) is MergedAgent:
                 local = list(given)
@@ -55,8 +64,10 @@ class TaskTable:
             else:
                 made = list(add(agent, given))
             numbers.update(zip(outputs, made, strict=True))
+            devices += [self.device_of(task)] * (len(rows) - len(devices))
         return replace(
             self, tasks=tuple(rows), descs=tuple(descs),
+            devices=tuple(devices) if self.devices else (),
             inputs=tuple([NamedValue(name, numbers[n]) for name, n in self.inputs]),
             outputs=tuple([NamedValue(name, numbers[n]) for name, n in self.outputs]),
         )  # fmt: skip

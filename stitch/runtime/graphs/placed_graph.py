@@ -58,7 +58,7 @@ class PlacedGraph:
 
     Raises:
         UsageError: The graph has no tasks, an unread input or an output that no task makes, or a
-            program is loaded on another device.
+            program is loaded on another device; or it names several devices.
     """
 
     def __init__(self, device: RuntimeDevice, table: TaskTable, title: str = "") -> None:
@@ -71,6 +71,13 @@ class PlacedGraph:
         self.output_names = tuple([name for name, _ in table.outputs])
         #: Value numbers of its outputs.
         self.outputs = tuple([number for _, number in table.outputs])
+        devices = sorted({device for device in table.devices if device is not None})
+        if len(devices) > 1:
+            raise UsageError(
+                f"{self.title} cannot be prepared on one device: it names several",
+                got=", ".join(devices),
+                remedy="stitch.open_mesh(...).prepare(graph) runs it on all of them",
+            )
         problem = next(run_problems(table), None)
         if problem is not None:
             raise UsageError(
