@@ -347,6 +347,18 @@ class PreparedGraph:
 
     # -- by way of the queue ---------------------------------------------------------------------
 
+    def pending(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """Queue the graph on arrays or tensors, by position; return its outputs, pending.
+
+        If a task fails, reading the outputs that do not depend on it still succeeds.
+        """
+        given = self._linked(arguments)
+        with self.device.lock:
+            self.device.check_open()
+            self.device.run_queue()
+            handles = tuple([handle_on(value) for value in self._queue(given)])
+        return handles if self._order is None else tuple([handles[at] for at in self._order])
+
     def _linked(self, arguments: tuple[Any, ...]) -> list[ValueRecord]:
         """Return the values of the arguments, by input."""
         device, ports = self.device, self._ports

@@ -1,0 +1,63 @@
+"""What brings messages to device servers and values between them: the protocol of carriers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from stitch.mesh.messages import Message
+from stitch.program import Array
+
+#: A value on its way: known to the carrier that made it only.
+Reference: TypeAlias = Any
+
+
+class Outcome(enum.Enum):
+    """What became of a value.
+
+    `LOST`: its server ended before it was made, or a value that it needs is lost. `SILENT`: its
+    message was taken, and no answer will come; the message may be sent again.
+    """
+
+    PENDING = "pending"
+    READY = "ready"
+    LOST = "lost"
+    SILENT = "silent"
+
+
+class Carrier(Protocol):
+    """Messages of one client to the device servers of a mesh.
+
+    Messages to one device are handled one after the other, in the order in which they were sent. A
+    message whose values are lost is not handled, and its own values are lost.
+    """
+
+    def start(self, device: str) -> None:
+        """Start the server of a device; a server that was there before is ended."""
+
+    def send(
+        self, device: str, message: Message, values: Sequence[Reference] = (), returns: int = 1
+    ) -> tuple[Reference, ...]:
+        """Send a message with values; return a reference for each value of its answer."""
+
+    def put(self, array: Array) -> Reference:
+        """Return a reference to an array of the client, which outlives every server."""
+
+    def wait(self, references: Sequence[Reference]) -> None:
+        """Wait until no reference is pending."""
+
+    def outcome(self, reference: Reference) -> Outcome:
+        """Return what became of a value by now."""
+
+    def value(self, reference: Reference) -> Any:
+        """Return a value that is ready."""
+
+    def has_ended(self, device: str) -> bool:
+        """Return whether the server of a device has ended."""
+
+    def whereabouts(self, device: str) -> str:
+        """Return where the server of a device runs, for errors: pid, node, how it ended."""
+
+    def close(self) -> None:
+        """End all servers. Closing twice is allowed."""

@@ -1,0 +1,435 @@
+"""`DeviceServer`: an ordinary device behind messages.
+
+It verifies every `.ttb` file and task graph that it is sent, runs pieces, and holds what stays on
+the device: persistent buffers, and values that one piece of a run leaves for another. It never
+raises for what a client sent: errors are answered as `Failure`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import FormatError, StitchError, TaskError, UsageError
+from stitch.mesh.messages import (
+    Close,
+    Failure,
+    Forget,
+    Keep,
+    Load,
+    Message,
+    NotDone,
+    Prepare,
+    Read,
+    Report,
+    Run,
+    RunRecord,
+    Source,
+    Target,
+    Write,
+    check_message,
+    from_wire,
+    to_wire,
+)
+from stitch.program import Array, TensorDesc
+from stitch.report import Device
+from stitch.runtime import PreparedGraph, Tensor
+from stitch.tasks import HostFunction, TaskGraph, TaskRow, TaskTable
+from stitch.tasks.task_graph import GrowingTable
+from stitch.ttb import Binary
+from stitch.ttb import load as load_binary
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """A prepared piece; `partial`: prepared graphs of the tasks that remain without some inputs."""
+
+    number: int
+    table: TaskTable
+    graph: PreparedGraph
+    sources: tuple[Source, ...]
+    targets: tuple[Target, ...]
+    donated: frozenset[int]
+    partial: dict[frozenset[int], tuple[PreparedGraph | None, tuple[int, ...], tuple[int, ...]]]
+
+    @property
+    def returns(self) -> int:
+        """The number of values of an answer, without the record."""
+        return sum(target.is_sent for target in self.targets)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it writes persistent buffers."""
+        return any(target.buffer for target in self.targets)
+
+
+class DeviceServer:
+    """A device that takes messages.
+
+    Args:
+        name: The name of the device in its mesh.
+        device: The device; it is the server's own.
+        modules: Names of the modules whose functions pieces may call.
+        copies: Whether answers are copies; otherwise they may be views of the device's memory,
+            for a carrier that copies them at once.
+    """
+
+    def __init__(
+        self, name: str, device: Device, modules: Sequence[str] = (), *, copies: bool = True
+    ) -> None:
+        self.name, self.device = name, device
+        self._modules, self._copies = tuple(modules), copies
+        self._binaries: dict[str, Binary] = {}
+        self._pieces: dict[int, _Piece] = {}
+        self._buffers: dict[str, Tensor] = {}
+        #: By piece: the last turn that is done, and why a later one cannot be.
+        self._turns: dict[int, int] = {}
+        self._broken: dict[int, Failure] = {}
+        #: What `Forget` goes back to.
+        self._before: tuple[dict[str, Tensor], dict[int, int]] = ({}, {})
+        #: Values that a piece left for others of its run; answers of stateful pieces.
+        self._kept: dict[tuple[int, str], Tensor | Failure] = {}
+        self._answers: dict[tuple[int, int], tuple[int, tuple[object, ...]]] = {}
+        self._settled = 0
+        self._handlers: dict[type, Callable[[Any, Sequence[Any]], object]] = {
+            Load: self._load, Prepare: self._prepare, Run: self._run, Write: self._write,
+            Read: self._read, Keep: self._keep, Forget: self._forget, Report: self._report,
+            Close: self._close,
+        }  # fmt: skip
+
+    def handle(self, message: Message, *values: Any) -> object:
+        """Take a message; answer a value, or of `Run` and `Read` a tuple of values.
+
+        The answer of `Run` ends with a `RunRecord`. An error of the message is a `Failure`.
+        """
+        try:
+            check_message(message, [v for v in values if type(v) is not NotDone])
+            return self._handlers[type(message)](message, values)
+        except Exception as error:
+            failure = Failure.of(error, f"device {self.name!r}")
+            if isinstance(message, Run):
+                piece = self._pieces.get(message.piece)
+                return (failure,) * (1 + (0 if piece is None else piece.returns))
+            return (failure,) * len(message.buffers) if isinstance(message, Read) else failure
+
+    # -- files and graphs --------------------------------------------------------------------------
+
+    def _load(self, message: Load, values: Sequence[Any]) -> object:
+        found = hashlib.sha256(message.data).hexdigest()
+        if found != message.sha256:
+            raise FormatError(
+                "the bytes of a .ttb file changed on the way", expected=f"SHA-256 {message.sha256}",
+                got=f"SHA-256 {found}",
+            )  # fmt: skip
+        if message.sha256 not in self._binaries:
+            self._binaries[message.sha256] = load_binary(message.data, verify="full")
+        return True
+
+    def _prepare(self, message: Prepare, values: Sequence[Any]) -> object:
+        programs = {}
+        for name, sha256, index in message.programs:
+            binary = self._binaries.get(sha256)
+            if binary is None:
+                raise UsageError(f"program {name!r} is of a file that was not loaded", got=sha256)
+            programs[name] = self.device.loaded(binary, index)
+        functions = {name: self._function(word) for name, word in message.functions}
+        graph = TaskGraph.from_json(message.graph, programs=programs, functions=functions)
+        prepared, table = self.device.prepare(graph), graph.table()
+        ends = (len(message.sources), len(message.targets))
+        if ends != (len(table.inputs), len(table.outputs)):
+            raise UsageError(
+                "a piece has one source for each input and one target for each output",
+                expected=f"{len(table.inputs)} and {len(table.outputs)}",
+                got=f"{ends[0]} and {ends[1]}",
+            )
+        donated = frozenset(
+            task.inputs[position]
+            for task in table.tasks for position in task.gone
+            if task.inputs[position] < len(table.inputs)
+        )  # fmt: skip
+        self._pieces[message.piece] = _Piece(
+            message.piece, table, prepared, message.sources, message.targets, donated, {}
+        )
+        return True
+
+    def _function(self, word: str) -> HostFunction | Callable[..., Any]:
+        """Return an importable function of an allowed module."""
+        module, _, path = word.partition(":")
+        if module not in self._modules:
+            raise UsageError(
+                f"host function {word!r} is of a module that this device server does not allow",
+                expected=", ".join(self._modules) or "no module",
+                remedy=f"open_mesh(..., functions=[{module!r}])",
+            )
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if not (isinstance(found, HostFunction) or callable(found)):
+            raise UsageError(f"module {module!r} has no function {path!r} on this device server")
+        function: HostFunction | Callable[..., Any] = found
+        return function
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def _run(self, message: Run, values: Sequence[Any]) -> tuple[object, ...]:
+        piece = self._pieces.get(message.piece)
+        if piece is None:
+            raise UsageError(f"there is no piece {message.piece}", expected="Prepare before Run")
+        if message.settled > self._settled:
+            self._drop_settled(message.settled)
+        nothing = (NotDone(),) * (piece.returns + 1)
+        if any(type(value) is NotDone for value in values):
+            return nothing
+        if not piece.is_stateful:
+            return self._answer(piece, message, values)
+        last = self._turns.get(piece.number, 0)
+        if message.turn <= last:
+            answered = self._answers.get((piece.number, message.turn))
+            return nothing if answered is None else answered[1]
+        if message.turn > last + 1:
+            return nothing
+        answer = self._answer(piece, message, values)
+        self._turns[piece.number] = message.turn
+        self._answers[piece.number, message.turn] = message.run, answer
+        return answer
+
+    def _drop_settled(self, settled: int) -> None:
+        """Drop kept values and answers of runs that the client will not ask for again."""
+        self._settled = settled
+        for key in [key for key in self._kept if key[0] < settled]:
+            del self._kept[key]
+        for turn in [turn for turn, (run, _) in self._answers.items() if run < settled]:
+            del self._answers[turn]
+
+    def _answer(self, piece: _Piece, message: Run, values: Sequence[Any]) -> tuple[object, ...]:
+        begin, before = time.time(), self.device.history.whole()
+        where = f"device {self.name!r}, piece {piece.number}"
+        results: Sequence[Tensor | Failure]
+        broken = self._broken.get(piece.number)
+        if broken is not None:
+            results = [replace(broken, is_cancelled=True)] * len(piece.targets)
+        else:
+            try:
+                results = self._results(piece, self._arguments(piece, message.run, values), where)
+            except Exception as error:
+                results = [Failure.of(error, where)] * len(piece.targets)
+        sent: list[object] = [
+            result if isinstance(result, Failure) else self._exported(result)
+            for result, target in zip(results, piece.targets, strict=True) if target.is_sent
+        ]  # fmt: skip
+        written = [(t.buffer, r) for t, r in zip(piece.targets, results, strict=True) if t.buffer]
+        failed = next((result for _, result in written if isinstance(result, Failure)), None)
+        if failed is not None:
+            self._broken[piece.number] = failed
+        for name, result in written if failed is None else ():
+            assert isinstance(result, Tensor), "not failed"
+            self._buffers[name] = result
+        for target, result in zip(piece.targets, results, strict=True):
+            if target.kept:
+                self._kept[message.run, target.kept] = result
+        for source in piece.sources:
+            if source.kind == "kept" and source.is_last:
+                self._kept.pop((message.run, source.name), None)
+        after = self.device.history.whole()
+        record = RunRecord(
+            self.name, piece.number, message.run, begin, time.time(),
+            after.seconds + after.program_seconds - before.seconds - before.program_seconds,
+            after.copies - before.copies, after.nbytes - before.nbytes,
+        )  # fmt: skip
+        return (*sent, record)
+
+    def _arguments(
+        self, piece: _Piece, run: int, values: Sequence[Any]
+    ) -> list[Array | Tensor | Failure]:
+        """Return the arguments of a piece, by the sources of its inputs."""
+        wanted = sum(source.kind == "sent" for source in piece.sources)
+        if len(values) != wanted:
+            raise UsageError("a run has one array for each input that is sent",
+                             expected=str(wanted), got=str(len(values)))  # fmt: skip
+        arguments: list[Array | Tensor | Failure] = []
+        sent = iter(values)
+        for source, (_, number) in zip(piece.sources, piece.table.inputs, strict=True):
+            desc = piece.table.descs[number]
+            if source.kind == "sent":
+                value: Any = next(sent)
+                if isinstance(value, np.ndarray):
+                    value = _checked(value, desc)
+                    if source.name:  # Other pieces of the run read it too: it crossed once.
+                        value = self.device.tensor(value)
+                if source.name:
+                    self._kept[run, source.name] = value
+            elif source.kind == "buffer":
+                value = self._buffers.get(source.name)
+            else:
+                value = self._kept.get((run, source.name))
+            if value is None:
+                raise TaskError(f"{source.kind} value {source.name!r} is not on this device")
+            if number in piece.donated and isinstance(value, Tensor):
+                value = value.to_layout(value.layout, copy=True)
+            arguments.append(value)
+        return arguments
+
+    def _results(
+        self, piece: _Piece, arguments: Sequence[Array | Tensor | Failure], where: str
+    ) -> Sequence[Tensor | Failure]:
+        """Run a piece; without the tasks that depend on inputs that do not exist."""
+        failed = {i: a for i, a in enumerate(arguments) if isinstance(a, Failure)}
+        graph: PreparedGraph | None = piece.graph
+        inputs: Sequence[int] = range(len(arguments))
+        outputs: Sequence[int] = range(len(piece.targets))
+        if failed:
+            missing = frozenset(failed)
+            if missing not in piece.partial:
+                piece.partial[missing] = self._without(piece.table, missing)
+            graph, inputs, outputs = piece.partial[missing]
+        results: list[Tensor | Failure] = [
+            replace(next(iter(failed.values())), is_cancelled=True) if failed else Failure("", "")
+        ] * len(piece.targets)
+        if graph is None:
+            return results
+        given = [arguments[i] for i in inputs]
+        pending = graph.pending(*given)
+        with suppress(Exception):  # Each result tells of itself below.
+            self.device.wait()
+        for position, tensor in zip(outputs, pending, strict=True):
+            try:
+                tensor.settle()
+                results[position] = tensor
+            except StitchError as error:
+                results[position] = Failure.of(error, where)
+        return results
+
+    def _without(
+        self, table: TaskTable, missing: frozenset[int]
+    ) -> tuple[PreparedGraph | None, tuple[int, ...], tuple[int, ...]]:
+        """Return the prepared graph of the tasks that do not depend on the missing inputs, the
+        positions of its inputs, and of its outputs."""
+        rest, inputs, outputs = tasks_without(table, missing)
+        return (self.device.prepare(rest) if len(rest) else None), inputs, outputs
+
+    def _exported(self, tensor: Tensor) -> Array:
+        if not self._copies:
+            try:
+                return to_wire(np.from_dlpack(tensor))
+            except (BufferError, RuntimeError, TypeError):
+                pass  # Not dense, or of a type that NumPy does not take: copy.
+        return to_wire(tensor.numpy())
+
+    # -- persistent buffers ------------------------------------------------------------------------
+
+    def _write(self, message: Write, values: Sequence[Any]) -> object:
+        kinds = self._buffer_descs()
+        new = {}
+        for name, value in zip(message.buffers, values, strict=True):
+            desc = kinds.get(name)
+            if desc is None:
+                raise UsageError(f"there is no persistent buffer {name!r}",
+                                 expected=", ".join(kinds) or "none")  # fmt: skip
+            new[name] = self.device.tensor(_checked(value, desc)).to_layout(desc.without_address())
+        self._buffers.update(new)
+        self._turns.update(dict(message.turns))
+        self._broken.clear()
+        self._answers.clear()
+        return True
+
+    def _buffer_descs(self) -> dict[str, TensorDesc]:
+        """Return the descriptors of the persistent buffers that pieces read or write."""
+        descs = dict[str, TensorDesc]()
+        for piece in self._pieces.values():
+            outputs = zip(piece.targets, piece.table.outputs, strict=True)
+            descs |= {t.buffer: piece.table.descs[n] for t, (_, n) in outputs if t.buffer}
+            inputs = zip(piece.sources, piece.table.inputs, strict=True)
+            descs |= {s.name: piece.table.descs[n] for s, (_, n) in inputs if s.kind == "buffer"}
+        return descs
+
+    def _read(self, message: Read, values: Sequence[Any]) -> tuple[object, ...]:
+        missing = [name for name in message.buffers if name not in self._buffers]
+        if missing:
+            raise UsageError(f"persistent buffer {missing[0]!r} has no value yet")
+        return tuple([to_wire(self._buffers[name].numpy()) for name in message.buffers])
+
+    def _keep(self, message: Keep, values: Sequence[Any]) -> object:
+        self._before = dict(self._buffers), dict(self._turns)
+        return True
+
+    def _forget(self, message: Forget, values: Sequence[Any]) -> object:
+        self._buffers, self._turns = dict(self._before[0]), dict(self._before[1])
+        self._broken.clear()
+        self._answers.clear()
+        self._kept.clear()
+        return True
+
+    # -- reports and the end -----------------------------------------------------------------------
+
+    def _report(self, message: Report, values: Sequence[Any]) -> object:
+        if message.what == "explain":
+            return self.device.explain()
+        if message.what == "memory":
+            return self.device.memory_report()
+        if message.what == "pid":
+            return str(os.getpid())
+        return json.dumps(asdict(self.device.history.whole()))
+
+    def _close(self, message: Close, values: Sequence[Any]) -> object:
+        for held in (self._kept, self._buffers, self._answers, self._pieces, self._binaries):
+            held.clear()
+        self._before = ({}, {})
+        self.device.close()
+        return True
+
+
+def _checked(value: Array, desc: TensorDesc) -> Array:
+    """Return an array that travelled as elements of a descriptor; raise `UsageError`."""
+    kind = desc.layout.data_type
+    array = from_wire(value, kind)
+    if array.shape != desc.shape or array.dtype != kind.in_arrays.dtype:
+        raise UsageError("a value of a message has another type", expected=desc.text(),
+                         got=f"{array.dtype} of shape {array.shape}")  # fmt: skip
+    return array
+
+
+def tasks_without(
+    table: TaskTable, missing: frozenset[int]
+) -> tuple[TaskGraph, tuple[int, ...], tuple[int, ...]]:
+    """Return the graph of the tasks that do not depend on the missing inputs.
+
+    Args:
+        table: A graph without merged tasks.
+        missing: Positions of the inputs that do not exist.
+
+    Returns:
+        The graph, the positions of its inputs in the whole, and those of its outputs.
+    """
+    gone = {table.inputs[position].value for position in missing}
+    kept: list[TaskRow] = []
+    for row in table.tasks:
+        if gone.isdisjoint(row.inputs):
+            kept.append(row)
+        else:
+            gone.update(row.outputs)
+    read = {number for row in kept for number in row.inputs}
+    rest, numbers = GrowingTable(), dict[int, int]()
+    inputs, outputs = [], []
+    for position, (name, number) in enumerate(table.inputs):
+        if number in read:
+            numbers[number] = rest.add_input(table.descs[number], name)
+            inputs.append(position)
+    for row in kept:
+        made = rest.add(row.agent, tuple([numbers[number] for number in row.inputs]))
+        numbers.update(zip(row.outputs, made, strict=True))
+    for position, (name, number) in enumerate(table.outputs):
+        if number in numbers:
+            rest.add_output(numbers[number], name)
+            outputs.append(position)
+    return TaskGraph.of(rest.frozen(table.name)), tuple(inputs), tuple(outputs)
