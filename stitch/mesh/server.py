@@ -43,8 +43,7 @@ from stitch.mesh.messages import (
 from stitch.program import Array, TensorDesc
 from stitch.report import Device
 from stitch.runtime import PreparedGraph, Tensor
-from stitch.tasks import HostFunction, TaskGraph, TaskRow, TaskTable
-from stitch.tasks.task_graph import GrowingTable
+from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
 from stitch.ttb import load as load_binary
 
@@ -397,39 +396,3 @@ def _checked(value: Array, desc: TensorDesc) -> Array:
         raise UsageError("a value of a message has another type", expected=desc.text(),
                          got=f"{array.dtype} of shape {array.shape}")  # fmt: skip
     return array
-
-
-def tasks_without(
-    table: TaskTable, missing: frozenset[int]
-) -> tuple[TaskGraph, tuple[int, ...], tuple[int, ...]]:
-    """Return the graph of the tasks that do not depend on the missing inputs.
-
-    Args:
-        table: A graph without merged tasks.
-        missing: Positions of the inputs that do not exist.
-
-    Returns:
-        The graph, the positions of its inputs in the whole, and those of its outputs.
-    """
-    gone = {table.inputs[position].value for position in missing}
-    kept: list[TaskRow] = []
-    for row in table.tasks:
-        if gone.isdisjoint(row.inputs):
-            kept.append(row)
-        else:
-            gone.update(row.outputs)
-    read = {number for row in kept for number in row.inputs}
-    rest, numbers = GrowingTable(), dict[int, int]()
-    inputs, outputs = [], []
-    for position, (name, number) in enumerate(table.inputs):
-        if number in read:
-            numbers[number] = rest.add_input(table.descs[number], name)
-            inputs.append(position)
-    for row in kept:
-        made = rest.add(row.agent, tuple([numbers[number] for number in row.inputs]))
-        numbers.update(zip(row.outputs, made, strict=True))
-    for position, (name, number) in enumerate(table.outputs):
-        if number in numbers:
-            rest.add_output(numbers[number], name)
-            outputs.append(position)
-    return TaskGraph.of(rest.frozen(table.name)), tuple(inputs), tuple(outputs)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stitch.tasks.future import OUTSIDE, Future, Task
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
     from stitch.tasks.host_functions import Handle, HostFunction, Permission, host_function, task
-    from stitch.tasks.task_graph import TaskGraph
+    from stitch.tasks.task_graph import TaskGraph, tasks_without
     from stitch.tasks.task_table import NamedValue, TaskTable
     from stitch.tasks.validation import edges_of, problems_of, run_problems
 else:
@@ -35,7 +35,7 @@ else:
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction Permission host_function task",
             "future": "OUTSIDE Future Task",
-            "task_graph": "TaskGraph",
+            "task_graph": "TaskGraph tasks_without",
             "task_table": "NamedValue TaskTable",
             "validation": "edges_of problems_of run_problems",
         },
@@ -47,5 +47,5 @@ __all__ = [
     "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow", "TaskTable",
     "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
     "host_call", "host_function", "problems_of", "program_agent", "run_problems", "task",
-    "transformation_of",
+    "tasks_without", "transformation_of",
 ]  # fmt: skip
