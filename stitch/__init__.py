@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TaskError,
     )
     from stitch.graph import ComputationGraphBuilder, trace
+    from stitch.mesh import MachineSpecification, Mesh, RemoteTensor, open_mesh
     from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
     from stitch.runtime import LoadedProgram, Tensor
     from stitch.tasks import TaskGraph, aggregate, compose, task
@@ -57,6 +58,7 @@ else:
             "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
+            "mesh": "MachineSpecification Mesh RemoteTensor open_mesh",
             "program": "DataType Layout MemoryLayout ShardSpec Space TensorDesc",
             "runtime": "LoadedProgram Tensor",
             "tasks": "TaskGraph aggregate compose task",
@@ -64,17 +66,17 @@ else:
             "version": "__version__",
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files "
-        "flatbuffer forms fractal frontend graph linker linking machine memory model on_demand ops "
-        "packing planner program report runtime tasks torch training ttb version",
+        "flatbuffer forms fractal frontend graph linker linking machine memory mesh model on_demand "
+        "ops packing planner program report runtime tasks torch training ttb version",
     )
 
 __all__ = [
     "Adam", "AdamW", "CompileCache", "CompileError", "CompiledModel", "ComputationGraphBuilder",
     "DataType", "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel",
-    "LoadedProgram", "LossTensor", "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD",
-    "ShardSpec", "Space",
+    "LoadedProgram", "LossTensor", "MachineSpecification", "MemoryLayout", "Mesh",
+    "OutOfMemoryError", "Pipeline", "RemoteTensor", "SGD", "ShardSpec", "Space",
     "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
-    "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
+    "open_mesh", "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
 ]  # fmt: skip

@@ -1,8 +1,27 @@
-"""Several devices used as one: machine specifications, placement, schedules, simulated time.
+"""Several devices used as one: specifications, placement, pieces, device servers, carriers.
 
-A placed task graph is cut into pieces, which each run on one device.
+Names are imported on first use.
 """
 
-from stitch.mesh.pieces import Piece, pieces_of
+from typing import TYPE_CHECKING
 
-__all__ = ["Piece", "pieces_of"]
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
+    from stitch.mesh.pieces import Piece, pieces_of
+    from stitch.mesh.specification import MachineSpecification, specification_of
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
+            "pieces": "Piece pieces_of",
+            "specification": "MachineSpecification specification_of",
+        },
+    )
+
+__all__ = [
+    "MachineSpecification", "Mesh", "MeshGraph", "Piece", "RemoteTensor", "open_mesh", "pieces_of",
+    "specification_of",
+]  # fmt: skip

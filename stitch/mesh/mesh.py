@@ -1,0 +1,432 @@
+"""`open_mesh`, `Mesh` and `MeshGraph`: task graphs on several devices, with the bits of one.
+
+A graph is cut into pieces; a call sends one message for each piece, and at most `in_flight` calls
+are under way. Values travel between the servers, not through the client, each once per link.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from stitch.argument_kinds import (
+    PATH,
+    TEXT,
+    WHOLE,
+    WORDS,
+    arranged,
+    either,
+    instance_of,
+    optional,
+    takes,
+)
+from stitch.errors import TaskError, UsageError, closest
+from stitch.machine import Machine
+from stitch.mesh.carrier import Carrier
+from stitch.mesh.client import MeshClient, PreparedPiece, RemoteValue, sha256_of
+from stitch.mesh.local_carrier import LocalCarrier
+from stitch.mesh.messages import Report, Source, Target, from_wire, to_wire
+from stitch.mesh.pieces import Piece, pieces_of
+from stitch.mesh.server import DeviceServer
+from stitch.mesh.specification import MachineSpecification, specification_of
+from stitch.program import Array, DataType, Program, TensorDesc
+from stitch.report import open_device
+from stitch.runtime import capture
+from stitch.tasks import HostFunction, TaskGraph, TaskTable
+from stitch.ttb import Binary, encode
+
+#: Calls under way at once, by default.
+IN_FLIGHT = 4
+BACKENDS = ("local", "ray")
+
+
+class RemoteTensor:
+    """A value on a device of a mesh, perhaps pending; an argument of other calls in its mesh."""
+
+    __slots__ = ("__weakref__", "_graph", "_run", "_value", "desc", "device", "mesh", "name")
+
+    def __init__(
+        self, mesh: Mesh, device: str, desc: TensorDesc, value: RemoteValue, name: str
+    ) -> None:
+        self.mesh, self.device, self.desc, self.name = mesh, device, desc, name
+        self._value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return self.desc.shape
+
+    @property
+    def data_type(self) -> DataType:
+        """The data type of its elements."""
+        return self.desc.layout.data_type
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy type of its elements."""
+        return self.data_type.in_arrays.dtype
+
+    def numpy(self) -> Array:
+        """Return the elements as a NumPy array; wait for them.
+
+        Raises the error of the task that failed, `TaskError` if the mesh is closed.
+        """
+        client = self.mesh.open_client(f"tensor {self.name!r}")
+        array = from_wire(client.value(self._value), self.data_type)
+        return array.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def settle(self) -> None:
+        """Wait for the value; raise the error of the task that failed."""
+        self.mesh.open_client(f"tensor {self.name!r}").value(self._value)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a remote tensor belongs to its mesh; copy it out with .numpy()")
+
+    def __repr__(self) -> str:
+        return f"<RemoteTensor {self.name} {self.desc.text()} on {self.device!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDevice:
+    """A device of a mesh: its name, its machine, and the process of its server."""
+
+    name: str
+    machine: Machine
+    mesh: Mesh
+
+    @property
+    def pid(self) -> int:
+        """The number of the process in which its server runs."""
+        return int(self.mesh.report(self.name, "pid"))
+
+    def explain(self) -> str:
+        """Describe every copy on this device."""
+        return self.mesh.report(self.name, "explain")
+
+    def memory_report(self) -> str:
+        """Describe the contents of the spaces of this device."""
+        return self.mesh.report(self.name, "memory")
+
+
+class Mesh:
+    """The opened devices of a machine specification; see `open_mesh`. Use it as a context manager.
+
+    Attributes:
+        specification: Its devices and links.
+        devices: Its devices by name.
+        in_flight: Calls of a prepared graph that are under way at once.
+        client: Sends messages to the device servers.
+    """
+
+    def __init__(
+        self, specification: MachineSpecification, carrier: Carrier, in_flight: int = IN_FLIGHT,
+        functions: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        if in_flight < 1:
+            raise UsageError("in_flight must be at least 1", got=str(in_flight))
+        self.specification, self.in_flight = specification, in_flight
+        self.functions = tuple(functions)
+        self.client = MeshClient(carrier, specification.devices)
+        self.devices = {
+            name: MeshDevice(name, entry.machine, self)
+            for name, entry in specification.devices.items()
+        }
+        self.is_closed = False
+
+    def prepare(self, graph: TaskGraph) -> MeshGraph:
+        """Prepare a task graph as a callable of its inputs, by position or name.
+
+        Tasks that name no device are placed automatically.
+
+        Raises:
+            TaskError: The graph has defects; the text lists all.
+            UsageError: A device is unknown, or a host function cannot be imported on a server.
+            OutOfMemoryError: A device cannot hold its tasks.
+        """
+        instance_of("a task graph", TaskGraph).check("mesh.prepare", "graph", graph)
+        self.open_client("the mesh")
+        return MeshGraph(self, graph)
+
+    def open_client(self, what: str) -> MeshClient:
+        """Return the client; raise `TaskError` if the mesh is closed."""
+        if self.is_closed:
+            raise TaskError(f"{what} cannot be used: its mesh was closed")
+        return self.client
+
+    def report(self, device: str, what: str) -> str:
+        """Return a report of a device; see `messages.REPORTS`."""
+        return str(self.open_client("the mesh").ask(device, Report(what)))
+
+    def explain(self) -> str:
+        """Describe every copy on every device."""
+        return self._joined("explain")
+
+    def memory_report(self) -> str:
+        """Describe the memory of every device."""
+        return self._joined("memory")
+
+    def _joined(self, what: str) -> str:
+        return "\n".join([
+            f"device {name} ({device.machine.name})\n{self.report(name, what)}"
+            for name, device in self.devices.items()
+        ])  # fmt: skip
+
+    def close(self) -> None:
+        """End all device servers. Closing twice is allowed."""
+        self.is_closed = True
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mesh {self.specification.name}: {', '.join(self.devices)}>"
+
+
+class MeshGraph:
+    """A task graph on a mesh, called with arrays or remote tensors.
+
+    A call returns the outputs of the graph, pending: one `RemoteTensor`, or a tuple.
+    """
+
+    def __init__(self, mesh: Mesh, graph: TaskGraph) -> None:
+        self.mesh = mesh
+        self._table = table = graph.table().flattened()
+        self.name = table.name or "task graph"
+        where = _where(table, mesh.specification)
+        self.pieces = pieces_of(table, where)
+        self._where = {n: p.device for p in self.pieces for n in p.outputs}
+        self._prepared = [
+            self._prepare(piece, *ends)
+            for piece, ends in zip(self.pieces, _routes(self.pieces, self._results()), strict=True)
+        ]
+        #: Calls under way: their numbers, and the values that tell when they have ended.
+        self._under_way: deque[tuple[int, tuple[RemoteValue, ...]]] = deque()
+
+    def _results(self) -> frozenset[int]:
+        return frozenset(number for _, number in self._table.outputs)
+
+    def _prepare(
+        self, piece: Piece, sources: tuple[Source, ...], targets: tuple[Target, ...]
+    ) -> tuple[PreparedPiece, tuple[int, ...], tuple[int, ...]]:
+        """Send a piece to its device; return it with the numbers of the values that it is sent
+        and that it answers."""
+        files: dict[str, bytes] = {}
+        programs = []
+        graph = TaskGraph.of(piece.table)
+        machine = self.mesh.specification.devices[piece.device].machine
+        for name, source in graph.programs.items():
+            data, index = file_of(source, machine)
+            sha256 = sha256_of(data)
+            files[sha256] = data
+            programs.append((name, sha256, index))
+        functions = [
+            (name, _importable(function, self.mesh.functions))
+            for name, function in graph.functions.items()
+        ]
+        prepared = self.mesh.client.prepare(
+            piece.device, graph.as_json(), files, programs, functions, sources, targets
+        )
+        sent = [n for n, s in zip(piece.inputs, sources, strict=True) if s.kind == "sent"]
+        answered = [n for n, t in zip(piece.outputs, targets, strict=True) if t.is_sent]
+        return prepared, tuple(sent), tuple(answered)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Send one call; wait first while `in_flight` calls are under way.
+
+        Raises:
+            UsageError: Inputs are missing or surplus, or a tensor is of another mesh.
+            LinkError: An argument does not match its input.
+        """
+        client = self.mesh.open_client(f"task graph {self.name!r}")
+        if named or len(arguments) != len(self._table.inputs):
+            types = [(name, self._table.descs[n].text()) for name, n in self._table.inputs]
+            arguments = arranged(f"task graph {self.name!r}", types, arguments, named)
+        values = {
+            number: self._value(name, self._table.descs[number], argument)
+            for (name, number), argument in zip(self._table.inputs, arguments, strict=True)
+        }
+        while len(self._under_way) >= self.mesh.in_flight:
+            self._finish_first()
+        run = client.begin_run()
+        answers: list[RemoteValue] = []
+        for prepared, sent, answered in self._prepared:
+            made = client.send(prepared, run, [values[number] for number in sent])
+            values.update(zip(answered, made, strict=True))
+            answers.extend(made)
+        self._under_way.append((run, tuple(answers)))
+        results = tuple([
+            RemoteTensor(
+                self.mesh, self._where[number], self._table.descs[number], values[number], name
+            )
+            for name, number in self._table.outputs
+        ])  # fmt: skip
+        return results[0] if len(results) == 1 else results
+
+    def _finish_first(self) -> None:
+        """Wait until the oldest call under way has ended."""
+        run, answers = self._under_way[0]
+        self.mesh.client.settle(answers)
+        self._under_way.popleft()
+        self.mesh.client.end_run(run)
+
+    def wait(self) -> None:
+        """Wait until no call is under way."""
+        while self._under_way:
+            self._finish_first()
+
+    def _value(self, name: str, desc: TensorDesc, argument: Any) -> RemoteValue:
+        if isinstance(argument, RemoteTensor):
+            if argument.mesh is not self.mesh:
+                raise UsageError(f"input {name!r} is a tensor of another mesh",
+                                 remedy="copy it out with .numpy()")  # fmt: skip
+            if (
+                argument.shape != desc.shape
+                or argument.dtype != desc.layout.data_type.in_arrays.dtype
+            ):
+                raise UsageError(f"input {name!r} has another type", expected=desc.text(),
+                                 got=argument.desc.text())  # fmt: skip
+            return argument._value
+        kind = desc.layout.data_type
+        array = capture(
+            argument, desc.shape, kind.in_arrays, False, f"input {name!r} of {self.name!r}"
+        )
+        return self.mesh.client.put(to_wire(array))
+
+    def __repr__(self) -> str:
+        return f"<MeshGraph {self.name}: {len(self.pieces)} pieces on {self.mesh!r}>"
+
+
+def _where(table: TaskTable, specification: MachineSpecification) -> tuple[str, ...]:
+    names = tuple(specification.devices)
+    where = [device or names[0] for device in table.devices or (None,) * len(table.tasks)]
+    for name in where:
+        if name not in specification.devices:
+            raise UsageError(f"there is no device {name!r}", expected=", ".join(names),
+                             remedy=closest(name, names) or None)  # fmt: skip
+    return tuple(where)
+
+
+def _routes(
+    pieces: Sequence[Piece], results: frozenset[int]
+) -> list[tuple[tuple[Source, ...], tuple[Target, ...]]]:
+    """Return where the inputs of each piece come from, and where its outputs go.
+
+    A value that several pieces of one device read is sent to the first of them, which keeps it.
+    """
+    made_on = {number: piece.device for piece in pieces for number in piece.outputs}
+    readers: dict[tuple[str, int], list[int]] = {}
+    for at, piece in enumerate(pieces):
+        for number in piece.inputs:
+            readers.setdefault((piece.device, number), []).append(at)
+    devices: dict[int, set[str]] = {}
+    for device, number in readers:
+        devices.setdefault(number, set()).add(device)
+    routes = []
+    for at, piece in enumerate(pieces):
+        sources = []
+        for number in piece.inputs:
+            reading = readers[piece.device, number]
+            is_first, is_last = at == reading[0], at == reading[-1]
+            if made_on.get(number) != piece.device and is_first:
+                sources.append(Source("sent", "" if is_last else f"v{number}"))
+            else:
+                sources.append(Source("kept", f"v{number}", is_last))
+        targets = [
+            Target(
+                number in results or bool(devices.get(number, set()) - {piece.device}),
+                kept=f"v{number}" if (piece.device, number) in readers else "",
+            )
+            for number in piece.outputs
+        ]
+        routes.append((tuple(sources), tuple(targets)))
+    return routes
+
+
+def file_of(source: Any, machine: Machine) -> tuple[bytes, int]:
+    """Return the bytes of a `.ttb` file with a program, and the program's index in it."""
+    binary = source if isinstance(source, Binary) else getattr(source, "binary", None)
+    program = source if isinstance(source, Program) else getattr(source, "program", None)
+    if not isinstance(binary, Binary):
+        assert isinstance(program, Program), "a task graph calls programs"
+        binary = Binary((program,), machine.shape, "stitch mesh")
+    if not isinstance(program, Program):
+        return encode(binary), 0
+    names = [each.name for each in binary.programs]
+    return encode(binary), names.index(program.name)
+
+
+def _importable(function: HostFunction, modules: Sequence[str]) -> str:
+    """Return `module:function` of a host function; raise `UsageError` for one without a name."""
+    called = function.function
+    module, path = getattr(called, "__module__", None), getattr(called, "__qualname__", "")
+    if not module or "<" in path or module == "__main__":
+        raise UsageError(
+            f"host function {function.name!r} cannot be imported by a device server",
+            expected="a function at the top of a module", got=f"{module}:{path}",
+        )  # fmt: skip
+    if module not in modules:
+        raise UsageError(
+            f"host function {function.name!r} is of a module that the mesh does not allow",
+            expected=", ".join(modules) or "no module", got=module,
+            remedy=f"open_mesh(..., functions=[{module!r}])",
+        )  # fmt: skip
+    return f"{module}:{path}"
+
+
+@takes(
+    specification=either(WHOLE, PATH, instance_of("a MachineSpecification", MachineSpecification)),
+    backend=TEXT, executor=TEXT, in_flight=WHOLE,
+    functions=WORDS, address=optional(TEXT), seed=optional(WHOLE),
+)  # fmt: skip
+def open_mesh(
+    specification: int | str | Path | MachineSpecification,
+    *,
+    backend: str = "local",
+    executor: str = "numpy",
+    machine: str | Path | Machine = "wormhole_n150",
+    in_flight: int = IN_FLIGHT,
+    functions: Sequence[str] = (),
+    address: str | None = None,
+    seed: int | None = None,
+) -> Mesh:
+    """Open the devices of a machine specification.
+
+    Args:
+        specification: A `MachineSpecification`, its YAML file, or a number of equal devices.
+        backend: Where the devices are: `local`, all in this process; `ray`, each in a process of
+            its own, on this computer or on the nodes of a Ray cluster.
+        executor: How operations are computed, as for `open_device`.
+        machine: The machine of each device, if `specification` is a number.
+        in_flight: Calls of a prepared graph that are under way at once.
+        functions: Modules whose functions may be host functions of graphs.
+        address: With `ray`, a running cluster: `auto`, or HOST:PORT. By default one is started on
+            this computer, and ended with the mesh.
+        seed: With `local`, draws the order in which devices work; results do not depend on it.
+
+    Raises:
+        UsageError: An argument is wrong.
+        FormatError: The file has defects; the text lists all.
+        TaskError: The cluster does not answer.
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"there is no backend {backend!r}", expected=" or ".join(BACKENDS))
+    described = specification_of(specification, machine)
+    if backend == "ray":
+        raise UsageError("backend 'ray' has no carrier yet", got=str(address))
+
+    def open_server(name: str) -> DeviceServer:
+        device = open_device(described.devices[name].machine, executor=executor)
+        return DeviceServer(name, device, functions)
+
+    return Mesh(described, LocalCarrier(open_server, seed), in_flight, functions)

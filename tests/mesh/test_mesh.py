@@ -1,0 +1,122 @@
+"""Task graphs on several devices give the bits of one device, whatever happens to the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import LinkError, TaskError, UsageError
+from stitch.mesh import Mesh, RemoteTensor, open_mesh
+from stitch.mesh.local_carrier import FAULTS, LocalCarrier
+from stitch.mesh.server import DeviceServer
+from stitch.mesh.specification import MachineSpecification
+
+
+def chain() -> tuple[stitch.TaskGraph, Any]:
+    """Return a graph that goes to and fro between two devices, and its result by NumPy."""
+    x = np.zeros((4, 8), np.float32)
+    grow = stitch.compile(lambda x: x * 2 + 1, [x], name="grow", target="host")
+    square = stitch.compile(lambda x: x * x, [x], name="square", target="host")
+    graph = stitch.TaskGraph("chain")
+    given = graph.input(grow.program.input_desc(0), "x")
+    with graph.on("device0"):
+        first = graph.call(grow, given)
+    with graph.on("device1"):
+        second = graph.call(square, first)
+    with graph.on("device0"):
+        third = graph.call(grow, second)
+        # The input and a value of the first piece are read again on their device.
+        fourth = graph.call(square, first)
+    graph.output(second, "second")
+    graph.output(third, "third")
+    graph.output(fourth, "fourth")
+
+    def expected(x: Any) -> tuple[Any, ...]:
+        first = x * np.float32(2) + np.float32(1)
+        second = first * first
+        return second, second * np.float32(2) + np.float32(1), second
+
+    return graph, expected
+
+
+def mesh_with(faults: Mapping[int, str], seed: int | None = None) -> Mesh:
+    """Return a mesh of two devices in this process, with faults at messages."""
+    specification = MachineSpecification.of(2, "host")
+
+    def open_server(name: str) -> DeviceServer:
+        return DeviceServer(name, stitch.open_device("host"))
+
+    return Mesh(specification, LocalCarrier(open_server, seed, faults))
+
+
+def batches(count: int) -> list[Any]:
+    draw = np.random.default_rng(0)
+    return [draw.standard_normal((4, 8), np.float32) for _ in range(count)]
+
+
+def test_a_call_gives_the_values_of_one_device_in_one_message_a_piece() -> None:
+    graph, expected = chain()
+    with open_mesh(2, machine="host") as mesh:
+        run = mesh.prepare(graph)
+        for x in batches(6):
+            for result, wanted in zip(run(x), expected(x), strict=True):
+                assert np.array_equal(result.numpy(), wanted)
+        carrier = mesh.client.carrier
+        assert isinstance(carrier, LocalCarrier)
+        assert carrier.sent["Run"] == 6 * len(run.pieces) == 6 * 3
+        # `first` goes to device1, `second` to device0: each once, although two tasks read it.
+        assert carrier.crossings == 6 * 2
+
+
+def test_a_result_is_an_argument_of_another_call_in_its_mesh_only() -> None:
+    graph, expected = chain()
+    (x,) = batches(1)
+    with open_mesh(2, machine="host") as mesh, open_mesh(2, machine="host") as other:
+        run = mesh.prepare(graph)
+        second, _, _ = run(x=x)
+        assert isinstance(second, RemoteTensor)
+        (again, _, _) = run(second)
+        assert np.array_equal(again.numpy(), expected(expected(x)[0])[0])
+        with pytest.raises(UsageError, match="another mesh"):
+            other.prepare(graph)(second)
+        with pytest.raises(LinkError):
+            run(np.zeros((3, 8), np.float32))
+        with pytest.raises(TypeError, match="belongs to its mesh"):
+            second.__reduce__()
+    with pytest.raises(TaskError, match="closed"):
+        second.numpy()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_fault_at_any_message_changes_no_result(fault: str, seed: int | None) -> None:
+    graph, expected = chain()
+    given = batches(4)
+    with mesh_with({}, seed) as mesh:
+        run = mesh.prepare(graph)
+        for x in given:
+            run(x)
+        run.wait()
+        carrier = mesh.client.carrier
+        assert isinstance(carrier, LocalCarrier)
+        count = carrier.messages
+    for number in range(count):
+        with mesh_with({number: fault}, seed) as mesh:
+            run = mesh.prepare(graph)
+            results = [run(x) for x in given]
+            for x, outputs in zip(given, results, strict=True):
+                for result, wanted in zip(outputs, expected(x), strict=True):
+                    assert np.array_equal(result.numpy(), wanted), (number, fault)
+            if fault.startswith("kill"):
+                assert sum(mesh.client.restarts.values()) == 1
+
+
+def test_a_server_that_ends_again_and_again_is_one_error() -> None:
+    graph, _ = chain()
+    mesh = mesh_with(dict.fromkeys(range(6, 200), "kill before"))
+    with mesh, pytest.raises(TaskError, match="ended 4 times"):
+        mesh.prepare(graph)(batches(1)[0])[0].numpy()
