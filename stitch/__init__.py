@@ -66,8 +66,8 @@ else:
             "version": "__version__",
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files "
-        "flatbuffer forms fractal frontend graph linker linking machine memory mesh model on_demand "
-        "ops packing planner program report runtime tasks torch training ttb version",
+        "flatbuffer forms fractal frontend graph linker linking machine memory mesh model "
+        "on_demand ops packing planner program report runtime tasks torch training ttb version",
     )
 
 __all__ = [
