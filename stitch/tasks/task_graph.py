@@ -362,16 +362,18 @@ class TaskGraph:
 
         return AgentNames(self._table()).functions
 
-    def as_json(self) -> str:
+    def as_json(self, *, files: Mapping[str, tuple[str, int]] | None = None) -> str:
         """The graph as JSON for `TaskGraph.from_json` (form: `stitch.tasks.task_graph_json`).
 
-        Programs and functions are named, not held. Raises `UsageError` for arguments of host
-        functions that JSON cannot hold.
+        Programs and functions are named, not held. `files`: of programs by their names in
+        `graph.programs`, the SHA-256 of the bytes of the file (hexadecimal) and the index of the
+        program there; the text has them too. Raises `UsageError` for arguments of host functions
+        that JSON cannot hold, and for such files of no program.
         """
         with late_import():
             from stitch.tasks.task_graph_json import table_as_json
 
-        return table_as_json(self._table())
+        return table_as_json(self._table(), files)
 
     @staticmethod
     @takes(text=instance_of("a text", str, bytes), programs=optional(MAPPING),
@@ -379,14 +381,15 @@ class TaskGraph:
     def from_json(
         text: str | bytes,
         *,
-        programs: Mapping[str, ProgramSource] | None = None,
+        programs: Mapping[str, ProgramSource | Sequence[ProgramSource]] | None = None,
         functions: Mapping[str, HostFunction | Callable[..., Any]] | None = None,
     ) -> TaskGraph:
         """The graph that `as_json` wrote: equal to it, given the same programs and functions.
 
-        `programs` and `functions` are by the names of the text, as in `graph.programs`; of a plain
-        Python function the text says what it does with its parameters. Raises `FormatError` with
-        the first defect, `UsageError` for what is no program or function.
+        `programs` and `functions` are by the names of the text, as in `graph.programs`; where the
+        text names the file of a program, the programs of the file, in order, may be there by its
+        SHA-256. Of a plain Python function the text says what it does with its parameters. Raises
+        `FormatError` with the first defect, `UsageError` for what is no program or function.
         """
         with late_import():
             from stitch.tasks.task_graph_json import table_from_json

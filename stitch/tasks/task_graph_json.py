@@ -7,20 +7,24 @@ The JSON form (version 1) is an object with `format` ("stitch.task_graph"), `ver
 in order. A task has `inputs` and `outputs` (numbers) and one of `program` (a name), `function` (a
 name; with `arguments` and `named`), `copy` (a desc) or `merged` (tasks over numbers of
 their own, the inputs of the whole first; with `kept`). A desc is {shape, data_type, space} and,
-where they are not plain, tile_shape, memory_layout, shard_spec, address. Programs and functions
-are not in the text, only what they are known by: the reader is given them by name.
+where they are not plain, tile_shape, memory_layout, shard_spec, address. A placed task has
+`device`. Programs and functions are not in the text, only what they are known by: the reader is
+given them by name, or a program by its file: `sha256` (of the bytes of a `.ttb` file, 64 lower-case
+hexadecimal digits) and `index` (which of its programs) are both there or neither.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from stitch.argument_kinds import MAPPING
 from stitch.errors import FormatError, Problem, UsageError, closest
 from stitch.frozen_json import (
     MAX_CHARACTERS,
@@ -194,6 +198,8 @@ class _Program(NamedTuple):
     name: str
     inputs: tuple[_Slot, ...]
     outputs: tuple[_Input, ...]
+    sha256: str | None = None
+    index: int | None = None  # type: ignore[assignment]  # instead of the method of tuples
 
 
 class _Parameter(NamedTuple):
@@ -219,6 +225,7 @@ class _Task(NamedTuple):
     copy: _Desc | None = None
     merged: tuple[_Task, ...] | None = None
     kept: tuple[int, ...] | None = None
+    device: str | None = None
 
 
 class _Graph(NamedTuple):
@@ -232,20 +239,50 @@ class _Graph(NamedTuple):
     outputs: tuple[NamedValue, ...]
 
 
-def table_as_json(table: TaskTable) -> str:
-    """The table as JSON text; raises `UsageError` for arguments that JSON cannot hold."""
-    names = AgentNames(table)
+#: The files of programs by the names of the programs: the SHA-256 of the bytes, and the index.
+ProgramFiles: TypeAlias = Mapping[str, tuple[str, int]]
+
+
+def table_as_json(table: TaskTable, files: ProgramFiles | None = None) -> str:
+    """Return the table as JSON text, which names the programs in `files` by their files too.
+
+    Raises `UsageError` for arguments that JSON cannot hold, and for a file that is not named by a
+    SHA-256 and an index, or is that of no program.
+    """
+    names, files = AgentNames(table), {} if files is None else files
+    MAPPING.check("graph.as_json", "files", files)
+    for name, file in files.items():
+        if name not in names.programs:
+            raise UsageError(f"the graph calls no program {name!r}, which files= names",
+                             remedy=closest(name, names.programs) or None)  # fmt: skip
+        if not (isinstance(file, tuple) and _names_a_file(*file)):
+            raise UsageError(f"the file of program {name!r} has no such name",
+                             expected=f"a tuple of {_FILE_NAME}", got=repr(file)[:80])  # fmt: skip
     body = to_plain(_Graph(
         FORMAT, VERSION, table.name,
         tuple([_Input(name, _desc_out(table.descs[number])) for name, number in table.inputs]),
-        tuple([_program_out(name, agent) for name, agent in names.programs.items()]),
+        tuple([
+            _program_out(name, agent, *files.get(name, ()))
+            for name, agent in names.programs.items()
+        ]),
         tuple([_function_out(name, known) for name, known in names.functions.items()]),
         tuple([
-            _task_out(row, names, table.task_name(index)) for index, row in enumerate(table.tasks)
+            _task_out(row, names, table.task_name(i))._replace(device=table.device_of(i))
+            for i, row in enumerate(table.tasks)
         ]),
         table.outputs,
     ))  # fmt: skip
     return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+_FILE_NAME = "the SHA-256 of its bytes (64 lower-case hexadecimal digits), and an index"
+
+
+def _names_a_file(*name: object) -> bool:
+    match name:
+        case (str(sha256), int(index)):
+            return bool(re.fullmatch("[0-9a-f]{64}", sha256)) and index >= 0
+    return False
 
 
 def _desc_out(desc: TensorDesc) -> _Desc:
@@ -257,8 +294,10 @@ def _desc_out(desc: TensorDesc) -> _Desc:
     )  # fmt: skip
 
 
-def _program_out(name: str, agent: ProgramAgent) -> _Program:
-    """What a program is known by: its slots."""
+def _program_out(
+    name: str, agent: ProgramAgent, sha256: str | None = None, index: int | None = None
+) -> _Program:
+    """What a program is known by: its slots, and perhaps its file."""
     what = agent.transformation
     inputs = zip(what.input_names, what.inputs, strict=True)
     outputs = zip(what.output_names, what.outputs, strict=True)
@@ -267,7 +306,7 @@ def _program_out(name: str, agent: ProgramAgent) -> _Program:
         tuple([
             _Slot(slot, _desc_out(desc), i in what.donated) for i, (slot, desc) in enumerate(inputs)
         ]),
-        tuple([_Input(slot, _desc_out(desc)) for slot, desc in outputs]),
+        tuple([_Input(slot, _desc_out(desc)) for slot, desc in outputs]), sha256, index,
     )  # fmt: skip
 
 
@@ -299,7 +338,8 @@ def _task_out(row: TaskRow, names: AgentNames, where: str) -> _Task:
     )
 
 
-Programs: TypeAlias = Mapping[str, ProgramSource]
+#: Programs by name, and those of a file, in order, by its SHA-256.
+Programs: TypeAlias = Mapping[str, ProgramSource | Sequence[ProgramSource]]
 Functions: TypeAlias = "Mapping[str, HostFunction | Callable[..., Any]]"
 _KINDS = ("program", "function", "copy", "merged")
 
@@ -317,7 +357,10 @@ def table_from_json(text: str | bytes, programs: Programs, functions: Functions)
         rows.append(read.task(task, count, f"graph.tasks[{i}]"))
         count += len(rows[-1].outputs)
     named = tuple([NamedValue(one.name, i) for i, one in enumerate(form.inputs)])
-    table = TaskTable(form.name, named, tuple(rows), form.outputs, tuple(descs))
+    devices = tuple([task.device for task in form.tasks])
+    table = TaskTable(
+        form.name, named, tuple(rows), form.outputs, tuple(descs), devices if any(devices) else ()
+    )
     _refuse(order_problems(table))
     for index, row in enumerate(rows):
         _refuse(agent_problems(row, table.task_name(index)))
@@ -352,9 +395,14 @@ class _Reader:
     def __init__(self, form: _Graph, programs: Programs, functions: Functions) -> None:
         self._programs: dict[str, ProgramAgent] = {}
         self._functions: dict[str, HostFunction] = {}
-        for program in form.programs:
-            agent = program_agent(_named("program", program.name, programs, "programs="))
-            _compare("program", program, _program_out(program.name, agent))
+        for i, program in enumerate(form.programs):
+            file = program.sha256, program.index
+            if file != (None, None) and not _names_a_file(*file):
+                raise FormatError("a file of programs has no such name",
+                                  where=f"graph.programs[{i}]", expected=_FILE_NAME,
+                                  got=repr(file)[:80])  # fmt: skip
+            agent = program_agent(_source(program, programs))
+            _compare("program", program, _program_out(program.name, agent, *file))
             self._programs[program.name] = agent
         for one in form.functions:
             found = _named("function", one.name, functions, "functions=")
@@ -369,6 +417,8 @@ class _Reader:
             raise FormatError(
                 f"a task has one of {' or '.join(_KINDS)}", where=where, got=str(kinds)
             )
+        if form.device == "":
+            raise FormatError("the name of a device is empty", where=where)
         expected = tuple(range(first, first + len(form.outputs)))
         if form.outputs != expected:
             raise FormatError(
@@ -387,6 +437,10 @@ class _Reader:
             rows: list[TaskRow] = []
             count = takes
             for i, member in enumerate(form.merged):
+                if member.device is not None:
+                    raise FormatError("a member of a merged task names a device",
+                                      where=f"{where}.merged[{i}]",
+                                      expected="only the merged task names one")  # fmt: skip
                 rows.append(self.task(member, count, f"{where}.merged[{i}]"))
                 count += len(rows[-1].outputs)
             return MergedAgent(takes, tuple(rows), form.kept or ())
@@ -408,6 +462,20 @@ def _named(kind: str, name: str, given: Mapping[str, _Found], where: str) -> _Fo
             f"{kind} {name[:60]!r} is not given", where=where, remedy=closest(name, given) or None
         )
     return given[name]
+
+
+def _source(form: _Program, programs: Programs) -> Any:
+    """Return a program by its file, if that is given, else by its name."""
+    if form.sha256 is None or form.index is None or form.sha256 not in programs:
+        return _named("program", form.name, programs, "programs=")
+    of_file = programs[form.sha256]
+    if not isinstance(of_file, Sequence):
+        raise UsageError("programs= has the programs of a file as a list, in order",
+                         got=f"{type(of_file).__name__} for {form.sha256}")  # fmt: skip
+    if form.index >= len(of_file):
+        raise FormatError(f"the file of program {form.name[:60]!r} has {len(of_file)} programs",
+                          where=form.sha256, expected=f"one of index {form.index}")  # fmt: skip
+    return of_file[form.index]
 
 
 def _compare(kind: str, said: _Program | _Function, has: _Program | _Function) -> None:
@@ -443,9 +511,11 @@ def table_text(table: TaskTable) -> str:
     lines = [f"task graph {json.dumps(table.name)} {{"]
     for name, number in table.inputs:
         lines.append(f"  input {name}: %{number} {table.descs[number].text()}")
-    for row in table.tasks:
+    for i, row in enumerate(table.tasks):
         types = ", ".join(table.descs[number].text() for number in row.outputs)
-        lines.append(f"  {_line(row, names)}{f' : {types}' if types else ''}")
+        device = table.device_of(i)
+        on = "" if device is None else f" on {device}"
+        lines.append(f"  {_line(row, names)}{on}{f' : {types}' if types else ''}")
         if isinstance(row.agent, MergedAgent):
             lines += [f"    {_line(member, names)}" for member in row.agent.members]
             lines.append(f"    keep {_values(row.agent.kept)}")

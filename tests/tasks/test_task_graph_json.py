@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stitch.program import (
 )
 from stitch.tasks import TaskGraph, aggregate, host_function, task
 from tests.support.grids import every
+from tests.support.placed_graphs import placed
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import random_graph
 
@@ -70,7 +72,9 @@ def refusal(graph: TaskGraph, text: str) -> str:
 @settings(deadline=None)
 def test_any_graph_comes_back_equal(seed: int) -> None:
     graph = random_graph(seed)
-    for form in (graph, aggregate(graph), aggregate(graph, "keep")):
+    on_devices = placed(graph, seed)
+    forms = (graph, on_devices)
+    for form in (*forms, *map(aggregate, forms), *[aggregate(form, "keep") for form in forms]):
         again = back(form)
         assert again == form and again.as_json() == form.as_json()
         assert again.table() == form.table()
@@ -135,6 +139,60 @@ def test_text_has_a_line_for_each_task() -> None:
     assert "  %1 = merged(%0) :" in merged and "\n    %2 = host bump(%1!, 2)\n" in merged
 
 
+def test_a_task_has_its_device_in_the_text_and_the_lines() -> None:
+    graph = TaskGraph.of(replace(small().table(), devices=("left", None)))
+    tasks = json.loads(graph.as_json())["tasks"]
+    assert tasks[0]["device"] == "left" and "device" not in tasks[1]
+    assert back(graph) == graph and back(graph).tasks[0].device == "left"
+    assert "  %1 = a(x0=%0) on left : 4x8xf32" in str(graph)
+    assert "host bump(%1!, 2) : 4x8xf32" in str(graph)
+
+
+def test_a_text_without_devices_and_files_has_no_keys_for_them() -> None:
+    body = json.loads(small().as_json())
+    assert list(body["programs"][0]) == ["name", "inputs", "outputs"]
+    assert [list(task) for task in body["tasks"]] == [
+        ["inputs", "outputs", "program"],
+        ["inputs", "outputs", "function", "arguments", "named"],
+    ]
+
+
+HASH = "0123456789abcdef" * 4
+
+
+def test_a_program_may_be_named_by_its_file() -> None:
+    graph = small()
+    text = graph.as_json(files={"a": (HASH, 1)})
+    (said,) = json.loads(text)["programs"]
+    assert (said["name"], said["sha256"], said["index"]) == ("a", HASH, 1)
+    assert back(graph, text) == graph
+    programs = [program("b"), graph.programs["a"]]
+    again = TaskGraph.from_json(text, programs={HASH: programs}, functions=graph.functions)
+    assert again == graph and again.programs["a"] is programs[1]
+    for found, message in (
+        ({HASH: programs[:1]}, "the file of program 'a' has 1 programs"),
+        ({HASH: programs[::-1]}, "the program that is given is another one"),
+        ({HASH[::-1]: programs}, "program 'a' is not given"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            TaskGraph.from_json(text, programs=found, functions=graph.functions)
+    with pytest.raises(UsageError, match="the programs of a file as a list"):
+        TaskGraph.from_json(text, programs={HASH: programs[1]}, functions=graph.functions)
+
+
+def test_a_file_that_is_named_otherwise_is_refused_when_the_text_is_written() -> None:
+    files: list[tuple[Any, str]] = [
+        ({"b": (HASH, 0)}, "calls no program 'b'"),
+        ({"a": HASH}, "the file of program 'a' has no such name"),
+        ({"a": (HASH.upper(), 0)}, "64 lower-case hexadecimal digits"),
+        ({"a": (HASH, -1)}, "has no such name"),
+        ([("a", HASH)], "as files"),
+    ]
+    for wrong, message in files:
+        with pytest.raises(UsageError, match=message):
+            small().as_json(files=wrong)
+
+
 # -- bad text --------------------------------------------------------------------------------------
 
 
@@ -177,12 +235,17 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("outputs", 0, "value"), 1, "has taken its value over"),
     (("outputs", 0, "value"), True, "expected: an integer of 64 bits"),
     (("other",), 1, "a surplus 'other'"),
+    (("tasks", 0, "device"), 3, "graph.tasks[0].device\n  expected: a string\n  got: 3"),
+    (("tasks", 0, "device"), "", "the name of a device is empty"),
+    (("programs", 0, "sha256"), "0" * 64, "a file of programs has no such name"),
+    (("programs", 0, "index"), 0, "got: (None, 0)"),
     (("tasks", 0, "merged"), DEEP, "nested deeper than 40 levels"),
 ]
 WRONG_MERGED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("tasks", 0, "merged", 0, "inputs"), [3], "and 1 are known before it"),
     (("tasks", 0, "merged", 1, "outputs"), [7], "expected: [2]\n  got: [7]"),
     (("tasks", 0, "merged", 1, "outputs"), [], "it makes 1 values, not 0"),
+    (("tasks", 0, "merged", 0, "device"), "left", "a member of a merged task names a device"),
     (("tasks", 0, "kept"), [5], "it keeps values [5] of 3"),
     (("tasks", 0, "kept"), [], "it makes 0 values, not 1"),
 ]
@@ -252,9 +315,10 @@ def _paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("seed", every(20, range(40)))
 def test_a_text_with_any_part_replaced_or_missing_is_a_graph_or_a_format_error(seed: int) -> None:
-    graph = random_graph(seed)
+    graph = placed(random_graph(seed), seed)
     for form in (aggregate(graph), graph):
-        body = json.loads(form.as_json())
+        files = dict.fromkeys(form.programs, (HASH, 0))
+        body = json.loads(form.as_json(files=files))
         for path in _paths(body):
             replacements: tuple[Any, ...] = (-2, 10**30, "text", None, [], {}, KeyError)
             for new in replacements:
