@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+import stitch
 from stitch.mesh import Piece, pieces_of
 from stitch.program import Array
+from stitch.report import Device
 from stitch.tasks import TaskGraph, TaskTable, edges_of
+from tests.support.placed_graphs import DEVICES, MACHINE, by_one_device, placed, placed_case
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import bump, inputs_of, interpreted, random_graph, same
 
 SEEDS = range(200)
 
 
-def placed(table: TaskTable, seed: int, devices: int = 3) -> list[str]:
-    """A device for each task, often that of the task before."""
-    chance = random.Random(seed)
-    where: list[str] = []
-    for _ in table.tasks:
-        stays = where and chance.random() < 0.4
-        where.append(where[-1] if stays else f"device{chance.randrange(devices)}")
-    return where
+def where_of(table: TaskTable) -> list[str]:
+    """The devices of a table whose tasks are all placed."""
+    return [device for device in table.devices if device is not None]
 
 
 def fewest(table: TaskTable, where: Sequence[str]) -> int:
@@ -53,47 +51,70 @@ def reachable(table: TaskTable) -> list[set[int]]:
     return behind
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pieces_hold_each_task_once_and_are_convex_and_in_topological_order(seed: int) -> None:
-    table = random_graph(seed, 24).table()
-    where = placed(table, seed)
-    pieces = pieces_of(table, where)
-    assert [piece.number for piece in pieces] == list(range(len(pieces)))
-    assert sorted(task for piece in pieces for task in piece.tasks) == list(range(len(where)))
-    piece_of = {task: piece.number for piece in pieces for task in piece.tasks}
-    behind = reachable(table)
-    for piece in pieces:
-        assert {where[task] for task in piece.tasks} == {piece.device}
-        inside = {*piece.tasks}
-        for task in inside:
-            for between in behind[task] - inside:
-                assert piece_of[between] < piece.number
-                assert behind[between].isdisjoint(inside)
+def test_pieces_hold_each_task_once_and_are_convex_and_in_topological_order() -> None:
+    for seed in SEEDS:
+        table = placed(random_graph(seed, 24), seed, DEVICES).table()
+        where = where_of(table)
+        pieces = pieces_of(table, where)
+        assert [piece.number for piece in pieces] == list(range(len(pieces)))
+        assert sorted(task for piece in pieces for task in piece.tasks) == list(range(len(where)))
+        piece_of = {task: piece.number for piece in pieces for task in piece.tasks}
+        behind = reachable(table)
+        for piece in pieces:
+            assert {where[task] for task in piece.tasks} == {piece.device}
+            inside = {*piece.tasks}
+            for task in inside:
+                for between in behind[task] - inside:
+                    assert piece_of[between] < piece.number
+                    assert behind[between].isdisjoint(inside)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pieces_run_in_order_compute_what_the_graph_computes(seed: int) -> None:
-    table = random_graph(seed, 24).table()
-    inputs = inputs_of(table)
-    values: dict[int, Array] = {number: inputs[name] for name, number in table.inputs}
-    made: set[int] = set()
-    for piece in pieces_of(table, placed(table, seed)):
-        given = dict(zip([name for name, _ in piece.table.inputs], piece.inputs, strict=True))
-        results = interpreted(piece.table, {name: values[n] for name, n in given.items()})
-        assert list(results) == [f"v{number}" for number in piece.outputs]
-        assert made.isdisjoint(piece.outputs), "a value is the output of one piece"
-        made.update(piece.outputs)
-        values |= zip(piece.outputs, results.values(), strict=True)
-    outputs = {name: values[number] for name, number in table.outputs}
-    assert same(outputs, interpreted(table, inputs))
-    assert made >= {number for _, number in table.outputs}
+def test_pieces_run_in_order_compute_what_the_graph_computes() -> None:
+    for seed in SEEDS:
+        table = placed(random_graph(seed, 24), seed, DEVICES).table()
+        inputs = inputs_of(table)
+        values: dict[int, Array] = {number: inputs[name] for name, number in table.inputs}
+        made: set[int] = set()
+        for piece in pieces_of(table, where_of(table)):
+            given = dict(zip([name for name, _ in piece.table.inputs], piece.inputs, strict=True))
+            results = interpreted(piece.table, {name: values[n] for name, n in given.items()})
+            assert list(results) == [f"v{number}" for number in piece.outputs]
+            assert made.isdisjoint(piece.outputs), "a value is the output of one piece"
+            made.update(piece.outputs)
+            values |= zip(piece.outputs, results.values(), strict=True)
+        outputs = {name: values[number] for name, number in table.outputs}
+        assert same(outputs, interpreted(table, inputs))
+        assert made >= {number for _, number in table.outputs}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_for_two_devices_no_cut_has_fewer_pieces(seed: int) -> None:
-    table = random_graph(seed, 24).table()
-    where = placed(table, seed, 2)
-    assert len(pieces_of(table, where)) == fewest(table, where)
+def test_for_two_devices_no_cut_has_fewer_pieces() -> None:
+    for seed in SEEDS:
+        table = placed(random_graph(seed, 24), seed, DEVICES[:2]).table()
+        where = where_of(table)
+        assert len(pieces_of(table, where)) == fewest(table, where)
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[dict[str, Device]]:
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(stitch.open_device(MACHINE)) for name in (*DEVICES, "one")}
+
+
+def test_each_device_runs_its_pieces_with_the_bits_of_one_device(
+    devices: dict[str, Device],
+) -> None:
+    for seed in SEEDS:
+        case = placed_case(seed)
+        table = case.graph.table()
+        values = {number: case.inputs[name] for name, number in table.inputs}
+        for piece in pieces_of(table, where_of(table)):
+            run = devices[piece.device].prepare(TaskGraph.of(piece.table))
+            results = run(*[values[number] for number in piece.inputs])
+            tensors = results if isinstance(results, tuple) else (results,)
+            arrays = [tensor.numpy().copy() for tensor in tensors]
+            values |= zip(piece.outputs, arrays, strict=True)
+        outputs = {name: values[number] for name, number in table.outputs}
+        assert same(outputs, by_one_device(case.graph, case.inputs, devices["one"]))
 
 
 def chain(devices: str) -> tuple[TaskTable, list[str]]:
