@@ -130,15 +130,12 @@ class MeshClient:
 
     def prepare(
         self, device: str, graph: str, files: Mapping[str, bytes],
-        programs: Sequence[tuple[str, str, int]], functions: Sequence[tuple[str, str]],
-        sources: Sequence[Source], targets: Sequence[Target],
+        functions: Sequence[tuple[str, str]], sources: Sequence[Source], targets: Sequence[Target],
     ) -> PreparedPiece:  # fmt: skip
         """Send a piece to its device; `files`: bytes by SHA-256. Raises what the server answers."""
         number = self._pieces
         self._pieces += 1
-        message = Prepare(
-            number, graph, tuple(programs), tuple(functions), tuple(sources), tuple(targets)
-        )
+        message = Prepare(number, graph, tuple(functions), tuple(sources), tuple(targets))
         piece = PreparedPiece(
             number, device, message, sum(s.kind == "sent" for s in sources),
             sum(t.is_sent for t in targets) + 1, any(t.buffer for t in targets),

@@ -222,20 +222,20 @@ class MeshGraph:
         """Send a piece to its device; return it with the numbers of the values that it is sent
         and that it answers."""
         files: dict[str, bytes] = {}
-        programs = []
+        named: dict[str, tuple[str, int]] = {}
         graph = TaskGraph.of(piece.table)
         machine = self.mesh.specification.devices[piece.device].machine
         for name, source in graph.programs.items():
             data, index = file_of(source, machine)
             sha256 = sha256_of(data)
             files[sha256] = data
-            programs.append((name, sha256, index))
+            named[name] = sha256, index
         functions = [
             (name, _importable(function, self.mesh.functions))
             for name, function in graph.functions.items()
         ]
         prepared = self.mesh.client.prepare(
-            piece.device, graph.as_json(), files, programs, functions, sources, targets
+            piece.device, graph.as_json(files=named), files, functions, sources, targets
         )
         sent = [n for n, s in zip(piece.inputs, sources, strict=True) if s.kind == "sent"]
         answered = [n for n, t in zip(piece.outputs, targets, strict=True) if t.is_sent]

@@ -61,15 +61,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Prepare a piece: the JSON of its task graph, and what its names stand for.
+    """Prepare a piece: the JSON of its task graph, whose programs are of loaded files.
 
-    `programs`: name in the graph → (SHA-256 of a loaded file, index of the program). `functions`:
-    name → `package.module:function`. `sources` and `targets`: one for each input and output.
+    `functions`: name in the graph → `package.module:function`. `sources` and `targets`: one for
+    each input and output.
     """
 
     piece: int
     graph: str
-    programs: tuple[tuple[str, str, int], ...]
     functions: tuple[tuple[str, str], ...]
     sources: tuple[Source, ...]
     targets: tuple[Target, ...]
@@ -224,7 +223,6 @@ def wire_dtype(kind: DataType) -> np.dtype[Any]:
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bytes": (bytes,)}
 _PAIRS: Mapping[str, tuple[type, ...]] = {
-    "tuple[tuple[str, str, int], ...]": (str, str, int),
     "tuple[tuple[str, str], ...]": (str, str),
     "tuple[tuple[int, int], ...]": (int, int),
 }

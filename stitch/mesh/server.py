@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from stitch.mesh.messages import (
 )
 from stitch.program import Array, TensorDesc
 from stitch.report import Device
-from stitch.runtime import PreparedGraph, Tensor
+from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
 from stitch.ttb import load as load_binary
@@ -136,12 +136,9 @@ class DeviceServer:
         return True
 
     def _prepare(self, message: Prepare, values: Sequence[Any]) -> object:
-        programs = {}
-        for name, sha256, index in message.programs:
-            binary = self._binaries.get(sha256)
-            if binary is None:
-                raise UsageError(f"program {name!r} is of a file that was not loaded", got=sha256)
-            programs[name] = self.device.loaded(binary, index)
+        programs = {
+            sha256: _Programs(self.device, binary) for sha256, binary in self._binaries.items()
+        }
         functions = {name: self._function(word) for name, word in message.functions}
         graph = TaskGraph.from_json(message.graph, programs=programs, functions=functions)
         prepared, table = self.device.prepare(graph), graph.table()
@@ -386,6 +383,27 @@ class DeviceServer:
         self._before = ({}, {})
         self.device.close()
         return True
+
+
+class _Programs(Sequence[LoadedProgram]):
+    """The programs of a file, loaded on the device when a graph asks for them."""
+
+    def __init__(self, device: Device, binary: Binary) -> None:
+        self._device, self._binary = device, binary
+
+    def __len__(self) -> int:
+        return len(self._binary.programs)
+
+    @overload
+    def __getitem__(self, index: int) -> LoadedProgram: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LoadedProgram]: ...
+
+    def __getitem__(self, index: int | slice) -> LoadedProgram | Sequence[LoadedProgram]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self._device.loaded(self._binary, range(len(self))[index])
 
 
 def _checked(value: Array, desc: TensorDesc) -> Array:
