@@ -11,6 +11,7 @@ from stitch.machine.machine import (
     LoopRates,
     Machine,
     Path,
+    estimated_seconds,
     operation_seconds,
     program_seconds,
 )
@@ -50,7 +51,8 @@ else:
 __all__ = [
     "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
     "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
-    "SpaceShape", "copy_counts", "derived_machine", "footprint",
+    "SpaceShape", "copy_counts", "derived_machine", "estimated_seconds",
+    "footprint",
     "load_machine", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
     "shard_layout", "system_chips", "system_tables",

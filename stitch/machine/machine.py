@@ -328,6 +328,22 @@ def program_seconds(
     return machine.compute.launch_seconds + found.get("seconds", 0.0)
 
 
+def estimated_seconds(operations: OperationList, machine: Machine) -> float:
+    """Return the simulated seconds of a program, to compare placements.
+
+    Without compute rates (the host) it is the time to copy what operations read and write.
+    """
+    if machine.compute is not None:
+        return program_seconds(operations, machine)
+    near = Space.HOST if machine.shape.l1 is None else Space.L1
+
+    def figures(work: OperationWork) -> Mapping[str, float]:
+        carried = (machine.seconds(space, near, n, n) for space, n in work.nbytes if n)
+        return {"seconds": sum(carried)}
+
+    return summed_over_operations(operations, figures).get("seconds", 0.0)
+
+
 def _link_bytes_per_cycle(machine: Machine) -> float:
     """Return the best rate of a core's own link."""
     noc = machine.noc

@@ -13,8 +13,7 @@ from stitch.errors import OutOfMemoryError, UsageError, closest
 from stitch.frozen_json import from_plain, to_plain
 from stitch.graph import ComputationGraph
 from stitch.linker import choose_scratch, pack_scratch
-from stitch.machine import Machine, MachineShape, program_seconds, room_per_bank
-from stitch.ops import OperationWork, summed_over_operations
+from stitch.machine import Machine, MachineShape, estimated_seconds, room_per_bank
 from stitch.program import (
     DataType,
     Layout,
@@ -49,15 +48,7 @@ class SimulatedTime:
     """
 
     def program(self, machine: Machine, program: OperationList) -> float:
-        if machine.compute is not None:
-            return program_seconds(program, machine)
-        near = Space.HOST if machine.shape.l1 is None else Space.L1
-
-        def figures(work: OperationWork) -> Mapping[str, float]:
-            carried = (machine.seconds(space, near, n, n) for space, n in work.nbytes if n)
-            return {"seconds": sum(carried)}
-
-        return summed_over_operations(program, figures).get("seconds", 0.0)
+        return estimated_seconds(program, machine)
 
 
 class PlacedSlots:
