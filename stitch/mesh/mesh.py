@@ -23,19 +23,20 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
-from stitch.errors import TaskError, UsageError, closest
+from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.carrier import Carrier
 from stitch.mesh.client import MeshClient, PreparedPiece, RemoteValue, sha256_of
 from stitch.mesh.local_carrier import LocalCarrier
 from stitch.mesh.messages import Report, Source, Target, from_wire, to_wire
 from stitch.mesh.pieces import Piece, pieces_of
+from stitch.mesh.placement import place
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.program import Array, DataType, Program, TensorDesc
 from stitch.report import open_device
 from stitch.runtime import capture
-from stitch.tasks import HostFunction, TaskGraph, TaskTable
+from stitch.tasks import HostFunction, TaskGraph
 from stitch.ttb import Binary, encode
 
 #: Calls under way at once, by default.
@@ -203,8 +204,7 @@ class MeshGraph:
         self.mesh = mesh
         self._table = table = graph.table().flattened()
         self.name = table.name or "task graph"
-        where = _where(table, mesh.specification)
-        self.pieces = pieces_of(table, where)
+        self.pieces = pieces_of(table, place(table, mesh.specification))
         self._where = {n: p.device for p in self.pieces for n in p.outputs}
         self._prepared = [
             self._prepare(piece, *ends)
@@ -305,16 +305,6 @@ class MeshGraph:
 
     def __repr__(self) -> str:
         return f"<MeshGraph {self.name}: {len(self.pieces)} pieces on {self.mesh!r}>"
-
-
-def _where(table: TaskTable, specification: MachineSpecification) -> tuple[str, ...]:
-    names = tuple(specification.devices)
-    where = [device or names[0] for device in table.devices or (None,) * len(table.tasks)]
-    for name in where:
-        if name not in specification.devices:
-            raise UsageError(f"there is no device {name!r}", expected=", ".join(names),
-                             remedy=closest(name, names) or None)  # fmt: skip
-    return tuple(where)
 
 
 def _routes(
