@@ -7,7 +7,7 @@ are under way. Values travel between the servers, not through the client, each o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +36,7 @@ from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.program import Array, DataType, Program, TensorDesc
 from stitch.report import open_device
 from stitch.runtime import capture
-from stitch.tasks import HostFunction, TaskGraph
+from stitch.tasks import HostFunction, TaskGraph, TaskTable
 from stitch.ttb import Binary, encode
 
 #: Calls under way at once, by default.
@@ -141,19 +141,25 @@ class Mesh:
         }
         self.is_closed = False
 
-    def prepare(self, graph: TaskGraph) -> MeshGraph:
+    def prepare(self, graph: TaskGraph, carry: Mapping[str, str] | None = None) -> MeshGraph:
         """Prepare a task graph as a callable of its inputs, by position or name.
 
         Tasks that name no device are placed automatically.
 
+        Args:
+            graph: The graph.
+            carry: Inputs that an output of the call before gives: input → output. They are no
+                arguments, and these outputs no results: `write` sets them, `read` returns them.
+
         Raises:
             TaskError: The graph has defects; the text lists all.
-            UsageError: A device is unknown, or a host function cannot be imported on a server.
+            UsageError: A device is unknown, a host function cannot be imported on a server, or
+                `carry` names a slot that is unknown or of another type.
             OutOfMemoryError: A device cannot hold its tasks.
         """
         instance_of("a task graph", TaskGraph).check("mesh.prepare", "graph", graph)
         self.open_client("the mesh")
-        return MeshGraph(self, graph)
+        return MeshGraph(self, graph, carry or {})
 
     def open_client(self, what: str) -> MeshClient:
         """Return the client; raise `TaskError` if the mesh is closed."""
@@ -200,21 +206,46 @@ class MeshGraph:
     A call returns the outputs of the graph, pending: one `RemoteTensor`, or a tuple.
     """
 
-    def __init__(self, mesh: Mesh, graph: TaskGraph) -> None:
+    def __init__(self, mesh: Mesh, graph: TaskGraph, carry: Mapping[str, str]) -> None:
         self.mesh = mesh
         self._table = table = graph.table().flattened()
         self.name = table.name or "task graph"
         self.pieces = pieces_of(table, place(table, mesh.specification))
         self._where = {n: p.device for p in self.pieces for n in p.outputs}
+        #: The carried inputs by name: the values that they have, and that they get.
+        self._carried = _carried(table, carry)
+        gets = {after for _, after in self._carried.values()}
+        self._inputs = [one for one in table.inputs if one.name not in self._carried]
+        self._outputs = [one for one in table.outputs if one.value not in gets]
+        #: Carried values that stay on a device, by their buffer; the others travel.
+        self._buffers = self._stationary()
+        self._between: dict[str, RemoteValue] = {}
+        self._written: set[str] = set()
+        results = {one.value for one in self._outputs}
+        for name, (_, after) in self._carried.items():
+            if name not in self._buffers:
+                results.add(after)
+        routes = _routes(self.pieces, frozenset(results), self._ends())
         self._prepared = [
-            self._prepare(piece, *ends)
-            for piece, ends in zip(self.pieces, _routes(self.pieces, self._results()), strict=True)
+            self._prepare(piece, *ends) for piece, ends in zip(self.pieces, routes, strict=True)
         ]
         #: Calls under way: their numbers, and the values that tell when they have ended.
         self._under_way: deque[tuple[int, tuple[RemoteValue, ...]]] = deque()
 
-    def _results(self) -> frozenset[int]:
-        return frozenset(number for _, number in self._table.outputs)
+    def _stationary(self) -> dict[str, str]:
+        """Return the devices of the carried values that one piece reads and writes, by name."""
+        stay = {}
+        for name, (before, after) in self._carried.items():
+            reading = [piece for piece in self.pieces if before in piece.inputs]
+            if len(reading) == 1 and after in reading[0].outputs:
+                stay[name] = reading[0].device
+        return stay
+
+    def _ends(self) -> dict[int, str]:
+        """Return the buffer of each value that stays on its device."""
+        return {
+            number: f"{id(self)}.{name}" for name in self._buffers for number in self._carried[name]
+        }
 
     def _prepare(
         self, piece: Piece, sources: tuple[Source, ...], targets: tuple[Target, ...]
@@ -249,13 +280,19 @@ class MeshGraph:
             LinkError: An argument does not match its input.
         """
         client = self.mesh.open_client(f"task graph {self.name!r}")
-        if named or len(arguments) != len(self._table.inputs):
-            types = [(name, self._table.descs[n].text()) for name, n in self._table.inputs]
+        if named or len(arguments) != len(self._inputs):
+            types = [(name, self._table.descs[n].text()) for name, n in self._inputs]
             arguments = arranged(f"task graph {self.name!r}", types, arguments, named)
         values = {
             number: self._value(name, self._table.descs[number], argument)
-            for (name, number), argument in zip(self._table.inputs, arguments, strict=True)
+            for (name, number), argument in zip(self._inputs, arguments, strict=True)
         }
+        for name, (before, _) in self._carried.items():
+            if name not in self._written:
+                raise UsageError(f"carried input {name!r} has no value yet",
+                                 remedy=f"write({name}=array) before the first call")  # fmt: skip
+            if name in self._between:
+                values[before] = self._between[name]
         while len(self._under_way) >= self.mesh.in_flight:
             self._finish_first()
         run = client.begin_run()
@@ -265,11 +302,13 @@ class MeshGraph:
             values.update(zip(answered, made, strict=True))
             answers.extend(made)
         self._under_way.append((run, tuple(answers)))
+        for name in self._between:
+            self._between[name] = values[self._carried[name][1]]
         results = tuple([
             RemoteTensor(
                 self.mesh, self._where[number], self._table.descs[number], values[number], name
             )
-            for name, number in self._table.outputs
+            for name, number in self._outputs
         ])  # fmt: skip
         return results[0] if len(results) == 1 else results
 
@@ -279,6 +318,35 @@ class MeshGraph:
         self.mesh.client.settle(answers)
         self._under_way.popleft()
         self.mesh.client.end_run(run)
+
+    def write(self, **values: Any) -> None:
+        """Set carried inputs, by name, to arrays or tensors."""
+        client = self.mesh.open_client(f"task graph {self.name!r}")
+        self.wait()
+        for name, argument in values.items():
+            if name not in self._carried:
+                raise UsageError(f"there is no carried input {name!r}",
+                                 expected=", ".join(self._carried) or "none")  # fmt: skip
+            number, _ = self._carried[name]
+            value = self._value(name, self._table.descs[number], argument)
+            if name in self._buffers:
+                client.write(self._buffers[name], {self._ends()[number]: value})
+            else:
+                self._between[name] = value
+            self._written.add(name)
+
+    def read(self, name: str) -> Array:
+        """Return the value that a carried input has after the calls so far."""
+        client = self.mesh.open_client(f"task graph {self.name!r}")
+        if name not in self._written:
+            raise UsageError(f"there is no carried input {name!r} with a value",
+                             expected=", ".join(sorted(self._written)) or "none")  # fmt: skip
+        number, _ = self._carried[name]
+        kind = self._table.descs[number].layout.data_type
+        if name in self._between:
+            return from_wire(client.value(self._between[name]), kind).copy()
+        (array,) = client.read(self._buffers[name], [self._ends()[number]])
+        return from_wire(array, kind).copy()
 
     def wait(self) -> None:
         """Wait until no call is under way."""
@@ -307,10 +375,31 @@ class MeshGraph:
         return f"<MeshGraph {self.name}: {len(self.pieces)} pieces on {self.mesh!r}>"
 
 
+def _carried(table: TaskTable, carry: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Return the values of carried inputs, and those that they get; raise `UsageError`."""
+    inputs, outputs = dict(table.inputs), dict(table.outputs)
+    carried = {}
+    for name, after in carry.items():
+        for word, known, side in ((name, inputs, "input"), (after, outputs, "output")):
+            if word not in known:
+                raise UsageError(f"carry names {word!r}, which is no {side} of the graph",
+                                 expected=", ".join(known) or "none")  # fmt: skip
+        pair = inputs[name], outputs[after]
+        kinds = [(table.descs[n].shape, table.descs[n].layout.data_type) for n in pair]
+        if kinds[0] != kinds[1]:
+            raise UsageError(f"input {name!r} cannot be carried: it has another type",
+                             expected=table.descs[pair[0]].text(),
+                             got=f"{after}: {table.descs[pair[1]].text()}")  # fmt: skip
+        carried[name] = pair
+    return carried
+
+
 def _routes(
-    pieces: Sequence[Piece], results: frozenset[int]
+    pieces: Sequence[Piece], results: frozenset[int], buffers: Mapping[int, str]
 ) -> list[tuple[tuple[Source, ...], tuple[Target, ...]]]:
     """Return where the inputs of each piece come from, and where its outputs go.
+
+    `buffers`: the persistent buffers of values that stay on their device between calls.
 
     A value that several pieces of one device read is sent to the first of them, which keeps it.
     """
@@ -328,14 +417,17 @@ def _routes(
         for number in piece.inputs:
             reading = readers[piece.device, number]
             is_first, is_last = at == reading[0], at == reading[-1]
-            if made_on.get(number) != piece.device and is_first:
+            if number in buffers and number not in made_on:
+                sources.append(Source("buffer", buffers[number]))
+            elif made_on.get(number) != piece.device and is_first:
                 sources.append(Source("sent", "" if is_last else f"v{number}"))
             else:
                 sources.append(Source("kept", f"v{number}", is_last))
         targets = [
             Target(
                 number in results or bool(devices.get(number, set()) - {piece.device}),
-                kept=f"v{number}" if (piece.device, number) in readers else "",
+                buffers.get(number, ""),
+                f"v{number}" if (piece.device, number) in readers else "",
             )
             for number in piece.outputs
         ]

@@ -120,3 +120,35 @@ def test_a_server_that_ends_again_and_again_is_one_error() -> None:
     mesh = mesh_with(dict.fromkeys(range(6, 200), "kill before"))
     with mesh, pytest.raises(TaskError, match="ended 4 times"):
         mesh.prepare(graph)(batches(1)[0])[0].numpy()
+
+
+@pytest.mark.parametrize("writer", ["device0", "device1"])
+def test_carried_values_stay_where_one_piece_reads_and_writes_them(writer: str) -> None:
+    x = np.zeros((4, 8), np.float32)
+    step = stitch.compile(lambda h, x: h * np.float32(0.5) + x, [x, x], name="s", target="host")
+    graph = stitch.TaskGraph("rounds")
+    h, given = (graph.input(step.program.input_desc(i), name) for i, name in enumerate("hx"))
+    with graph.on("device0"):
+        first = graph.call(step, h, given)
+    with graph.on(writer):
+        second = graph.call(step, first, given)
+    graph.output(second, "after")
+    graph.output(first, "first")
+    given_now = batches(40)
+    wanted = np.ones((4, 8), np.float32)
+    for kill in (None, 3, 30, 90):
+        with mesh_with({} if kill is None else {kill: "kill after"}) as mesh:
+            run = mesh.prepare(graph, carry={"h": "after"})
+            run.write(h=np.ones((4, 8), np.float32))
+            wanted, results = np.ones((4, 8), np.float32), []
+            for value in given_now:
+                half = wanted * np.float32(0.5) + value
+                wanted = half * np.float32(0.5) + value
+                results.append((run(value), half))
+            for result, half in results:
+                assert np.array_equal(result.numpy(), half)
+            assert np.array_equal(run.read("h"), wanted)
+            if kill is None:
+                carrier = mesh.client.carrier
+                assert isinstance(carrier, LocalCarrier)
+                assert carrier.crossings == (0 if writer == "device0" else 2 * 40 - 1)
