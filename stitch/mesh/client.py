@@ -9,9 +9,10 @@ the results have the same bits.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stitch.errors import TaskError
 from stitch.mesh.carrier import Carrier, Outcome, Reference
@@ -34,13 +35,28 @@ from stitch.program import Array
 MAX_RETRIES = 3
 #: Turns of a device's stateful pieces after which its persistent buffers are read back.
 KEEP_EVERY = 16
+#: Records of runs, and of values that travelled, that are kept by default.
+MAX_RECORDS = 4096
 
 
 @dataclass(slots=True, eq=False)
 class RemoteValue:
-    """A value of a run, or of the client: a reference that a recovery may replace."""
+    """A value of a run, or of the client: a reference that a recovery may replace.
+
+    `maker`: the device, the piece and the run that make it. `sent_to`: the other devices that it
+    was sent to.
+    """
 
     reference: Reference
+    maker: tuple[str, int, int] | None = None
+    sent_to: tuple[str, ...] = ()
+
+
+class Crossing(NamedTuple):
+    """A value that travelled to another device: from a run of a piece to one that reads it."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +125,30 @@ class MeshClient:
     Args:
         carrier: Brings messages and values.
         devices: The names of the devices.
+        max_records: How many of the last records are kept; None: all.
 
     Attributes:
         records: What the runs that ended took, in the order in which they were sent.
+        crossings: The values that travelled between devices; one that is sent again after a restart
+            is one.
+        crossed: Their number.
+        messages: The number of messages by type.
         restarts: The number of servers that were started again, by device.
     """
 
-    def __init__(self, carrier: Carrier, devices: Iterable[str]) -> None:
+    def __init__(
+        self, carrier: Carrier, devices: Iterable[str], max_records: int | None = MAX_RECORDS
+    ) -> None:
         self.carrier = carrier
         self._devices = {name: _Device(name) for name in devices}
         self._log: list[_Entry] = []
         self._pieces = 0
         self._runs = 1
         self._open_runs: dict[int, int] = {}
-        self.records: list[RunRecord] = []
+        self.records: deque[RunRecord] = deque(maxlen=max_records)
+        self.crossings: deque[Crossing] = deque(maxlen=max_records)
+        self.crossed = 0
+        self.messages: Counter[str] = Counter()
         self.restarts = dict.fromkeys(self._devices, 0)
         self._retries = 0
 
@@ -163,8 +189,7 @@ class MeshClient:
         self._start(self._devices[device])
         answers: list[Any] = []
         for _ in range(MAX_RETRIES + 1):
-            given = [value.reference for value in values]
-            sent = self.carrier.send(device, message, given, returns)
+            sent = self._carry(device, message, values, returns)
             self.carrier.wait(sent)
             outcomes = {self.carrier.outcome(reference) for reference in sent}
             if outcomes == {Outcome.READY}:
@@ -178,6 +203,13 @@ class MeshClient:
             if isinstance(answer, Failure):
                 raise answer.error()
         return answers[0] if returns == 1 else answers
+
+    def _carry(
+        self, device: str, message: Message, values: Sequence[RemoteValue] = (), returns: int = 1
+    ) -> tuple[Reference, ...]:
+        """Send a message and count it."""
+        self.messages[type(message).__name__] += 1
+        return self.carrier.send(device, message, [value.reference for value in values], returns)
 
     def put(self, array: Array) -> RemoteValue:
         """Return an array of the client as a value."""
@@ -201,7 +233,8 @@ class MeshClient:
         if piece.is_stateful:
             turn = held.turns[piece.number] = held.turns.get(piece.number, 0) + 1
         entry = _Entry(piece, run, turn, tuple(inputs), (), RemoteValue(None))
-        entry.outputs = tuple([RemoteValue(None) for _ in range(piece.returns - 1)])
+        maker = (piece.device, piece.number, run)
+        entry.outputs = tuple([RemoteValue(None, maker) for _ in range(piece.returns - 1)])
         self._log.append(entry)
         self._send(entry, entry.outputs)
         if piece.is_stateful:
@@ -213,8 +246,14 @@ class MeshClient:
     def _send(self, entry: _Entry, outputs: Sequence[RemoteValue]) -> None:
         settled = min(self._open_runs, default=self._runs)
         message = Run(entry.piece.number, entry.run, entry.turn, settled)
-        inputs = [value.reference for value in entry.inputs]
-        *sent, record = self.carrier.send(entry.piece.device, message, inputs, entry.piece.returns)
+        device = entry.piece.device
+        *sent, record = self._carry(device, message, entry.inputs, entry.piece.returns)
+        for value in entry.inputs:
+            maker = value.maker
+            if maker is not None and maker[0] != device and device not in value.sent_to:
+                value.sent_to += (device,)
+                self.crossed += 1
+                self.crossings.append(Crossing(maker[1:], (entry.piece.number, entry.run)))
         for value, reference in zip(outputs, sent, strict=False):
             value.reference = reference
         entry.record.reference = record
@@ -222,7 +261,7 @@ class MeshClient:
     def _save(self, held: _Device) -> None:
         """Ask for the persistent buffers of a device, behind the runs that were sent."""
         names = held.buffers
-        values = self.carrier.send(held.name, Read(names), (), len(names))
+        values = self._carry(held.name, Read(names), (), len(names))
         held.saving = _Saved(names, tuple(map(RemoteValue, values)), dict(held.turns))
         held.since_saved = 0
 
@@ -349,14 +388,13 @@ class MeshClient:
         self.restarts[held.name] += 1
         carrier.start(held.name)
         sent = [
-            *[carrier.send(held.name, Load(key, data)) for key, data in held.files.items()],
-            *[carrier.send(held.name, piece.message) for piece in held.pieces.values()],
+            *[self._carry(held.name, Load(key, data)) for key, data in held.files.items()],
+            *[self._carry(held.name, piece.message) for piece in held.pieces.values()],
         ]  # fmt: skip
         held.saving, held.since_saved = None, 0
         if held.saved is not None:
-            values = [value.reference for value in held.saved.values]
             message = Write(held.saved.names, tuple(held.saved.turns.items()))
-            sent.append(carrier.send(held.name, message, values))
+            sent.append(self._carry(held.name, message, held.saved.values))
         for (reference,) in sent:
             carrier.wait([reference])
             if carrier.outcome(reference) is Outcome.READY:

@@ -6,13 +6,15 @@ are under way. Values travel between the servers, not through the client, each o
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from stitch.argument_kinds import (
+    BOOL,
     PATH,
     TEXT,
     WHOLE,
@@ -24,15 +26,17 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.errors import TaskError, UsageError
+from stitch.files import write_files
 from stitch.machine import Machine
 from stitch.mesh.carrier import Carrier
-from stitch.mesh.client import MeshClient, PreparedPiece, RemoteValue, sha256_of
+from stitch.mesh.client import MAX_RECORDS, MeshClient, PreparedPiece, RemoteValue, sha256_of
 from stitch.mesh.local_carrier import LocalCarrier
 from stitch.mesh.messages import Report, Source, Target, from_wire, to_wire
 from stitch.mesh.pieces import Piece, pieces_of
 from stitch.mesh.placement import place
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification, specification_of
+from stitch.mesh.trace import trace_bytes, trace_of
 from stitch.program import Array, DataType, Program, TensorDesc
 from stitch.report import open_device
 from stitch.runtime import capture
@@ -42,6 +46,30 @@ from stitch.ttb import Binary, encode
 #: Calls under way at once, by default.
 IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
+
+
+class DeviceStatistics(TypedDict):
+    """What a device of a mesh did; `totals` and the peak are of its present server.
+
+    `node`: the label of the machine specification. `computer`: the name of the computer.
+    """
+
+    machine: str
+    node: str | None
+    computer: str
+    pid: int
+    executor: str
+    restarts: int
+    totals: dict[str, Any]
+    host_memory_peak_nbytes: int
+
+
+class MeshStatistics(TypedDict):
+    """What a mesh did: messages by type, values that travelled, and each device by name."""
+
+    messages: dict[str, int]
+    crossings: int
+    devices: dict[str, DeviceStatistics]
 
 
 class RemoteTensor:
@@ -105,7 +133,16 @@ class MeshDevice:
     @property
     def pid(self) -> int:
         """The number of the process in which its server runs."""
-        return int(self.mesh.report(self.name, "pid"))
+        return self.statistics()["pid"]
+
+    def statistics(self) -> DeviceStatistics:
+        """Return what it did, and where."""
+        mesh = self.mesh
+        told: DeviceStatistics = json.loads(mesh.report(self.name, "statistics"))
+        return told | {
+            "machine": self.machine.name, "node": mesh.specification.devices[self.name].node,
+            "restarts": mesh.client.restarts[self.name],
+        }  # fmt: skip
 
     def explain(self) -> str:
         """Describe every copy on this device."""
@@ -128,13 +165,13 @@ class Mesh:
 
     def __init__(
         self, specification: MachineSpecification, carrier: Carrier, in_flight: int = IN_FLIGHT,
-        functions: Sequence[str] = (),
+        functions: Sequence[str] = (), *, trace: bool = False,
     ) -> None:  # fmt: skip
         if in_flight < 1:
             raise UsageError("in_flight must be at least 1", got=str(in_flight))
         self.specification, self.in_flight = specification, in_flight
         self.functions = tuple(functions)
-        self.client = MeshClient(carrier, specification.devices)
+        self.client = MeshClient(carrier, specification.devices, None if trace else MAX_RECORDS)
         self.devices = {
             name: MeshDevice(name, entry.machine, self)
             for name, entry in specification.devices.items()
@@ -178,6 +215,27 @@ class Mesh:
     def memory_report(self) -> str:
         """Describe the memory of every device."""
         return self._joined("memory")
+
+    def statistics(self) -> MeshStatistics:
+        """Return what the devices did, and the messages and values between them."""
+        devices = {name: device.statistics() for name, device in self.devices.items()}
+        client = self.client
+        return {"messages": dict(client.messages), "crossings": client.crossed,
+                "devices": devices}  # fmt: skip
+
+    def trace(self) -> dict[str, Any]:
+        """Return one Chrome trace of all devices as a JSON object.
+
+        Raises `UsageError` unless the mesh was opened with `trace=True`.
+        """
+        whole = trace_of(self.open_client("the mesh"), list(self.devices))
+        whole["otherData"] |= self.statistics()
+        return whole
+
+    @takes(path=PATH)
+    def write_trace(self, path: str | Path) -> None:
+        """Write `trace()` into a file, compressed if it ends with `.gz`."""
+        write_files({path: trace_bytes(self.trace(), path)})
 
     def _joined(self, what: str) -> str:
         return "\n".join([
@@ -470,6 +528,7 @@ def _importable(function: HostFunction, modules: Sequence[str]) -> str:
     specification=either(WHOLE, PATH, instance_of("a MachineSpecification", MachineSpecification)),
     backend=TEXT, executor=TEXT, in_flight=WHOLE,
     functions=WORDS, address=optional(TEXT), seed=optional(WHOLE),
+    strict_types=BOOL, trace=BOOL,
 )  # fmt: skip
 def open_mesh(
     specification: int | str | Path | MachineSpecification,
@@ -481,6 +540,8 @@ def open_mesh(
     functions: Sequence[str] = (),
     address: str | None = None,
     seed: int | None = None,
+    strict_types: bool = False,
+    trace: bool = False,
 ) -> Mesh:
     """Open the devices of a machine specification.
 
@@ -495,6 +556,8 @@ def open_mesh(
         address: With `ray`, a running cluster: `auto`, or HOST:PORT. By default one is started on
             this computer, and ended with the mesh.
         seed: With `local`, draws the order in which devices work; results do not depend on it.
+        strict_types: Refuse links that change the floating-point storage type.
+        trace: Keep what every device does, for `mesh.trace()`.
 
     Raises:
         UsageError: An argument is wrong.
@@ -508,7 +571,8 @@ def open_mesh(
         raise UsageError("backend 'ray' has no carrier yet", got=str(address))
 
     def open_server(name: str) -> DeviceServer:
-        device = open_device(described.devices[name].machine, executor=executor)
-        return DeviceServer(name, device, functions)
+        machine = described.devices[name].machine
+        device = open_device(machine, executor=executor, strict_types=strict_types)
+        return DeviceServer(name, device, functions, trace=trace)
 
-    return Mesh(described, LocalCarrier(open_server, seed), in_flight, functions)
+    return Mesh(described, LocalCarrier(open_server, seed), in_flight, functions, trace=trace)

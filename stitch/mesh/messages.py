@@ -127,7 +127,7 @@ class Close:
 
 
 Message: TypeAlias = Load | Prepare | Run | Write | Read | Keep | Forget | Report | Close
-REPORTS: Final = ("explain", "memory", "statistics", "trace", "pid")
+REPORTS: Final = ("explain", "memory", "statistics", "trace", "clock")
 
 # --------------------------------------------------------------------------------------------------
 # Answers.

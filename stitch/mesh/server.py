@@ -11,10 +11,11 @@ import hashlib
 import importlib
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -41,7 +42,7 @@ from stitch.mesh.messages import (
     to_wire,
 )
 from stitch.program import Array, TensorDesc
-from stitch.report import Device
+from stitch.report import ChromeTrace, Device, totals_json
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
@@ -82,12 +83,15 @@ class DeviceServer:
         modules: Names of the modules whose functions pieces may call.
         copies: Whether answers are copies; otherwise they may be views of the device's memory,
             for a carrier that copies them at once.
+        trace: Whether the lines of a trace are kept, for `Report("trace")`.
     """
 
     def __init__(
-        self, name: str, device: Device, modules: Sequence[str] = (), *, copies: bool = True
-    ) -> None:
+        self, name: str, device: Device, modules: Sequence[str] = (), *, copies: bool = True,
+        trace: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.device = name, device
+        self._trace = ChromeTrace(device) if trace else None
         self._modules, self._copies = tuple(modules), copies
         self._binaries: dict[str, Binary] = {}
         self._pieces: dict[int, _Piece] = {}
@@ -369,18 +373,31 @@ class DeviceServer:
     # -- reports and the end -----------------------------------------------------------------------
 
     def _report(self, message: Report, values: Sequence[Any]) -> object:
+        device = self.device
         if message.what == "explain":
-            return self.device.explain()
+            return device.explain()
         if message.what == "memory":
-            return self.device.memory_report()
-        if message.what == "pid":
-            return str(os.getpid())
-        return json.dumps(asdict(self.device.history.whole()))
+            return device.memory_report()
+        if message.what == "clock":
+            return repr(time.time())
+        if message.what == "trace":
+            if self._trace is None:
+                raise UsageError("no trace is kept", remedy="open_mesh(..., trace=True)")
+            began = time.time() - (time.perf_counter() - self._trace.began)
+            return json.dumps({"began": began, "lines": self._trace.as_json()["traceEvents"]})
+        account = device.account()
+        return json.dumps({
+            "pid": os.getpid(), "computer": platform.node(), "executor": device.executor,
+            "totals": totals_json(account.period, account.total),
+            "host_memory_peak_nbytes": device.peak_nbytes,
+        })  # fmt: skip
 
     def _close(self, message: Close, values: Sequence[Any]) -> object:
         for held in (self._kept, self._buffers, self._answers, self._pieces, self._binaries):
             held.clear()
         self._before = ({}, {})
+        if self._trace is not None:
+            self._trace.forget()
         self.device.close()
         return True
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         read_record,
         replay,
     )
+    from stitch.report.trace_events import SIMULATED, TICK, WALL, slice_line, track_names
     from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -50,14 +51,16 @@ else:
             "run_record": "Difference Recorder RunRecord difference read_copies read_record replay",
             "event_report": "is_compressed",
             "chrome_trace": "ChromeTrace",
+            "trace_events": "SIMULATED TICK WALL slice_line track_names",
             "visualizer": "VisualizerFolder",
         },
     )
 
 __all__ = [
-    "MACHINE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
-    "OperationComparison", "OperationLine", "Recorder", "RunRecord",
+    "MACHINE", "SIMULATED", "TICK", "WALL", "ChromeTrace", "ComparedResult", "CopyLine", "Device",
+    "Difference", "OperationComparison", "OperationLine", "Recorder", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
     "explain", "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
-    "plan_json", "read_copies", "read_record", "replay", "totals_json",
+    "plan_json", "read_copies", "read_record", "replay", "slice_line", "totals_json",
+    "track_names",
 ]  # fmt: skip

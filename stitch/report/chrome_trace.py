@@ -38,7 +38,9 @@ class ChromeTrace(EventReport):
     @takes(device=DEVICE, path=optional(PATH))
     def __init__(self, device: RuntimeDevice, path: str | Path | None = None) -> None:
         self._period = device.history.period_from_now()
-        self._lines = TraceLines(device.machine, perf_counter(), device.inter_op_threads)
+        #: The origin of the wall clock, in seconds of `perf_counter`.
+        self.began = perf_counter()
+        self._lines = TraceLines(device.machine, self.began, device.inter_op_threads)
         self._path = path
         self._kept = self._lines.names()
         self._output = None if path is None else TemporaryOutput(path)

@@ -62,16 +62,16 @@ def device_names(device: str, workers: Iterable[int], spaces: Iterable[Space]) -
     yield from _process(WALL, "host (wall time)")
     spaces = tuple(spaces)
     for worker in workers:
-        yield from _track(SIMULATED, worker_track(worker), f"inter-op thread {worker}")
+        yield from track_names(SIMULATED, worker_track(worker), f"inter-op thread {worker}")
         for space in spaces:
             name = f"inter-op thread {worker}: copies to {space.value}"
-            yield from _track(SIMULATED, worker_track(worker, space), name)
+            yield from track_names(SIMULATED, worker_track(worker, space), name)
 
 
 def thread_names(thread: int) -> Iterator[Line]:
     """Name the tracks of a host thread."""
-    yield from _track(WALL, thread_track(thread), f"thread {thread}: runs")
-    yield from _track(WALL, thread_track(thread, reads=True), f"thread {thread}: reads")
+    yield from track_names(WALL, thread_track(thread), f"thread {thread}: runs")
+    yield from track_names(WALL, thread_track(thread, reads=True), f"thread {thread}: reads")
 
 
 def _process(process: int, name: str) -> Iterator[Line]:
@@ -80,7 +80,8 @@ def _process(process: int, name: str) -> Iterator[Line]:
                "args": {kind: argument}}  # fmt: skip
 
 
-def _track(process: int, track: int, name: str) -> Iterator[Line]:
+def track_names(process: int, track: int, name: str) -> Iterator[Line]:
+    """Name a track of a process, and place it by its number."""
     for kind, argument in (("name", name), ("sort_index", track)):
         yield {"name": f"thread_{kind}", "ph": "M", "pid": process, "tid": track,
                "args": {kind: argument}}  # fmt: skip
@@ -406,7 +407,7 @@ class TraceLines:
         if worker and track not in self._named:
             self._named.add(track)
             name = f"thread {thread}, inter-op thread {worker}: runs"
-            self._out.extend(_track(WALL, track, name))
+            self._out.extend(track_names(WALL, track, name))
         return track
 
     def _read(self, event: ReadBack, thread: int) -> None:
