@@ -20,14 +20,21 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.gradients import Differentiated, Recompute, check_recompute, differentiate
+    from stitch.compiler.gradients import (
+        Differentiated,
+        Recompute,
+        check_recompute,
+        differentiate,
+        differentiate_parts,
+    )
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "changed_slots": "with_layouts",
-            "gradients": "Differentiated Recompute check_recompute differentiate",
+            "gradients": "Differentiated Recompute check_recompute differentiate "
+            "differentiate_parts",
             "split": "split_graph",
         },
     )
@@ -35,6 +42,6 @@ else:
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
     "RATED_EXECUTORS", "Recompute", "SCHEDULES", "add_output_identities", "check_recompute",
-    "check_schedule", "compile_graph", "differentiate", "optimize", "rated_executor",
-    "rewrite_graph", "split_graph", "with_layouts", "write_graph",
+    "check_schedule", "compile_graph", "differentiate", "differentiate_parts", "optimize",
+    "rated_executor", "rewrite_graph", "split_graph", "with_layouts", "write_graph",
 ]  # fmt: skip

@@ -261,8 +261,12 @@ def _freeze_parameters(graph: ComputationGraph, frozen: set[str]) -> Computation
 LEARNING_RATE = "learning_rate"
 STEP = "step"
 GRADIENT_NORM = "gradient_norm"
+#: The factor by which clipping scales all gradients.
+CLIP_FACTOR = "clip_factor"
 #: State name of the float32 copy of a parameter whose programs have another precision.
 MASTER = "master"
+#: Name beside a parameter of the sum of squares of its gradient.
+SQUARE = "square"
 #: Prefix of the gradients of another micro-batch.
 MORE = "more."
 #: Added to the norm before the division, as in PyTorch's `clip_grad_norm_`.
@@ -293,11 +297,13 @@ def update_graph(
     optimizer: Optimizer,
     *,
     clip_grad_norm: float | None = None,
+    takes_factor: bool = False,
 ) -> ComputationGraph:
     """Return the graph that updates all parameters.
 
     Args:
         clip_grad_norm: Clip the norm of all gradients to this value; the norm becomes an output.
+        takes_factor: The factor of clipping is an input instead, for a part of the parameters.
 
     Raises:
         CompileError: A parameter's type cannot be cast to float32.
@@ -314,8 +320,12 @@ def update_graph(
         step = before + 1
         _replace(b, STEP, step)
     gradients = [_gradient(b, parameter) for parameter in parameters]
-    if clip_grad_norm is not None:
-        gradients = _clipped(b, gradients, clip_grad_norm)
+    if takes_factor:
+        factor = b.input(CLIP_FACTOR, (), DataType.FLOAT32)
+        gradients = [gradient * factor for gradient in gradients]
+    elif clip_grad_norm is not None:
+        factor = _clip_factor(b, [_square(b, gradient) for gradient in gradients], clip_grad_norm)
+        gradients = [gradient * factor for gradient in gradients]
     rates = {n: group.write_rates(b, rate_inputs[n], step) for n, group in groups.items()}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         number = optimizer.group_of(parameter.name)
@@ -343,15 +353,39 @@ def _gradient(b: ComputationGraphBuilder, parameter: Parameter) -> Any:
     return b.cast(gradient, DataType.FLOAT32)
 
 
-def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> list[Any]:
-    """Scale all gradients by one factor of at most 1, as `torch.nn.utils.clip_grad_norm_` does."""
-    total = b.op("ReduceSum", gradients[0] * gradients[0], keepdims=0)
-    for gradient in gradients[1:]:
-        total = total + b.op("ReduceSum", gradient * gradient, keepdims=0)
+def _square(b: ComputationGraphBuilder, gradient: Any) -> Any:
+    return b.op("ReduceSum", gradient * gradient, keepdims=0)
+
+
+def _clip_factor(b: ComputationGraphBuilder, squares: list[Any], most: float) -> Any:
+    """Return the factor, at most 1, by which `torch.nn.utils.clip_grad_norm_` scales gradients."""
+    total = squares[0]
+    for square in squares[1:]:
+        total = total + square
     norm = b.op("Sqrt", total)
     b.output(GRADIENT_NORM, norm)
-    factor = b.op("Min", most / (norm + _CLIP_EPSILON), 1.0)
-    return [gradient * factor for gradient in gradients]
+    return b.op("Min", most / (norm + _CLIP_EPSILON), 1.0)
+
+
+def squares_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:
+    """Return the graph of the sum of squares of each gradient."""
+    b = ComputationGraphBuilder(name)
+    for parameter in parameters:
+        b.output(parameter.beside(SQUARE), _square(b, _gradient(b, parameter)))
+    return b.build()
+
+
+def clipping_graph(
+    name: str, parameters: Sequence[Parameter], clip_grad_norm: float
+) -> ComputationGraph:
+    """Return the graph of the factor of clipping from the sums of squares of all gradients.
+
+    It and `update_graph` with `takes_factor` have the bits of `update_graph` with `clip_grad_norm`.
+    """
+    b = ComputationGraphBuilder(name)
+    squares = [b.input(p.beside(SQUARE), (), DataType.FLOAT32) for p in parameters]
+    b.output(CLIP_FACTOR, _clip_factor(b, squares, clip_grad_norm))
+    return b.build()
 
 
 def _write_step(

@@ -215,14 +215,7 @@ def training_graphs(
         graph = in_precision(graph, options.precision)
         evaluation = in_precision(evaluation, options.precision)
     prediction = prediction_of(graph)
-    names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
-    reserved = names.intersection(RESERVED)
-    if reserved:
-        raise CompileError(
-            f"graph {graph.name!r} uses names that are reserved for training",
-            got=", ".join(sorted(reserved)),
-            remedy="rename these inputs and outputs",
-        )
+    check_names(graph)
     wanted = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
     differentiated = differentiate(graph, wanted, outputs=[prediction], recompute=options.recompute)
     types = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
@@ -238,6 +231,18 @@ def training_graphs(
         differentiated.forward, with_loss, differentiated.backward, update, evaluation,
         parameters, differentiated.saved,
     )  # fmt: skip
+
+
+def check_names(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for inputs and outputs with names that a training uses."""
+    names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
+    reserved = names.intersection(RESERVED)
+    if reserved:
+        raise CompileError(
+            f"graph {graph.name!r} uses names that are reserved for training",
+            got=", ".join(sorted(reserved)),
+            remedy="rename these inputs and outputs",
+        )
 
 
 def prediction_of(graph: ComputationGraph) -> str:
@@ -284,7 +289,7 @@ def compile_training(
         executor: The executor whose rates decide loop schedules.
     """
     compilations = [
-        _compilation(role, graph, machine, spaces or {}, executor)
+        compilation(role, graph, machine, spaces or {}, executor)
         for role, graph in graphs.in_order
     ]  # fmt: skip
     forward, loss, backward, update, evaluation = (each.program for each in compilations)
@@ -294,7 +299,7 @@ def compile_training(
     )
 
 
-def _compilation(
+def compilation(
     role: Role, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space],
     executor: str | None = None,
 ) -> Compilation:  # fmt: skip
@@ -322,7 +327,7 @@ def compile_step(
         )
     spaces = _spaces_of(before)
     programs = [
-        _compilation(role, graph, machine, spaces, executor).program
+        compilation(role, graph, machine, spaces, executor).program
         for role, graph in graphs.in_order[:3]
     ]  # fmt: skip
     return programs[0], programs[1], programs[2]
@@ -343,7 +348,7 @@ def compile_evaluation(
     """Compile the evaluation program for batches of another size, with the same placement."""
     if options.precision is not DataType.FLOAT32:
         graph = in_precision(graph, options.precision)
-    return _compilation(Role.FORWARD, graph, machine, _spaces_of(before), executor).program
+    return compilation(Role.FORWARD, graph, machine, _spaces_of(before), executor).program
 
 
 def _spaces_of(programs: TrainingPrograms) -> dict[str, Space]:
@@ -374,7 +379,7 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
     spaces = _spaces_of(programs)
     # Backward writes to both the sums and the gradients of another micro-batch.
     spaces |= {f"{MORE}{p.gradient}": spaces[p.gradient] for p in programs.parameters}
-    return _compilation(Role.BACKWARD, graph, machine, spaces).program
+    return compilation(Role.BACKWARD, graph, machine, spaces).program
 
 
 def compile_update(
@@ -383,7 +388,7 @@ def compile_update(
     """Compile the update program for changed optimizer settings, with the same placement."""
     name, parameters = programs.update.name, programs.parameters
     graph = update_graph(name, parameters, optimizer, clip_grad_norm=options.clip_grad_norm)
-    return _compilation(Role.UPDATE, graph, machine, _spaces_of(programs)).program
+    return compilation(Role.UPDATE, graph, machine, _spaces_of(programs)).program
 
 
 def home_space(machine: Machine) -> Space:

@@ -1,8 +1,8 @@
 """Gradients: forward and backward graphs by the operators' rules, through scans too."""
 
-from stitch.compiler.gradients.autodiff import differentiate
+from stitch.compiler.gradients.autodiff import differentiate, differentiate_parts
 from stitch.compiler.gradients.forward_values import Differentiated, Recompute, check_recompute
 
 __all__ = [
-    "check_recompute", "differentiate", "Differentiated", "Recompute",
+    "check_recompute", "differentiate", "differentiate_parts", "Differentiated", "Recompute",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ the backward graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,16 @@ from stitch.compiler.passes import (
     sink_relu_below_max_pool,
     transpose_products,
 )
+from stitch.compiler.split import split_graph
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.program import (
     ABSENT,
     Constant,
     InputKind,
     Operation,
+    OutputSlot,
     ScanForm,
     is_scan,
 )
@@ -125,7 +128,101 @@ def differentiate(
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
     walk = _Backward(graph, check_recompute(recompute))
-    return walk.run(wanted, outputs, with_zeros=zeros)
+    result = walk.run(wanted, outputs, zeros_for=wanted if zeros else ())
+    return _with_seeds(graph, result, wanted)
+
+
+def _with_seeds(
+    graph: ComputationGraph, result: Differentiated, wanted: Iterable[str]
+) -> Differentiated:
+    """Return the result; raise `CompileError` if no output depends on the wanted inputs."""
+    if not result.seeds:
+        raise CompileError(
+            f"no output of graph {graph.name!r} depends on the inputs to differentiate",
+            where=f"wanted: {', '.join(wanted) or 'none'}",
+            remedy="give the parameters kind=parameter, or name the wanted inputs",
+        )
+    return result
+
+
+def differentiate_parts(
+    graph: ComputationGraph, cuts: int | Sequence[str], output: str, *, recompute: str = "none"
+) -> tuple[Differentiated, ...]:
+    """Split a graph as `split_graph` does, and differentiate each part by its parameters.
+
+    The gradients have the bits of those of the whole graph. The graph is split after the passes, so
+    no two parts repeat an expression. The gradient of a value that several parts read passes
+    through them, last part first: each takes the sum so far as a seed and returns the longer sum.
+    The gradient of a parameter is complete in the first part that reads it.
+
+    Inputs of the graph enter each part that reads them; parts pass on only what they compute.
+    Outputs of the graph other than `output` and next states are dropped.
+
+    Raises:
+        CompileError: As `split_graph` and `differentiate`.
+    """
+    graph = _prepare(graph)
+    results = {slot.name: i for i, slot in enumerate(graph.outputs)}
+    _check_names(graph, (output,), results, "output")
+    states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    kept = tuple(slot for slot in graph.outputs if slot.name in {output, *states})
+    # No part passes on a value that has the name of the output.
+    values = [replace(v, name=f"{output}_") if v.name == output else v for v in graph.values]
+    graph = replace(graph, outputs=kept, values=tuple(values))
+    parts = _with_inputs(graph, split_graph(graph, cuts))
+    #: Names of the values that depend on parameters, and for each part its inputs among them.
+    carriers = {
+        slot.name for i, slot in enumerate(graph.inputs)
+        if slot.kind is InputKind.PARAMETER and graph.input_type(i).data_type.is_floating
+    }  # fmt: skip
+    wanted = []
+    for part in parts:
+        targets = {slot.value: slot.name for slot in part.inputs if slot.name in carriers}
+        dependent = dependents(part, part.bodies, targets)
+        carriers |= {slot.name for slot in part.outputs if slot.value in dependent} - states
+        wanted.append(tuple(targets.values()))
+    #: Names of the values whose gradients later parts return.
+    pending = {output}
+    differentiated: list[Differentiated] = []
+    for index in reversed(range(len(parts))):
+        part, names = parts[index], wanted[index]
+        ends = {slot.name for slot in part.outputs} & pending & carriers
+        through = {name for name in names if name in pending - ends}
+        slots = [OutputSlot(s.name, s.value) for s in part.inputs if s.name in through]
+        part = _prepare(replace(part, outputs=(*part.outputs, *slots)))
+        earlier = {slot.name for before in parts[:index] for slot in before.inputs}
+        home = {s.name for s in part.inputs if s.kind is InputKind.PARAMETER} - earlier
+        walk = _Backward(part, check_recompute(recompute))
+        result = walk.run(names, (*ends, *through), zeros_for=home)
+        if not differentiated:
+            _with_seeds(part, result, names)
+        pending = pending - ends | {name for name, _ in result.gradients}
+        outputs = tuple(slot for slot in result.forward.outputs if slot.name not in through)
+        forward = drop_unused_values(replace(result.forward, outputs=outputs))
+        differentiated.append(replace(result, forward=forward))
+    return tuple(reversed(differentiated))
+
+
+def _with_inputs(
+    graph: ComputationGraph, parts: Sequence[ComputationGraph]
+) -> list[ComputationGraph]:
+    """Return the parts with inputs of the graph in place of those that another part passes on."""
+    kinds = {slot.name: slot.kind for slot in graph.inputs}
+    states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    return [
+        drop_unused_values(
+            remove_dead_code(
+                replace(
+                    part,
+                    inputs=tuple(replace(s, kind=kinds.get(s.name, s.kind)) for s in part.inputs),
+                    outputs=tuple(
+                        s for s in part.outputs if s.name not in kinds or s.name in states
+                    ),
+                )
+            )
+        )
+        for part in parts
+    ]
 
 
 def _prepare(graph: ComputationGraph) -> ComputationGraph:
@@ -168,19 +265,14 @@ class _Backward:
         self.scans: dict[tuple[int, ...], ScanGradient] = {}
 
     def run(
-        self, wanted: tuple[str, ...], outputs: tuple[str, ...], *, with_zeros: bool
+        self, wanted: tuple[str, ...], outputs: tuple[str, ...], zeros_for: Container[str] = ()
     ) -> Differentiated:
+        """Return the gradients; zeros for inputs in `zeros_for` on which no output depends."""
         graph = self.graph
         targets = {slot.value: slot.name for slot in graph.inputs if slot.name in wanted}
         path = _path(graph, targets, outputs)
         self._check_rules(path)
         seeds = self._seeds(path, outputs)
-        if not seeds:
-            raise CompileError(
-                f"no output of graph {graph.name!r} depends on the inputs to differentiate",
-                where=f"wanted: {', '.join(wanted) or 'none'}",
-                remedy="give the parameters kind=parameter, or name the wanted inputs",
-            )
         self._prepare_scans(path)
         for operation in reversed(graph.operations):
             if not path.isdisjoint(operation.outputs):
@@ -190,7 +282,7 @@ class _Backward:
         for value, name in sorted(targets.items()):
             gradient = self._total(value)
             if gradient is None:
-                if not with_zeros:
+                if name not in zeros_for:
                     continue
                 gradient = zeros(self.builder, graph.values[value].type)
             self.builder.output(f"{name}.grad", gradient)
@@ -222,7 +314,7 @@ class _Backward:
     ) -> Differentiated:
         """Differentiate a round. If the whole scan is recomputed, rounds recompute nothing."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
-        return _Backward(_prepare(graph), recompute).run(wanted, outputs, with_zeros=False)
+        return _Backward(_prepare(graph), recompute).run(wanted, outputs)
 
     def _check_rules(self, path: set[int]) -> None:
         missing: dict[str, str] = {}
