@@ -229,7 +229,7 @@ def test_a_model_with_a_dataclass_can_be_trained() -> None:
     ids=["scripted module", "traced module", "traced function"],
 )
 def test_torchscript_is_answered_with_what_to_give(scripted: Any) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         module = scripted()
     with pytest.raises(CompileError, match="TorchScript") as caught:
         stitch.compile(module, (X,))
@@ -240,7 +240,7 @@ def test_the_remedy_for_a_file_of_torchscript_works(tmp_path: Path) -> None:
     from torch._export.converter import TS2EPConverter
 
     layer = nn.Linear(3, 4)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         torch.jit.trace(layer, X).save(tmp_path / "m.pt")
         loaded = torch.jit.load(tmp_path / "m.pt")
     program = TS2EPConverter(loaded, (X,)).convert()
