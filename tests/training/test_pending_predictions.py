@@ -71,7 +71,7 @@ def test_operators_indices_methods_and_functions_are_torchs(number: int, target:
 
 def test_a_prediction_says_what_its_array_says() -> None:
     pred, expected, _ = predicted()
-    assert (pred.shape, pred.ndim, pred.dtype) == ((8, 5), 2, np.float32)
+    assert (pred.shape, pred.ndim, pred.dtype.name) == ((8, 5), 2, "float32")
     np.testing.assert_allclose(pred.tolist(), expected.tolist(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close((-pred).detach(), -expected)
     assert pred == pred and "8x5" in repr(pred)

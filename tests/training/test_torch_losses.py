@@ -179,13 +179,14 @@ def test_weights_are_one_for_each_class() -> None:
 
 
 def test_settings_that_a_loss_cannot_have_are_refused() -> None:
-    losses = stitch.losses
-    for make, told in (
+    losses: Any = stitch.losses
+    cases: tuple[tuple[Any, str], ...] = (
         (lambda: losses.NLLLoss(weight="heavy"), "weight of NLLLoss must be numbers"),
         (lambda: losses.NLLLoss(weight=[1, np.nan]), "weight of NLLLoss must be finite"),
         (lambda: losses.CrossEntropyLoss(label_smoothing=2), r"must be in \[0, 1\]"),
         (lambda: loss_from_config({"loss": "mse", "beta": 1}), "loss 'mse': .*beta"),
-    ):
+    )
+    for make, told in cases:
         with pytest.raises(UsageError, match=told):
             make()
     for loss, told in (
