@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stitch.api import Device
 from stitch.cli.chain import Runnable
 from stitch.errors import OutOfMemoryError
 from stitch.linker import check_capacity, demands
-from stitch.planner import Allocate, Copy, Execute, Free, Plan
-from stitch.program import Space
-from stitch.report import CopyLine, copy_lines, memory_report, other_lines
+from stitch.planner import Copy, Plan
+from stitch.report import CopyLine, copy_lines, memory_report, other_lines, peaks_of
 
 
 def check_device_capacity(device: Device, runnable: Runnable) -> None:
@@ -33,51 +31,12 @@ def check_device_capacity(device: Device, runnable: Runnable) -> None:
             )
 
 
-def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
-    """Return the largest bytes per bank of any plan at one time, by space (scratch included)."""
-    largest: dict[Space, int] = {}
-    for plan in plans:
-        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
-                 if b.address is not None}  # fmt: skip
-        used: dict[Space, int] = {}
-        for space, size in sizes.values():
-            used[space] = used.get(space, 0) + size
-        _raise_to(largest, used)
-        for step in plan.steps:
-            if isinstance(step, Allocate):
-                buffer = step.buffer
-                sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
-                used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
-            elif isinstance(step, Free) and step.buffer in sizes:
-                space, size = sizes.pop(step.buffer)
-                used[space] -= size
-            elif isinstance(step, Execute) and step.scratch is not None:
-                space, _, size = step.scratch
-                _raise_to(largest, used | {space: used.get(space, 0) + size})
-            _raise_to(largest, used)
-    return largest
-
-
-def _raise_to(largest: dict[Space, int], used: Mapping[Space, int]) -> None:
-    for space, size in used.items():
-        largest[space] = max(largest.get(space, 0), size)
-
-
 def memory_text(device: Device) -> str:
     """Return the memory report with the peak of each space in the device's period."""
     lines = [memory_report(device)]
     for name, size in peaks_of(device).items():
         lines.append(f"{name}: peak {size} B per bank ({device.history.period})")
     return "\n".join(lines)
-
-
-def peaks_of(device: Device) -> dict[str, int]:
-    """Return the peaks of the period's plans and of present memory, in bytes per bank by space."""
-    used = {s: use.used_nbytes for s, use in device.memory_use().items()}
-    with device.lock:
-        largest = peaks([plan for plan, _ in device.history.plans])
-    _raise_to(largest, used)
-    return {space.value: size for space, size in largest.items() if size}
 
 
 def copies_inside(device: Device) -> tuple[CopyLine, ...]:

@@ -31,7 +31,7 @@ from stitch.machine import Machine
 from stitch.mesh.carrier import Carrier
 from stitch.mesh.client import MAX_RECORDS, MeshClient, PreparedPiece, RemoteValue, sha256_of
 from stitch.mesh.local_carrier import LocalCarrier
-from stitch.mesh.messages import Report, Source, Target, from_wire, to_wire
+from stitch.mesh.messages import Report, RunRecord, Source, Target, from_wire, to_wire
 from stitch.mesh.pieces import Piece, pieces_of
 from stitch.mesh.placement import place
 from stitch.mesh.server import DeviceServer
@@ -62,6 +62,7 @@ class DeviceStatistics(TypedDict):
     restarts: int
     totals: dict[str, Any]
     host_memory_peak_nbytes: int
+    peak_bytes_per_bank: dict[str, int]
 
 
 class MeshStatistics(TypedDict):
@@ -103,7 +104,7 @@ class RemoteTensor:
 
         Raises the error of the task that failed, `TaskError` if the mesh is closed.
         """
-        client = self.mesh.open_client(f"tensor {self.name!r}")
+        client = self.mesh.open_client(f"tensor {self.name!r}", is_read=True)
         array = from_wire(client.value(self._value), self.data_type)
         return array.copy()
 
@@ -160,17 +161,18 @@ class Mesh:
         specification: Its devices and links.
         devices: Its devices by name.
         in_flight: Calls of a prepared graph that are under way at once.
+        computes: Whether its values can be read.
         client: Sends messages to the device servers.
     """
 
     def __init__(
         self, specification: MachineSpecification, carrier: Carrier, in_flight: int = IN_FLIGHT,
-        functions: Sequence[str] = (), *, trace: bool = False,
+        functions: Sequence[str] = (), *, trace: bool = False, computes: bool = True,
     ) -> None:  # fmt: skip
         if in_flight < 1:
             raise UsageError("in_flight must be at least 1", got=str(in_flight))
         self.specification, self.in_flight = specification, in_flight
-        self.functions = tuple(functions)
+        self.functions, self.computes = tuple(functions), computes
         self.client = MeshClient(carrier, specification.devices, None if trace else MAX_RECORDS)
         self.devices = {
             name: MeshDevice(name, entry.machine, self)
@@ -198,10 +200,14 @@ class Mesh:
         self.open_client("the mesh")
         return MeshGraph(self, graph, carry or {})
 
-    def open_client(self, what: str) -> MeshClient:
-        """Return the client; raise `TaskError` if the mesh is closed."""
+    def open_client(self, what: str, *, is_read: bool = False) -> MeshClient:
+        """Return the client; raise `TaskError` if the mesh is closed, or a value is to be read
+        that it does not compute."""
         if self.is_closed:
             raise TaskError(f"{what} cannot be used: its mesh was closed")
+        if is_read and not self.computes:
+            raise TaskError(f"cannot read {what}: the null executor computes no data",
+                            remedy="open the mesh with executor='numpy'")  # fmt: skip
         return self.client
 
     def report(self, device: str, what: str) -> str:
@@ -370,6 +376,22 @@ class MeshGraph:
         ])  # fmt: skip
         return results[0] if len(results) == 1 else results
 
+    @property
+    def table(self) -> TaskTable:
+        """Return the graph."""
+        return self._table
+
+    @property
+    def carried(self) -> Mapping[str, tuple[int, int]]:
+        """Return, by name, the numbers of the values that carried inputs have and that they get."""
+        return self._carried
+
+    def last_records(self) -> tuple[RunRecord, ...]:
+        """Wait until no call is under way; return what the last one took, for each piece."""
+        self.wait()
+        last = {record.piece: record for record in self.mesh.client.records}
+        return tuple([last[prepared.number] for prepared, _, _ in self._prepared])
+
     def _finish_first(self) -> None:
         """Wait until the oldest call under way has ended."""
         run, answers = self._under_way[0]
@@ -395,7 +417,7 @@ class MeshGraph:
 
     def read(self, name: str) -> Array:
         """Return the value that a carried input has after the calls so far."""
-        client = self.mesh.open_client(f"task graph {self.name!r}")
+        client = self.mesh.open_client(f"task graph {self.name!r}", is_read=True)
         if name not in self._written:
             raise UsageError(f"there is no carried input {name!r} with a value",
                              expected=", ".join(sorted(self._written)) or "none")  # fmt: skip
@@ -575,4 +597,7 @@ def open_mesh(
         device = open_device(machine, executor=executor, strict_types=strict_types)
         return DeviceServer(name, device, functions, trace=trace)
 
-    return Mesh(described, LocalCarrier(open_server, seed), in_flight, functions, trace=trace)
+    return Mesh(
+        described, LocalCarrier(open_server, seed), in_flight, functions, trace=trace,
+        computes=executor != "null",
+    )  # fmt: skip

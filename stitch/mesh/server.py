@@ -42,7 +42,7 @@ from stitch.mesh.messages import (
     to_wire,
 )
 from stitch.program import Array, TensorDesc
-from stitch.report import ChromeTrace, Device, totals_json
+from stitch.report import ChromeTrace, Device, peaks_of, totals_json
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
@@ -319,6 +319,9 @@ class DeviceServer:
         return (self.device.prepare(rest) if len(rest) else None), inputs, outputs
 
     def _exported(self, tensor: Tensor) -> Array:
+        if not self.device.computes:
+            tensor.settle()
+            return np.broadcast_to(to_wire(np.zeros((), tensor.dtype)), tensor.shape)
         if not self._copies:
             try:
                 return to_wire(np.from_dlpack(tensor))
@@ -390,6 +393,7 @@ class DeviceServer:
             "pid": os.getpid(), "computer": platform.node(), "executor": device.executor,
             "totals": totals_json(account.period, account.total),
             "host_memory_peak_nbytes": device.peak_nbytes,
+            "peak_bytes_per_bank": peaks_of(device),
         })  # fmt: skip
 
     def _close(self, message: Close, values: Sequence[Any]) -> object:

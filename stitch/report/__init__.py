@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         memory_report,
         memory_views,
         other_lines,
+        peaks_of,
         plan_json,
+        plan_peaks,
         totals_json,
     )
     from stitch.report.operations import (
@@ -45,7 +47,7 @@ else:
         __name__,
         {
             "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
-            "other_lines plan_json totals_json",
+            "other_lines peaks_of plan_json plan_peaks totals_json",
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
             "run_record": "Difference Recorder RunRecord difference read_copies read_record replay",
@@ -61,6 +63,6 @@ __all__ = [
     "Difference", "OperationComparison", "OperationLine", "Recorder", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
     "explain", "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
-    "plan_json", "read_copies", "read_record", "replay", "slice_line", "totals_json",
-    "track_names",
+    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay", "slice_line",
+    "totals_json", "track_names",
 ]  # fmt: skip

@@ -5,13 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import LEAST, Allocate, Buffer, Copy, CostCertificate, Plan, Relocate
+from stitch.planner import (
+    LEAST,
+    Allocate,
+    Buffer,
+    Copy,
+    CostCertificate,
+    Execute,
+    Free,
+    Plan,
+    Relocate,
+)
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
 from stitch.tasks import TransformationKind
@@ -252,6 +262,45 @@ def _leased(view: dict[str, Any]) -> str:
     """Describe the free memory that is reserved for output slots."""
     nbytes = view["total_bytes_leased_per_bank"]
     return f", {nbytes} B of the free leased" if nbytes else ""
+
+
+def plan_peaks(plans: Sequence[Plan]) -> dict[Space, int]:
+    """Return the largest bytes per bank of any plan at one time, by space (scratch included)."""
+    largest: dict[Space, int] = {}
+    for plan in plans:
+        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
+                 if b.address is not None}  # fmt: skip
+        used: dict[Space, int] = {}
+        for space, size in sizes.values():
+            used[space] = used.get(space, 0) + size
+        _raise_to(largest, used)
+        for step in plan.steps:
+            if isinstance(step, Allocate):
+                buffer = step.buffer
+                sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
+                used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
+            elif isinstance(step, Free) and step.buffer in sizes:
+                space, size = sizes.pop(step.buffer)
+                used[space] -= size
+            elif isinstance(step, Execute) and step.scratch is not None:
+                space, _, size = step.scratch
+                _raise_to(largest, used | {space: used.get(space, 0) + size})
+            _raise_to(largest, used)
+    return largest
+
+
+def _raise_to(largest: dict[Space, int], used: Mapping[Space, int]) -> None:
+    for space, size in used.items():
+        largest[space] = max(largest.get(space, 0), size)
+
+
+def peaks_of(device: RuntimeDevice) -> dict[str, int]:
+    """Return the peaks of the period's plans and of present memory, in bytes per bank by space."""
+    used = {s: use.used_nbytes for s, use in device.memory_use().items()}
+    with device.lock:
+        largest = plan_peaks([plan for plan, _ in device.history.plans])
+    _raise_to(largest, used)
+    return {space.value: size for space, size in largest.items() if size}
 
 
 # Buffers before and after a plan.

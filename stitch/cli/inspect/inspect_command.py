@@ -16,7 +16,6 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, EXIT_OVER_LIMIT, Command, say, say_aside
-from stitch.cli.device_costs import peaks
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.module_files import (
     ModuleFile,
@@ -33,7 +32,7 @@ from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan, check_plan
-from stitch.report import CopyLine, counted, difference, read_copies, read_record
+from stitch.report import CopyLine, counted, difference, plan_peaks, read_copies, read_record
 
 # `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
 
@@ -77,7 +76,7 @@ def stitching(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Mac
     reports = tuple(_report(modules, one) for one in wires)
     now = rehearse(modules, wires, machine)
     plans = tuple(plan for plan, _ in now.plans)
-    most = tuple((space.value, size) for space, size in peaks(plans).items())
+    most = tuple((space.value, size) for space, size in plan_peaks(plans).items())
     advice = advise(modules, wires, machine, now)
     lacking = tuple(lacking_lines(modules))
     return Stitching(machine.name, reports, now.copies, advice, most, plans, lacking)

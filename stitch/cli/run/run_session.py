@@ -39,7 +39,6 @@ from stitch.cli.device_costs import (
     check_device_capacity,
     copies_inside,
     memory_text,
-    peaks_of,
     planned_copies,
 )
 from stitch.cli.module_files import (
@@ -94,6 +93,7 @@ from stitch.report import (
     counted,
     memory_views,
     other_lines,
+    peaks_of,
     plan_json,
     totals_json,
 )
