@@ -68,9 +68,13 @@ class PreparedPiece:
     message: Prepare
     sent: int
     returns: int
-    is_stateful: bool
     #: Whether it leaves values on the device for other pieces of a run.
     keeps: bool
+
+    @property
+    def sequence(self) -> int:
+        """The sequence whose turns its runs take, -1 for none."""
+        return self.message.sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +112,8 @@ class _Device:
     saving: _Saved | None = None
     is_started: bool = False
     since_saved: int = 0
+    #: Why its persistent buffers could not be written.
+    failure: Failure | None = None
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -157,14 +163,25 @@ class MeshClient:
     def prepare(
         self, device: str, graph: str, files: Mapping[str, bytes],
         functions: Sequence[tuple[str, str]], sources: Sequence[Source], targets: Sequence[Target],
+        after: PreparedPiece | None = None,
     ) -> PreparedPiece:  # fmt: skip
-        """Send a piece to its device; `files`: bytes by SHA-256. Raises what the server answers."""
+        """Send a piece to its device; raise what the server answers.
+
+        Args:
+            files: Bytes by SHA-256.
+            after: A piece of the device in whose sequence this one takes turns; by default a piece
+                that writes persistent buffers has a sequence of its own.
+        """
         number = self._pieces
         self._pieces += 1
-        message = Prepare(number, graph, tuple(functions), tuple(sources), tuple(targets))
+        own = number if any(t.buffer for t in targets) else -1
+        message = Prepare(
+            number, graph, tuple(functions), tuple(sources), tuple(targets),
+            own if after is None else after.sequence,
+        )  # fmt: skip
         piece = PreparedPiece(
             number, device, message, sum(s.kind == "sent" for s in sources),
-            sum(t.is_sent for t in targets) + 1, any(t.buffer for t in targets),
+            sum(t.is_sent for t in targets) + 1,
             any(t.kept for t in targets) or any(s.kind == "sent" and s.name for s in sources),
         )  # fmt: skip
         held = self._devices[device]
@@ -225,22 +242,26 @@ class MeshClient:
         return number
 
     def send(
-        self, piece: PreparedPiece, run: int, inputs: Sequence[RemoteValue]
+        self, piece: PreparedPiece, run: int, inputs: Sequence[RemoteValue], *, saves: bool = True
     ) -> tuple[RemoteValue, ...]:
-        """Send a run of a piece; return the values that it answers, pending."""
+        """Send a run of a piece; return the values that it answers, pending.
+
+        `saves`: whether the persistent buffers may be read back behind this run; otherwise the
+        caller calls `save` from time to time, where no run needs kept values of one before.
+        """
         held = self._devices[piece.device]
         turn = 0
-        if piece.is_stateful:
-            turn = held.turns[piece.number] = held.turns.get(piece.number, 0) + 1
+        if piece.sequence >= 0:
+            turn = held.turns[piece.sequence] = held.turns.get(piece.sequence, 0) + 1
         entry = _Entry(piece, run, turn, tuple(inputs), (), RemoteValue(None))
         maker = (piece.device, piece.number, run)
         entry.outputs = tuple([RemoteValue(None, maker) for _ in range(piece.returns - 1)])
         self._log.append(entry)
         self._send(entry, entry.outputs)
-        if piece.is_stateful:
+        if turn:
             held.since_saved += 1
-            if held.since_saved >= KEEP_EVERY and held.saving is None:
-                self._save(held)
+            if saves and held.since_saved >= KEEP_EVERY and held.saving is None:
+                self.save(piece.device)
         return entry.outputs
 
     def _send(self, entry: _Entry, outputs: Sequence[RemoteValue]) -> None:
@@ -258,8 +279,10 @@ class MeshClient:
             value.reference = reference
         entry.record.reference = record
 
-    def _save(self, held: _Device) -> None:
-        """Ask for the persistent buffers of a device, behind the runs that were sent."""
+    def save(self, device: str) -> None:
+        """Ask for the persistent buffers of a device, behind the runs that were sent: what a server
+        that is started again begins with."""
+        held = self._devices[device]
         names = held.buffers
         values = self._carry(held.name, Read(names), (), len(names))
         held.saving = _Saved(names, tuple(map(RemoteValue, values)), dict(held.turns))
@@ -280,7 +303,7 @@ class MeshClient:
             before = self._read_back(device)
         before |= buffers
         held.saved = _Saved(tuple(before), tuple(before.values()), dict(held.turns))
-        held.saving, held.since_saved = None, 0
+        held.saving, held.since_saved, held.failure = None, 0, None
         self._forget_done()
 
     def _read_back(self, device: str) -> dict[str, RemoteValue]:
@@ -296,6 +319,17 @@ class MeshClient:
         self.settle(self._values_of(device))
         arrays = self.ask(device, Read(tuple(buffers)), (), len(buffers))
         return [arrays] if len(buffers) == 1 else list(arrays)
+
+    def finish(self, device: str) -> None:
+        """Wait for all runs that were sent to a device.
+
+        Raises the error of one that could not write persistent buffers. `write`, also of none,
+        lets the device go on.
+        """
+        self.settle(self._values_of(device))
+        failure = self._devices[device].failure
+        if failure is not None:
+            raise failure.error()
 
     def _values_of(self, device: str) -> list[RemoteValue]:
         return [entry.record for entry in self._log if entry.piece.device == device]
@@ -339,6 +373,8 @@ class MeshClient:
             self._retries = 0
             if isinstance(record, RunRecord):
                 self.records.append(record)
+            elif entry.turn:
+                self._devices[entry.piece.device].failure = record
         return entry.is_done
 
     def _forget_done(self) -> None:
@@ -350,7 +386,7 @@ class MeshClient:
             ) and all(
                 self._look(entry) for entry in self._log
                 if entry.piece.device == held.name and entry.turn
-                and entry.turn <= saving.turns.get(entry.piece.number, 0)
+                and entry.turn <= saving.turns.get(entry.piece.sequence, 0)
             ):  # fmt: skip
                 held.saved, held.saving = saving, None
         self._log = [entry for entry in self._log if self._is_needed(entry)]
@@ -360,7 +396,7 @@ class MeshClient:
             return True
         saved = self._devices[entry.piece.device].saved
         turns = {} if saved is None else saved.turns
-        return entry.turn > turns.get(entry.piece.number, 0)
+        return entry.turn > turns.get(entry.piece.sequence, 0)
 
     def recover(self) -> None:
         """Start servers again that ended, and send again what was lost."""

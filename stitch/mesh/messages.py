@@ -72,15 +72,17 @@ class Prepare:
     functions: tuple[tuple[str, str], ...]
     sources: tuple[Source, ...]
     targets: tuple[Target, ...]
+    sequence: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run a piece once, on the arrays that come with the message.
 
-    `run`: the run that its kept values belong to. `turn`: of a piece that writes persistent
-    buffers, the number of this run among all of that piece; a turn that is done is not done again.
-    0 for other pieces. `settled`: the client has the answers of all runs below it.
+    `run`: the run that its kept values belong to. `turn`: of a piece of a sequence, the number of
+    this run among all of the sequence; a turn that is done is not done again, and none is done
+    before the one that it follows. 0 for other pieces. `settled`: the client has the answers of all
+    runs below it.
     """
 
     piece: int
@@ -91,7 +93,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Set persistent buffers to the arrays that come with the message, and the turns of pieces."""
+    """Set persistent buffers to the arrays that come with the message, and turns of sequences."""
 
     buffers: tuple[str, ...]
     turns: tuple[tuple[int, int], ...] = ()

@@ -60,6 +60,7 @@ class _Piece:
     graph: PreparedGraph
     sources: tuple[Source, ...]
     targets: tuple[Target, ...]
+    sequence: int
     donated: frozenset[int]
     partial: dict[frozenset[int], tuple[PreparedGraph | None, tuple[int, ...], tuple[int, ...]]]
 
@@ -67,11 +68,6 @@ class _Piece:
     def returns(self) -> int:
         """The number of values of an answer, without the record."""
         return sum(target.is_sent for target in self.targets)
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether it writes persistent buffers."""
-        return any(target.buffer for target in self.targets)
 
 
 class DeviceServer:
@@ -96,7 +92,7 @@ class DeviceServer:
         self._binaries: dict[str, Binary] = {}
         self._pieces: dict[int, _Piece] = {}
         self._buffers: dict[str, Tensor] = {}
-        #: By piece: the last turn that is done, and why a later one cannot be.
+        #: By sequence: the last turn that is done, and why a later one cannot be.
         self._turns: dict[int, int] = {}
         self._broken: dict[int, Failure] = {}
         #: What `Forget` goes back to.
@@ -114,7 +110,8 @@ class DeviceServer:
     def handle(self, message: Message, *values: Any) -> object:
         """Take a message; answer a value, or of `Run` and `Read` a tuple of values.
 
-        The answer of `Run` ends with a `RunRecord`. An error of the message is a `Failure`.
+        The answer of `Run` ends with a `RunRecord`, or with a `Failure` if persistent buffers could
+        not be written. An error of the message is a `Failure`.
         """
         try:
             check_message(message, [v for v in values if type(v) is not NotDone])
@@ -159,7 +156,14 @@ class DeviceServer:
             if task.inputs[position] < len(table.inputs)
         )  # fmt: skip
         self._pieces[message.piece] = _Piece(
-            message.piece, table, prepared, message.sources, message.targets, donated, {}
+            message.piece,
+            table,
+            prepared,
+            message.sources,
+            message.targets,
+            message.sequence,
+            donated,
+            {},
         )
         return True
 
@@ -191,17 +195,17 @@ class DeviceServer:
         nothing = (NotDone(),) * (piece.returns + 1)
         if any(type(value) is NotDone for value in values):
             return nothing
-        if not piece.is_stateful:
+        if piece.sequence < 0:
             return self._answer(piece, message, values)
-        last = self._turns.get(piece.number, 0)
+        last = self._turns.get(piece.sequence, 0)
         if message.turn <= last:
-            answered = self._answers.get((piece.number, message.turn))
+            answered = self._answers.get((piece.sequence, message.turn))
             return nothing if answered is None else answered[1]
         if message.turn > last + 1:
             return nothing
         answer = self._answer(piece, message, values)
-        self._turns[piece.number] = message.turn
-        self._answers[piece.number, message.turn] = message.run, answer
+        self._turns[piece.sequence] = message.turn
+        self._answers[piece.sequence, message.turn] = message.run, answer
         return answer
 
     def _drop_settled(self, settled: int) -> None:
@@ -216,7 +220,7 @@ class DeviceServer:
         begin, before = time.time(), self.device.history.whole()
         where = f"device {self.name!r}, piece {piece.number}"
         results: Sequence[Tensor | Failure]
-        broken = self._broken.get(piece.number)
+        broken = self._broken.get(piece.sequence)
         if broken is not None:
             results = [replace(broken, is_cancelled=True)] * len(piece.targets)
         else:
@@ -231,7 +235,7 @@ class DeviceServer:
         written = [(t.buffer, r) for t, r in zip(piece.targets, results, strict=True) if t.buffer]
         failed = next((result for _, result in written if isinstance(result, Failure)), None)
         if failed is not None:
-            self._broken[piece.number] = failed
+            self._broken[piece.sequence] = failed
         for name, result in written if failed is None else ():
             assert isinstance(result, Tensor), "not failed"
             self._buffers[name] = result
@@ -247,7 +251,7 @@ class DeviceServer:
             after.seconds + after.program_seconds - before.seconds - before.program_seconds,
             after.copies - before.copies, after.nbytes - before.nbytes,
         )  # fmt: skip
-        return (*sent, record)
+        return (*sent, record if failed is None else failed)
 
     def _arguments(
         self, piece: _Piece, run: int, values: Sequence[Any]
