@@ -368,7 +368,6 @@ _SPECIFICATION = Schema(
     Field("devices", _Devices(), needed=True, default=MappingProxyType({})),
     Field("links", _Links(), default=()),
 )
-SPECIFICATION_KEYS = _SPECIFICATION.keys
 
 
 def _read(root: Node, context: ParseContext) -> MachineSpecification:
