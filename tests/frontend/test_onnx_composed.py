@@ -268,6 +268,7 @@ PLACES = np.zeros((1, 4, 4, 4), np.int64)
         ("MaxUnpool", [IMAGE, PLACES], {"kernel_shape": [2, 2], "pads": [9] * 4}, "do not fit"),
         ("MaxUnpool", [IMAGE, PLACES, np.array([1, 4, 2, 9])], {"kernel_shape": [2, 2]}, "not fit"),
         ("MaxUnpool", [IMAGE, PLACES], {"kernel_shape": [1 << 25] * 2}, "too large"),
+        ("AffineGrid", [IMAGE[0, :1, :2, :3], np.array([1, 4, 2, 9, 3])], {}, "do not fit"),
         ("MelWeightMatrix", mel(0), {}, "do not fit"),
         ("MelWeightMatrix", mel(4, low=200.0), {}, "do not fit"),
         ("MelWeightMatrix", mel(1 << 30), {}, "do not fit"),

@@ -284,6 +284,7 @@ def test_sparse_initializers_are_dense_parameters(form: str, tmp_path: Path) -> 
         ([6, 0], [2, 3], "beyond its shape", FormatError),
         ([-1, 0], [2, 3], "beyond its shape", FormatError),
         ([0], [2, 3], "do not fit its values", FormatError),
+        ([0, 1], [-2, 3], "impossible shape", FormatError),
         ([0, 1], [1 << 40, 1 << 20], "stored sparse", OutOfMemoryError),
     ],
 )

@@ -126,6 +126,9 @@ ANCIENT: list[tuple[str, int, list[Any], dict[str, Any], Any]] = [
     ("BatchNormalization", 6, [A, *B[:, :, 0], B[0, :, 1], B[1, :, 1]], {"is_test": 1},
      (A - B[0, :, 1][:, None]) / np.sqrt(B[1, :, 1] + 1e-5)[:, None] * B[0, :, 0][:, None]
      + B[1, :, 0][:, None]),
+    ("BatchNormalization", 8, [A, *B, A[0], B[0]], {"spatial": 0},
+     (A - A[0]) / np.sqrt(B[0] + 1e-5) * B[0] + B[1]),
+    ("LpPool", 1, [A[:1]], {"p": 2.0, "kernel_shape": [4]}, np.sqrt((A[:1] ** 2).sum(2)[..., None])),
     ("Gemm", 6, [A[0], B[0].T, B[1, :, 0]], {"broadcast": 1}, A[0] @ B[0].T + B[1, :, 0]),
     ("Sum", 6, [A, B], {}, A + B),
 ]  # fmt: skip
@@ -152,6 +155,9 @@ REFUSED: list[tuple[str, int, list[Any], int, dict[str, Any], str]] = [
     ("BatchNormalization", 9, [A, *[B[0, :, 0]] * 4], 5, {}, "in training mode"),
     ("BatchNormalization", 8, [A, *[B[0, :, 0]] * 4], 1, {"spatial": 0}, "spatial of 0"),
     ("LpPool", 1, [A], 1, {"p": 1.5, "kernel_shape": [2]}, "power that is not whole"),
+    ("GroupNormalization", 18, [A[0], B[0, :1, 0], B[0, :1, 0]], 1, {"num_groups": 0},
+     "operand 1 of GroupNormalization"),
+    ("GroupNormalization", 18, [A, B[0, :, 0], B[0, :, 0]], 1, {"num_groups": 2}, "num_groups"),
     ("LSTM", 6, [A, A, A], 3, {"hidden_size": 1}, "first result of LSTM is not supported"),
     ("Add", 6, [A, B[0]], 1, {}, "differ in shape, and its attribute 'broadcast' is 0"),
     ("Add", 6, [B[0], A], 1, {"broadcast": 1, "axis": 0}, "'axis' of Add does not fit"),

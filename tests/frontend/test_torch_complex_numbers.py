@@ -71,6 +71,14 @@ def _products(x: Any) -> Any:
     return torch.view_as_real(torch.addmm(z, z @ z.mH, z, beta=2, alpha=0.5 + 1j))
 
 
+def _of_one(x: Any) -> Any:
+    z = torch.complex(x, x * 2)
+    first, *_ = z.unbind()
+    scaled = torch.add(z, z.conj(), alpha=2) - torch.sub(z, z * z, alpha=0.5j)
+    product = torch.addmm(z, z, scaled, beta=0)
+    return torch.view_as_real(product), first[0].sum().real, z[0, 0].mean().imag
+
+
 def _normalised(x: Any) -> Any:
     there = fft.fft2(x, norm="ortho") + fft.fft2(x, norm="forward") + fft.fftn(x)
     back = fft.ifft2(there, norm="ortho") + fft.ifft2(there, norm="forward") + fft.ifftn(there)
@@ -93,6 +101,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "written": (_written, (3, 4)),
     "functions": (_of_functions, (3, 4)),
     "products of matrices": (_products, (4, 4)),
+    "one of them, and sums of multiples": (_of_one, (3, 3)),
     "in double": (lambda x: fft.rfft(x.double()).abs(), (3, 8)),
     "compared": (lambda x: x * (torch.complex(x, x) == torch.complex(x, x.abs())), (3, 4)),
 }

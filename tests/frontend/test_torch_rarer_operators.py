@@ -69,6 +69,11 @@ ORDERED: dict[str, Case] = {
     "searchsorted": (
         lambda x, y: torch.searchsorted(x, y, right=True, out_int32=True), (X.sort().values, Y),
     ),
+    "searchsorted of what is not sorted": (
+        lambda x, y: (torch.searchsorted(x, y, sorter=x.argsort()),
+                      torch.searchsorted(y[0].sort().values, 0.5)), (X, Y),
+    ),
+    "softmax of a number": (lambda s: (s.softmax(0) * 3, s.log_softmax(0) * s), (X[0, 0],)),
 }  # fmt: skip
 LAYERS: dict[str, Case] = {
     "affine_grid": (lambda t: F.affine_grid(t, [2, 3, 4, 5], False), (torch.randn(2, 2, 3),)),
@@ -98,6 +103,15 @@ LAYERS: dict[str, Case] = {
         torch._grouped_mm, (torch.randn(2, 8, 8).bfloat16(), torch.randn(2, 8, 16).bfloat16()),
     ),
     "addmv": (torch.addmv, (X[:, 0], X, torch.randn(4))),
+    "bags of nothing": (
+        lambda w, i, o: F.embedding_bag(i, w, o, mode="sum"), (TABLE, TAKEN[:0], STARTS[:1]),
+    ),
+    "attention of groups": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
+        (torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)),
+    ),
+    "layer_norm without weights": (lambda x: F.layer_norm(x, (4,)), (X,)),
+    "elu with every number": (lambda x: torch.ops.aten.elu(x, 2.0, 1.5, 0.7), (X,)),
 }  # fmt: skip
 #: Values that no rounding explains, and operators whose gradients torch runs: without gradients.
 ODDITIES: dict[str, Case] = {
@@ -127,6 +141,30 @@ ODDITIES: dict[str, Case] = {
     "cummax": (lambda x: (x.cummax(0), x.cummin(0)), (torch.tensor([0, 1, INF, NAN, -INF, 1]),)),
     "median": (lambda x: (x.median(1), x.nanmedian(1), x.median()), (ROWS[[2, 0]],)),
     "bucketize": (torch.bucketize, (ODD, ROWS[1])),
+    "histc between its elements": (
+        lambda x: (torch.histc(x, 4), torch.histc(torch.ones_like(x), 3)), (X,),
+    ),
+    "of a number": (
+        lambda s: (s.cummax(0), s.kthvalue(1), s.max(0), s.cumsum(0), s.unfold(0, 1, 1)),
+        (torch.tensor(2.5),),
+    ),
+    "of whole numbers": (
+        lambda w, i: (torch.signbit(w), w.trunc(), torch.fmax(w, w.flip(0)), torch.fmin(w, w.flip(1)),
+                      w.scatter_reduce(0, i, w.flip(0), "amax", include_self=False),
+                      w.scatter_reduce(1, i, w.flip(0), "amin", include_self=False)),
+        (WHOLE, torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1]])),
+    ),
+    "norms": (
+        lambda x: (torch.linalg.vector_norm(x, INF), torch.linalg.vector_norm(x, -INF, 1),
+                   torch.linalg.vector_norm(x, 3, 0), torch.round(x * 50, decimals=-1)), (X,),
+    ),
+    "writing nothing": (
+        lambda x, i, y: (x.gather(0, i), x.scatter(0, i, 1.0), x.slice_scatter(y, 0, 2, 2),
+                         x.scatter_reduce(0, i, y, "sum"), x.diagonal_scatter(y[:, 0], 4),
+                         x.as_strided_scatter(y, (0, 4), (4, 1)), y.median(),
+                         y.masked_scatter(y > 0, y)),
+        (X, torch.zeros(0, 4, dtype=torch.int64), NONE),
+    ),
     "histc": (lambda x: torch.histc(x, 4, -1, 1), (torch.cat([X.flatten(), ODD]),)),
     "nothing": (
         lambda x, r: (torch.cummax(x, 0), torch.bucketize(x, r), torch.histc(x, 3, 0, 1)),

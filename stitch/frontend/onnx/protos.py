@@ -334,10 +334,8 @@ def _number(entries: dict[str, str], key: str, where: str) -> int | None:
 Attributes = dict[str, Any]
 
 
-def text_of(raw: bytes | str, where: str) -> str:
+def text_of(raw: bytes, where: str) -> str:
     """A string of a model; raises `FormatError` where it is no UTF-8."""
-    if isinstance(raw, str):
-        return raw
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
