@@ -128,7 +128,8 @@ ANCIENT: list[tuple[str, int, list[Any], dict[str, Any], Any]] = [
      + B[1, :, 0][:, None]),
     ("BatchNormalization", 8, [A, *B, A[0], B[0]], {"spatial": 0},
      (A - A[0]) / np.sqrt(B[0] + 1e-5) * B[0] + B[1]),
-    ("LpPool", 1, [A[:1]], {"p": 2.0, "kernel_shape": [4]}, np.sqrt((A[:1] ** 2).sum(2)[..., None])),
+    ("LpPool", 1, [A[:1]], {"p": 2.0, "kernel_shape": [4]},
+     np.sqrt((A[:1] ** 2).sum(2)[..., None])),
     ("Gemm", 6, [A[0], B[0].T, B[1, :, 0]], {"broadcast": 1}, A[0] @ B[0].T + B[1, :, 0]),
     ("Sum", 6, [A, B], {}, A + B),
 ]  # fmt: skip

@@ -149,7 +149,8 @@ ODDITIES: dict[str, Case] = {
         (torch.tensor(2.5),),
     ),
     "of whole numbers": (
-        lambda w, i: (torch.signbit(w), w.trunc(), torch.fmax(w, w.flip(0)), torch.fmin(w, w.flip(1)),
+        lambda w, i: (torch.signbit(w), w.trunc(),
+                      torch.fmax(w, w.flip(0)), torch.fmin(w, w.flip(1)),
                       w.scatter_reduce(0, i, w.flip(0), "amax", include_self=False),
                       w.scatter_reduce(1, i, w.flip(0), "amin", include_self=False)),
         (WHOLE, torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1]])),
