@@ -1,0 +1,425 @@
+"""`RayCarrier`: a device server in each of several Ray actors, on this computer or on a cluster.
+
+Values go from store to store as Ray's object references, all of them owned by the client, so that
+they outlive the servers. Ray restarts nothing: only the client knows what a server held.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import sysconfig
+import tempfile
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+import ray._private.worker as ray_worker
+from ray.exceptions import (
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    RayError,
+)
+
+from stitch.budget import machine_nbytes
+from stitch.errors import TaskError, UsageError
+from stitch.machine import Machine
+from stitch.mesh.carrier import Outcome
+from stitch.mesh.messages import Message, NotDone
+from stitch.mesh.server import DeviceServer
+from stitch.mesh.specification import MachineSpecification
+from stitch.program import Array
+from stitch.report import open_device
+
+#: Values up to this size travel inside messages: the store's round trip takes longer.
+INLINE_NBYTES: Final = 1 << 20
+#: The least store that Ray starts with, and the parts of memory and of /dev/shm that one takes.
+LEAST_STORE_NBYTES: Final = 75 << 20
+STORE_PART_OF_MEMORY: Final = 0.3
+STORE_PART_OF_SHARED_MEMORY: Final = 0.8
+#: The label of Ray's nodes that `node:` of a machine specification names.
+NODE_LABEL: Final = "node"
+#: How long an address has to answer.
+CONNECT_SECONDS: Final = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
+#: Ray reads the token of a process once, so that all clusters that it starts share it.
+_TOKEN = secrets.token_hex(32)
+
+
+class _Server:
+    """The actor of a device."""
+
+    def __init__(self, name: str, machine: Machine, executor: str, modules: Sequence[str]) -> None:
+        device = open_device(machine, executor=executor)
+        self._server = DeviceServer(name, device, modules, copies=False)
+
+    def place(self) -> tuple[int, str]:
+        """Return the process and the host."""
+        return os.getpid(), socket.gethostname()
+
+    def handle(self, message: Message, *values: Any) -> object:
+        """Take a message; answer one value, or a tuple of several."""
+        answer = self._server.handle(message, *values)
+        return answer[0] if isinstance(answer, tuple) and len(answer) == 1 else answer
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A message that was sent; its last value, which is small for runs, tells of all of them."""
+
+    device: str
+    last: Any
+    outcome: Outcome = Outcome.PENDING
+    answer: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reference:
+    """A value: Ray's reference to it, or a small array of the client itself."""
+
+    value: Any
+    call: _Call | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Actor:
+    """The actor of a device, and a reference to what `_Server.place` answers."""
+
+    handle: Any
+    place: Any
+    death: str = ""
+
+    @property
+    def number(self) -> str:
+        """Ray's number of the actor."""
+        return str(self.handle._actor_id.hex())
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """The connection of this process to Ray; `folder`: of a cluster that it started."""
+
+    folder: str | None
+    meshes: int = 0
+
+
+#: The connection that meshes of this process made, if any.
+_connection: _Connection | None = None
+
+
+class RayCarrier:
+    """Device servers in Ray actors.
+
+    Args:
+        specification: The devices; `node` places one on nodes that have the label `node=...`.
+        executor: How operations are computed, as for `open_device`.
+        functions: Modules whose functions may be host functions.
+        address: A running cluster: `auto`, or HOST:PORT. None: the one that this process uses
+            already, else one that is started on this computer and ended with the last mesh.
+
+    Attributes:
+        capacity: The bytes of values that the smallest store of the cluster holds.
+
+    Raises:
+        UsageError: The address is malformed, or another cluster than the one in use.
+        TaskError: Nothing answers at the address, or another version; no node has a label; the
+            shared memory of this computer is too small for a store.
+    """
+
+    def __init__(
+        self, specification: MachineSpecification, executor: str, functions: Sequence[str],
+        address: str | None = None,
+    ) -> None:  # fmt: skip
+        self._specification, self._executor = specification, executor
+        self._functions = tuple(functions)
+        self._process = os.getpid()
+        self._actors: dict[str, _Actor] = {}
+        connection = _connect(address, len(specification.devices))
+        self._close = weakref.finalize(self, _end, os.getpid(), self._actors, connection)
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        stores = [int(node["Resources"].get("object_store_memory", 0)) for node in nodes]
+        self.capacity: int | None = min(stores)
+        labels = {node["Labels"].get(NODE_LABEL) for node in nodes}
+        for name, entry in specification.devices.items():
+            if entry.node is not None and entry.node not in labels:
+                self.close()
+                raise TaskError(
+                    f"no node of the cluster has the label of device {name!r}",
+                    expected=f"{NODE_LABEL}={entry.node}",
+                    got=", ".join(sorted(str(label) for label in labels if label)) or "no labels",
+                    remedy=f"ray start --labels={NODE_LABEL}={entry.node}",
+                )
+
+    # -- the carrier -------------------------------------------------------------------------------
+
+    def start(self, device: str) -> None:
+        """Start an actor for a device; an actor that was there before is killed."""
+        self._check_process()
+        before = self._actors.pop(device, None)
+        if before is not None:
+            ray.kill(before.handle)
+        entry = self._specification.devices[device]
+        options: dict[str, Any] = {"runtime_env": {"env_vars": _environment()}}
+        if entry.node is not None:
+            options["label_selector"] = {NODE_LABEL: entry.node}
+        made = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Server)
+        handle = made.options(**options).remote(
+            device, entry.machine, self._executor, self._functions
+        )
+        self._actors[device] = _Actor(handle, handle.place.remote())
+
+    def send(
+        self, device: str, message: Message, values: Sequence[_Reference] = (), returns: int = 1
+    ) -> tuple[_Reference, ...]:
+        """Send a message to the actor of a device."""
+        self._check_process()
+        actor = self._actors.get(device)
+        if actor is None:
+            lost = _Call(device, None, Outcome.LOST)
+            return (_Reference(None, lost),) * returns
+        made = actor.handle.handle.options(num_returns=returns).remote(
+            message, *[value.value for value in values]
+        )
+        references = [made] if returns == 1 else made
+        call = _Call(device, references[-1])
+        return tuple([_Reference(reference, call) for reference in references])
+
+    def put(self, array: Array) -> _Reference:
+        """Return a reference to an array of the client; a large one is copied into the store."""
+        self._check_process()
+        return _Reference(array if array.nbytes <= INLINE_NBYTES else ray.put(array))
+
+    def wait(self, references: Sequence[_Reference]) -> None:
+        """Wait until no reference is pending."""
+        self._check_process()
+        pending = {
+            reference.call.last for reference in references
+            if reference.call is not None and reference.call.outcome is Outcome.PENDING
+        }  # fmt: skip
+        if pending:
+            ray.wait(list(pending), num_returns=len(pending), fetch_local=False)
+
+    def outcome(self, reference: _Reference) -> Outcome:
+        """Return what became of a value by now; raise `TaskError` if the store is full."""
+        call = reference.call
+        if call is None:
+            return Outcome.READY
+        if call.outcome is Outcome.PENDING:
+            self._look(call)
+        return call.outcome
+
+    def _look(self, call: _Call) -> None:
+        """Note what became of a message, if it is known by now."""
+        if not ray.wait([call.last], timeout=0, fetch_local=False)[0]:
+            return
+        try:
+            call.answer = ray.get(call.last)
+            call.outcome = Outcome.SILENT if type(call.answer) is NotDone else Outcome.READY
+        except RayActorError as error:
+            # The actor is perhaps that of an earlier message, which made an argument of this one.
+            for name, actor in self._actors.items():
+                if error.actor_id == actor.number:
+                    if error.actor_init_failed:
+                        raise TaskError(
+                            f"the server of device {name!r} did not start",
+                            got=str(error).strip().splitlines()[-1],
+                        ) from error
+                    actor.death = _cause(str(error))
+            call.outcome = Outcome.LOST
+        except ObjectLostError:
+            call.outcome = Outcome.LOST
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            raise TaskError(
+                "the object store of the cluster is full", where=self.whereabouts(call.device),
+                got=f"{self.capacity:,} bytes", remedy="fewer calls in flight, or free results",
+            ) from error  # fmt: skip
+        except RayError as error:
+            raise TaskError(
+                f"the server of device {call.device!r} failed",
+                where=self.whereabouts(call.device), got=str(error).strip().splitlines()[-1],
+            ) from error  # fmt: skip
+
+    def value(self, reference: _Reference) -> Any:
+        """Return a value that is ready; an array is a view of the store."""
+        self._check_process()
+        call = reference.call
+        if call is None and isinstance(reference.value, ray.ObjectRef):
+            return ray.get(reference.value)
+        if call is None:
+            return reference.value
+        return call.answer if reference.value is call.last else ray.get(reference.value)
+
+    def has_ended(self, device: str) -> bool:
+        """Return whether a message told that the actor of a device has ended."""
+        actor = self._actors.get(device)
+        return actor is None or bool(actor.death)
+
+    def whereabouts(self, device: str) -> str:
+        """Return the process and node of a device's actor, and how it ended."""
+        actor = self._actors.get(device)
+        if actor is None:
+            return f"device {device!r}, not started"
+        words = f"device {device!r}"
+        with suppress(RayError):
+            pid, host = ray.get(actor.place, timeout=0)
+            words += f", pid {pid} on node {host}"
+        return words + (f"; {actor.death}" if actor.death else "")
+
+    def close(self) -> None:
+        """Kill all actors; end the cluster with the last mesh that uses it."""
+        self._close()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                "a mesh belongs to the process that opened it", expected=f"pid {self._process}",
+                got=f"pid {os.getpid()}, after a fork", remedy="open another mesh here",
+            )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Clusters.
+
+
+def _connect(address: str | None, devices: int) -> _Connection | None:
+    """Connect this process to a cluster; return None if others connected it before."""
+    global _connection
+    if ray.is_initialized():
+        used = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto") and _port_of(str(address)) != _port_of(used):
+            raise UsageError("this process uses another Ray cluster already", expected=used,
+                             got=address, remedy="ray.shutdown() first")  # fmt: skip
+    elif address is None:
+        _connection = _start(devices)
+    else:
+        _join(address)
+        _connection = _Connection(None)
+    if _connection is not None:
+        _connection.meshes += 1
+    return _connection
+
+
+def _start(devices: int) -> _Connection:
+    """Start a cluster on this computer, with a token that this process and its workers know."""
+    free = os.statvfs(_SHARED_MEMORY)
+    shared = free.f_bavail * free.f_frsize
+    store = int(min(STORE_PART_OF_MEMORY * machine_nbytes(), STORE_PART_OF_SHARED_MEMORY * shared))
+    if store < LEAST_STORE_NBYTES:
+        raise TaskError(
+            f"{_SHARED_MEMORY} is too small for the object store of a Ray cluster",
+            expected=f"{int(LEAST_STORE_NBYTES / STORE_PART_OF_SHARED_MEMORY):,} bytes free",
+            got=f"{shared:,} bytes", remedy="docker run --shm-size=2g, or remove files there",
+        )  # fmt: skip
+    # Paths of sockets must be short, whatever TMPDIR is.
+    folder = tempfile.mkdtemp(prefix="stitch-ray-", dir="/tmp")
+    words = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {word: os.environ.get(word) for word in words}
+    os.environ.update(words)
+    try:
+        ray.init(
+            "local", num_cpus=devices, num_gpus=0, object_store_memory=store, _temp_dir=folder,
+            include_dashboard=False, log_to_driver=False, configure_logging=False,
+            _system_config={"max_direct_call_object_size": INLINE_NBYTES},
+        )  # fmt: skip
+    except BaseException:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        for word, value in before.items():
+            if value is None:
+                del os.environ[word]
+            else:
+                os.environ[word] = value
+    # Ray prints to the standard output that an actor ended; the client tells of it.
+    ray_worker._worker_logs_enabled = False
+    return _Connection(folder)
+
+
+def _join(address: str) -> None:
+    """Connect to a running cluster."""
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        if not (host and port.isdigit() and "/" not in host):
+            raise UsageError("the address of a cluster is wrong", expected="auto, or HOST:PORT",
+                             got=address)  # fmt: skip
+        _check_answers(host.strip("[]"), int(port), address)
+    try:
+        ray.init(address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        ray.shutdown()
+        raise TaskError(
+            "the Ray cluster cannot be used", where=address, got=str(error).strip(),
+            expected=f"Ray {ray.__version__}, Python {sys.version.split()[0]}",
+        ) from error  # fmt: skip
+
+
+def _check_answers(host: str, port: int, address: str) -> None:
+    """Raise `TaskError` if no HTTP/2 server answers: Ray itself would wait for minutes."""
+    # The preface of a client, and an empty SETTINGS frame, which the server answers with its own.
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    got = "no answer of an HTTP/2 server"
+    try:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as there:
+            there.settimeout(CONNECT_SECONDS)
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            there.sendall(preface)
+            if there.recv(9)[3:4] == b"\x04":
+                return
+    except OSError as error:
+        got = str(error)
+    raise TaskError(
+        "no Ray cluster answers", where=address, expected=f"an answer in {CONNECT_SECONDS:g} s",
+        got=got, remedy="ray start --head, and the address that it prints",
+    )  # fmt: skip
+
+
+def _port_of(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of actors: modules that can be imported here can be there."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")}
+    paths = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).is_dir()]
+    paths = [path for path in paths if not any(path.startswith(each) for each in installed)]
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {"PYTHONPATH": os.pathsep.join(paths), **dict.fromkeys(threads, "1")}
+
+
+def _cause(text: str) -> str:
+    """Return the sentence of Ray's error that tells how an actor ended."""
+    line = next((line for line in text.splitlines() if "actor is dead" in line), "it ended")
+    return line.strip().split(" Some common causes")[0].split(" There are some potential")[0]
+
+
+def _end(process: int, actors: dict[str, _Actor], connection: _Connection | None) -> None:
+    """Kill actors; end a connection with the last mesh that uses it."""
+    global _connection
+    if os.getpid() != process:
+        return
+    if ray.is_initialized():
+        for actor in actors.values():
+            ray.kill(actor.handle)
+    actors.clear()
+    if connection is None:
+        return
+    connection.meshes -= 1
+    if connection.meshes:
+        return
+    if connection is _connection:
+        _connection = None
+    ray_worker._worker_logs_enabled = True
+    ray.shutdown()
+    if connection.folder is not None:
+        shutil.rmtree(connection.folder, ignore_errors=True)
