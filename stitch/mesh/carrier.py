@@ -17,7 +17,7 @@ class Outcome(enum.Enum):
     """What became of a value.
 
     `LOST`: its server ended before it was made, or a value that it needs is lost. `SILENT`: its
-    message was taken, and no answer will come; the message may be sent again.
+    message was taken, and no answer will come, or it is `NotDone`; it may be sent again.
     """
 
     PENDING = "pending"
@@ -31,7 +31,12 @@ class Carrier(Protocol):
 
     Messages to one device are handled one after the other, in the order in which they were sent. A
     message whose values are lost is not handled, and its own values are lost.
+
+    Attributes:
+        capacity: The bytes of values that can be under way at once; None: as many as memory holds.
     """
+
+    capacity: int | None
 
     def start(self, device: str) -> None:
         """Start the server of a device; a server that was there before is ended."""

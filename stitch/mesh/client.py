@@ -20,7 +20,6 @@ from stitch.mesh.messages import (
     Failure,
     Load,
     Message,
-    NotDone,
     Prepare,
     Read,
     Run,
@@ -349,9 +348,7 @@ class MeshClient:
             self.recover()
 
     def _is_there(self, value: RemoteValue) -> bool:
-        if self.carrier.outcome(value.reference) is not Outcome.READY:
-            return False
-        return not isinstance(self.carrier.value(value.reference), NotDone)
+        return self.carrier.outcome(value.reference) is Outcome.READY
 
     def value(self, value: RemoteValue) -> Array:
         """Return an array as it travelled; raise the error of the task that failed."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stitch.errors import UsageError
 from stitch.mesh.carrier import Outcome
-from stitch.mesh.messages import Close, Message
+from stitch.mesh.messages import Close, Message, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.program import Array
 
@@ -65,6 +65,7 @@ class LocalCarrier:
         unknown = sorted({*(faults or {}).values()}.difference(FAULTS))
         if unknown:
             raise UsageError(f"there is no fault {unknown[0]!r}", expected=", ".join(FAULTS))
+        self.capacity: int | None = None
         self._open_server, self._faults = open_server, dict(faults or {})
         self._draw = None if seed is None else random.Random(seed)
         self._servers: dict[str, DeviceServer] = {}
@@ -173,6 +174,9 @@ class LocalCarrier:
             _end(call, Outcome.SILENT)
             return
         answers = answer if isinstance(answer, tuple) else (answer,)
+        if type(answers[-1]) is NotDone:
+            _end(call, Outcome.SILENT)
+            return
         for cell, value in zip(call.answers, answers, strict=True):
             cell.value, cell.outcome = value, Outcome.READY
 

@@ -7,9 +7,11 @@ are under way. Values travel between the servers, not through the client, each o
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
@@ -25,20 +27,27 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
-from stitch.errors import TaskError, UsageError
+from stitch.errors import OutOfMemoryError, TaskError, UsageError
 from stitch.files import write_files
 from stitch.machine import Machine
 from stitch.mesh.carrier import Carrier
 from stitch.mesh.client import MAX_RECORDS, MeshClient, PreparedPiece, RemoteValue, sha256_of
 from stitch.mesh.local_carrier import LocalCarrier
-from stitch.mesh.messages import Report, RunRecord, Source, Target, from_wire, to_wire
+from stitch.mesh.messages import (
+    Report,
+    RunRecord,
+    Source,
+    Target,
+    from_wire,
+    to_wire,
+    wire_dtype,
+)
 from stitch.mesh.pieces import Piece, pieces_of
 from stitch.mesh.placement import place
-from stitch.mesh.server import DeviceServer
+from stitch.mesh.server import open_server
 from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.mesh.trace import trace_bytes, trace_of
 from stitch.program import Array, DataType, Program, TensorDesc
-from stitch.report import open_device
 from stitch.runtime import capture
 from stitch.tasks import HostFunction, TaskGraph, TaskTable
 from stitch.ttb import Binary, encode
@@ -293,8 +302,27 @@ class MeshGraph:
         self._prepared = [
             self._prepare(piece, *ends) for piece, ends in zip(self.pieces, routes, strict=True)
         ]
+        self._in_flight = self._most_in_flight()
         #: Calls under way: their numbers, and the values that tell when they have ended.
         self._under_way: deque[tuple[int, tuple[RemoteValue, ...]]] = deque()
+
+    def _most_in_flight(self) -> int:
+        """Return how many calls can be under way; raise `OutOfMemoryError` if not even one."""
+        capacity = self.mesh.client.carrier.capacity
+        numbers = {n for _, sent, answered in self._prepared for n in (*sent, *answered)}
+        descs = [self._table.descs[number] for number in numbers]
+        nbytes = sum(
+            math.prod(desc.shape) * wire_dtype(desc.layout.data_type).itemsize for desc in descs
+        )
+        if capacity is None or not nbytes:
+            return self.mesh.in_flight
+        if nbytes > capacity:
+            raise OutOfMemoryError(
+                f"the values of one call of {self.name!r} that travel do not fit into the store",
+                expected=f"at most {capacity:,} bytes", got=f"{nbytes:,} bytes",
+                remedy="smaller batches, or a cluster with a larger object store",
+            )  # fmt: skip
+        return min(self.mesh.in_flight, capacity // nbytes)
 
     def _stationary(self) -> dict[str, str]:
         """Return the devices of the carried values that one piece reads and writes, by name."""
@@ -357,7 +385,7 @@ class MeshGraph:
                                  remedy=f"write({name}=array) before the first call")  # fmt: skip
             if name in self._between:
                 values[before] = self._between[name]
-        while len(self._under_way) >= self.mesh.in_flight:
+        while len(self._under_way) >= self._in_flight:
             self._finish_first()
         run = client.begin_run()
         answers: list[RemoteValue] = []
@@ -589,15 +617,24 @@ def open_mesh(
     if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}", expected=" or ".join(BACKENDS))
     described = specification_of(specification, machine)
-    if backend == "ray":
-        raise UsageError("backend 'ray' has no carrier yet", got=str(address))
-
-    def open_server(name: str) -> DeviceServer:
-        machine = described.devices[name].machine
-        device = open_device(machine, executor=executor, strict_types=strict_types)
-        return DeviceServer(name, device, functions, trace=trace)
-
-    return Mesh(
-        described, LocalCarrier(open_server, seed), in_flight, functions, trace=trace,
-        computes=executor != "null",
+    if in_flight < 1:
+        raise UsageError("in_flight must be at least 1", got=str(in_flight))
+    opened = partial(
+        open_server, executor=executor, modules=tuple(functions), strict_types=strict_types,
+        trace=trace,
     )  # fmt: skip
+    carrier: Carrier
+    if backend == "ray":
+        try:
+            from stitch.mesh.ray_carrier import RayCarrier
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise UsageError(
+                "the backend 'ray' needs 'ray', which is not installed",
+                remedy="pip install 'stitch-runtime[ray]'",
+            ) from error
+        carrier = RayCarrier(described, opened, address)
+    else:
+        carrier = LocalCarrier(lambda name: opened(name, described.devices[name].machine), seed)
+    return Mesh(described, carrier, in_flight, functions, trace=trace, computes=executor != "null")

@@ -205,19 +205,24 @@ def to_wire(array: Array) -> Array:
     dtype('uint16')
     """
     array = np.ascontiguousarray(array) if array.ndim else array
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+    return array if _is_builtin(array.dtype) else array.view(f"u{array.dtype.itemsize}")
 
 
 def from_wire(array: Array, kind: DataType) -> Array:
     """Return an array that travelled with the elements of its data type."""
     dtype = kind.in_arrays.dtype
-    return array if dtype.isbuiltin == 1 else array.view(dtype)
+    return array if _is_builtin(dtype) else array.view(dtype)
 
 
 def wire_dtype(kind: DataType) -> np.dtype[Any]:
     """Return the type in which arrays of a data type travel."""
     dtype = kind.in_arrays.dtype
-    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+    return dtype if _is_builtin(dtype) else np.dtype(f"u{dtype.itemsize}")
+
+
+def _is_builtin(dtype: np.dtype[Any]) -> bool:
+    # `isbuiltin` is 0 for equal types that were pickled.
+    return dtype.kind in "biufc" and dtype.isnative
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,7 +289,7 @@ def _is_end(value: object, wanted: type) -> bool:
 def _check_value(message: str, position: int, value: object) -> None:
     if type(value) is Failure and message == "Run":
         return
-    if not isinstance(value, np.ndarray) or value.dtype.isbuiltin != 1 or value.dtype.hasobject:
+    if not isinstance(value, np.ndarray) or not _is_builtin(value.dtype):
         got = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
         raise UsageError(
             f"value {position} of message {message} is no array of a builtin type", got=got,

@@ -14,14 +14,15 @@ import sys
 import sysconfig
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ray
 import ray._private.worker as ray_worker
+import ray._raylet as raylet
 from ray.exceptions import (
     ObjectLostError,
     ObjectStoreFullError,
@@ -38,7 +39,6 @@ from stitch.mesh.messages import Message, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from stitch.program import Array
-from stitch.report import open_device
 
 #: Values up to this size travel inside messages: the store's round trip takes longer.
 INLINE_NBYTES: Final = 1 << 20
@@ -50,17 +50,16 @@ STORE_PART_OF_SHARED_MEMORY: Final = 0.8
 NODE_LABEL: Final = "node"
 #: How long an address has to answer.
 CONNECT_SECONDS: Final = 5.0
+#: `open_server` with its options.
+OpenServer: TypeAlias = Callable[..., DeviceServer]
 _SHARED_MEMORY = Path("/dev/shm")
-#: Ray reads the token of a process once, so that all clusters that it starts share it.
-_TOKEN = secrets.token_hex(32)
 
 
 class _Server:
     """The actor of a device."""
 
-    def __init__(self, name: str, machine: Machine, executor: str, modules: Sequence[str]) -> None:
-        device = open_device(machine, executor=executor)
-        self._server = DeviceServer(name, device, modules, copies=False)
+    def __init__(self, opened: OpenServer, name: str, machine: Machine) -> None:
+        self._server = opened(name, machine, copies=False)
 
     def place(self) -> tuple[int, str]:
         """Return the process and the host."""
@@ -121,8 +120,7 @@ class RayCarrier:
 
     Args:
         specification: The devices; `node` places one on nodes that have the label `node=...`.
-        executor: How operations are computed, as for `open_device`.
-        functions: Modules whose functions may be host functions.
+        opened: Opens the server of a device by name and machine, in its actor.
         address: A running cluster: `auto`, or HOST:PORT. None: the one that this process uses
             already, else one that is started on this computer and ended with the last mesh.
 
@@ -136,11 +134,9 @@ class RayCarrier:
     """
 
     def __init__(
-        self, specification: MachineSpecification, executor: str, functions: Sequence[str],
-        address: str | None = None,
-    ) -> None:  # fmt: skip
-        self._specification, self._executor = specification, executor
-        self._functions = tuple(functions)
+        self, specification: MachineSpecification, opened: OpenServer, address: str | None = None
+    ) -> None:
+        self._specification, self._opened = specification, opened
         self._process = os.getpid()
         self._actors: dict[str, _Actor] = {}
         connection = _connect(address, len(specification.devices))
@@ -172,9 +168,7 @@ class RayCarrier:
         if entry.node is not None:
             options["label_selector"] = {NODE_LABEL: entry.node}
         made = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Server)
-        handle = made.options(**options).remote(
-            device, entry.machine, self._executor, self._functions
-        )
+        handle = made.options(**options).remote(self._opened, device, entry.machine)
         self._actors[device] = _Actor(handle, handle.place.remote())
 
     def send(
@@ -309,7 +303,7 @@ def _connect(address: str | None, devices: int) -> _Connection | None:
 
 
 def _start(devices: int) -> _Connection:
-    """Start a cluster on this computer, with a token that this process and its workers know."""
+    """Start a cluster on this computer, with a token that this process and its own know."""
     free = os.statvfs(_SHARED_MEMORY)
     shared = free.f_bavail * free.f_frsize
     store = int(min(STORE_PART_OF_MEMORY * machine_nbytes(), STORE_PART_OF_SHARED_MEMORY * shared))
@@ -321,10 +315,14 @@ def _start(devices: int) -> _Connection:
         )  # fmt: skip
     # Paths of sockets must be short, whatever TMPDIR is.
     folder = tempfile.mkdtemp(prefix="stitch-ray-", dir="/tmp")
-    words = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    words = {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
     before = {word: os.environ.get(word) for word in words}
     os.environ.update(words)
     try:
+        _read_token()
         ray.init(
             "local", num_cpus=devices, num_gpus=0, object_store_memory=store, _temp_dir=folder,
             include_dashboard=False, log_to_driver=False, configure_logging=False,
@@ -340,9 +338,17 @@ def _start(devices: int) -> _Connection:
                 del os.environ[word]
             else:
                 os.environ[word] = value
+        if not ray.is_initialized():
+            _read_token()
     # Ray prints to the standard output that an actor ended; the client tells of it.
     ray_worker._worker_logs_enabled = False
     return _Connection(folder)
+
+
+def _read_token() -> None:
+    """Have Ray read the mode and the token from the environment again."""
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _join(address: str) -> None:
@@ -422,4 +428,5 @@ def _end(process: int, actors: dict[str, _Actor], connection: _Connection | None
     ray_worker._worker_logs_enabled = True
     ray.shutdown()
     if connection.folder is not None:
+        _read_token()
         shutil.rmtree(connection.folder, ignore_errors=True)

@@ -21,6 +21,7 @@ from typing import Any, overload
 import numpy as np
 
 from stitch.errors import FormatError, StitchError, TaskError, UsageError
+from stitch.machine import Machine
 from stitch.mesh.messages import (
     Close,
     Failure,
@@ -42,7 +43,7 @@ from stitch.mesh.messages import (
     to_wire,
 )
 from stitch.program import Array, TensorDesc
-from stitch.report import ChromeTrace, Device, peaks_of, totals_json
+from stitch.report import ChromeTrace, Device, open_device, peaks_of, totals_json
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
@@ -68,6 +69,15 @@ class _Piece:
     def returns(self) -> int:
         """The number of values of an answer, without the record."""
         return sum(target.is_sent for target in self.targets)
+
+
+def open_server(
+    name: str, machine: Machine, *, executor: str, modules: Sequence[str],
+    strict_types: bool = False, trace: bool = False, copies: bool = True,
+) -> DeviceServer:  # fmt: skip
+    """Open a device and its server; see `open_device` and `DeviceServer`."""
+    device = open_device(machine, executor=executor, strict_types=strict_types)
+    return DeviceServer(name, device, modules, copies=copies, trace=trace)
 
 
 class DeviceServer:
