@@ -617,8 +617,6 @@ def open_mesh(
     if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}", expected=" or ".join(BACKENDS))
     described = specification_of(specification, machine)
-    if in_flight < 1:
-        raise UsageError("in_flight must be at least 1", got=str(in_flight))
     opened = partial(
         open_server, executor=executor, modules=tuple(functions), strict_types=strict_types,
         trace=trace,

@@ -17,12 +17,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import ray
 import ray._private.worker as ray_worker
-import ray._raylet as raylet
 from ray.exceptions import (
     ObjectLostError,
     ObjectStoreFullError,
@@ -347,6 +347,7 @@ def _start(devices: int) -> _Connection:
 
 def _read_token() -> None:
     """Have Ray read the mode and the token from the environment again."""
+    raylet: Any = import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
