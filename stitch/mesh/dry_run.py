@@ -2,7 +2,7 @@
 
 The pieces run on device servers that compute nothing, so that memory and time are those of a real
 run. Calls of the graph are then simulated: every device takes the pieces of one micro-batch after
-those of the micro-batch before.
+those of the micro-batch before, with at most `in_flight` micro-batches under way.
 """
 
 from __future__ import annotations
@@ -164,6 +164,9 @@ def _steps(
     carried = dict(run.carried.values())
     steps: dict[str, list[Step[tuple[int, int]]]] = {piece.device: [] for piece in run.pieces}
     for micro_batch in range(micro_batches):
+        # A call begins when at most `in_flight` - 1 calls are under way.
+        earlier = micro_batch - run.mesh.in_flight
+        settled = [(piece.number, earlier) for piece in run.pieces if earlier >= 0]
 
         def read(number: int, micro_batch: int = micro_batch) -> tuple[int, int]:
             after = carried.get(number)
@@ -171,7 +174,8 @@ def _steps(
 
         for piece, taken in zip(run.pieces, seconds, strict=True):
             made = tuple([((number, micro_batch), sizes[number]) for number in piece.outputs])
+            reads = tuple(map(read, piece.inputs))
             steps[piece.device].append(
-                Step((piece.number, micro_batch), taken, tuple(map(read, piece.inputs)), made)
+                Step((piece.number, micro_batch), taken, reads, made, tuple(settled))
             )
     return steps

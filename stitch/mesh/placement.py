@@ -78,8 +78,8 @@ class _Placement:
         self.table, self.specification = table, specification
         self.names = tuple(specification.devices)
         self.machines = [entry.machine for entry in specification.devices.values()]
-        by_machine = {id(each): task_costs(table, each) for each in self.machines}
-        self.costs = [by_machine[id(each)] for each in self.machines]
+        by_machine = {each: task_costs(table, each) for each in dict.fromkeys(self.machines)}
+        self.costs = [by_machine[each] for each in self.machines]
         self.device_of = [table.device_of(task) for task in range(len(table.tasks))]
         self.unplaced = [task for task, name in enumerate(self.device_of) if name is None]
         count = len(self.unplaced)
@@ -230,7 +230,7 @@ class _Placement:
         fitting = []
         for device, (name, machine) in enumerate(zip(self.names, self.machines, strict=True)):
             named = tuple([t for t, own in enumerate(self.device_of) if own == name])
-            key = id(machine), named
+            key = machine, named
             if key not in found:
                 found[key] = self._fitting(device, named, every)
             fitting.append(found[key])

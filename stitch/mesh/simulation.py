@@ -30,12 +30,14 @@ class Step(Generic[K]):
         seconds: How long it takes.
         reads: Values that must be there before; any hashable names.
         makes: Values that are there afterwards, with the bytes that travel to other devices.
+        after: Steps of any device that must have ended before.
     """
 
     key: K
     seconds: float
     reads: tuple[Hashable, ...] = ()
     makes: tuple[tuple[Hashable, int], ...] = ()
+    after: tuple[K, ...] = ()
 
 
 class Span(NamedTuple):
@@ -121,6 +123,7 @@ class _Simulation(Generic[K]):
         self._specification = specification
         self._waiting = {device: deque(order) for device, order in steps.items()}
         self._is_busy = dict.fromkeys(steps, False)
+        self._ended: set[K] = set()
         self._link_free: dict[tuple[str, str], float] = {}
         makers = _makers(steps)
         #: The other devices that read a value.
@@ -149,11 +152,14 @@ class _Simulation(Generic[K]):
                 self._present[device].add(value)
             else:
                 self._is_busy[device] = False
+                self._ended.add(step.key)
                 for made, nbytes in step.makes:
                     self._present[device].add(made)
                     for reader in self._readers.get(made, ()):
                         self._send(made, nbytes, device, reader, time)
-            self._start(device, time)
+            # Steps of other devices may come after this one.
+            for each in self._waiting:
+                self._start(each, time)
         stuck = [
             f"{device!r} at {order[0].key!r}" for device, order in self._waiting.items() if order
         ]
@@ -164,8 +170,11 @@ class _Simulation(Generic[K]):
     def _start(self, device: str, time: float) -> None:
         """Begin the next step of a device if it is idle and all values are there."""
         order = self._waiting[device]
-        if order and not self._is_busy[device] and self._present[device].issuperset(order[0].reads):
-            step = order.popleft()
+        if not order or self._is_busy[device]:
+            return
+        step = order[0]
+        if self._present[device].issuperset(step.reads) and self._ended.issuperset(step.after):
+            order.popleft()
             self._is_busy[device] = True
             self._spans[step.key] = Span(device, time, time + step.seconds)
             self._push(time + step.seconds, device, step, None)

@@ -71,6 +71,12 @@ def test_a_pipeline_of_equal_stages_takes_a_stage_more_for_each_micro_batch() ->
     assert nine.timeline.makespan == pytest.approx(11 * max(stage, link) + 2 * min(stage, link))
 
 
+def test_no_more_calls_than_in_flight_are_under_way() -> None:
+    with open_mesh(three(), executor="null", in_flight=1) as mesh:
+        told = dry_run(mesh.prepare(chain("left", "middle")), 5)
+    assert told.timeline.makespan == pytest.approx(5 * (sum(told.seconds) + 1e-6 + 128 / 10e9))
+
+
 def test_a_carried_value_makes_calls_wait_for_each_other() -> None:
     with mesh_of("null") as mesh:
         run = mesh.prepare(chain("left", "right"), carry={"x": "y"})

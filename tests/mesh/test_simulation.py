@@ -105,7 +105,9 @@ def test_every_start_is_explained_by_what_ended_there_and_then(seed: int) -> Non
         device = dice.choice(names)
         reads = tuple(dice.sample(sorted(maker), min(len(maker), dice.randint(0, 3))))
         makes = tuple((key * 10 + i, dice.randint(0, 100)) for i in range(dice.randint(0, 2)))
-        orders[device].append(Step(key, dice.choice([0.0, 0.5, dice.random()]), reads, makes))
+        after = tuple(dice.sample(range(key), min(key, dice.choice([0, 0, 0, 1, 2]))))
+        seconds = dice.choice([0.0, 0.5, dice.random()])
+        orders[device].append(Step(key, seconds, reads, makes, after))
         maker |= {value: (key, device, nbytes) for value, nbytes in makes}
     line = simulate(orders, specification)
 
@@ -129,5 +131,7 @@ def test_every_start_is_explained_by_what_ended_there_and_then(seed: int) -> Non
         for step in order:
             span = line.spans[step.key]
             there = [arrived.get((v, name), line.spans[maker[v][0]].end) for v in step.reads]
-            assert span == (name, max([before, *there]), span.start + step.seconds)
+            ended = [line.spans[key].end for key in step.after]
+            start = max([before, *there, *ended])
+            assert span == (name, start, start + step.seconds)
             before = span.end

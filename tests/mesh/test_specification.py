@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from pathlib import Path
 
@@ -185,3 +187,31 @@ def test_links_of_a_specification_made_in_python_join_two_of_its_devices() -> No
         MachineSpecification("one", {"a": entry}, (link,))
     with pytest.raises(UsageError, match="is link 0 already"):
         MachineSpecification("two", {"a": entry, "b": entry}, (link, link))
+
+
+#: What stands in the place of a word of a sound file.
+ODD = (
+    "", "-1", "0", ".nan", ".inf", "1e400", "9" * 60, "true", "[]", "{}", "[1, 2]", "{a: 1}",
+    "left", "null", "x/y.yaml", '"\\0"', "!!python/object:a.b {}", "&a [*a]", "? [a]\n: b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_file_is_read_or_refused_with_lines(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    text = TWO + "  - {from: right, to: left, latency_seconds: 1, curve: [[1, 1], [2, 3.5]]}\n"
+    words = re.findall(r"[\w.+-]+|[^\w.+-]+", text)
+    refused = 0
+    for _ in range(60):
+        damaged = list(words)
+        for at in dice.sample(range(len(words)), dice.randint(1, 2)):
+            damaged[at] = dice.choice(ODD)
+        try:
+            found = read(tmp_path, "".join(damaged))
+        except FormatError as error:
+            refused += 1
+            assert all(re.fullmatch(r"two\.yaml:\d+", p.where) for p in error.problems)
+        else:
+            for link in found.links:
+                assert 0 <= link.seconds(0) <= link.seconds(1 << 40) < math.inf
+    assert refused > 30
