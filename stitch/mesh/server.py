@@ -227,7 +227,11 @@ class DeviceServer:
             return nothing
         else:
             is_done = message.turn <= self._state.turn
-        return self._answers.get(key, nothing) if is_done else self._answer(piece, message, values)
+        if is_done:
+            return self._answers.get(key, nothing)
+        if any(s.kind == "kept" and (message.run, s.name) not in self._kept for s in piece.sources):
+            return nothing
+        return self._answer(piece, message, values)
 
     def _drop_settled(self, settled: int) -> None:
         """Drop kept values and answers of runs that the client will not ask for again."""
@@ -293,10 +297,10 @@ class DeviceServer:
                     self._kept[run, source.name] = value
             elif source.kind == "buffer":
                 value = self._state.buffers.get(source.name)
+                if value is None:
+                    raise TaskError(f"persistent buffer {source.name!r} has no value yet")
             else:
-                value = self._kept.get((run, source.name))
-            if value is None:
-                raise TaskError(f"{source.kind} value {source.name!r} is not on this device")
+                value = self._kept[run, source.name]
             if number in piece.donated and isinstance(value, Tensor):
                 value = value.to_layout(value.layout, copy=True)
             arguments.append(value)
@@ -343,6 +347,9 @@ class DeviceServer:
     def _exported(self, result: Tensor | Failure, where: str) -> Array | Failure:
         if isinstance(result, Failure):
             return result
+        if not self.device.computes:
+            result.settle()
+            return np.broadcast_to(to_wire(np.zeros((), result.dtype)), result.shape)
         if not self._copies:
             try:
                 return to_wire(np.from_dlpack(result))
