@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stitch import documents
 from stitch.api import Device
 from stitch.cli.module_files import ModuleFile
 from stitch.cli.wiring import names_of
-from stitch.errors import IncompatibleError
+from stitch.errors import IncompatibleError, UsageError
 from stitch.linker import Port, ProgramNames, Wire
+from stitch.mesh import Mesh, MeshGraph, RemoteTensor
 from stitch.program import Array, DataType, InputKind, ValueType
-from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
+from stitch.runtime import LoadedProgram, Tensor, chain_graph
+from stitch.tasks import HasProgram
 from stitch.ttb import initial_values
 
 if TYPE_CHECKING:
@@ -51,21 +53,23 @@ class RunOutput:
 
 
 class Runnable(Protocol):
-    """Modules on a device, ready to run.
+    """Modules on a device or on a mesh, ready to run.
 
     Args:
         modules: Names of the modules for `MODULE.SLOT`; None for a pipeline, which names its slots.
+        programs: The programs that are loaded on a device.
+        prepared: The task graphs on a mesh.
         runs: Program runs of one pass.
     """
 
-    device: Device
     modules: ProgramNames | None
     inputs: tuple[RunInput, ...]
     outputs: tuple[RunOutput, ...]
     programs: tuple[LoadedProgram, ...]
+    prepared: tuple[MeshGraph, ...]
     runs: int
 
-    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
         """Run one pass with an array for each input; return the outputs, perhaps pending."""
 
     def forget(self) -> None:
@@ -76,11 +80,14 @@ class Chain:
     """Modules in order, connected by wires; outputs that feed no input are its outputs."""
 
     def __init__(
-        self, device: Device, modules: Sequence[ModuleFile], wires: Sequence[Wire]
+        self, device: Device | Mesh, modules: Sequence[ModuleFile], wires: Sequence[Wire]
     ) -> None:
-        self.device = device
+        self._device = device
         self.modules: ProgramNames | None = names_of(modules)
-        self.programs = tuple([_loaded(device, module) for module in modules])
+        self.programs: tuple[LoadedProgram, ...] = ()
+        sources: Sequence[HasProgram] = modules
+        if isinstance(device, Device):
+            sources = self.programs = tuple([_loaded(device, module) for module in modules])
         self.runs = len(modules)
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
@@ -89,37 +96,42 @@ class Chain:
         ports = [(k, o) for k, m in enumerate(modules) for o in range(len(m.program.outputs))]
         results = [port for port in ports if port not in fed]
         called = [self.modules.short_name(k) for k in range(len(modules))]
-        table, sources = chain_graph(self.programs, feeds, "chain", results, called)
-        self._graph: PreparedGraph | None = PreparedGraph(device, table, title="the chain")
+        graph, free = chain_graph(sources, feeds, "chain", results, called)
+        run = device.prepare(graph)
+        self._run: Callable[..., Any] | None = run
+        self.prepared: tuple[MeshGraph, ...] = (run,) if isinstance(run, MeshGraph) else ()
         # States without an array of their own begin with the values of their files.
         starts = [initial_values(module.binary, module.program) for module in modules]
         inputs = []
-        for (name, _), (k, i) in zip(table.inputs, sources, strict=True):
+        for name, (k, i) in zip(graph.inputs, free, strict=True):
             program, slot = modules[k].program, modules[k].program.inputs[i]
             start, kind = starts[k].get(slot.name), program.values[slot.value].type
             inputs.append(RunInput(name, kind, slot.kind, start, slot.name, (k, i)))
         self.inputs = tuple(inputs)
         outputs = []
-        for (name, _), (k, o) in zip(table.outputs, results, strict=True):
+        for name, (k, o) in zip(graph.outputs, results, strict=True):
             value = modules[k].program.values[modules[k].program.outputs[o].value]
             outputs.append(RunOutput(name, value.type, value.desc.layout.data_type, (k, o)))
         self.outputs = tuple(outputs)
 
-    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
         """Run one pass; see `Runnable`."""
-        assert self._graph is not None, "forget was called"
-        results = self._graph(*self._shared(arrays))
+        assert self._run is not None, "forget was called"
+        results = self._run(*self._shared(arrays))
         return results if isinstance(results, tuple) else (results,)
 
-    def _shared(self, arrays: Sequence[Array]) -> list[Array | Tensor]:
+    def _shared(self, arrays: Sequence[Array]) -> Sequence[Array | Tensor]:
         """Replace an array of several inputs by one tensor, which is copied to a space once."""
+        device = self._device
+        if not isinstance(device, Device):
+            return arrays
         times = Counter(map(id, arrays))
-        tensors = {id(a): self.device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
+        tensors = {id(a): device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
         return [tensors.get(id(array), array) for array in arrays]
 
     def forget(self) -> None:
         """Release the programs and the graph."""
-        self._graph = None
+        self._run = None
         self.programs = ()
 
 
@@ -134,8 +146,10 @@ def _loaded(device: Device, module: ModuleFile) -> LoadedProgram:
 class PipelineRunnable:
     """The pipeline of a YAML file."""
 
-    def __init__(self, device: Device, checked: CheckedPipeline) -> None:
-        self.device = device
+    def __init__(self, device: Device | Mesh, checked: CheckedPipeline) -> None:
+        if isinstance(device, Mesh):
+            raise UsageError("pipeline files run on one device yet")
+        self.prepared: tuple[MeshGraph, ...] = ()
         self.modules: ProgramNames | None = None
         self._pipeline = documents.YamlPipeline(checked, device)
         self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)

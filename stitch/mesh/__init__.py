@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
+    from stitch.mesh.dry_runs import DryRun, dry_run
+    from stitch.mesh.mesh import BACKENDS, IN_FLIGHT, Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
     from stitch.mesh.specification import MachineSpecification, specification_of
+    from stitch.mesh.trace import trace_bytes
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
+            "dry_runs": "DryRun dry_run",
+            "mesh": "BACKENDS IN_FLIGHT Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
             "specification": "MachineSpecification specification_of",
+            "trace": "trace_bytes",
         },
     )
 
 __all__ = [
-    "MachineSpecification", "Mesh", "MeshGraph", "Piece", "RemoteTensor", "open_mesh", "pieces_of",
-    "specification_of",
+    "BACKENDS", "IN_FLIGHT", "DryRun", "MachineSpecification", "Mesh", "MeshGraph", "Piece",
+    "RemoteTensor", "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
 ]  # fmt: skip

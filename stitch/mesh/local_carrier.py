@@ -173,8 +173,7 @@ class LocalCarrier:
         if fault == "lose answer":
             _end(call, Outcome.SILENT)
             return
-        # The server does not know how many values a message of an unknown piece has.
-        answers = answer if isinstance(answer, tuple) else (answer,) * len(call.answers)
+        answers = answer if isinstance(answer, tuple) else (answer,)
         if type(answers[-1]) is NotDone:
             _end(call, Outcome.SILENT)
             return

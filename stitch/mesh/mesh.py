@@ -178,8 +178,6 @@ class Mesh:
         self, specification: MachineSpecification, carrier: Carrier, in_flight: int = IN_FLIGHT,
         functions: Sequence[str] = (), *, trace: bool = False, computes: bool = True,
     ) -> None:  # fmt: skip
-        if in_flight < 1:
-            raise UsageError("in_flight must be at least 1", got=str(in_flight))
         self.specification, self.in_flight = specification, in_flight
         self.functions, self.computes = tuple(functions), computes
         self.client = MeshClient(carrier, specification.devices, None if trace else MAX_RECORDS)
@@ -218,6 +216,10 @@ class Mesh:
             raise TaskError(f"cannot read {what}: the null executor computes no data",
                             remedy="open the mesh with executor='numpy'")  # fmt: skip
         return self.client
+
+    def wait(self) -> None:
+        """Wait until all calls have ended. Errors are raised by the tensors that they concern."""
+        self.open_client("the mesh").wait()
 
     def report(self, device: str, what: str) -> str:
         """Return a report of a device; see `messages.REPORTS`."""
@@ -303,8 +305,8 @@ class MeshGraph:
             self._prepare(piece, *ends) for piece, ends in zip(self.pieces, routes, strict=True)
         ]
         self._in_flight = self._most_in_flight()
-        #: The numbers of the calls under way.
-        self._under_way: deque[int] = deque()
+        #: Calls under way: their numbers, and the values that tell when they have ended.
+        self._under_way: deque[tuple[int, tuple[RemoteValue, ...]]] = deque()
 
     def _most_in_flight(self) -> int:
         """Return how many calls can be under way; raise `OutOfMemoryError` if not even one."""
@@ -388,18 +390,14 @@ class MeshGraph:
         while len(self._under_way) >= self._in_flight:
             self._finish_first()
         run = client.begin_run()
-        entries = []
+        answers: list[RemoteValue] = []
         for prepared, sent, answered in self._prepared:
-            entry = client.entry(prepared, run, [values[number] for number in sent])
-            values.update(zip(answered, entry.outputs, strict=True))
-            entries.append(entry)
-        self._under_way.append(run)
-        try:
-            client.submit(entries)
-        finally:  # An interrupted call was sent wholly, or not at all.
-            if self._between and client.has_run(run):
-                self._between = {name: values[self._carried[name][1]] for name in self._between}
-        client.end_run(run)
+            made = client.send(prepared, run, [values[number] for number in sent])
+            values.update(zip(answered, made, strict=True))
+            answers.extend(made)
+        self._under_way.append((run, tuple(answers)))
+        for name in self._between:
+            self._between[name] = values[self._carried[name][1]]
         results = tuple([
             RemoteTensor(
                 self.mesh, self._where[number], self._table.descs[number], values[number], name
@@ -426,8 +424,10 @@ class MeshGraph:
 
     def _finish_first(self) -> None:
         """Wait until the oldest call under way has ended."""
-        self.mesh.client.finish_run(self._under_way[0])
+        run, answers = self._under_way[0]
+        self.mesh.client.settle(answers)
         self._under_way.popleft()
+        self.mesh.client.end_run(run)
 
     def write(self, **values: Any) -> None:
         """Set carried inputs, by name, to arrays or tensors."""
@@ -618,6 +618,11 @@ def open_mesh(
     """
     if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}", expected=" or ".join(BACKENDS))
+    if address is not None and backend != "ray":
+        raise UsageError("the address is of a Ray cluster, and the devices are in this process",
+                         got=f"address {address!r}, backend {backend!r}")  # fmt: skip
+    if in_flight < 1:
+        raise UsageError("in_flight must be at least 1", got=str(in_flight))
     described = specification_of(specification, machine)
     opened = partial(
         open_server, executor=executor, modules=tuple(functions), strict_types=strict_types,

@@ -58,11 +58,12 @@ class RuntimePipeline(PreparedGraph):
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
         results = _results_of(self.programs)
-        table, _ = chain_graph(self.programs, feeds, "pipeline", results)
+        graph, _ = chain_graph(self.programs, feeds, "pipeline", results)
         if link or fuse:
-            self.programs = (_linked(self.programs, wires, results, table, fuse),)
-            table, _ = chain_graph(self.programs, [{}], "pipeline")
-        super().__init__(device, table, title="the pipeline")
+            linked = _linked(self.programs, wires, results, graph.table(), fuse)
+            self.programs = (linked,)
+            graph, _ = chain_graph(self.programs, [{}], "pipeline")
+        super().__init__(device, graph.table(), title="the pipeline")
 
 
 def _linked(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stitch.tasks.agents import (
         Agent,
         CopyAgent,
+        HasProgram,
         MergedAgent,
         ProgramAgent,
         TaskRow,
@@ -31,7 +32,7 @@ else:
         __name__,
         {
             "composition": "aggregate compose",
-            "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
+            "agents": "Agent CopyAgent HasProgram MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction Permission host_function task",
             "future": "OUTSIDE Future Task",
@@ -42,10 +43,10 @@ else:
     )
 
 __all__ = [
-    "OUTSIDE", "SHORTEST", "Agent", "CopyAgent", "Cut", "Future", "Handle", "HostCall",
-    "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace",
-    "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow", "TaskTable",
-    "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
-    "host_call", "host_function", "problems_of", "program_agent", "run_problems", "task",
-    "tasks_without", "transformation_of",
+    "OUTSIDE", "SHORTEST", "Agent", "CopyAgent", "Cut", "Future", "Handle", "HasProgram",
+    "HostCall", "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask",
+    "OutputPlace", "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow",
+    "TaskTable", "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of",
+    "edges_of", "host_call", "host_function", "problems_of", "program_agent", "run_problems",
+    "task", "tasks_without", "transformation_of",
 ]  # fmt: skip

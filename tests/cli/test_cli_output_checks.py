@@ -86,7 +86,7 @@ def test_what_would_be_lost_is_refused_before_anything_is_computed(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
+    monkeypatch.setattr("stitch.cli.run.run_target.OneDevice.run_passes", never)
     monkeypatch.setattr("stitch.cli.link.link_command.link_parts", never)
     _refused(cli, here, words, said)
 

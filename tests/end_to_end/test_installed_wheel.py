@@ -128,6 +128,7 @@ LONG_PAGES = (
         "devices.md",
         "observing.md",
         "foreign_operators.md",
+        "how-to/several-devices.md",
         *(pytest.param(name, marks=LONG) for name in LONG_PAGES),
     ],
 )
@@ -140,6 +141,7 @@ def test_every_block_of_a_page_runs_in_an_empty_folder(
 #: Pages of docs/ whose text blocks are what they print.
 SHOWN_PAGES = (
     "architecture.md",
+    "placement_and_schedules.md",
     *sorted(f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")),
 )
 
@@ -174,7 +176,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/observing.md", "docs/tasks.md", "docs/training.md"}
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
-    run.add("docs/foreign_operators.md")
+    run |= {"docs/foreign_operators.md", "docs/how-to/several-devices.md"}
     run |= {"docs/torch_compile.md", "docs/tracing.md"}
     run |= {f"docs/{name}" for name in SHOWN_PAGES}
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}

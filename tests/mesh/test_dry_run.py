@@ -7,7 +7,7 @@ import pytest
 
 from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
-from stitch.mesh.dry_run import dry_run
+from stitch.mesh.dry_runs import dry_run
 from stitch.mesh.mesh import Mesh, open_mesh
 from stitch.mesh.specification import DeviceEntry, Link, MachineSpecification
 from stitch.program import DataType, Layout, TensorDesc

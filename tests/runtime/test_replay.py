@@ -24,8 +24,8 @@ W = X[::-1].copy()
 
 
 def _prepared(device: Device, model: stitch.CompiledModel) -> PreparedGraph:
-    table, _ = chain_graph((device.load(model),), ({},), "graph")
-    return PreparedGraph(device, table)
+    graph, _ = chain_graph((device.load(model),), ({},), "graph")
+    return device.prepare(graph)
 
 
 @pytest.fixture(params=["host", "tiny"])

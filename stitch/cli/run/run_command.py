@@ -32,6 +32,7 @@ from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import StitchError, UsageError, closest
 from stitch.files import nearest_file
 from stitch.machine import load_machine, machine_names
+from stitch.mesh import BACKENDS, IN_FLIGHT
 from stitch.report import counted, replay
 from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 
@@ -103,6 +104,8 @@ EXAMPLES = """\
   stitch-run a.ttb --init=randn --executor=onnxruntime --expected_operations=reference
   stitch-run --module=a.ttb --module=b.ttb --dry_run --max_copies=0
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
+  stitch-run a.ttb b.ttb --init=randn --devices=2 --num_runs=100 --print_statistics
+  stitch-run pipeline.yaml --devices=two.yaml --backend=ray --input=x=@x.npy
   stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
   stitch-run --replay=run.json
   stitch-run --example=digits"""
@@ -151,6 +154,15 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--device", machine),
         ("--target", machine | {"help": "the same as --device"}),
+        ("--devices", {"metavar": "N|specification.yaml", "type": file_path,
+                       "help": "run on several devices: N equal ones, or those of a machine "
+                       "specification; modules are placed by the pipeline file, or automatically"}),
+        ("--backend", {"choices": BACKENDS, "help": "where several devices are: local, all in "
+                       "this process (default); ray, each in a process of its own"}),
+        ("--address", {"metavar": "auto|HOST:PORT", "help": "the running Ray cluster to use, with "
+                       "--backend=ray (default: start one here, and end it)"}),
+        ("--in_flight", {"type": positive, "metavar": "N", "help": "passes under way at once on "
+                         f"several devices (default: {IN_FLIGHT})"}),
         ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
         ("--example", {"metavar": "NAME", "help": "write the files of an example (digits, "
                        "recurrent, ...) here, print how to run it, and exit"}),

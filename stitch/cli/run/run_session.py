@@ -10,7 +10,6 @@ import io
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -35,12 +34,7 @@ from stitch.cli.command import (
     say_aside,
     say_written,
 )
-from stitch.cli.device_costs import (
-    check_device_capacity,
-    copies_inside,
-    memory_text,
-    planned_copies,
-)
+from stitch.cli.device_costs import copies_inside
 from stitch.cli.module_files import (
     lacking_lines,
     machine_for,
@@ -57,6 +51,15 @@ from stitch.cli.output_checks import (
     OutputChecks,
     array_kind,
     trace_kind,
+)
+from stitch.cli.run.run_target import (
+    Measured,
+    OneDevice,
+    RunTarget,
+    one_device,
+    open_several,
+    percentiles,
+    refuse_for_one,
 )
 from stitch.cli.run_inputs import (
     SLOT_FORM,
@@ -81,21 +84,15 @@ from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
 from stitch.report import (
-    ChromeTrace,
     ComparedResult,
     OperationComparison,
     OperationLine,
-    Recorder,
     Tolerances,
     Verdict,
-    VisualizerFolder,
     compare,
     counted,
     memory_views,
-    other_lines,
-    peaks_of,
     plan_json,
-    totals_json,
 )
 from stitch.runtime import LoadedProgram
 
@@ -317,29 +314,6 @@ def _table(lines: Sequence[OperationLine]) -> str:
 # Passes and their report.
 
 
-@dataclass(slots=True)
-class Measured:
-    """Measurements of the passes.
-
-    `seconds` has the wall time of each timed pass; `copies` is the largest number of writes to
-    memory spaces in one pass, except those of host arrays.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    passes: int = 0
-    copies: int = 0
-
-    def percentiles(self) -> dict[str, float]:
-        """Return p50, p90, p99, min, max and mean of the timed passes, in seconds."""
-        if not self.seconds:
-            return {}
-        return {
-            **{f"p{rank}": float(np.percentile(self.seconds, rank)) for rank in (50, 90, 99)},
-            "min": min(self.seconds), "max": max(self.seconds),
-            "mean": float(np.mean(self.seconds)),
-        }  # fmt: skip
-
-
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[], None]]:
     """Yield a function to call after each of `total` passes.
@@ -354,35 +328,6 @@ def progress(total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def run_passes(
-    runnable: Runnable,
-    arrays: Sequence[Array],
-    warmup: int,
-    timed: int,
-    measured: Measured,
-    tick: Callable[[], None],
-) -> list[Array]:
-    """Run all passes and time them; return the last results (none without data)."""
-    device = runnable.device
-    for index in range(warmup + timed):
-        before = device.history.seen()[0] - device.history.whole().entries
-        began = time.perf_counter()
-        tensors = runnable.run(arrays)
-        device.flush()
-        seconds = time.perf_counter() - began
-        wrote = device.history.seen()[0] - device.history.whole().entries - before
-        measured.copies = max(measured.copies, wrote)
-        measured.passes += 1
-        tick()
-        if index >= warmup:
-            measured.seconds.append(seconds)
-        if index < warmup + timed - 1:
-            del tensors
-    if not device.computes:
-        return []
-    return [tensor.numpy() for tensor in tensors]
-
-
 def leaks(device: Device) -> list[str]:
     """Describe each buffer that is still allocated."""
     device.flush()
@@ -393,59 +338,28 @@ def leaks(device: Device) -> list[str]:
     ]
 
 
-def statistics_text(measured: Measured) -> str:
-    """Return the number of passes and their percentiles in microseconds."""
-    by_name = measured.percentiles()
-    listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
-    return f"{counted(len(measured.seconds), 'timed pass', 'timed passes')}: {listed}"
-
-
-def result_json(
-    device: api.Device,
-    runnable: Runnable,
-    measured: Measured,
-    verdicts: Mapping[int, Verdict],
-    code: int,
-    failures: Sequence[str],
-    operations: OperationComparison | None = None,
-) -> dict[str, Any]:
+def result_json(session: RunSession, code: int) -> dict[str, Any]:
     """Return all reports as plain data, for `--result_file`."""
-    account = device.account()
+    runnable, operations = session.runnable, session.operations
     return {
         "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
         "exit_code": code,
-        "errors": list(failures),
+        "errors": list(session.failures),
         "producer": PRODUCER,
-        "machine": device.machine.name,
-        "executor": device.executor,
         "inputs": [{"name": i.name, "type": i.type.text()} for i in runnable.inputs],
         "outputs": [{"name": o.name, "type": o.type.text()} for o in runnable.outputs],
         "comparisons": [
-            {"result": index, **asdict(verdict)} for index, verdict in sorted(verdicts.items())
+            {"result": index, **asdict(verdict)}
+            for index, verdict in sorted(session.verdicts.items())
         ],
         **({} if operations is None else {"operations": [asdict(o) for o in operations.lines]}),
-        "passes": measured.passes,
-        "seconds": measured.percentiles(),
-        "copies_per_pass": measured.copies,
-        "totals": totals_json(account.period, account.total),
-        "memory_writes": {"writes": account.writes_seen, "nbytes": account.nbytes_seen},
-        "plans": [plan_json(plan) | {"runs": times} for plan, times in account.plans],
-        "other_copies": [asdict(line) for line in other_lines(account)],
-        "older_copies": totals_json("older or failed plans", account.earlier),
-        "reads": {
-            "times": sum(read.times for read in account.reads),
-            "nbytes": sum(read.times * read.nbytes for read in account.reads),
-        },
-        "peak_bytes_per_bank": peaks_of(device),
-        "memory": memory_views(device),
-        "host_memory": {
-            "peak_nbytes": device.peak_nbytes,
-            "allowed_nbytes": device.allowed_nbytes,
-        },
+        "passes": session.measured.passes,
+        "seconds": percentiles(session.measured.seconds),
+        **session.target.as_json(session.measured),
     }
 
 
-#: Loads the programs of a run on its device, after the reports have begun to observe it.
+#: Loads the programs of a run, after the reports have begun to observe the device.
 _Load: TypeAlias = Callable[[], Runnable]
 
 
@@ -454,7 +368,7 @@ class RunSession:
     """The state of a run."""
 
     options: argparse.Namespace
-    device: api.Device
+    target: RunTarget
     runnable: Runnable
     arrays: tuple[Array, ...]
     where: Destinations
@@ -496,41 +410,27 @@ def run_session(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
     with ExitStack() as stack:
-        device, load = (_chain if options.pipeline is None else _pipeline)(options)
-        stack.enter_context(device)
-        trace = None if options.trace is None else ChromeTrace(device, options.trace)
-        if trace is not None:
-            stack.callback(trace.forget)
-        folder = (
-            None if options.visualizer is None else VisualizerFolder(device, options.visualizer)
-        )
-        if folder is not None:
-            stack.callback(folder.forget)
-        recorder = Recorder(device) if options.record is not None else None
-        session = _prepared(options, load())
+        target, load = (_chain if options.pipeline is None else _pipeline)(options)
+        stack.enter_context(target.opened)
+        add_reports = stack.enter_context(target.observed(options))
+        session = _prepared(options, target, load())
         _check_outputs(session, checks)
         if options.expected_operations is not None:
             how = Tolerances(options.atol, options.rtol, options.pcc)
-            session.operations = stack.enter_context(OperationComparison(device, how))
+            compared = OperationComparison(one_device(target), how)
+            session.operations = stack.enter_context(compared)
         _announce_passes(session)
         _all_passes(session)
         lines = _outcome(session)
         code = _checked(session)
         if options.save_artifacts:
-            add_artifacts(session.files, options.artifact_dir, session.device, session.runnable,
-                          session.arrays, session.results)  # fmt: skip
+            add_artifacts(session.files, options.artifact_dir, one_device(target),
+                          session.runnable, session.arrays, session.results)  # fmt: skip
         if options.check_memory_leak:
             code = max(code, _leak_check(session))
-        if trace is not None:
-            trace.add_to(session.files)
-        if folder is not None:
-            folder.add_to(session.files)
-        if recorder is not None:
-            session.files[options.record] = recorder.text()
+        add_reports(session.files)
         if options.result_file is not None:
-            body = result_json(session.device, session.runnable, session.measured,
-                               session.verdicts, code, session.failures,
-                               session.operations)  # fmt: skip
+            body = result_json(session, code)
             session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
         say_written("stitch-run", write_files(session.files))
         for line in lines:
@@ -540,13 +440,17 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         return code
 
 
-def _open(options: argparse.Namespace, machine: Machine) -> api.Device:
+def _open(options: argparse.Namespace, machine: Machine, devices: str | None) -> RunTarget:
+    """Open a device, or where `devices` names several, a mesh."""
     executor = options.executor or ("null" if options.dry_run else "numpy")
     if options.dry_run and executor != "null":
         raise UsageError(f"--dry_run executes nothing, --executor={executor} does")
     if executor == "null":
         _refuse_results(options)
-    return api.open_device(
+    if devices is not None:
+        return open_several(options, machine, devices)
+    refuse_for_one(options)
+    return OneDevice(api.open_device(
         machine,
         executor=executor,
         threads=options.threads,
@@ -555,7 +459,7 @@ def _open(options: argparse.Namespace, machine: Machine) -> api.Device:
         debug=options.check_memory,
         strict_types=options.strict_types,
         inter_op_threads=options.inter_op_threads,
-    )
+    ))  # fmt: skip
 
 
 def _refuse_results(options: argparse.Namespace) -> None:
@@ -572,7 +476,7 @@ def _refuse_results(options: argparse.Namespace) -> None:
         )
 
 
-def _chain(options: argparse.Namespace) -> tuple[api.Device, _Load]:
+def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
     modules = with_unique_names(
         read_modules(options.module, options.function, device=options.device, compiling=_note)
     )
@@ -580,31 +484,30 @@ def _chain(options: argparse.Namespace) -> tuple[api.Device, _Load]:
         _note(line)
     named = named_inputs(options.input)
     wires = wires_of(modules, options.wire, strict_types=options.strict_types, named=named)
-    device = _open(options, machine_for(options.device, modules))
-    return device, lambda: Chain(device, modules, wires)
+    target = _open(options, machine_for(options.device, modules), options.devices)
+    return target, lambda: Chain(target.opened, modules, wires)
 
 
-def _pipeline(options: argparse.Namespace) -> tuple[api.Device, _Load]:
+def _pipeline(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
     checked = documents.read_pipeline(options.pipeline, strict_types=options.strict_types)
     for warning in checked.warnings:
         say_aside(f"stitch-run: warning: {warning}")
     machine = load_machine(options.device if options.device is not None else checked.machine)
-    device = _open(options, machine)
-    return device, lambda: PipelineRunnable(device, checked)
+    target = _open(options, machine, options.devices)
+    return target, lambda: PipelineRunnable(target.opened, checked)
 
 
-def _prepared(options: argparse.Namespace, runnable: Runnable) -> RunSession:
-    device = runnable.device
-    check_device_capacity(device, runnable)
+def _prepared(options: argparse.Namespace, target: RunTarget, runnable: Runnable) -> RunSession:
+    target.check(runnable)
     arrays = gather_inputs(
         runnable.inputs, options.input, runnable.modules, init=options.init, seed=options.seed,
-        without_data=not device.computes, strict_types=options.strict_types, note=_note,
+        without_data=not target.computes, strict_types=options.strict_types, note=_note,
     )  # fmt: skip
     where = destinations(
         runnable.outputs, options.output, runnable.modules, brief=not options.expected_output
     )
     expected = expectations(runnable.outputs, options.expected_output, runnable.modules)
-    return RunSession(options, device, runnable, arrays, where, expected)
+    return RunSession(options, target, runnable, arrays, where, expected)
 
 
 def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
@@ -641,7 +544,7 @@ def _all_passes(session: RunSession) -> None:
     how = Tolerances(options.atol, options.rtol, options.pcc)
     with progress(options.loops * (options.warmup_runs + options.num_runs)) as tick:
         for _ in range(options.loops):
-            session.results = run_passes(
+            session.results = session.target.run_passes(
                 runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured,
                 tick,
             )  # fmt: skip
@@ -657,19 +560,19 @@ def _all_passes(session: RunSession) -> None:
 
 def _outcome(session: RunSession) -> list[str]:
     """Add the result files to the session's; return the lines to print."""
-    options, device = session.options, session.device
+    options, target = session.options, session.target
     lines: list[str] = []
-    if device.computes:
+    if target.computes:
         outputs = session.runnable.outputs
         lines += add_results(session.where, outputs, session.results, session.files, _note)
     else:
         lines.append("planned only: nothing was executed, no results exist")
     if options.explain or options.dry_run:
-        lines.append(device.explain())
+        lines.append(target.explain())
     if options.memory:
-        lines.append(memory_text(device))
+        lines.append(target.memory())
     if options.print_statistics:
-        lines.append(statistics_text(session.measured))
+        lines.append(target.statistics(session.measured))
     failed = [(i, v) for i, v in sorted(session.verdicts.items()) if not v.passed]
     lines += [f"[FAILED] result[{i}]: {v.name}: {v.detail}" for i, v in failed]
     if session.verdicts and not failed:
@@ -678,20 +581,18 @@ def _outcome(session: RunSession) -> list[str]:
 
 
 def _checked(session: RunSession) -> int:
-    options, device = session.options, session.device
+    options, target = session.options, session.target
     code = EXIT_OK
     has_wrong = session.operations is not None and session.operations.first is not None
     if has_wrong or any(not v.passed for v in session.verdicts.values()):
         code = EXIT_MISMATCH
-    if not device.computes:
-        session.measured.copies = planned_copies(device)
     if options.max_copies is not None and session.measured.copies > options.max_copies:
         many = counted(session.measured.copies, "copy", "copies")
         what = f"{many} in one pass, at most {options.max_copies} allowed"
         lines = [
             f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
             f"    {line.reason}"
-            for line in copies_inside(device)
+            for line in copies_inside(one_device(target))
         ]
         session.failures.append("\n".join([what, *lines]))
         code = EXIT_OVER_LIMIT
@@ -700,7 +601,7 @@ def _checked(session: RunSession) -> int:
 
 def _leak_check(session: RunSession) -> int:
     session.runnable.forget()
-    buffers = leaks(session.device)
+    buffers = leaks(one_device(session.target))
     if not buffers:
         return EXIT_OK
     session.failures.append("memory is still allocated at the end:\n  " + "\n  ".join(buffers))

@@ -1,4 +1,4 @@
-"""The task graph of loaded programs that run in sequence.
+"""The task graph of programs that run in sequence.
 
 Inputs that no output feeds are inputs of the graph.
 """
@@ -9,59 +9,56 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stitch.program import FreeNames
-from stitch.runtime.loaded import LoadedProgram
-from stitch.tasks import Future, TaskGraph, TaskTable
+from stitch.tasks import Future, HasProgram, TaskGraph
 
 #: A slot: number of a program, and position among its inputs or outputs.
 Slot = tuple[int, int]
 
 
 def chain_graph(
-    programs: Sequence[LoadedProgram],
+    programs: Sequence[HasProgram],
     feeds: Sequence[Mapping[int, Slot]],
     name: str,
     results: Sequence[Slot] = (),
     owners: Sequence[str] = (),
-) -> tuple[TaskTable, tuple[Slot, ...]]:
+) -> tuple[TaskGraph, tuple[Slot, ...]]:
     """Return the graph, and the slots of its inputs in order: by program, then by position.
 
     Args:
-        programs: The programs in order.
+        programs: Loaded programs, or others that a task graph calls, in order.
         feeds: For each program: input position → the output that feeds it.
         name: Name of the graph.
         results: Slots of the graph's outputs; by default, the outputs of the last program.
         owners: Program names to make slot names unique; by default, the programs' names.
     """
-    owners = owners or [program.name for program in programs]
+    parts = [source.program for source in programs]
+    owners = owners or [part.name for part in parts]
     sources = tuple([
         (number, position)
-        for number, program in enumerate(programs)
-        for position in range(program.takes)
+        for number, part in enumerate(parts)
+        for position in range(len(part.inputs))
         if position not in feeds[number]
     ])  # fmt: skip
     graph = TaskGraph(name)
-    names = _told_apart([(k, owners[k], programs[k].ports[i].name) for k, i in sources])
+    names = _told_apart([(k, owners[k], parts[k].inputs[i].name) for k, i in sources])
     inputs = {
-        slot: graph.input(programs[slot[0]].program.input_desc(slot[1]), called)
+        slot: graph.input(parts[slot[0]].input_desc(slot[1]), called)
         for slot, called in zip(sources, names, strict=True)
     }
     made: list[tuple[Future, ...]] = []
-    for number, program in enumerate(programs):
+    for number, source in enumerate(programs):
         fed, given = feeds[number], []
-        for position in range(program.takes):
-            source = fed.get(position)
-            if source is None:
-                given.append(inputs[number, position])
-            else:
-                given.append(made[source[0]][source[1]])
-        outputs = graph.call(program, *given)
+        for position in range(len(parts[number].inputs)):
+            feed = fed.get(position)
+            given.append(inputs[number, position] if feed is None else made[feed[0]][feed[1]])
+        outputs = graph.call(source, *given)
         made.append(outputs if isinstance(outputs, tuple) else (outputs,))
-    last = len(programs) - 1
+    last = len(parts) - 1
     results = results or [(last, position) for position in range(len(made[last]))]
-    names = _told_apart([(k, owners[k], programs[k].program.outputs[o].name) for k, o in results])
+    names = _told_apart([(k, owners[k], parts[k].outputs[o].name) for k, o in results])
     for (number, position), called in zip(results, names, strict=True):
         graph.output(made[number][position], called)
-    return graph.table(), sources
+    return graph, sources
 
 
 def _told_apart(slots: Sequence[tuple[int, str, str]]) -> list[str]:

@@ -336,8 +336,8 @@ class GraphProgram:
             loaded = device.load(compiled.binary)
             # Prepare now, not at the first call: torch can run what the executor refuses.
             loaded.prepared()
-            table, _ = chain_graph((loaded,), ({},), "compiled graph")
-            self._prepared = PreparedGraph(device, table, title="the compiled graph")
+            graph, _ = chain_graph((loaded,), ({},), "compiled graph")
+            self._prepared = PreparedGraph(device, graph.table(), title="the compiled graph")
         #: Whether torch gets copies of all results; then the last run can be replayed.
         self._copies = all(map(storage.copies, results_of(compiled.outputs)))
         self._replay: Replay | None = None

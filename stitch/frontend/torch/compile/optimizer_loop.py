@@ -183,8 +183,8 @@ class UpdateProgram:
             None if output.name == STEP else _key_of(output.name) for output in program.outputs
         ]
         loaded = device.load(Binary((program,), device.machine.shape, PRODUCER))
-        table, _ = chain_graph((loaded,), ({},), "optimizer step")
-        self._prepared = PreparedGraph(device, table, title="the optimizer's step")
+        step, _ = chain_graph((loaded,), ({},), "optimizer step")
+        self._prepared = PreparedGraph(device, step.table(), title="the optimizer's step")
         #: Positions of the gradients, in the order of the inputs.
         self._gradients = gradients
         arguments = [ArgumentSlot(i, is_static=False) for i in range(len(gradients))]

@@ -1,0 +1,121 @@
+"""`stitch-run --devices`: the outputs of one device, one report of all, and wrong options."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import COMMANDS, Run
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+CHAIN = ("run", "a.ttb", "b.ttb", "--input=x=@x.npy")
+#: Links so fast that a second device helps.
+SPECIFICATION = """\
+devices:
+  left:  {machine: wormhole_n150}
+  right: {machine: wormhole_n150}
+links:
+  - {from: left, to: right, latency_seconds: 0, bytes_per_second: 1.0e+18}
+"""
+
+
+def test_the_digits_on_two_devices_give_the_bytes_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("features", "classifier"):
+        words = (str(DIGITS / f"{name}.yaml"), "-o", f"{name}.ttb")
+        assert COMMANDS["compile"](words) == 0
+    with np.load(DIGITS / "digits.npz") as digits:
+        np.save("x.npy", digits["images"][digits["held_out"]] / np.float32(16))
+    Path("two.yaml").write_text(SPECIFICATION)
+    run = ("features.ttb", "classifier.ttb", "--input=@x.npy", "--num_runs=3")
+    assert COMMANDS["run"]((*run, "--output=@one.npy")) == 0
+    several = ("--backend=local", "--devices=two.yaml", "--result_file=r.json")
+    assert COMMANDS["run"]((*run, "--output=@two.npy", *several)) == 0
+    told = json.loads(Path("r.json").read_text())
+    assert [each["totals"]["programs"] for each in told["devices"].values()] == [3, 3]
+    assert (told["messages"]["Run"], told["crossings"]) == (2 * 3, 3)
+    assert Path("two.npy").read_bytes() == Path("one.npy").read_bytes()
+
+
+def test_one_report_tells_of_all_devices(cli: Run) -> None:
+    Path("two.yaml").write_text(SPECIFICATION)
+    done = cli(*CHAIN, "--devices=two.yaml", "--explain", "--memory", "--print_statistics",
+               "--num_runs=4", "--warmup_runs=1", "--loops=2", "--in_flight=3", "--trace=t.json",
+               "--result_file=r.json")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "8 timed passes in " in done.out
+    assert "at most 3 at a time" in done.out
+    told = json.loads(Path("r.json").read_text())
+    assert told["result"] == "pass"
+    assert (told["mesh"], told["backend"], told["in_flight"]) == ("two", "local", 3)
+    assert told["passes"] == 10
+    assert list(told["devices"]) == ["left", "right"]
+    for name, device in told["devices"].items():
+        assert f"device {name} (wormhole_n150)" in done.out
+        assert (device["pid"], device["restarts"]) == (os.getpid(), 0)
+        assert device["totals"]["programs"] == 10
+    assert (told["messages"]["Run"], told["crossings"]) == (2 * 10, 10)
+    trace = json.loads(Path("t.json").read_text())
+    pieces = [line for line in trace["traceEvents"] if line.get("cat") == "piece"]
+    assert len(pieces) == 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--backend=local",), 2, "--backend has no effect without --devices"),
+        (("--address=auto",), 2, "--address has no effect without --devices"),
+        (("--in_flight=2",), 2, "--in_flight has no effect without --devices"),
+        (("--devices=2", "--in_flight=0"), 2, "takes an integer of at least 1, not '0'"),
+        (("--devices=2", "--backend=rai"), 2, "takes local or ray, not 'rai': did you mean"),
+        (("--devices=2", "--address=auto"), 2, "the address is of a Ray cluster"),
+        (("--devices=0",), 2, "this number of devices is not possible"),
+        (("--devices=65",), 2, "expected: 1 to 64"),
+        (("--devices=nowhere.yaml",), 3, "nowhere.yaml"),
+        (("--devices=wrong.yaml",), 3, "self_link"),
+        (("--devices=two.yaml", "--device=tiny"), 2, "--device does too"),
+        (("--devices=2", "--visualizer=v"), 2, "--visualizer is for a run on one device"),
+        (("--devices=2", "--expected_operations=reference"), 2, "--expected_operations is for"),
+        (("--devices=2", "--record=r.json"), 2, "--record is for a run on one device"),
+        (("--devices=2", "--save_artifacts"), 2, "--save_artifacts is for a run on one device"),
+        (("--devices=2", "--max_copies=3"), 2, "--max_copies is for a run on one device"),
+        (("--devices=2", "--window=3"), 2, "--window is for a run on one device"),
+        (("--devices=2", "--dry_run", "--output=@y.npy"), 2, "--dry_run executes nothing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_error(
+    cli: Run, words: tuple[str, ...], code: int, said: str
+) -> None:
+    Path("two.yaml").write_text(SPECIFICATION)
+    Path("wrong.yaml").write_text(SPECIFICATION.replace("to: right", "to: left"))
+    done = cli(*CHAIN, *words)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert done.err.count("stitch-run: ") == 1
+
+
+def test_an_error_on_a_device_ends_the_run_and_is_in_the_result_file(cli: Run) -> None:
+    spec: Any = SPECIFICATION.replace("wormhole_n150", "tiny")
+    Path("two.yaml").write_text(spec)
+    done = cli(*CHAIN, "--devices=two.yaml", "--result_file=r.json")
+    assert done.code == 4, done.err
+    assert "tiny" in done.err
+    assert json.loads(Path("r.json").read_text())["exit_code"] == 4
+
+
+def test_a_dry_run_tells_pieces_traffic_memory_and_time_and_computes_nothing(cli: Run) -> None:
+    Path("two.yaml").write_text(SPECIFICATION)
+    done = cli("run", "a.ttb", "b.ttb", "--devices=two.yaml", "--dry_run", "--num_runs=5")
+    assert done.code == 0, done.err
+    assert "two: 2 pieces on 2 devices, 5 micro-batches" in done.out
+    assert "left -> right: 1 value, 128 B a micro-batch" in done.out
+    assert "right (wormhole_n150): busy" in done.out
+    assert "planned only" in done.out
+    assert "result[0]" not in done.out
