@@ -307,7 +307,11 @@ class _Elementwise(Loss):
     def _broadcast(self, word: str, weights: Array | None, each: Any) -> Array | None:
         """Return weights; raise `CompileError` if they do not broadcast to the elements."""
         shape = tuple(each.shape)
-        if weights is not None and np.broadcast_shapes(weights.shape, shape) != shape:
+        try:
+            fits = weights is None or np.broadcast_shapes(weights.shape, shape) == shape
+        except ValueError:
+            fits = False
+        if weights is not None and not fits:
             raise CompileError(
                 f"{word} of {type(self).__name__} must broadcast to the prediction",
                 expected=str(list(shape)), got=str(list(weights.shape)),

@@ -273,63 +273,45 @@ def test_graphs_that_do_not_hold_together(nodes: list[Any], words: str) -> None:
         from_onnx(model(nodes, [info("x", [2])], ["y"]))
 
 
-def test_a_model_that_says_nothing_twice_or_badly_is_refused() -> None:
-    def broken(change: Any) -> onnx.ModelProto:
-        nodes = [node("Elu", ["x"], ["h"], alpha=0.5), node("Add", ["h", "w"], ["y"])]
-        proto = model(nodes, [info("x", [2])], ["y"], {"w": drawn(2)})
-        change(proto)
-        return proto
-
-    def twice(proto: onnx.ModelProto) -> None:
-        proto.graph.node[0].attribute.append(proto.graph.node[0].attribute[0])
-
-    def of_no_function(proto: onnx.ModelProto) -> None:
-        proto.graph.node[0].attribute[0].ref_attr_name = "alpha"
-
-    def in_segments(proto: onnx.ModelProto) -> None:
-        proto.graph.initializer[0].segment.begin = 1
-
-    def functions(proto: onnx.ModelProto) -> None:
-        for _ in range(2):
-            proto.functions.append(helper.make_function(
-                "mine", "F", ["a"], ["b"], [node("Neg", ["a"], ["b"])],
-                [helper.make_opsetid("", 26)]))  # fmt: skip
-
-    cases: tuple[tuple[Any, str], ...] = (
-        (lambda proto: proto.ClearField("graph"), "no graph"),
-        (twice, "'alpha' is given twice"),
-        (of_no_function, "stands in no function"),
-        (in_segments, "a tensor in segments"),
-        (functions, "the function 'F' is defined twice"),
-        (lambda proto: proto.graph.node[0].attribute.add(name="s", type=3, s=b"\xff"), "no UTF-8"),
-    )
-    for change, words in cases:
-        with pytest.raises(FormatError, match=words):
-            from_onnx(broken(change))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.ClearField("graph"), "no graph"),
+        (lambda p: p.graph.node[0].attribute.extend([*p.graph.node[0].attribute]), "given twice"),
+        (lambda p: setattr(p.graph.node[0].attribute[0], "ref_attr_name", "a"), "in no function"),
+        (lambda p: p.graph.node[0].attribute.add(name="s", type=3, s=b"\xff"), "no UTF-8"),
+        (lambda p: setattr(p.graph.initializer[0].segment, "begin", 1), "a tensor in segments"),
+        (lambda p: p.functions.extend([onnx.FunctionProto(name="F", domain="m")] * 2), "F.*twice"),
+    ],
+)
+def test_a_model_that_lacks_or_doubles_a_part_is_refused(change: Any, words: str) -> None:
+    nodes = [node("Elu", ["x"], ["h"], alpha=0.5), node("Add", ["h", "w"], ["y"])]
+    proto = model(nodes, [info("x", [2])], ["y"], {"w": drawn(2)})
+    change(proto)
+    with pytest.raises(FormatError, match=words):
+        from_onnx(proto)
 
 
-@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.FLOAT, TensorProto.UINT8])
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.FLOAT])
 def test_external_data_may_begin_anywhere_and_needs_no_length(tmp_path: Path, kind: int) -> None:
     """As in one file for all tensors: 4-bit elements, and an offset that no element fits."""
-    proto = model([node("Cast", ["w"], ["y"], to=1), node("Cast", ["e"], ["z"], to=1)], [],
-                  ["y", "z"])  # fmt: skip
-    count = 0 if kind == TensorProto.UINT8 else 4
-    values = np.array([1, -2, 3, -4][:count], np.float32)
-    packed = bytes([0xE1, 0xC3]) if kind == TensorProto.INT4 else values.tobytes()
+    nodes = [node("Cast", ["w"], ["y"], to=1), node("Cast", ["e"], ["z"], to=1)]
+    proto, path = model(nodes, [], ["y", "z"]), tmp_path / "m.onnx"
+    values = np.array([1, -2, 3, -4], np.float32)
+    packed = b"\xe1\xc3" if kind == TensorProto.INT4 else values.tobytes()
     (tmp_path / "w.bin").write_bytes(b"abc" + packed)
-    for name, size in (("w", count), ("e", 0)):
-        tensor = TensorProto(name=name, data_type=kind, dims=[size], data_location=1)
-        for key, value in (("location", "w.bin"), ("offset", "3")):
-            tensor.external_data.add(key=key, value=value)
-        proto.graph.initializer.append(tensor)
-    path = tmp_path / "m.onnx"
-    path.write_bytes(proto.SerializeToString())
+    for name, size in (("w", 4), ("e", 0)):
+        tensor = proto.graph.initializer.add(name=name, data_type=kind, dims=[size])
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="w.bin")
+        tensor.external_data.add(key="offset", value="3")
+    onnx.save(proto, path)
     with stitch.open_device("host") as device:
         y, z = device.load(stitch.compile(path, target="host"))()
         np.testing.assert_array_equal(y.numpy(), values)
         assert z.shape == (0,)
     proto.graph.initializer[0].external_data[1].value = "-3"
-    path.write_bytes(proto.SerializeToString())
+    onnx.save(proto, path)
     with pytest.raises(FormatError, match="offset is no number of bytes"):
         from_onnx(path)
 

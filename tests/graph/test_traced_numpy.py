@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -120,6 +122,12 @@ def test_two_operands_are_promoted_as_numpy_promotes_them(number: int, left: str
             check(run, lambda x, s=scalar: f(s, x), drawn(left))
 
 
+def test_a_method_of_a_ufunc_that_is_not_supported_is_named() -> None:
+    for f in (np.arctan2.reduce, np.maximum.accumulate):
+        with pytest.raises(CompileError, match=rf"numpy\.\w+\.{f.__name__}"):
+            trace(lambda x: f(x), drawn("f4"))  # noqa: B023  # called at once
+
+
 def test_a_number_beyond_a_type_is_compared_and_not_added(run: Run) -> None:
     x = np.array([0, 200], np.uint8)
     check(run, lambda x: (x < 300, x == -1, x > -1), x)
@@ -183,6 +191,21 @@ CASES: dict[str, Callable[..., Any]] = {
         np.fmod(x, 3), np.reciprocal(2 * x + 1), np.maximum.reduce(x, axis=1),
         np.add.accumulate(x), x // 0.7,
         1 << abs(x.astype(np.int64) % 9)),
+    "where=": lambda x: (np.max(x, where=x > 0, initial=1), np.min(x, 0, where=x < 9, initial=5),
+                         np.any(x, where=x > 0), np.all(x, axis=0, where=x > 0)),
+    "lists of tensors": lambda x: (
+        np.where(x > 0, [x[0], x[1], [1, 2, 3, 4]], x), np.take(x, [x[0].argmax(), 1], 1)),
+    "places computed": lambda x: (
+        np.take(x, x[:, :2].argmax(0), 0), np.take(x, 7 + x.argmax(1), mode="wrap"),
+        np.take(x, x.argmax(1) - 2, 1, mode="clip"), np.take_along_axis(x, x.argsort(None), None)),
+    "axes": lambda x: (
+        np.moveaxis(x[:, None], 0, -1), np.moveaxis(x[None, :, None], (0, 1), (2, -1)),
+        np.pad(x, {0: (1, 2)}), np.pad(x, {-1: 2}), np.argmax(x, keepdims=True),
+        np.linalg.norm(x, 0, 1), x[[]], x[1, []]),
+    "more words": lambda x: (
+        np.clip(x, -1, 1, dtype=np.float64), np.round(x > 0), np.nan_to_num(x > 0),
+        np.isclose(x / 0.0, x / 0.0, equal_nan=True), np.isclose(x * np.nan, x, equal_nan=True),
+        np.array_equal(x * np.nan, x * np.nan, equal_nan=True), copy.deepcopy(x), copy.copy(x)),
 }  # fmt: skip
 
 
@@ -200,6 +223,35 @@ def test_a_function_that_people_use_gives_numpys_result(name: str, kind: str, ru
         known = np.asarray(wanted)
         assert (result.shape, result.dtype) == (known.shape, known.dtype), number
         np.testing.assert_allclose(result, known, rtol=2e-5, atol=1e-9, err_msg=str(number))
+
+
+UNKNOWN: Any = "none"
+#: What NumPy refuses, a function of a shape (3, 4).
+REFUSED: tuple[Callable[[Any], Any], ...] = (
+    lambda x: np.tile(x, -1), lambda x: np.pad(x, -1), lambda x: np.pad(x, 1, mode=UNKNOWN),
+    lambda x: x.reshape(-1, order="Z"), lambda x: np.split(x, 5),
+    lambda x: np.moveaxis(x, (0, 1), 0), lambda x: np.squeeze(x, 0),
+    lambda x: np.concatenate([x[0, 0], x[0, 1]]), lambda x: np.stack([x, x[:2]]),
+    lambda x: np.take(x, x / 2), lambda x: np.tensordot(x, x, 1),
+    lambda x: np.linalg.norm(np.stack([x, x]), 1), lambda x: np.linalg.norm(x, "fro", axis=0),
+    lambda x: np.power(x.astype(np.int64), -2),
+    lambda x: np.max(x, where=x > 0), lambda x: np.max(x[:0], axis=0), lambda x: x[:0].argmax(),
+    lambda x: np.quantile(x, 1.5), lambda x: x.reshape(2, [6]), lambda x: x["a":],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_numpy_refuses_is_refused(number: int) -> None:
+    f, x = REFUSED[number], drawn("f4")
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        f(x)
+    with pytest.raises((CompileError, TypeError, ValueError, IndexError)):
+        trace(f, x)
+
+
+def test_bfloat16_is_promoted_and_summed_as_numpy_does(run: Run) -> None:
+    x = np.arange(12).reshape(3, 4).astype(ml_dtypes.bfloat16)
+    check(run, lambda x: (x + 2, 3 - x, x.sum(0), np.prod(x[:2], 1), np.maximum(x, 5)), x)
 
 
 # Everything else --------------------------------------------------------------------------------

@@ -89,14 +89,14 @@ def test_steps_are_those_of_stitch_compile_with_everything_known() -> None:
 
 def test_what_was_changed_after_the_first_call_does_not_count() -> None:
     losses = []
-    for changes in (False, True):
+    for changes, is_array in ((False, False), (True, False), (True, True)):
         _, _, model = made()
         (x, y), *_ = batches(1)
-        pred = model(x)
+        pred = model(x.numpy() if is_array else x)
         if changes:
             x.zero_()
         losses.append(LOSS(pred, y).item())
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_with_a_prediction_without_a_loss_nothing_is_computed_yet() -> None:
@@ -108,6 +108,38 @@ def test_with_a_prediction_without_a_loss_nothing_is_computed_yet() -> None:
     for read in reads:
         with pytest.raises(UsageError, match="compiled with its first loss"):
             read()
+
+
+def test_a_prediction_is_known_by_torch_before_the_loss_and_by_the_device_after_it() -> None:
+    net, _, model = made()
+    net.drop.p = 0.0
+    (x, y), *_ = batches(1)
+    expected = copy.deepcopy(net)(x).detach()
+    assert repr(model) == "<CapturedModel of Net: not compiled yet>"
+    with pytest.raises(UsageError, match="not compiled yet"):
+        model.as_json()
+    pred = model(x)
+    assert repr(pred) == "<AwaitedPrediction: its loss is not known yet>"
+    np.testing.assert_allclose(np.asarray(pred), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UsageError, match="not the prediction"):
+        nn.MSELoss()(torch.zeros(12, 5), pred)
+    assert LOSS(pred, y).item() == LOSS(pred, y).item() == pytest.approx(
+        LOSS(expected, y).item(), rel=1e-5)  # fmt: skip
+    assert "12x5" in repr(pred) and "Net" in repr(model)
+    torch.testing.assert_close(pred.sigmoid().detach(), expected.sigmoid())
+    file = io.StringIO()
+    model.dump(file)
+    assert file.getvalue() == model.as_json()
+
+
+def test_gradients_are_read_by_name_of_a_module_that_is_not_compiled() -> None:
+    net, _, model = made()
+    with pytest.raises(UsageError, match=r"'first\.bias' has no gradient now"):
+        model.get_tensor("first.bias.grad")
+    net(batches(1)[0][0]).sum().backward()
+    np.testing.assert_array_equal(model.get_tensor("first.bias.grad"), net.first.bias.grad)
+    with pytest.raises(UsageError, match=r"no tensor 'first\.bais'"):
+        model.get_tensor("first.bais")
 
 
 def test_a_loss_that_cannot_be_leaves_the_model_as_it_was() -> None:

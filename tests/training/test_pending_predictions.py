@@ -69,6 +69,27 @@ def test_operators_indices_methods_and_functions_are_torchs(number: int, target:
     torch.testing.assert_close(USES[number](pred).detach(), USES[number](expected))
 
 
+def test_a_prediction_says_what_its_array_says() -> None:
+    pred, expected, _ = predicted()
+    assert (pred.shape, pred.ndim, pred.dtype.name) == ((8, 5), 2, "float32")
+    np.testing.assert_allclose(pred.tolist(), expected.tolist(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close((-pred).detach(), -expected)
+    assert pred == pred and "8x5" in repr(pred)
+    loss = torch.nn.CrossEntropyLoss()(pred, Y)
+    assert repr(loss) == "<LossTensor pending>"
+    value = loss.item()
+    assert repr(loss) == f"<LossTensor {value}>"
+
+
+def test_the_only_element_is_a_number() -> None:
+    net, x = torch.nn.Linear(6, 1), X[:1]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss="mse")
+    pred, expected = model(x), net(x).item()
+    assert pred.item() == float(pred) == pytest.approx(expected, rel=1e-5)
+    assert (int(pred), f"{pred:.3f}") == (int(expected), f"{expected:.3f}")
+
+
 def test_without_torch_they_are_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
     pred, expected, _ = predicted()
     loss = stitch.losses.CrossEntropyLoss(ignore_index=-100)(pred, Y.numpy())
@@ -97,8 +118,11 @@ def test_a_computed_value_goes_nowhere_back() -> None:
         (pred * 2).mean().backward()
     with pytest.raises(UsageError, match="a loss can be combined with numbers only"):
         torch.nn.CrossEntropyLoss()(pred, Y) + pred.square().mean()
-    with pytest.raises(TypeError):
-        pred + "a"
+    with pytest.raises(UsageError, match="first argument of a loss is the prediction"):
+        torch.nn.MSELoss()(torch.ones(8, 5), pred)
+    for use in (lambda p: p + "a", lambda p: ~p):
+        with pytest.raises(TypeError):
+            use(pred)
     with torch.no_grad():
         assert not (pred * 2).requires_grad
 

@@ -52,12 +52,13 @@ def network(*more: Any) -> Any:
     return nn.Sequential(nn.Linear(6, 5), *more)
 
 
-def compare(net: Any, loss_fn: Any, label: Any) -> None:
-    """The loss and the gradients of one batch, by torch and here."""
+def compare(net: Any, loss_fn: Any, label: Any, own: Any = None) -> None:
+    """The loss and the gradients of one batch, by torch and here, where it is `own` if given."""
+    own = own or loss_fn
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
-    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss=loss_fn)
-    found = loss_fn(model(x), label)
+    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss=own)
+    found = own(model(x), label)
     found.backward()
     expected = loss_fn(net(x), label)
     expected.backward()
@@ -73,6 +74,14 @@ def compare(net: Any, loss_fn: Any, label: Any) -> None:
 def test_a_loss_of_torch_is_taken_as_it_is(loss: tuple[Any, Any], reduction: str) -> None:
     make, label = loss
     compare(network(), make(reduction), label)
+
+
+def test_a_loss_of_stitch_is_torchs() -> None:
+    own: Any = stitch.losses.CrossEntropyLoss(label_smoothing=0.1)
+    compare(network(), nn.CrossEntropyLoss(label_smoothing=0.1), classes(), own)
+    own = stitch.losses.CategoricalCrossEntropyLoss("sum", WEIGHTS, 0.1)
+    theirs = nn.CrossEntropyLoss(COUNTED, reduction="sum", label_smoothing=0.1)
+    compare(network(), theirs, shares(), own)
 
 
 class Shift(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -167,6 +176,27 @@ def test_weights_are_one_for_each_class() -> None:
             net, (torch.ones(2, 6),), optimizer=optimizer,
             loss=nn.CrossEntropyLoss(weight=torch.ones(4)),
         )  # fmt: skip
+
+
+def test_settings_that_a_loss_cannot_have_are_refused() -> None:
+    losses: Any = stitch.losses
+    cases: tuple[tuple[Any, str], ...] = (
+        (lambda: losses.NLLLoss(weight="heavy"), "weight of NLLLoss must be numbers"),
+        (lambda: losses.NLLLoss(weight=[1, np.nan]), "weight of NLLLoss must be finite"),
+        (lambda: losses.CrossEntropyLoss(label_smoothing=2), r"must be in \[0, 1\]"),
+        (lambda: loss_from_config({"loss": "mse", "beta": 1}), "loss 'mse': .*beta"),
+    )
+    for make, told in cases:
+        with pytest.raises(UsageError, match=told):
+            make()
+    for loss, told in (
+        (losses.CrossEntropyLoss(), "needs a prediction"),
+        (losses.BCEWithLogitsLoss(weight=[1, 2, 3]), "must broadcast to the prediction"),
+    ):
+        net = Shift(4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with pytest.raises(CompileError, match=told):
+            stitch.compile(net, (torch.ones(4),), optimizer=optimizer, loss=loss)
 
 
 def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
