@@ -346,22 +346,8 @@ class MeshGraph:
     ) -> tuple[PreparedPiece, tuple[int, ...], tuple[int, ...]]:
         """Send a piece to its device; return it with the numbers of the values that it is sent
         and that it answers."""
-        files: dict[str, bytes] = {}
-        named: dict[str, tuple[str, int]] = {}
         graph = TaskGraph.of(piece.table)
-        machine = self.mesh.specification.devices[piece.device].machine
-        for name, source in graph.programs.items():
-            data, index = file_of(source, machine)
-            sha256 = sha256_of(data)
-            files[sha256] = data
-            named[name] = sha256, index
-        functions = [
-            (name, _importable(function, self.mesh.functions))
-            for name, function in graph.functions.items()
-        ]
-        prepared = self.mesh.client.prepare(
-            piece.device, graph.as_json(files=named), files, functions, sources, targets
-        )
+        prepared = send_piece(self.mesh, piece.device, graph, sources, targets)
         sent = [n for n, s in zip(piece.inputs, sources, strict=True) if s.kind == "sent"]
         answered = [n for n, t in zip(piece.outputs, targets, strict=True) if t.is_sent]
         return prepared, tuple(sent), tuple(answered)
@@ -543,6 +529,27 @@ def _routes(
         ]
         routes.append((tuple(sources), tuple(targets)))
     return routes
+
+
+def send_piece(
+    mesh: Mesh, device: str, graph: TaskGraph, sources: Sequence[Source],
+    targets: Sequence[Target], after: PreparedPiece | None = None,
+) -> PreparedPiece:  # fmt: skip
+    """Send a piece with the files of its programs to a device; see `MeshClient.prepare`."""
+    files: dict[str, bytes] = {}
+    named: dict[str, tuple[str, int]] = {}
+    machine = mesh.specification.devices[device].machine
+    for name, source in graph.programs.items():
+        data, index = file_of(source, machine)
+        sha256 = sha256_of(data)
+        files[sha256] = data
+        named[name] = sha256, index
+    functions = [
+        (name, _importable(function, mesh.functions)) for name, function in graph.functions.items()
+    ]
+    return mesh.client.prepare(
+        device, graph.as_json(files=named), files, functions, sources, targets, after
+    )
 
 
 def file_of(source: Any, machine: Machine) -> tuple[bytes, int]:

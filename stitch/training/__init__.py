@@ -24,6 +24,11 @@ from stitch.training.from_torch import (
     weak_method,
 )
 from stitch.training.graphs import (
+    CLIP_FACTOR,
+    GRADIENT_NORM,
+    KEPT_KINDS,
+    MASTER,
+    MORE,
     STEP,
     Parameter,
     Trainable,
@@ -34,7 +39,7 @@ from stitch.training.graphs import (
     update_graph,
     with_weights,
 )
-from stitch.training.instance import TrainingInstance
+from stitch.training.instance import TrainingInstance, micro_batches_of
 from stitch.training.losses import (
     Loss,
     loss_from_config,
@@ -54,9 +59,12 @@ from stitch.training.optimizers import (
 )
 from stitch.training.pending_values import LossTensor, PendingValue, TensorFuture
 from stitch.training.programs import (
+    LABEL,
+    LOSS,
     TrainingGraphs,
     TrainingOptions,
     TrainingPrograms,
+    compilation,
     slot_places,
 )
 from stitch.training.schedules import (
@@ -74,7 +82,7 @@ from stitch.training.search import (
     optimize,
     place_inference,
 )
-from stitch.training.tensors import part_of, with_part
+from stitch.training.tensors import COUNTS, check_state, part_of, random_key, with_part
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (
@@ -104,6 +112,7 @@ if TYPE_CHECKING:
         execute,
         task_signature,
     )
+    from stitch.training.stages import PassedValue, Stage, StagedGraphs, compile_stage, stages_of
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -113,10 +122,14 @@ else:
             "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
             "TaskInvocation TaskSignature TaskStore TensorAccessor TensorSlot backward_binding "
             "backward_signature execute task_signature",
+            "stages": "PassedValue Stage StagedGraphs compile_stage stages_of",
         },
     )
 
 __all__ = [
+    "CLIP_FACTOR", "COUNTS", "GRADIENT_NORM", "KEPT_KINDS", "LABEL", "LOSS", "MASTER", "MORE",
+    "PassedValue", "Stage", "StagedGraphs", "check_state", "compilation", "compile_stage",
+    "micro_batches_of", "random_key", "stages_of",
     "ALGORITHMS", "ANY_LOSS", "ANY_OPTIMIZER", "OPTIMIZERS", "SGD", "STEP", "Adagrad", "Adam",
     "AdamW", "AlgorithmConfig", "Checkpoint", "CheckpointFolder", "CompiledTraining",
     "CostEstimator", "CostValues", "LayerTask", "LayerTime", "LocalTaskBackend",

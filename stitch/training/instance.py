@@ -400,18 +400,13 @@ class TrainingInstance(TrainingTensors):
             UsageError: There is another number of micro-batches, or one does not fit the model.
             TaskError: A loss is NaN or infinite.
         """
-        if len(batches) != self.accumulation_steps:
-            raise UsageError(
-                "a step takes as many micro-batches as the training accumulates",
-                expected=str(self.accumulation_steps), got=str(len(batches)),
-                remedy=f"compile with accumulation_steps={len(batches)}" if batches else None,
-            )  # fmt: skip
+        pairs = micro_batches_of(batches, self.accumulation_steps)
         self.zero_grad()
         steps, forwards = self.steps, self.forwards
         self._before, self._losses = [], []
         losses = []
         try:
-            for inputs, target in map(_inputs_and_target, batches):
+            for inputs, target in pairs:
                 if isinstance(inputs, Mapping):
                     self.forward(**inputs)
                 else:
@@ -507,11 +502,21 @@ class TrainingInstance(TrainingTensors):
         self.close()
 
 
-def _inputs_and_target(batch: Any) -> tuple[Any, Any]:
-    """Return the parts of a micro-batch; raise `UsageError` if it is no pair."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise UsageError("a micro-batch is a pair of inputs and target", got=repr(batch)[:100])
-    return batch[0], batch[1]
+def micro_batches_of(batches: Sequence[Any], count: int) -> list[tuple[Any, Any]]:
+    """Return the inputs and target of each micro-batch of a step.
+
+    Raises `UsageError` if there is another number of them, or one is no pair.
+    """
+    if len(batches) != count:
+        raise UsageError(
+            "a step takes as many micro-batches as the training accumulates",
+            expected=str(count), got=str(len(batches)),
+            remedy=f"compile with accumulation_steps={len(batches)}" if batches else None,
+        )  # fmt: skip
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UsageError("a micro-batch is a pair of inputs and target", got=repr(batch)[:100])
+    return [(inputs, target) for inputs, target in batches]
 
 
 def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:

@@ -15,7 +15,7 @@ from stitch.argument_kinds import LIST, WHOLE, either, instance_of, takes
 from stitch.compiler import Differentiated, differentiate_parts
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
-from stitch.program import DataType, InputKind, Program, Role, Space
+from stitch.program import DataType, InputKind, Ownership, Program, Role, Space
 from stitch.training.graphs import (
     MORE,
     Parameter,
@@ -197,13 +197,18 @@ def _gradient_source(
 def compile_stage(
     stage: Stage[ComputationGraph], machine: Machine, spaces: Mapping[str, Space] | None = None
 ) -> Stage[Program]:
-    """Return a stage with the programs of its device; raise as `compile_graph`."""
+    """Return a stage with the programs of its device; raise as `compile_graph`.
+
+    Its programs overwrite no input, so that a step that fails leaves all tensors as they were.
+    """
     spaces = dict(spaces or {})
     for parameter in stage.parameters:
         if parameter.gradient in spaces:
             spaces[f"{MORE}{parameter.gradient}"] = spaces[parameter.gradient]
     forward, loss, backward, accumulation, squares, update = (
-        None if graph is None else compilation(role, graph, machine, spaces).program
+        None
+        if graph is None
+        else compilation(role, _without_aliases(graph), machine, spaces).program
         for role, graph in stage.in_order
     )
     assert forward is not None, "every stage has one"
@@ -211,3 +216,12 @@ def compile_stage(
         forward, loss, backward, accumulation, squares, update,
         stage.parameters, stage.arriving, stage.returning,
     )  # fmt: skip
+
+
+def _without_aliases(graph: ComputationGraph) -> ComputationGraph:
+    return replace(
+        graph,
+        inputs=tuple(replace(slot, ownership=Ownership.BORROW) for slot in graph.inputs),
+        outputs=tuple(replace(slot, aliases_input=None) for slot in graph.outputs),
+        placement=tuple(option for option in graph.placement if option.field != "alias"),
+    )

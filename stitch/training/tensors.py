@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import TaskError, UsageError, closest
-from stitch.program import Array, DataType, Space
+from stitch.program import Array, DataType, Space, TensorDesc, ValueType
 from stitch.report import counted
 from stitch.runtime import comparison_of, lend, share
 from stitch.training.graphs import KEPT_KINDS, MASTER, is_rate
@@ -253,6 +253,32 @@ def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T,
     return called
 
 
+def random_key(seed: int, forwards: int, kind: ValueType) -> Array:
+    """Return the random key of a forward pass: seed and pass number, mixed by SplitMix64."""
+    z = (seed + forwards * _GOLDEN) & _WORD
+    z = ((z ^ (z >> 30)) * _FIRST) & _WORD
+    z = ((z ^ (z >> 27)) * _SECOND) & _WORD
+    bits = (z ^ (z >> 31)) >> 2
+    key: Array = np.full(kind.shape, bits % kind.data_type.limits[1], kind.data_type.dtype)
+    return key
+
+
+def check_state(state: Mapping[str, Any], descs: Mapping[str, TensorDesc]) -> None:
+    """Raise `UsageError` unless a state dict has the counters and tensors of these descriptions."""
+    expected = {*descs, *(f"training.{name}" for name in COUNTS)}
+    problems = [f"{name} is missing" for name in sorted(expected - state.keys())]
+    problems += [f"{name} is unknown" for name in sorted(state.keys() - expected)]
+    for name, desc in descs.items():
+        array = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
+        if array.shape != desc.shape or array.dtype != desc.layout.data_type.dtype:
+            problems.append(f"{name} is {array.dtype}{list(array.shape)}, expected {desc.text()}")
+    if problems:
+        raise UsageError(
+            "this is the state of another training: " + "; ".join(problems[:8]),
+            remedy="load what state_dict() of the same model and optimizer gave",
+        )
+
+
 class TrainingTensors:
     """The tensors of a training by name.
 
@@ -489,32 +515,13 @@ class TrainingTensors:
 
         Raises `UsageError` with what is missing, unknown, or of another shape or type.
         """
-        expected = {*self.kept_names, *(f"training.{name}" for name in COUNTS)}
-        problems = [f"{name} is missing" for name in sorted(expected - state.keys())]
-        problems += [f"{name} is unknown" for name in sorted(state.keys() - expected)]
         cells = self._cells
-        for name in self.kept_names:
-            desc = cells.descs[cells.numbers[name]]
-            array = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
-            if array.shape != desc.shape or array.dtype != desc.layout.data_type.dtype:
-                problems.append(
-                    f"{name} is {array.dtype}{list(array.shape)}, expected {desc.text()}"
-                )
-        if problems:
-            raise UsageError(
-                "this is the state of another training: " + "; ".join(problems[:8]),
-                remedy="load what state_dict() of the same model and optimizer gave",
-            )
+        descs = {name: cells.descs[cells.numbers[name]] for name in self.kept_names}
+        check_state(state, descs)
         for name in self.kept_names:
             self._shared.write(name, np.asarray(state[name]))
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     def _key(self, port: Any) -> Array:
-        """Return the random key of this forward pass: seed and pass number, mixed by SplitMix64."""
-        z = (self.seed + self.forwards * _GOLDEN) & _WORD
-        z = ((z ^ (z >> 30)) * _FIRST) & _WORD
-        z = ((z ^ (z >> 27)) * _SECOND) & _WORD
-        bits = (z ^ (z >> 31)) >> 2
-        limit = port.type.data_type.limits[1]
-        key: Array = np.full(port.shape, bits % limit, port.dtype)
-        return key
+        """Return the random key of this forward pass."""
+        return random_key(self.seed, self.forwards, port.type)

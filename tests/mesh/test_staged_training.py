@@ -1,0 +1,227 @@
+"""Trainings in stages on a mesh: the bits of one device on every schedule, carrier and fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import TaskError, UsageError
+from stitch.machine import load_machine
+from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining
+from stitch.mesh.local_carrier import LocalCarrier
+from stitch.mesh.server import DeviceServer
+from stitch.program import DataType
+from stitch.training import Trainable, TrainingInstance, TrainingOptions, compile_model
+from tests.support.training.staged_models import MODELS, drawn_batches, model_of
+
+MICRO_BATCHES = 4
+
+
+def mesh_of(devices: int, seed: int | None = None, faults: Mapping[int, str] | None = None) -> Mesh:
+    """Return a mesh in this process."""
+
+    def open_server(name: str) -> DeviceServer:
+        return DeviceServer(name, stitch.open_device("host"))
+
+    return Mesh(MachineSpecification.of(devices, "host"), LocalCarrier(open_server, seed, faults))
+
+
+def messages_of(mesh: Mesh) -> int:
+    """Return how many messages were sent."""
+    carrier = mesh.client.carrier
+    assert isinstance(carrier, LocalCarrier)
+    return carrier.messages
+
+
+def optimizer() -> stitch.AdamW:
+    return stitch.AdamW(lr=0.01, schedule=stitch.schedules.StepLR(2))
+
+
+def staged(
+    model: Trainable, mesh: Mesh, parallel: Mapping[str, Any], seed: int = 0, **options: Any
+) -> StagedTraining:
+    chosen = ParallelOptions(**{"micro_batches": MICRO_BATCHES, **parallel})
+    settings = TrainingOptions(accumulation_steps=chosen.micro_batches, **options)
+    return StagedTraining(
+        model, stitch.losses.MSELoss(), optimizer(), settings, chosen, mesh, seed=seed
+    )
+
+
+def unsplit(model: Trainable, micro_batches: int = MICRO_BATCHES, **options: Any) -> Any:
+    """Start the training on one device."""
+    settings = TrainingOptions(accumulation_steps=micro_batches, **options)
+    compiled = compile_model(model, "mse", optimizer(), settings, load_machine("host"))
+    return compiled.start(stitch.open_device("host"), owns_device=True)
+
+
+def trained(
+    training: StagedTraining | TrainingInstance, model: Trainable, steps: range,
+    micro_batches: int = MICRO_BATCHES,
+) -> list[Any]:  # fmt: skip
+    """Train some steps; return their losses."""
+    return [training.step(drawn_batches(model, micro_batches, step)) for step in steps]
+
+
+def assert_equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """Assert that arrays by name have equal bits."""
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        other = right[name]
+        assert (array.dtype, array.shape) == (other.dtype, other.shape), name
+        assert array.tobytes() == other.tobytes(), name
+
+
+CASES = [
+    ("mlp", {"stages": 2}, {}),
+    ("skips", {"stages": 4}, {"clip_grad_norm": 0.05}),
+    ("statistics", {"stages": 3, "schedule": "gpipe"}, {}),
+    ("dropped", {"stages": 2}, {}),
+    ("tied", {"stages": 3}, {"precision": DataType.BFLOAT16, "clip_grad_norm": 0.05}),
+    ("embedding", {"stages": 4, "schedule": "interleaved", "chunks": 2}, {}),
+    ("attention", {"stages": 4}, {"recompute": "all"}),
+    ("unread", {"stages": 2}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "parallel", "options"), CASES, ids=[case[0] for case in CASES])
+def test_a_training_in_stages_has_the_bits_of_one_device(
+    name: str, parallel: dict[str, Any], options: dict[str, Any]
+) -> None:
+    model = model_of(MODELS[name]())
+    stages, chunks = parallel["stages"], parallel.get("chunks", 1)
+    with mesh_of(stages // chunks, seed=1) as mesh, unsplit(model, **options) as instance:
+        training = staged(model, mesh, parallel, **options)
+        assert_equal(training.state_dict(), instance.state_dict())
+        assert trained(training, model, range(3)) == trained(instance, model, range(3))
+        assert_equal(training.state_dict(), instance.state_dict())
+        assert_equal(training.parameters(), instance.parameters())
+        gradients = {n: instance.get_tensor(f"{n}.grad") for n in training.gradients()}
+        assert_equal(training.gradients(), gradients)
+        if options.get("clip_grad_norm"):
+            assert training.gradient_norm == instance.get_tensor("gradient_norm")
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_with_one_micro_batch_each_have_the_bits_of_one_device(replicas: int) -> None:
+    model = model_of(MODELS["tied"]())
+    parallel = {"stages": 2, "replicas": replicas, "micro_batches": replicas}
+    with (
+        mesh_of(2 * replicas, seed=2) as mesh,
+        unsplit(model, replicas, clip_grad_norm=0.05) as instance,
+    ):
+        training = staged(model, mesh, parallel, clip_grad_norm=0.05)
+        losses = trained(training, model, range(3), replicas)
+        assert losses == trained(instance, model, range(3), replicas)
+        assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_replicas_with_several_micro_batches_add_sums_of_sums_in_the_order_of_their_numbers() -> (
+    None
+):
+    model = model_of(MODELS["mlp"]())
+    states = []
+    for seed in (None, 1, 2):
+        with mesh_of(4, seed) as mesh:
+            training = staged(model, mesh, {"stages": 2, "replicas": 2})
+            trained(training, model, range(2))
+            gradients, state = training.gradients(), training.state_dict()
+            states.append(state)
+    for state in states[1:]:
+        assert_equal(state, states[0])
+    with unsplit(model) as instance:
+        trained(instance, model, range(2))
+        for name, gradient in gradients.items():
+            # Unit roundoff times the number of addends, of sums of about this size.
+            expected = instance.get_tensor(f"{name}.grad")
+            tolerance = 64 * 2.0**-24 * np.abs(expected).max()
+            np.testing.assert_allclose(gradient, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_nan_in_any_micro_batch_leaves_all_stages_as_before_the_step(at: int) -> None:
+    model = model_of(MODELS["statistics"]())
+    with mesh_of(3, seed=3) as mesh, unsplit(model) as instance:
+        training = staged(model, mesh, {"stages": 3})
+        trained(training, model, range(1))
+        before = training.state_dict()
+        batches = drawn_batches(model, MICRO_BATCHES, 7)
+        batches[at] = batches[at][0], np.full_like(batches[at][1], np.nan)
+        with pytest.raises(TaskError, match="the loss of step 1 is nan"):
+            training.step(batches)
+        assert_equal(training.state_dict(), before)
+        trained(instance, model, range(1))
+        assert trained(training, model, range(1, 3)) == trained(instance, model, range(1, 3))
+        assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_a_checkpoint_does_not_know_in_how_many_stages_it_was_written() -> None:
+    model = model_of(MODELS["tied"]())
+    with unsplit(model) as instance:
+        trained(instance, model, range(4))
+        expected = instance.state_dict()
+    with mesh_of(4) as mesh:
+        training = staged(model, mesh, {"stages": 4}, seed=5)
+        training.load_state_dict({**training.state_dict(), "training.seed": np.int64(0)})
+        trained(training, model, range(2))
+        halfway = training.state_dict()
+    with unsplit(model) as instance:
+        instance.load_state_dict(halfway)
+        trained(instance, model, range(2, 4))
+        assert_equal(instance.state_dict(), expected)
+    with mesh_of(2) as mesh:
+        training = staged(model, mesh, {"stages": 2})
+        training.load_state_dict(halfway)
+        trained(training, model, range(2, 4))
+        assert_equal(training.state_dict(), expected)
+
+
+def test_a_server_that_is_killed_at_any_message_changes_no_bit() -> None:
+    model = model_of(MODELS["statistics"]())
+    with mesh_of(2) as mesh:
+        training = staged(model, mesh, {"stages": 2})
+        begin = messages_of(mesh)
+        losses = trained(training, model, range(2))
+        end = messages_of(mesh)
+        expected = training.state_dict()
+    draw = np.random.default_rng(4)
+    for fault in ("kill before", "kill during", "kill after", "lose answer", "double", "delay"):
+        number = int(draw.integers(begin, end))
+        with mesh_of(2, seed=number, faults={number: fault}) as mesh:
+            training = staged(model, mesh, {"stages": 2})
+            assert trained(training, model, range(2)) == losses, (fault, number)
+            assert_equal(training.state_dict(), expected)
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent() -> None:
+    model = model_of(MODELS["mlp"]())
+    with mesh_of(2) as mesh:
+        training = staged(model, mesh, {"stages": 2})
+        sent = messages_of(mesh)
+        good = drawn_batches(model, MICRO_BATCHES)
+        with pytest.raises(UsageError, match="as many micro-batches"):
+            training.step(good[:3])
+        with pytest.raises(UsageError, match="micro-batch"):
+            training.step([*good[:3], ({"z": good[0][0]["x"]}, good[0][1])])
+        with pytest.raises(stitch.LinkError, match="'x' of micro-batch 3"):
+            training.step([*good[:3], (np.zeros((3, 3), np.float32), good[0][1])])
+        assert messages_of(mesh) == sent
+
+
+def test_plans_that_cannot_be_are_refused() -> None:
+    model = model_of(MODELS["statistics"]())
+    with mesh_of(2) as mesh:
+        with pytest.raises(UsageError, match="too few devices") as caught:
+            staged(model, mesh, {"stages": 3})
+        assert "3: 3 for each of 1 replicas" in str(caught.value)
+        with pytest.raises(UsageError, match="replicas of a model with states"):
+            staged(model, mesh, {"stages": 1, "replicas": 2})
+        with pytest.raises(UsageError, match="there is no schedule 'zigzag'"):
+            staged(model, mesh, {"stages": 2, "schedule": "zigzag"})
+        with pytest.raises(UsageError, match="the same number of micro-batches"):
+            staged(model, mesh, {"stages": 1, "replicas": 3})
+        with pytest.raises(UsageError, match="micro_batches must be at least 1"):
+            staged(model, mesh, {"micro_batches": 0})
