@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
@@ -15,15 +16,34 @@ from stitch.documents.pipeline_form import (
     RunStep,
     defines,
 )
-from stitch.documents.schedule import CheckedValue, all_rounds
 from stitch.errors import LinkError, Problem, closest
 from stitch.forms import ProblemLog
 from stitch.linker import check_link
-from stitch.program import MAX_RANK, Program, TensorDesc, ValueType
+from stitch.program import MAX_RANK, Program, TensorDesc, ValueType, host_layout
 from stitch.report import counted
 
 #: Names that an error lists.
 MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedValue:
+    """The type of a value; of a result also its descriptor and its producer (`module.slot`)."""
+
+    type: ValueType
+    desc: TensorDesc | None = None
+    made_by: str = ""
+
+
+def all_rounds(value: CheckedValue, times: int, made_by: str) -> CheckedValue:
+    """Return the value of a result that is stacked over `times` rounds in its storage type.
+
+    Its space is open.
+    """
+    assert value.desc is not None, "it is a result"
+    kind = ValueType((times, *value.type.shape), value.type.data_type)
+    layout = host_layout(value.desc.layout.data_type.in_arrays)
+    return CheckedValue(kind, TensorDesc((times, *value.desc.shape), layout), made_by)
 
 
 #: The defined values by name, those of the innermost repeat first.

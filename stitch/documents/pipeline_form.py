@@ -7,7 +7,7 @@ The keys::
     device: wormhole_n150                 # or machine.yaml, system.ttsys:0; default: the machine
                                           # of the first module
     modules:                              # paths are relative to this file
-      encoder: encoder.ttb
+      encoder: encoder.ttb                # with `devices`: {file: encoder.ttb, device: left}
       cell: {file: cell.ttb, program: main}
     inputs:
       x: {shape: [32, 64], type: float32}         # an argument of each call
@@ -32,6 +32,9 @@ may be lists, by position. A name is defined once; names of a repeat are local t
 and collected ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` read one element of the first
 dimension; `xs[-1-i]` goes from the last to the first. Bounds and shapes are checked before anything
 runs. `collect` stacks the values of all rounds along a new first axis.
+
+Instead of `device`, `devices` names several: the path of a machine specification, or a number of
+equal devices. Then a module may name its `device`; without one it is placed automatically.
 """
 
 from __future__ import annotations
@@ -167,11 +170,12 @@ MAX_RUNS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """A binary and the name of its program (None: the first)."""
+    """A binary, the name of its program (None: the first), and of its device if it has one."""
 
     name: str
     file: Path
     program: str | None
+    device: str | None
     line: int
 
 
@@ -236,6 +240,8 @@ class PipelineFile:
     folder: Path
     name: str
     device: str | None
+    #: The path of a machine specification, or a number of equal devices.
+    devices: str | int | None
     modules: tuple[ModuleEntry, ...]
     inputs: tuple[InputEntry, ...]
     steps: tuple[PipelineStep, ...]
@@ -263,11 +269,24 @@ def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> 
     return pipeline
 
 
+class Devices(FieldType[str | int]):
+    """The field type of `devices`."""
+
+    wanted = "a machine specification, such as two.yaml, or a number of equal devices"
+
+    def value(self, node: Node, place: SourceLocation) -> str | int | None:
+        if isinstance(node.data, int) and not isinstance(node.data, bool):
+            return node.data if node.data > 0 else None
+        is_path = is_word(node) and node.raw.endswith((".yaml", ".yml")) and "\0" not in node.raw
+        return str(place.reading.folder / node.raw) if is_path else None
+
+
 _BINDINGS = "a mapping from slots to values, or a list by position"
 _MODULE = Schema(
     ModuleEntry,
     Field("file", RelativePath("the path of a .ttb file"), needed=True),
     Field("program", Word()),
+    Field("device", Word("the name of a device of the machine specification")),
     word="file",
     wanted="a path, or a mapping",
 )
@@ -307,8 +326,15 @@ _REPEAT: Schema[PipelineStep] = Schema(
 
 
 def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
-    """Note outputs of one name, and more runs than `max_runs`."""
+    """Note devices that contradict, outputs of one name, and more runs than `max_runs`."""
     log = place.reading.log
+    if pipeline.devices is None:
+        for module in pipeline.modules:
+            if module.device is not None:
+                log.note("bad_device", module.line, f"module {module.name!r} names its device "
+                         f"{module.device!r}, and the file has no `devices`")  # fmt: skip
+    elif pipeline.device is not None:
+        place.at("devices").note("bad_device", "there is `device` as well: leave one of them out")
     times = Counter(name for name, _, _ in pipeline.outputs)
     for name, _, line in pipeline.outputs:
         if times[name] > 1:
@@ -326,6 +352,7 @@ _PIPELINE = Schema(
     PipelineFile,
     Field("name", Word(), default=ParseContext.stem),
     Field("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
+    Field("devices", Devices()),
     Field("modules", Entries(_MODULE), needed=True, default=()),
     Field("inputs", Entries(_INPUT), default=()),
     Field("steps", _STEPS, needed=True, default=()),
@@ -355,19 +382,3 @@ def defines(step: PipelineStep) -> frozenset[str]:
     if isinstance(step, RunStep):
         return frozenset(name for _, name in step.outputs)
     return frozenset(name for name, _ in step.collect)
-
-
-def uses_of(step: PipelineStep) -> frozenset[str]:
-    """Return the outer names that a step reads."""
-    if isinstance(step, RunStep):
-        return frozenset(reference.name for _, reference in step.inputs)
-    inner = {name for s in step.steps for name in uses_of(s)}
-    defined = {name for s in step.steps for name in defines(s)}
-    carried = {name for name, _ in step.carry}
-    after = at_end(step)
-    return frozenset((inner | carried | after) - (defined - carried))
-
-
-def at_end(step: RepeatStep) -> frozenset[str]:
-    """Return the names that are read at the end of a round."""
-    return frozenset(name for _, name in (*step.carry, *step.collect))

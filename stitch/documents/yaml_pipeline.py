@@ -6,31 +6,22 @@ A value is freed after its last use.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from stitch.argument_kinds import arranged
-from stitch.documents.fitting import check_pipeline
-from stitch.documents.pipeline_form import (
-    InputEntry,
-    PipelineFile,
-    PipelineStep,
-    Reference,
-    RepeatStep,
-    RunStep,
-    load_pipeline,
-)
-from stitch.documents.schedule import (
-    CheckedValue,
-    Joins,
-    Rounds,
-    Scheduled,
-    Value,
-    rounds_of,
-    schedule_of,
-    value_of,
+from stitch.documents.fitting import CheckedValue, check_pipeline
+from stitch.documents.pipeline_form import InputEntry, PipelineFile, Reference, load_pipeline
+from stitch.documents.pipeline_graphs import (
+    Assign,
+    GraphRun,
+    PipelineRun,
+    graph_runs,
+    graphs_of,
 )
 from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
@@ -71,10 +62,6 @@ def _read_input(entry: InputEntry, file: str, converted: list[Problem]) -> Pipel
         converted.append(Problem("converted", f"{file}:{entry.line}", detail))
     fitted.flags.writeable = False
     return PipelineInput(entry.name, ValueType(shape, kind), fitted)
-
-
-#: Longer repeats run several rounds as one prepared graph.
-MIN_ROUNDS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,17 +143,13 @@ class YamlPipeline:
             module.name: device.load(checked.binaries[module.name], module.program or 0)
             for module in checked.file.modules
         }
-        wanted = frozenset(word for _, word, _ in checked.file.outputs)
-        names = frozenset(entry.name for entry in checked.file.inputs)
-        self._shared = names & _taken_by_several(checked.file.steps)
-        #: The rounds of a long repeat that run in one call, by the step's identity, or None.
-        self._rounds: dict[int, Rounds | None] = {}
-        self._steps = tuple(schedule_of(checked.file.steps, names, wanted, checked.programs))
-        donates = any(one.transformation.donated for one in self.programs.values())
-        self._joins = Joins(device, is_copying=donates)
+        self._runs, self._results = graphs_of(checked.file, self.programs, device.machine)
+        #: By run, and whether it consumes what nothing reads afterwards.
+        self._prepared: dict[tuple[int, bool], Callable[..., Any]] = {}
+        self._shared = _read_whole_by_several(self._runs)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Queue one run, with arguments by position or name; return a tensor or a tuple of them.
+        """Run once, with arguments by position or name; return a tensor or a tuple of them.
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.
         """
@@ -185,16 +168,15 @@ class YamlPipeline:
         return arranged(what, types, arguments, named, defaults)
 
     def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
-        """Queue one run on a value for each input, in order; `borrow` as for a loaded program."""
+        """Run once on a value for each input, in order; `borrow` as for a loaded program."""
         scope = {
             one.name: self._captured(one, value, borrow)
             for one, value in zip(self.inputs, values, strict=True)
         }
-        self._run(self._steps, scope, {})
-        outputs = [scope[word] for _, word, _ in self.checked.file.outputs]
-        return tuple(value for value in outputs if isinstance(value, Tensor))
+        self._run(self._runs, scope, {}, set())
+        return tuple([scope[name] for name in self._results])
 
-    def _captured(self, one: PipelineInput, value: Any, borrow: bool) -> Value:
+    def _captured(self, one: PipelineInput, value: Any, borrow: bool) -> Any:
         if isinstance(value, Tensor):
             if value.shape != one.type.shape:
                 raise UsageError(f"input {one.name!r} has another shape",
@@ -210,89 +192,67 @@ class YamlPipeline:
         return self.device.tensor(array, borrow=True) if one.name in self._shared else array
 
     def _run(
-        self, steps: Sequence[Scheduled], scope: dict[str, Value], indices: dict[str, int]
-    ) -> None:
-        for scheduled in steps:
-            step = scheduled.step
-            if isinstance(step, RepeatStep):
-                self._repeat(step, scheduled, scope, indices)
+        self, runs: Sequence[PipelineRun], scope: dict[str, Any], indices: Mapping[str, int],
+        owned: set[str],
+    ) -> None:  # fmt: skip
+        """Run on the values of `scope`; `owned`: the names of those that have no other name."""
+        for run in runs:
+            if isinstance(run, GraphRun):
+                self._run_graph(run, scope, indices, owned)
+            elif isinstance(run, Assign):
+                moved = owned & run.moved
+                owned.difference_update(run.values, run.values.values())
+                owned |= {name for name, value in run.values.items() if value in moved}
+                scope.update([(name, scope[value]) for name, value in run.values.items()])
             else:
-                self._run_one(step, scheduled, scope, indices)
-            for name in scheduled.drops:
+                turns: list[list[Any]] = [[] for _ in run.collected]
+                first = indices.get(run.index, 0) + run.start
+                for number in range(run.times):
+                    at = {**indices, run.index: first + number * run.step}
+                    self._run(run.body, scope, at, owned)
+                    for (source, _), each in zip(run.collected, turns, strict=True):
+                        each.append(scope[source])
+                for (_, names), each in zip(run.collected, turns, strict=True):
+                    scope.update(zip(names, each, strict=True))
+            for name in run.drops:
                 scope.pop(name, None)
 
-    def _repeat(
-        self, step: RepeatStep, scheduled: Scheduled, scope: dict[str, Value],
-        indices: dict[str, int],
-    ) -> None:  # fmt: skip
-        # One scope is enough: a name is defined once, so a round overwrites no outer value.
-        number = 0
-        collected = [self._joins.tensors() for _ in step.collect]
-        while number < step.times:
-            # The first round reads values that may be used elsewhere; later rounds may overwrite.
-            rounds = self._rounds_of(scheduled) if number and step.times > MIN_ROUNDS else None
-            if (
-                rounds is not None
-                and step.times - number >= rounds.count
-                and rounds.run(scope, indices, number, collected)
-            ):
-                number += rounds.count
-                continue
-            self._run(scheduled.body, scope, {**indices, step.index: number})
-            carried = {name: scope[after] for name, after in step.carry}
-            for (_, source), rounds_collected in zip(step.collect, collected, strict=True):
-                result = scope[source]
-                assert isinstance(result, Tensor), "it is the result of a step"
-                rounds_collected.add(result)
-            for name in scheduled.ends:
-                del scope[name]
-            scope.update(carried)
-            number += 1
-        for (name, _), rounds_collected in zip(step.collect, collected, strict=True):
-            scope[name] = rounds_collected.whole()
-
-    def _rounds_of(self, scheduled: Scheduled) -> Rounds | None:
-        key = id(scheduled)
-        if key not in self._rounds:
-            self._rounds[key] = rounds_of(scheduled, self.programs, self.device.window, self._joins)
-        return self._rounds[key]
-
-    def _run_one(
-        self, step: RunStep, scheduled: Scheduled, scope: dict[str, Value],
-        indices: Mapping[str, int],
-    ) -> None:  # fmt: skip
-        program = self.programs[step.module]
-        arguments: list[Any] = [None] * len(program.ports)
-        for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
-            arguments[at] = value_of(reference, scope, indices)
+    def _run_graph(
+        self, run: GraphRun, scope: dict[str, Any], indices: Mapping[str, int], owned: set[str]
+    ) -> None:
+        key = id(run), run.consumed <= owned
+        if key not in self._prepared:
+            takes = [
+                name for name, reference in zip(run.graph.inputs, run.inputs, strict=True)
+                if reference.is_element or (key[1] and reference.name in run.consumed)
+            ]  # fmt: skip
+            self._prepared[key] = self.device.prepare(run.graph, takes=takes)
         # Arrays of a run are our own or read-only, or borrowed as the caller asked.
-        submitted = self.device.submit(program, arguments, True)
-        results = submitted if isinstance(submitted, tuple) else (submitted,)
-        for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
-            scope[name] = results[at]
+        called = self._prepared[key](*[_value_of(each, scope, indices) for each in run.inputs])
+        results = called if isinstance(called, tuple) else (called,)
+        scope.update(zip(run.outputs, results, strict=True))
+        owned.update(run.outputs)
 
     def forget(self) -> None:
         """Release the loaded programs; the pipeline cannot be called afterwards."""
-        self.programs = {}
-        self._rounds.clear()
-        self._joins.forget()
+        self.programs, self._prepared, self._runs = {}, {}, ()
 
 
-def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:
-    """Return the names that several runs read, and none reads an element of."""
-    runs: Counter[str] = Counter()
+def _value_of(reference: Reference, scope: Mapping[str, Any], indices: Mapping[str, int]) -> Any:
+    value = scope[reference.name]
+    if not reference.is_element:
+        return value
+    element = value[reference.at(indices)]
+    return np.asarray(element) if isinstance(value, np.ndarray) else element
+
+
+def _read_whole_by_several(runs: Sequence[PipelineRun]) -> frozenset[str]:
+    """Return the values that several runs of graphs read, and none reads an element of."""
+    reads: Counter[str] = Counter()
     sliced = set()
-    for times, reference in _references(steps, 1):
-        runs[reference.name] += times
-        if reference.is_element:
-            sliced.add(reference.name)
-    return frozenset(name for name, count in runs.items() if count > 1) - sliced
-
-
-def _references(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Reference]]:
-    """Yield the references of all runs, and how often each is read."""
-    for step in steps:
-        if isinstance(step, RepeatStep):
-            yield from _references(step.steps, times * step.times)
-        else:
-            yield from ((times, reference) for _, reference in step.inputs)
+    for run, times in graph_runs(runs):
+        for reference in run.inputs:
+            reads[reference.name] += times
+            if reference.is_element:
+                sliced.add(reference.name)
+    return frozenset(name for name, count in reads.items() if count > 1) - sliced

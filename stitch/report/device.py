@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,16 @@ class Device(RuntimeDevice):
                 del self._submitted[next(iter(self._submitted))]
         return entry[1]
 
-    def prepare(self, graph: TaskGraph) -> PreparedGraph:
+    def prepare(self, graph: TaskGraph, *, takes: Collection[str] = ()) -> PreparedGraph:
         """Prepare a task graph as a callable of its inputs, by position or name.
 
-        Loads its programs. Raises `TaskError` that lists all defects of the graph, `UsageError` for
-        programs of another device, and the errors of `load`.
+        Loads its programs. A run consumes tensors that are passed to the inputs `takes`. Raises
+        `TaskError` that lists all defects of the graph, `UsageError` for programs of another
+        device, and the errors of `load`.
         """
         instance_of("a task graph", TaskGraph).check("device.prepare", "graph", graph)
         self.check_open()
-        return PreparedGraph(self, graph.table())
+        return PreparedGraph(self, graph.table(), takes)
 
     def explain(self) -> str:
         """Describe every copy so far, with bytes, simulated time and reason."""

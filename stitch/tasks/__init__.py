@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         HasProgram,
         MergedAgent,
         ProgramAgent,
+        ProgramSource,
         TaskRow,
         program_agent,
     )
@@ -32,7 +33,8 @@ else:
         __name__,
         {
             "composition": "aggregate compose",
-            "agents": "Agent CopyAgent HasProgram MergedAgent ProgramAgent TaskRow program_agent",
+            "agents": "Agent CopyAgent HasProgram MergedAgent ProgramAgent ProgramSource TaskRow "
+            "program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction Permission host_function task",
             "future": "OUTSIDE Future Task",
@@ -45,8 +47,8 @@ else:
 __all__ = [
     "OUTSIDE", "SHORTEST", "Agent", "CopyAgent", "Cut", "Future", "Handle", "HasProgram",
     "HostCall", "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask",
-    "OutputPlace", "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow",
-    "TaskTable", "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of",
-    "edges_of", "host_call", "host_function", "problems_of", "program_agent", "run_problems",
-    "task", "tasks_without", "transformation_of",
+    "OutputPlace", "Permission", "ProgramAgent", "ProgramSource", "TaskSequence", "Task",
+    "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind", "aggregate",
+    "compose", "cuts_of", "edges_of", "host_call", "host_function", "problems_of",
+    "program_agent", "run_problems", "task", "tasks_without", "transformation_of",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.documents import YamlPipeline, read_pipeline
-from stitch.documents.schedule import MAX_JOINED
+from stitch.documents.pipeline_graphs import MAX_JOINED
 from stitch.errors import FormatError
 from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, model

@@ -116,7 +116,7 @@ def test_work_is_planned_anew_for_its_predictions_only_so_often(
         assert min(each._tries for each in seen) == 0
 
 
-def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path: Path) -> None:
+def test_a_file_that_is_run_again_settles_to_the_best_loop(tmp_path: Path) -> None:
     file, plans, carried = rounds_in_a_file(tmp_path, 10), [], []
     with stitch.open_device(MACHINE, window=1) as device:
         pipe, weights = stitch.Pipeline.from_yaml(file, device=device), weights_of(device)
@@ -126,7 +126,8 @@ def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path
             one(pipe(x, *weights)).numpy()
             plans.append(device.statistics().plans_made)
             carried.append(device.account().total.nbytes - before)
-    assert carried[2:] == [least_loads(10) * NBYTES] * 14
+    assert carried[3:] == [least_loads(10) * NBYTES] * 13
+    assert sum(carried[:3]) <= 3 * least_loads(10) * NBYTES + ROOM * NBYTES
     assert plans[-1] == plans[-5]
 
 

@@ -228,6 +228,13 @@ class PreparedGraph:
             else:
                 return None
         entries = tuple(values)
+        given: Sequence[tuple[ValueRecord, str]] = ()
+        if self._donated:
+            given = [(value, by) for at, by in self._donated if (value := entries[at]) is not None]
+            for value, _ in given:
+                for instance in value.instances:
+                    if len(instance.buffer.users) != 1 or not instance.buffer.is_open:
+                        return None
         exposed = self._known.count_exposed(entries)
         known = None if exposed is None else self._known.find(entries, exposed)
         binding = None if known is None else known.binding(device)
@@ -239,8 +246,8 @@ class PreparedGraph:
             arrays = known.arrays(entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
-        if self._donated:
-            return self._run_donated(binding, lease, known.details, entries, arrays)
+        if given:
+            return self._run_donated(binding, lease, known.details, entries, arrays, given)
         generation = records.generation
         try:
             ran = perform(device, binding, arrays)
@@ -263,20 +270,14 @@ class PreparedGraph:
 
     def _run_donated(
         self, binding: Binding, lease: OutputSlots, details: Details, entries: Entries,
-        arrays: list[Array],
-    ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
+        arrays: list[Array], given: Sequence[tuple[ValueRecord, str]],
+    ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Run with donated arguments, which are consumed together with their copies.
 
-        Returns None if their buffers are also used elsewhere. If it raises, they remain the
-        caller's: unchanged, or as a run that had begun to overwrite them left them.
+        If it raises, they remain the caller's: unchanged, or as a run that had begun to overwrite
+        them left them.
         """
         device, records = self.device, self.device.records
-        given = [(value, by) for at, by in self._donated if (value := entries[at]) is not None]
-        for value, _ in given:
-            for instance in value.instances:
-                buffer = instance.buffer
-                if len(buffer.users) != 1 or not buffer.is_open:
-                    return None
         lying = [value.instances for value, _ in given]
         #: Entries that the result replaces with the same layout.
         same = {at for at, ref, _ in details.carried if _lies_as(entries[at], ref)}
