@@ -28,14 +28,6 @@ class Structure:
             return Structure(value.index.tree)
         return Structure()
 
-    def leaves(self) -> Iterator[Structure]:
-        """Yield the structures of tensors and nests, in order."""
-        if self.parts is None:
-            yield self
-        else:
-            for part in self.parts:
-                yield from part.leaves()
-
     def value(self, tensors: Iterator[Any]) -> Any:
         """Build a value of this structure from the next tensors; a nest takes one with all its
         leaves."""

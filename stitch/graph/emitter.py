@@ -273,11 +273,6 @@ class Emitter:
         """The name of a value."""
         return self._values[index].name
 
-    @property
-    def constants(self) -> ConstantPool:
-        """The constants so far (do not modify)."""
-        return self._constants
-
     def is_unnamed_constant(self, tensor: SymbolicTensor) -> bool:
         """Whether a tensor is an unnamed constant (not a parameter) of this builder."""
         builder: Any = tensor.builder

@@ -127,8 +127,7 @@ def test_a_prediction_is_known_by_torch_before_the_loss_and_by_the_device_after_
         LOSS(expected, y).item(), rel=1e-5)  # fmt: skip
     assert "12x5" in repr(pred) and "Net" in repr(model)
     torch.testing.assert_close(pred.sigmoid().detach(), expected.sigmoid())
-    file = io.StringIO()
-    model.dump(file)
+    model.dump(file := io.StringIO())
     assert file.getvalue() == model.as_json()
 
 

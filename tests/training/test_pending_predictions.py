@@ -77,8 +77,7 @@ def test_a_prediction_says_what_its_array_says() -> None:
     assert pred == pred and "8x5" in repr(pred)
     loss = torch.nn.CrossEntropyLoss()(pred, Y)
     assert repr(loss) == "<LossTensor pending>"
-    value = loss.item()
-    assert repr(loss) == f"<LossTensor {value}>"
+    assert f"<LossTensor {loss.item()}>" == repr(loss)
 
 
 def test_the_only_element_is_a_number() -> None:
