@@ -1,9 +1,10 @@
 """`MeshClient`: sends pieces to device servers, and runs again what a server that ended had lost.
 
-It keeps every run until its answers are there, and every turn of a piece with persistent buffers
-since the buffers were last read back. When a server ends, another one is started, is sent the same
-files and pieces and the last buffers that were read, and the missing runs in their first order:
-the results have the same bits.
+Its log holds every run until its answers are there, and every turn of a device with persistent
+buffers since a snapshot of them was read. When a server ends, another one is started, is sent the
+same files and pieces and the snapshot, and the runs of the log in their first order: the results
+have the same bits. What a device has done follows from its snapshot and the log alone, and a call
+enters the log in one step, so that an interrupt leaves nothing between two states.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stitch.errors import TaskError
+from stitch.errors import TaskError, UsageError
 from stitch.mesh.carrier import Carrier, Outcome, Reference
 from stitch.mesh.messages import (
     Failure,
+    Forget,
+    Keep,
     Load,
     Message,
     Prepare,
@@ -30,9 +33,9 @@ from stitch.mesh.messages import (
 )
 from stitch.program import Array
 
-#: Servers started again without a run that ended in between, at most.
+#: Recoveries without a run that ended in between, at most.
 MAX_RETRIES = 3
-#: Turns of a device's stateful pieces after which its persistent buffers are read back.
+#: Turns of a device after which a snapshot of its persistent buffers is read.
 KEEP_EVERY = 16
 #: Records of runs, and of values that travelled, that are kept by default.
 MAX_RECORDS = 4096
@@ -60,57 +63,69 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedPiece:
-    """A piece on its device: what it is sent, and what it answers."""
+    """A piece on its device: what it is sent, and what it answers.
+
+    `returns`: the number of values of an answer, with the record. `is_stateful`: whether it reads
+    or writes persistent buffers; its runs are turns of the device. `keeps` and `drops`: the values
+    that it leaves on the device for other pieces of its run, and those that it reads last.
+    """
 
     number: int
     device: str
     message: Prepare
-    sent: int
     returns: int
-    #: Whether it leaves values on the device for other pieces of a run.
-    keeps: bool
-
-    @property
-    def sequence(self) -> int:
-        """The sequence whose turns its runs take, -1 for none."""
-        return self.message.sequence
+    is_stateful: bool
+    keeps: frozenset[str]
+    drops: frozenset[str]
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
-    """A run of a piece that was sent."""
+class Entry:
+    """A run of a piece in the log, by `number`; `turn`: of the device, 0 for stateless pieces."""
 
     piece: PreparedPiece
     run: int
-    turn: int
     inputs: tuple[RemoteValue, ...]
     outputs: tuple[RemoteValue, ...]
     record: RemoteValue
+    number: int = 0
+    turn: int = 0
     is_done: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Saved:
-    """The persistent buffers of a device at a moment: names, values, the turns done by then."""
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The persistent buffers of a device after a turn, before the entry `number` of the log."""
+
+    buffers: dict[str, RemoteValue]
+    turn: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A snapshot that was asked for: the names, and the references to the answers."""
 
     names: tuple[str, ...]
-    values: tuple[RemoteValue, ...]
-    turns: dict[int, int]
+    answers: tuple[Reference, ...]
+    turn: int
+    number: int
 
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    """What a server is sent when it is started."""
+    """What a server is sent when it is started.
+
+    `mark`: the number of the first entry of the log after the last `Keep`, None without one.
+    """
 
     name: str
     files: dict[str, bytes] = field(default_factory=dict)
     pieces: dict[int, PreparedPiece] = field(default_factory=dict)
-    turns: dict[int, int] = field(default_factory=dict)
-    #: The last buffers that are certain, and those that are being read.
-    saved: _Saved | None = None
-    saving: _Saved | None = None
+    snapshot: _Snapshot = field(default_factory=lambda: _Snapshot({}, 0, 0))
+    reading: _Reading | None = None
+    mark: int | None = None
     is_started: bool = False
-    since_saved: int = 0
     #: Why its persistent buffers could not be written.
     failure: Failure | None = None
 
@@ -147,10 +162,17 @@ class MeshClient:
     ) -> None:
         self.carrier = carrier
         self._devices = {name: _Device(name) for name in devices}
-        self._log: list[_Entry] = []
+        self._log: list[Entry] = []
+        self._entries = 0
         self._pieces = 0
         self.runs = 1
-        self._open_runs: dict[int, int] = {}
+        #: Runs of the log of which no more pieces will be sent, and the number below which no run
+        #: needs anything of a server.
+        self._ended: set[int] = set()
+        self._settled = 1
+        #: Whether all that the log holds was sent, and the devices whose servers must be replaced.
+        self._is_sent = True
+        self._lost: set[str] = set()
         self.records: deque[RunRecord] = deque(maxlen=max_records)
         self.crossings: deque[Crossing] = deque(maxlen=max_records)
         self.crossed = 0
@@ -163,29 +185,23 @@ class MeshClient:
     def prepare(
         self, device: str, graph: str, files: Mapping[str, bytes],
         functions: Sequence[tuple[str, str]], sources: Sequence[Source], targets: Sequence[Target],
-        after: PreparedPiece | None = None,
     ) -> PreparedPiece:  # fmt: skip
-        """Send a piece to its device; raise what the server answers.
+        """Send a piece to its device; `files`: bytes by SHA-256. Raises what the server answers.
 
-        Args:
-            files: Bytes by SHA-256.
-            after: A piece of the device in whose sequence this one takes turns; by default a piece
-                that writes persistent buffers has a sequence of its own.
+        Runs of pieces that read or write persistent buffers take turns on their device, in the
+        order in which they are sent.
         """
         number = self._pieces
         self._pieces += 1
-        own = number if any(t.buffer for t in targets) else -1
-        message = Prepare(
-            number, graph, tuple(functions), tuple(sources), tuple(targets),
-            own if after is None else after.sequence,
-        )  # fmt: skip
+        message = Prepare(number, graph, tuple(functions), tuple(sources), tuple(targets))
         piece = PreparedPiece(
-            number, device, message, sum(s.kind == "sent" for s in sources),
-            sum(t.is_sent for t in targets) + 1,
-            any(t.kept for t in targets) or any(s.kind == "sent" and s.name for s in sources),
+            number, device, message, sum(t.is_sent for t in targets) + 1,
+            any(s.kind == "buffer" for s in sources) or any(t.buffer for t in targets),
+            frozenset([t.kept for t in targets if t.kept])
+            | {s.name for s in sources if s.kind == "sent" and s.name},
+            frozenset([s.name for s in sources if s.kind == "kept" and s.is_last]),
         )  # fmt: skip
         held = self._devices[device]
-        self._start(held)
         for sha256, data in files.items():
             if sha256 not in held.files:
                 self.ask(device, Load(sha256, data))
@@ -194,32 +210,33 @@ class MeshClient:
         held.pieces[number] = piece
         return piece
 
-    def _start(self, held: _Device) -> None:
-        if not held.is_started:
-            self.carrier.start(held.name)
-            held.is_started = True
-
-    def ask(
-        self, device: str, message: Message, values: Sequence[RemoteValue] = (), returns: int = 1
-    ) -> Any:
+    def ask(self, device: str, message: Message) -> Any:
         """Send a message that may be sent twice, and return its answer; raise what it answers."""
-        self._start(self._devices[device])
-        answers: list[Any] = []
+        (answer,) = self._exchange(device, message)
+        found = self.carrier.value(answer)
+        if isinstance(found, Failure):
+            raise found.error()
+        return found
+
+    def _exchange(
+        self, device: str, message: Message, values: Sequence[RemoteValue] = (), returns: int = 1
+    ) -> tuple[Reference, ...]:
+        """Send a message that may be sent twice; return the references of its answers, ready."""
+        held = self._devices[device]
+        if not self._is_sent:
+            self.recover()
+        if not held.is_started:
+            self.carrier.start(device)
+            held.is_started = True
         for _ in range(MAX_RETRIES + 1):
             sent = self._carry(device, message, values, returns)
             self.carrier.wait(sent)
             outcomes = {self.carrier.outcome(reference) for reference in sent}
             if outcomes == {Outcome.READY}:
-                answers = [self.carrier.value(reference) for reference in sent]
-                break
+                return sent
             if Outcome.LOST in outcomes:
                 self.recover()
-        else:
-            raise self._lost(device, f"message {type(message).__name__}")
-        for answer in answers:
-            if isinstance(answer, Failure):
-                raise answer.error()
-        return answers[0] if returns == 1 else answers
+        raise self._gave_up(device, f"message {type(message).__name__}")
 
     def _carry(
         self, device: str, message: Message, values: Sequence[RemoteValue] = (), returns: int = 1
@@ -238,8 +255,14 @@ class MeshClient:
         """Return the number of a new run: kept values of a device belong to one."""
         number = self.runs
         self.runs += 1
-        self._open_runs[number] = 0
         return number
+
+    def entry(self, piece: PreparedPiece, run: int, inputs: Sequence[RemoteValue]) -> Entry:
+        """Return a run of a piece to be sent; its outputs may be inputs of others. A piece runs
+        once in a run."""
+        maker = (piece.device, piece.number, run)
+        outputs = tuple([RemoteValue(None, maker) for _ in range(piece.returns - 1)])
+        return Entry(piece, run, tuple(inputs), outputs, RemoteValue(None))
 
     def send(
         self, piece: PreparedPiece, run: int, inputs: Sequence[RemoteValue], *, saves: bool = True
@@ -247,27 +270,38 @@ class MeshClient:
         """Send a run of a piece; return the values that it answers, pending.
 
         `saves`: whether the persistent buffers may be read back behind this run; otherwise the
-        caller calls `save` from time to time, where no run needs kept values of one before.
+        caller calls `save` from time to time.
         """
-        held = self._devices[piece.device]
-        turn = 0
-        if piece.sequence >= 0:
-            turn = held.turns[piece.sequence] = held.turns.get(piece.sequence, 0) + 1
-        entry = _Entry(piece, run, turn, tuple(inputs), (), RemoteValue(None))
-        maker = (piece.device, piece.number, run)
-        entry.outputs = tuple([RemoteValue(None, maker) for _ in range(piece.returns - 1)])
-        self._log.append(entry)
-        self._send(entry, entry.outputs)
-        if turn:
-            held.since_saved += 1
-            if saves and held.since_saved >= KEEP_EVERY and held.saving is None:
-                self.save(piece.device)
+        entry = self.entry(piece, run, inputs)
+        self.submit([entry], saves=saves)
         return entry.outputs
 
-    def _send(self, entry: _Entry, outputs: Sequence[RemoteValue]) -> None:
-        settled = min(self._open_runs, default=self.runs)
-        message = Run(entry.piece.number, entry.run, entry.turn, settled)
+    def submit(self, entries: Sequence[Entry], *, saves: bool = True) -> None:
+        """Send runs of pieces, see `send`: all of them enter the log, or none does."""
+        if not self._is_sent:
+            self.recover()
+        turns: dict[str, int] = {}
+        for entry in entries:
+            device = entry.piece.device
+            entry.number = self._entries
+            self._entries += 1
+            if entry.piece.is_stateful:
+                if device not in turns:
+                    turns[device] = self._turn(self._devices[device])
+                entry.turn = turns[device] = turns[device] + 1
+        self._is_sent = False
+        self._log.extend(entries)
+        for entry in entries:
+            self._send(entry)
+        self._is_sent = True
+        for device, turn in turns.items() if saves else ():
+            if turn - self._devices[device].snapshot.turn >= KEEP_EVERY:
+                self.save(device)
+
+    def _send(self, entry: Entry) -> None:
+        """Send a run; take the references of its answers unless it is done already."""
         device = entry.piece.device
+        message = Run(entry.piece.number, entry.run, entry.turn, self._settled)
         *sent, record = self._carry(device, message, entry.inputs, entry.piece.returns)
         for value in entry.inputs:
             maker = value.maker
@@ -275,74 +309,168 @@ class MeshClient:
                 value.sent_to += (device,)
                 self.crossed += 1
                 self.crossings.append(Crossing(maker[1:], (entry.piece.number, entry.run)))
-        for value, reference in zip(outputs, sent, strict=False):
-            value.reference = reference
-        entry.record.reference = record
+        if not entry.is_done:
+            for value, reference in zip(entry.outputs, sent, strict=True):
+                value.reference = reference
+            entry.record.reference = record
 
-    def save(self, device: str) -> None:
-        """Ask for the persistent buffers of a device, behind the runs that were sent: what a server
-        that is started again begins with."""
-        held = self._devices[device]
-        names = held.buffers
-        values = self._carry(held.name, Read(names), (), len(names))
-        held.saving = _Saved(names, tuple(map(RemoteValue, values)), dict(held.turns))
-        held.since_saved = 0
+    def has_run(self, run: int) -> bool:
+        """Return whether pieces of a run are in the log."""
+        return any(entry.run == run for entry in self._log)
 
-    def write(self, device: str, buffers: Mapping[str, RemoteValue]) -> None:
-        """Set persistent buffers of a device; all of them before the first run that reads them."""
+    def end_run(self, run: int) -> None:
+        """Note that no more pieces of a run will be sent."""
+        self._ended.add(run)
+
+    def finish_run(self, run: int) -> None:
+        """Wait until all pieces of a run have ended; no more of them will be sent."""
+        self._ended.add(run)
+        self.settle([entry.record for entry in self._log if entry.run == run])
+
+    # -- persistent buffers ------------------------------------------------------------------------
+
+    def write(self, device: str, buffers: dict[str, RemoteValue]) -> None:
+        """Set persistent buffers of a device, all of them before the first run that reads them.
+
+        No run may be under way on the device. A `keep` before it is void.
+        """
         held = self._devices[device]
-        self.settle(self._values_of(device))
-        turns = tuple(held.turns.items())
-        self.ask(device, Write(tuple(buffers), turns), tuple(buffers.values()))
-        before = (
-            {}
-            if held.saved is None
-            else dict(zip(held.saved.names, held.saved.values, strict=True))
-        )
-        if held.saved is not None and held.since_saved:
-            before = self._read_back(device)
-        before |= buffers
-        held.saved = _Saved(tuple(before), tuple(before.values()), dict(held.turns))
-        held.saving, held.since_saved, held.failure = None, 0, None
+        for value in buffers.values():
+            self.value(value)
+        before = self._snapshot_now(held)
+        message = Write(tuple(buffers), before.turn)
+        (answer,) = self._exchange(device, message, tuple(buffers.values()))
+        found = self.carrier.value(answer)
+        if isinstance(found, Failure):
+            raise found.error()
+        held.mark = held.reading = held.failure = None
+        held.snapshot = _Snapshot(before.buffers | buffers, before.turn, self._entries)
         self._forget_done()
-
-    def _read_back(self, device: str) -> dict[str, RemoteValue]:
-        held = self._devices[device]
-        assert held.saved is not None, "written before"
-        names = held.saved.names
-        arrays = self.ask(device, Read(names), (), len(names))
-        arrays = [arrays] if len(names) == 1 else arrays
-        return {name: self.put(array) for name, array in zip(names, arrays, strict=True)}
 
     def read(self, device: str, buffers: Sequence[str]) -> list[Array]:
         """Return persistent buffers of a device, as they travel, after the runs that were sent."""
-        self.settle(self._values_of(device))
-        arrays = self.ask(device, Read(tuple(buffers)), (), len(buffers))
-        return [arrays] if len(buffers) == 1 else list(arrays)
+        self._settle_device(device)
+        answers = self._exchange(device, Read(tuple(buffers)), (), len(buffers) + 1)
+        *arrays, _ = [self.carrier.value(answer) for answer in answers]
+        for array in arrays:
+            if isinstance(array, Failure):
+                raise array.error()
+        return arrays
+
+    def keep(self, device: str) -> None:
+        """Remember the persistent buffers of a device, after the runs that were sent."""
+        held = self._devices[device]
+        self._settle_device(device)
+        held.mark = None
+        self.ask(device, Keep())
+        held.mark = self._entries
+        if self._turn(held) - held.snapshot.turn >= KEEP_EVERY:
+            self.save(device)
+
+    def forget(self, device: str) -> None:
+        """Set the persistent buffers of a device back to what the last `keep` remembered.
+
+        The runs since then are undone; raises `UsageError` without a `keep`.
+        """
+        held = self._devices[device]
+        mark = held.mark
+        if mark is None:
+            raise UsageError(f"device {device!r} has nothing to go back to",
+                             expected="keep before forget, and no write between")  # fmt: skip
+        self._settle_device(device)
+        # If this does not come to its end, the server is replaced.
+        self._lost.add(device)
+        self._is_sent = False
+        self._log = [
+            entry for entry in self._log
+            if not (entry.turn and entry.piece.device == device and entry.number >= mark)
+        ]  # fmt: skip
+        sent = self._carry(device, Forget())
+        self.carrier.wait(sent)
+        if self.carrier.outcome(sent[0]) is Outcome.READY:
+            self._lost.discard(device)
+            self._is_sent = not self._lost
+
+    def _settle_device(self, device: str) -> None:
+        self.settle([entry.record for entry in self._log if entry.piece.device == device])
 
     def finish(self, device: str) -> None:
         """Wait for all runs that were sent to a device.
 
-        Raises the error of one that could not write persistent buffers. `write`, also of none,
-        lets the device go on.
+        Raises the error of one that could not write persistent buffers, until the next `write`,
+        also of none.
         """
-        self.settle(self._values_of(device))
+        self._settle_device(device)
         failure = self._devices[device].failure
         if failure is not None:
             raise failure.error()
 
-    def _values_of(self, device: str) -> list[RemoteValue]:
-        return [entry.record for entry in self._log if entry.piece.device == device]
+    def _turn(self, held: _Device) -> int:
+        """Return the last turn of a device that was sent."""
+        turns = [e.turn for e in reversed(self._log) if e.turn and e.piece.device == held.name]
+        return turns[0] if turns else held.snapshot.turn
+
+    def save(self, device: str) -> None:
+        """Ask for the persistent buffers of a device, behind the runs that were sent: what a server
+        that is started again begins with.
+
+        Does nothing where it would not be enough: while a run has kept values on the device, or
+        after turns that `forget` may undo.
+        """
+        held = self._devices[device]
+        if held.reading is not None or held.mark not in (None, self._entries):
+            return
+        kept: set[tuple[int, str]] = set()
+        for entry in self._log:
+            if entry.piece.device == held.name and entry.run not in self._ended:
+                kept.update([(entry.run, name) for name in entry.piece.keeps])
+                kept.difference_update([(entry.run, name) for name in entry.piece.drops])
+        if not kept:
+            turn, names = self._turn(held), held.buffers
+            answers = self._carry(held.name, Read(names), (), len(names) + 1)
+            held.reading = _Reading(names, answers, turn, self._entries)
+
+    def _take_snapshot(self, held: _Device, reading: _Reading) -> None:
+        """Replace the snapshot of a device by one that was read, unless it was read too early."""
+        if any(
+            not entry.is_done and entry.number < reading.number
+            for entry in self._log if entry.piece.device == held.name
+        ):  # fmt: skip
+            return
+        outcomes = {self.carrier.outcome(answer) for answer in reading.answers}
+        if Outcome.PENDING in outcomes:
+            return
+        held.reading = None
+        if outcomes != {Outcome.READY}:
+            return
+        *buffers, turn = reading.answers
+        # Behind a turn that came too early the buffers are older.
+        if self.carrier.value(turn) == reading.turn:
+            held.snapshot = _Snapshot(
+                dict(zip(reading.names, map(RemoteValue, buffers), strict=True)), reading.turn,
+                reading.number,
+            )  # fmt: skip
+
+    def _snapshot_now(self, held: _Device) -> _Snapshot:
+        """Return a snapshot after all turns that were sent."""
+        self._settle_device(held.name)
+        turn, names = self._turn(held), held.buffers
+        if turn != held.snapshot.turn:
+            answers = self._exchange(held.name, Read(names), (), len(names) + 1)
+            self._take_snapshot(held, _Reading(names, answers, turn, self._entries))
+        if turn != held.snapshot.turn:
+            raise self._gave_up(held.name, "its persistent buffers")
+        return held.snapshot
 
     # -- waiting and recovery ----------------------------------------------------------------------
 
     def settle(self, values: Sequence[RemoteValue]) -> None:
         """Wait until values are there; start servers again that ended meanwhile.
 
-        Raises `TaskError` if a server ended `MAX_RETRIES` times without a run that ended between.
+        Raises `TaskError` after `MAX_RETRIES` recoveries without a run that ended between.
         """
         while True:
-            self.carrier.wait([value.reference for value in values])
+            self.carrier.wait(_references(values))
             if all(self._is_there(value) for value in values):
                 self._forget_done()
                 return
@@ -353,7 +481,8 @@ class MeshClient:
         self.settle([entry.record for entry in self._log])
 
     def _is_there(self, value: RemoteValue) -> bool:
-        return self.carrier.outcome(value.reference) is Outcome.READY
+        reference = value.reference
+        return reference is not None and self.carrier.outcome(reference) is Outcome.READY
 
     def value(self, value: RemoteValue) -> Array:
         """Return an array as it travelled; raise the error of the task that failed."""
@@ -363,11 +492,7 @@ class MeshClient:
             raise found.error()
         return found  # type: ignore[no-any-return]  # what `Run` answers
 
-    def end_run(self, run: int) -> None:
-        """Note that all answers of a run are there, or that nobody asks for them."""
-        self._open_runs.pop(run, None)
-
-    def _look(self, entry: _Entry) -> bool:
+    def _look(self, entry: Entry) -> bool:
         """Return whether a run has ended; note it."""
         if not entry.is_done and self._is_there(entry.record):
             record = self.carrier.value(entry.record.reference)
@@ -376,63 +501,84 @@ class MeshClient:
             if isinstance(record, RunRecord):
                 self.records.append(record)
             elif entry.turn:
-                self._devices[entry.piece.device].failure = record
+                held = self._devices[entry.piece.device]
+                held.failure = held.failure or record
         return entry.is_done
 
     def _forget_done(self) -> None:
         """Drop the runs that will not be sent again."""
+        closed = self._ended.difference([e.run for e in self._log if not self._look(e)])
         for held in self._devices.values():
-            saving = held.saving
-            if saving is not None and all(
-                self.carrier.outcome(value.reference) is Outcome.READY for value in saving.values
-            ) and all(
-                self._look(entry) for entry in self._log
-                if entry.piece.device == held.name and entry.turn
-                and entry.turn <= saving.turns.get(entry.piece.sequence, 0)
-            ):  # fmt: skip
-                held.saved, held.saving = saving, None
-        self._log = [entry for entry in self._log if self._is_needed(entry)]
+            if held.reading is not None:
+                self._take_snapshot(held, held.reading)
+        #: Runs on a device with a turn that a restart repeats, with what that turn needs there.
+        repeated = {(e.run, e.piece.device) for e in self._log if e.turn and self._is_new(e)}
+        self._log = [
+            entry for entry in self._log
+            if not entry.is_done
+            or (entry.turn and self._is_new(entry))
+            or (entry.piece.keeps and (
+                entry.run not in closed or (entry.run, entry.piece.device) in repeated
+            ))
+        ]  # fmt: skip
+        runs = {entry.run for entry in self._log}
+        self._ended &= runs
+        self._settled = min(runs - closed, default=self.runs)
 
-    def _is_needed(self, entry: _Entry) -> bool:
-        if not self._look(entry) or entry.run in self._open_runs:
-            return True
-        saved = self._devices[entry.piece.device].saved
-        turns = {} if saved is None else saved.turns
-        return entry.turn > turns.get(entry.piece.sequence, 0)
+    def _is_new(self, entry: Entry) -> bool:
+        """Return whether the snapshot of its device was read before a run."""
+        return entry.number >= self._devices[entry.piece.device].snapshot.number
 
     def recover(self) -> None:
         """Start servers again that ended, and send again what was lost."""
         carrier = self.carrier
-        carrier.wait([entry.record.reference for entry in self._log])
-        ended = [d for d in self._devices.values() if d.is_started and carrier.has_ended(d.name)]
-        if ended:
-            self._retries += 1
-            if self._retries > MAX_RETRIES:
-                raise self._lost(ended[0].name, f"{len(self._log)} runs of pieces")
-        for held in ended:
-            self._restart(held)
-        names = {held.name for held in ended}
+        carrier.wait(_references([entry.record for entry in self._log]))
         for entry in self._log:
-            again = entry.piece.device in names and (entry.turn or entry.piece.keeps)
-            if not self._look(entry) or again:
-                # Answers that are there stay: the same run gives the same bits.
-                outputs = entry.outputs if not entry.is_done else ()
-                entry.is_done = False
-                self._send(entry, outputs)
+            self._look(entry)
+        self._is_sent = False
+        for held in self._devices.values():
+            if held.is_started and carrier.has_ended(held.name):
+                self._lost.add(held.name)
+        self._retries += 1
+        if self._retries > MAX_RETRIES:
+            self._retries = 0
+            raise self._gave_up(
+                min(self._lost, default=self._log[0].piece.device if self._log else "?"),
+                f"{sum(not entry.is_done for entry in self._log)} runs of pieces",
+            )  # fmt: skip
+        marks = {}
+        for name in sorted(self._lost):
+            held = self._devices[name]
+            self._restart(held)
+            if held.mark is not None:
+                marks[name] = held.mark
+        for entry in self._log:
+            device = entry.piece.device
+            if device in marks and entry.number >= marks[device]:
+                del marks[device]
+                self._carry(device, Keep())
+            is_lost = device in self._lost and (entry.turn or entry.piece.keeps)
+            # Answers that are there stay: the same run gives the same bits.
+            if not entry.is_done or (is_lost and self._is_new(entry)):
+                self._send(entry)
+        for device in marks:
+            self._carry(device, Keep())
+        self._lost.clear()
+        self._is_sent = True
 
     def _restart(self, held: _Device) -> None:
         """Start the server of a device and send what it held; runs follow."""
-        carrier = self.carrier
+        carrier, snapshot = self.carrier, held.snapshot
         self.restarts[held.name] += 1
         carrier.start(held.name)
+        held.reading = None
         sent = [
             *[self._carry(held.name, Load(key, data)) for key, data in held.files.items()],
             *[self._carry(held.name, piece.message) for piece in held.pieces.values()],
         ]  # fmt: skip
-        held.saving, held.since_saved = None, 0
-        if held.saved is not None:
-            message = Write(held.saved.names, tuple(held.saved.turns.items()))
-            sent.append(self._carry(held.name, message, held.saved.values))
+        if snapshot.turn or snapshot.buffers:
+            message = Write(tuple(snapshot.buffers), snapshot.turn)
+            sent.append(self._carry(held.name, message, tuple(snapshot.buffers.values())))
         for (reference,) in sent:
             carrier.wait([reference])
             if carrier.outcome(reference) is Outcome.READY:
@@ -440,7 +586,7 @@ class MeshClient:
                 if isinstance(answer, Failure):
                     raise answer.error()
 
-    def _lost(self, device: str, what: str) -> TaskError:
+    def _gave_up(self, device: str, what: str) -> TaskError:
         return TaskError(
             f"the server of device {device!r} ended {MAX_RETRIES + 1} times",
             where=self.carrier.whereabouts(device), got=f"lost: {what}",
@@ -451,6 +597,11 @@ class MeshClient:
         """End all servers. Closing twice is allowed."""
         self._log.clear()
         self.carrier.close()
+
+
+def _references(values: Sequence[RemoteValue]) -> list[Reference]:
+    """Return the references of the values that were sent."""
+    return [value.reference for value in values if value.reference is not None]
 
 
 def sha256_of(data: bytes) -> str:

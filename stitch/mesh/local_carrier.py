@@ -173,7 +173,8 @@ class LocalCarrier:
         if fault == "lose answer":
             _end(call, Outcome.SILENT)
             return
-        answers = answer if isinstance(answer, tuple) else (answer,)
+        # The server does not know how many values a message of an unknown piece has.
+        answers = answer if isinstance(answer, tuple) else (answer,) * len(call.answers)
         if type(answers[-1]) is NotDone:
             _end(call, Outcome.SILENT)
             return

@@ -305,8 +305,8 @@ class MeshGraph:
             self._prepare(piece, *ends) for piece, ends in zip(self.pieces, routes, strict=True)
         ]
         self._in_flight = self._most_in_flight()
-        #: Calls under way: their numbers, and the values that tell when they have ended.
-        self._under_way: deque[tuple[int, tuple[RemoteValue, ...]]] = deque()
+        #: The numbers of the calls under way.
+        self._under_way: deque[int] = deque()
 
     def _most_in_flight(self) -> int:
         """Return how many calls can be under way; raise `OutOfMemoryError` if not even one."""
@@ -376,14 +376,18 @@ class MeshGraph:
         while len(self._under_way) >= self._in_flight:
             self._finish_first()
         run = client.begin_run()
-        answers: list[RemoteValue] = []
+        entries = []
         for prepared, sent, answered in self._prepared:
-            made = client.send(prepared, run, [values[number] for number in sent])
-            values.update(zip(answered, made, strict=True))
-            answers.extend(made)
-        self._under_way.append((run, tuple(answers)))
-        for name in self._between:
-            self._between[name] = values[self._carried[name][1]]
+            entry = client.entry(prepared, run, [values[number] for number in sent])
+            values.update(zip(answered, entry.outputs, strict=True))
+            entries.append(entry)
+        self._under_way.append(run)
+        try:
+            client.submit(entries)
+        finally:  # An interrupted call was sent wholly, or not at all.
+            if self._between and client.has_run(run):
+                self._between = {name: values[self._carried[name][1]] for name in self._between}
+        client.end_run(run)
         results = tuple([
             RemoteTensor(
                 self.mesh, self._where[number], self._table.descs[number], values[number], name
@@ -410,10 +414,8 @@ class MeshGraph:
 
     def _finish_first(self) -> None:
         """Wait until the oldest call under way has ended."""
-        run, answers = self._under_way[0]
-        self.mesh.client.settle(answers)
+        self.mesh.client.finish_run(self._under_way[0])
         self._under_way.popleft()
-        self.mesh.client.end_run(run)
 
     def write(self, **values: Any) -> None:
         """Set carried inputs, by name, to arrays or tensors."""
@@ -533,7 +535,7 @@ def _routes(
 
 def send_piece(
     mesh: Mesh, device: str, graph: TaskGraph, sources: Sequence[Source],
-    targets: Sequence[Target], after: PreparedPiece | None = None,
+    targets: Sequence[Target],
 ) -> PreparedPiece:  # fmt: skip
     """Send a piece with the files of its programs to a device; see `MeshClient.prepare`."""
     files: dict[str, bytes] = {}
@@ -548,7 +550,7 @@ def send_piece(
         (name, _importable(function, mesh.functions)) for name, function in graph.functions.items()
     ]
     return mesh.client.prepare(
-        device, graph.as_json(files=named), files, functions, sources, targets, after
+        device, graph.as_json(files=named), files, functions, sources, targets
     )
 
 

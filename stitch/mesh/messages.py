@@ -72,17 +72,15 @@ class Prepare:
     functions: tuple[tuple[str, str], ...]
     sources: tuple[Source, ...]
     targets: tuple[Target, ...]
-    sequence: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run a piece once, on the arrays that come with the message.
 
-    `run`: the run that its kept values belong to. `turn`: of a piece of a sequence, the number of
-    this run among all of the sequence; a turn that is done is not done again, and none is done
-    before the one that it follows. 0 for other pieces. `settled`: the client has the answers of all
-    runs below it.
+    `run`: the run that its kept values belong to. `turn`: of a piece with persistent buffers, the
+    number of this run among all such runs of the device, in whose order they are done, each once;
+    0 for other pieces. `settled`: the client has the answers of all runs below it.
     """
 
     piece: int
@@ -93,27 +91,27 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Set persistent buffers to the arrays that come with the message, and turns of sequences."""
+    """Set persistent buffers to the values that come with the message, and the turn done last."""
 
     buffers: tuple[str, ...]
-    turns: tuple[tuple[int, int], ...] = ()
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Answer persistent buffers by name."""
+    """Answer persistent buffers by name, and behind them the turn done last."""
 
     buffers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Remember all persistent buffers and turns as they are, for `Forget`."""
+    """Remember all persistent buffers and the turn as they are, for `Forget`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Set all persistent buffers and turns back to what the last `Keep` remembered."""
+    """Set all persistent buffers and the turn back to what the last `Keep` remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +229,6 @@ def _is_builtin(dtype: np.dtype[Any]) -> bool:
 _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bytes": (bytes,)}
 _PAIRS: Mapping[str, tuple[type, ...]] = {
     "tuple[tuple[str, str], ...]": (str, str),
-    "tuple[tuple[int, int], ...]": (int, int),
 }
 _MESSAGES = (Load, Prepare, Run, Write, Read, Keep, Forget, Report, Close)
 
@@ -287,7 +284,7 @@ def _is_end(value: object, wanted: type) -> bool:
 
 
 def _check_value(message: str, position: int, value: object) -> None:
-    if type(value) is Failure and message == "Run":
+    if type(value) is Failure and message in ("Run", "Write"):
         return
     if not isinstance(value, np.ndarray) or not _is_builtin(value.dtype):
         got = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__

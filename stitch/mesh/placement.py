@@ -2,10 +2,10 @@
 
 Tasks that name a device keep it. The others are cut, in their order, into stages on the devices of
 the specification, in its order, such that the slowest device takes the least time; of such cuts,
-the one with the least time on links. A device may get no stage. The time of a device is that of its
-programs and of all values that it receives; a sender counts those that tasks with a named device
-read. Values from unplaced tasks count as over the link from the stage before, which is exact for
-chains and for equal links.
+the one whose values take the least time to arrive. A device may get no stage. The time of a device
+is that of its programs, and of all values that it receives: on the link, and into its memory. A
+sender counts those that tasks with a named device read. Values from unplaced tasks count as over
+the link from the stage before, which is exact for chains and for equal links.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stitch.errors import OutOfMemoryError, UsageError
+from stitch.errors import IncompatibleError, OutOfMemoryError, UsageError
 from stitch.mesh.specification import MachineSpecification
-from stitch.mesh.task_costs import StageMemory, sent_nbytes, task_costs
+from stitch.mesh.task_costs import StageMemory, entry_seconds, sent_nbytes, task_costs
 from stitch.tasks import TaskTable
 
 #: Stages begin and end at so many points at most, evenly among the tasks.
 MAX_POINTS = 512
+#: Tasks that an error lists.
+MAX_REFUSALS = 8
 
 #: Seconds by the first point of a stage and the point where it ends.
 _ByEnds: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
@@ -33,10 +35,10 @@ _Allowed: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 class _Passed(NamedTuple):
     """A value that unplaced tasks read; tasks are positions among the unplaced ones.
 
-    `maker` is -1 for a task with a named device.
+    `maker` is -1 for a task with a named device, and for the client.
     """
 
-    nbytes: int
+    value: int
     maker: int
     readers: tuple[int, ...]
 
@@ -58,6 +60,7 @@ def place(table: TaskTable, specification: MachineSpecification) -> tuple[str, .
 
     Raises:
         UsageError: A task names an unknown device.
+        IncompatibleError: No device has the memory spaces that a program uses.
         OutOfMemoryError: No cut fits the memory of the machines; lists for each stage of the best
             cut what it needs, what is free, and the largest tensors.
     """
@@ -78,8 +81,12 @@ class _Placement:
         self.table, self.specification = table, specification
         self.names = tuple(specification.devices)
         self.machines = [entry.machine for entry in specification.devices.values()]
-        by_machine = {each: task_costs(table, each) for each in dict.fromkeys(self.machines)}
-        self.costs = [by_machine[each] for each in self.machines]
+        by_machine = {
+            each: (task_costs(table, each), entry_seconds(table, each))
+            for each in dict.fromkeys(self.machines)
+        }
+        self.costs = [by_machine[each][0] for each in self.machines]
+        self.entries = [by_machine[each][1] for each in self.machines]
         self.device_of = [table.device_of(task) for task in range(len(table.tasks))]
         self.unplaced = [task for task, name in enumerate(self.device_of) if name is None]
         count = len(self.unplaced)
@@ -90,52 +97,71 @@ class _Placement:
             sum(costs[t].seconds for t, device in enumerate(self.device_of) if device == name)
             for costs, name in zip(self.costs, self.names, strict=True)
         ]
-        #: Values between unplaced tasks, and by the named device where they are made.
+        #: Values between unplaced tasks; values that others make, by their device or None.
         self.passed: list[_Passed] = []
-        self.received: dict[str, list[_Passed]] = {}
-        #: Values of unplaced tasks: bytes, the maker's position, a named device that reads them.
-        self.given: list[tuple[int, int, str]] = []
+        self.received: dict[str | None, list[_Passed]] = {}
+        #: Values of unplaced tasks: the value, the maker's position, a named device that reads it.
+        self.given: list[tuple[int, int, int]] = []
         self._read_values()
         self._arriving: dict[object, _ByEnds] = {}
 
     def _read_values(self) -> None:
         position = {task: at for at, task in enumerate(self.unplaced)}
+        makers = {n: task for task, row in enumerate(self.table.tasks) for n in row.outputs}
         readers: dict[int, list[int]] = {}
         for task, row in enumerate(self.table.tasks):
             for value in dict.fromkeys(row.inputs):
                 readers.setdefault(value, []).append(task)
-        for maker, row in enumerate(self.table.tasks):
-            source = self.device_of[maker]
-            for value in row.outputs:
-                reading = readers.get(value, ())
-                nbytes = sent_nbytes(self.table.descs[value])
-                own = tuple([position[task] for task in reading if task in position])
-                if own and source is None:
-                    self.passed.append(_Passed(nbytes, position[maker], own))
-                elif own and source is not None:
-                    self.received.setdefault(source, []).append(_Passed(nbytes, -1, own))
-                for target in {self.device_of[task] for task in reading} - {source, None}:
-                    assert target is not None, "left out above"
-                    if source is None:
-                        self.given.append((nbytes, position[maker], target))
-                    else:
-                        seconds = self._link_seconds(source, target, nbytes)
-                        self.named_seconds[self.names.index(target)] += seconds
+        for value, reading in readers.items():
+            maker = makers.get(value)
+            source = None if maker is None else self.device_of[maker]
+            at = -1 if maker is None else position.get(maker, -1)
+            own = tuple([position[task] for task in reading if task in position])
+            if own:
+                values = self.passed if at >= 0 else self.received.setdefault(source, [])
+                values.append(_Passed(value, at, own))
+            for target in {self.device_of[task] for task in reading} - {source, None}:
+                assert target is not None, "left out above"
+                device = self.names.index(target)
+                if at >= 0:
+                    self.given.append((value, at, device))
+                else:
+                    self.named_seconds[device] += self._seconds_to_arrive(source, device, value)
+
+    def _seconds_to_arrive(self, source: str | None, device: int, value: int) -> float:
+        """Return the seconds until a value of a device, or of the client, is in memory."""
+        name = self.names[device]
+        if source == name:
+            return 0.0
+        entry = self.entries[device][value]
+        if source is None:
+            return entry
+        nbytes = sent_nbytes(self.table.descs[value])
+        return entry + self.specification.link(source, name).seconds(nbytes)
 
     def where(self) -> tuple[str, ...]:
-        """Return the device of each task; raise `OutOfMemoryError`."""
+        """Return the device of each task; raise `OutOfMemoryError` or `IncompatibleError`."""
         placed = [name or self.names[0] for name in self.device_of]
         for device, first, end in self._stages():
             for task in self._tasks(first, end):
                 placed[task] = self.names[device]
-        problems = []
+        problems, refusals = [], []
         for device, (name, machine) in enumerate(zip(self.names, self.machines, strict=True)):
             memory = self._memory(device, [t for t, own in enumerate(placed) if own == name])
-            problems += [f"device {name!r} ({machine.name}): {p}" for p in memory.problems()]
+            where = f"\n  - device {name!r} ({machine.name}): "
+            problems += [where + problem for problem in memory.problems()]
+            refusals += [where + refusal for refusal in dict.fromkeys(memory.refusals)]
+        graph = f"the task graph {self.table.name!r}"
+        if refusals:
+            raise IncompatibleError(
+                f"the devices of {self.specification.name!r} cannot run {graph}:"
+                + "".join(refusals[:MAX_REFUSALS]),
+                remedy="compile its programs for the machines of the specification",
+            )
         if problems:
             raise OutOfMemoryError(
-                f"the devices of {self.specification.name!r} cannot hold the task graph "
-                f"{self.table.name!r}:" + "".join(f"\n  - {problem}" for problem in problems),
+                f"the devices of {self.specification.name!r} cannot hold {graph}:"
+                + "".join(problems),
                 remedy="use more devices or larger machines, split the largest programs, or name "
                 "the devices of tasks",
             )
@@ -150,9 +176,6 @@ class _Placement:
         for task in tasks:
             memory.add(self.costs[device][task])
         return memory
-
-    def _link_seconds(self, source: str, target: str, nbytes: int) -> float:
-        return 0.0 if source == target else self.specification.link(source, target).seconds(nbytes)
 
     # -- the search --------------------------------------------------------------------------------
 
@@ -220,9 +243,10 @@ class _Placement:
         return least, stages[::-1]
 
     def _kind(self, source: int, target: int) -> object:
-        """Return the figures of a link, equal for links that take equal times."""
+        """Return what decides the seconds of values over a link into a device."""
         link = self.specification.link(self.names[source], self.names[target])
-        return link.latency_seconds, link.bytes_per_second, link.curve
+        figures = link.latency_seconds, link.bytes_per_second, link.curve
+        return figures, self.machines[target]
 
     def _all_fitting(self, every: _Allowed) -> list[_Allowed]:
         """Return for each device the stages that it can hold beside its named tasks."""
@@ -257,15 +281,13 @@ class _Placement:
         return self.named_seconds[device] + until - until[:, None]
 
     def _links_of_stages(self, device: int) -> _ByEnds:
-        """Return the seconds of values from and to tasks with named devices."""
-        name = self.names[device]
+        """Return the seconds of values from the client, and from and to named devices."""
         total = np.zeros((self.end + 1, self.end + 1))
         for source, values in self.received.items():
-            if source != name:
-                total += self._arrivals(values, self.specification.link(source, name).seconds)
+            total += self._arrivals(source, device, values)
         sent = np.zeros(len(self.unplaced))
-        for nbytes, maker, target in self.given:
-            sent[maker] += self._link_seconds(name, target, nbytes)
+        for value, maker, target in self.given:
+            sent[maker] += self._seconds_to_arrive(self.names[device], target, value)
         until = np.append(0.0, np.cumsum(sent))[self.points]
         return total + until - until[:, None]
 
@@ -274,20 +296,18 @@ class _Placement:
         if kind is None:
             return 0.0
         if kind not in self._arriving:
-            names = self.names
-            seconds = next(
-                self.specification.link(names[a], names[b]).seconds
-                for b in range(len(names)) for a in range(b) if self._kind(a, b) == kind
-            )  # fmt: skip
-            self._arriving[kind] = self._arrivals(self.passed, seconds)
+            source, target = next(
+                (a, b) for b in range(len(self.names)) for a in range(b) if self._kind(a, b) == kind
+            )
+            self._arriving[kind] = self._arrivals(self.names[source], target, self.passed)
         return self._arriving[kind]
 
-    def _arrivals(self, values: Iterable[_Passed], seconds: Callable[[int], float]) -> _ByEnds:
-        """Return the seconds of the values that arrive at each stage, each once."""
+    def _arrivals(self, source: str | None, device: int, values: Iterable[_Passed]) -> _ByEnds:
+        """Return the seconds of the values that arrive at each stage of a device, each once."""
         points = self.points
         added = np.zeros((self.end + 1, self.end + 1))
-        for nbytes, maker, readers in values:
-            taken = seconds(nbytes)
+        for value, maker, readers in values:
+            taken = self._seconds_to_arrive(source, device, value)
             for first in range(bisect_right(points, maker), bisect_right(points, readers[-1])):
                 reader = readers[bisect_left(readers, points[first])]
                 added[first, bisect_right(points, reader)] += taken

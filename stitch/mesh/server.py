@@ -61,7 +61,6 @@ class _Piece:
     graph: PreparedGraph
     sources: tuple[Source, ...]
     targets: tuple[Target, ...]
-    sequence: int
     donated: frozenset[int]
     partial: dict[frozenset[int], tuple[PreparedGraph | None, tuple[int, ...], tuple[int, ...]]]
 
@@ -69,6 +68,32 @@ class _Piece:
     def returns(self) -> int:
         """The number of values of an answer, without the record."""
         return sum(target.is_sent for target in self.targets)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it reads or writes persistent buffers."""
+        return any(target.buffer for target in self.targets) or any(
+            source.kind == "buffer" for source in self.sources
+        )
+
+    @property
+    def drops(self) -> bool:
+        """Whether it is the last to read a value that another piece kept."""
+        return any(source.kind == "kept" and source.is_last for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The persistent buffers, and the last turn that is done.
+
+    It is replaced as a whole: an interrupt finds it before a turn or after it.
+    """
+
+    buffers: Mapping[str, Tensor | Failure]
+    turn: int
+
+
+_NO_STATE = _State({}, 0)
 
 
 def open_server(
@@ -101,15 +126,12 @@ class DeviceServer:
         self._modules, self._copies = tuple(modules), copies
         self._binaries: dict[str, Binary] = {}
         self._pieces: dict[int, _Piece] = {}
-        self._buffers: dict[str, Tensor] = {}
-        #: By sequence: the last turn that is done, and why a later one cannot be.
-        self._turns: dict[int, int] = {}
-        self._broken: dict[int, Failure] = {}
-        #: What `Forget` goes back to.
-        self._before: tuple[dict[str, Tensor], dict[int, int]] = ({}, {})
-        #: Values that a piece left for others of its run; answers of stateful pieces.
+        #: `_before`: what `Forget` goes back to.
+        self._state = self._before = _NO_STATE
+        #: Values that a piece left for others of its run; by piece, run and turn the answers of
+        #: runs that cannot be done twice.
         self._kept: dict[tuple[int, str], Tensor | Failure] = {}
-        self._answers: dict[tuple[int, int], tuple[int, tuple[object, ...]]] = {}
+        self._answers: dict[tuple[int, int, int], tuple[object, ...]] = {}
         self._settled = 0
         self._handlers: dict[type, Callable[[Any, Sequence[Any]], object]] = {
             Load: self._load, Prepare: self._prepare, Run: self._run, Write: self._write,
@@ -130,8 +152,8 @@ class DeviceServer:
             failure = Failure.of(error, f"device {self.name!r}")
             if isinstance(message, Run):
                 piece = self._pieces.get(message.piece)
-                return (failure,) * (1 + (0 if piece is None else piece.returns))
-            return (failure,) * len(message.buffers) if isinstance(message, Read) else failure
+                return failure if piece is None else (failure,) * (1 + piece.returns)
+            return (failure,) * (1 + len(message.buffers)) if type(message) is Read else failure
 
     # -- files and graphs --------------------------------------------------------------------------
 
@@ -166,14 +188,7 @@ class DeviceServer:
             if task.inputs[position] < len(table.inputs)
         )  # fmt: skip
         self._pieces[message.piece] = _Piece(
-            message.piece,
-            table,
-            prepared,
-            message.sources,
-            message.targets,
-            message.sequence,
-            donated,
-            {},
+            message.piece, table, prepared, message.sources, message.targets, donated, {}
         )
         return True
 
@@ -205,63 +220,60 @@ class DeviceServer:
         nothing = (NotDone(),) * (piece.returns + 1)
         if any(type(value) is NotDone for value in values):
             return nothing
-        if piece.sequence < 0:
-            return self._answer(piece, message, values)
-        last = self._turns.get(piece.sequence, 0)
-        if message.turn <= last:
-            answered = self._answers.get((piece.sequence, message.turn))
-            return nothing if answered is None else answered[1]
-        if message.turn > last + 1:
+        key = (message.piece, message.run, message.turn)
+        if not piece.is_stateful:
+            is_done = key in self._answers
+        elif message.turn > self._state.turn + 1:
             return nothing
-        answer = self._answer(piece, message, values)
-        self._turns[piece.sequence] = message.turn
-        self._answers[piece.sequence, message.turn] = message.run, answer
-        return answer
+        else:
+            is_done = message.turn <= self._state.turn
+        if is_done:
+            return self._answers.get(key, nothing)
+        if any(s.kind == "kept" and (message.run, s.name) not in self._kept for s in piece.sources):
+            return nothing
+        return self._answer(piece, message, values)
 
     def _drop_settled(self, settled: int) -> None:
         """Drop kept values and answers of runs that the client will not ask for again."""
         self._settled = settled
-        for key in [key for key in self._kept if key[0] < settled]:
-            del self._kept[key]
-        for turn in [turn for turn, (run, _) in self._answers.items() if run < settled]:
-            del self._answers[turn]
+        for name in [name for name in self._kept if name[0] < settled]:
+            del self._kept[name]
+        for key in [key for key in self._answers if key[1] < settled]:
+            del self._answers[key]
 
     def _answer(self, piece: _Piece, message: Run, values: Sequence[Any]) -> tuple[object, ...]:
         begin, before = time.time(), self.device.history.whole()
         where = f"device {self.name!r}, piece {piece.number}"
         results: Sequence[Tensor | Failure]
-        broken = self._broken.get(piece.sequence)
-        if broken is not None:
-            results = [replace(broken, is_cancelled=True)] * len(piece.targets)
-        else:
-            try:
-                results = self._results(piece, self._arguments(piece, message.run, values), where)
-            except Exception as error:
-                results = [Failure.of(error, where)] * len(piece.targets)
-        sent: list[object] = [
-            result if isinstance(result, Failure) else self._exported(result)
+        state = self._state
+        try:
+            results = self._results(piece, self._arguments(piece, message.run, values), where)
+        except Exception as error:
+            results = [Failure.of(error, where)] * len(piece.targets)
+        sent = [
+            self._exported(result, where)
             for result, target in zip(results, piece.targets, strict=True) if target.is_sent
         ]  # fmt: skip
-        written = [(t.buffer, r) for t, r in zip(piece.targets, results, strict=True) if t.buffer]
-        failed = next((result for _, result in written if isinstance(result, Failure)), None)
-        if failed is not None:
-            self._broken[piece.sequence] = failed
-        for name, result in written if failed is None else ():
-            assert isinstance(result, Tensor), "not failed"
-            self._buffers[name] = result
-        for target, result in zip(piece.targets, results, strict=True):
-            if target.kept:
-                self._kept[message.run, target.kept] = result
-        for source in piece.sources:
-            if source.kind == "kept" and source.is_last:
-                self._kept.pop((message.run, source.name), None)
         after = self.device.history.whole()
-        record = RunRecord(
+        written = {t.buffer: r for t, r in zip(piece.targets, results, strict=True) if t.buffer}
+        failed = [result for result in written.values() if isinstance(result, Failure)]
+        record = failed[0] if failed else RunRecord(
             self.name, piece.number, message.run, begin, time.time(),
             after.seconds + after.program_seconds - before.seconds - before.program_seconds,
             after.copies - before.copies, after.nbytes - before.nbytes,
         )  # fmt: skip
-        return (*sent, record if failed is None else failed)
+        answer = (*sent, record)
+        for target, result in zip(piece.targets, results, strict=True):
+            if target.kept:
+                self._kept[message.run, target.kept] = result
+        if piece.is_stateful or piece.drops:
+            self._answers[message.piece, message.run, message.turn] = answer
+        if piece.is_stateful:
+            self._state = _State({**state.buffers, **written}, state.turn + 1)
+        for source in piece.sources:
+            if source.kind == "kept" and source.is_last:
+                self._kept.pop((message.run, source.name), None)
+        return answer
 
     def _arguments(
         self, piece: _Piece, run: int, values: Sequence[Any]
@@ -284,11 +296,11 @@ class DeviceServer:
                 if source.name:
                     self._kept[run, source.name] = value
             elif source.kind == "buffer":
-                value = self._buffers.get(source.name)
+                value = self._state.buffers.get(source.name)
+                if value is None:
+                    raise TaskError(f"persistent buffer {source.name!r} has no value yet")
             else:
-                value = self._kept.get((run, source.name))
-            if value is None:
-                raise TaskError(f"{source.kind} value {source.name!r} is not on this device")
+                value = self._kept[run, source.name]
             if number in piece.donated and isinstance(value, Tensor):
                 value = value.to_layout(value.layout, copy=True)
             arguments.append(value)
@@ -332,32 +344,38 @@ class DeviceServer:
         rest, inputs, outputs = tasks_without(table, missing)
         return (self.device.prepare(rest) if len(rest) else None), inputs, outputs
 
-    def _exported(self, tensor: Tensor) -> Array:
+    def _exported(self, result: Tensor | Failure, where: str) -> Array | Failure:
+        if isinstance(result, Failure):
+            return result
         if not self.device.computes:
-            tensor.settle()
-            return np.broadcast_to(to_wire(np.zeros((), tensor.dtype)), tensor.shape)
+            result.settle()
+            return np.broadcast_to(to_wire(np.zeros((), result.dtype)), result.shape)
         if not self._copies:
             try:
-                return to_wire(np.from_dlpack(tensor))
+                return to_wire(np.from_dlpack(result))
             except (BufferError, RuntimeError, TypeError):
                 pass  # Not dense, or of a type that NumPy does not take: copy.
-        return to_wire(tensor.numpy())
+        try:
+            return to_wire(result.numpy())
+        except Exception as error:
+            return Failure.of(error, where)
 
     # -- persistent buffers ------------------------------------------------------------------------
 
     def _write(self, message: Write, values: Sequence[Any]) -> object:
         kinds = self._buffer_descs()
-        new = {}
+        new: dict[str, Tensor | Failure] = {}
         for name, value in zip(message.buffers, values, strict=True):
             desc = kinds.get(name)
             if desc is None:
                 raise UsageError(f"there is no persistent buffer {name!r}",
                                  expected=", ".join(kinds) or "none")  # fmt: skip
-            new[name] = self.device.tensor(_checked(value, desc)).to_layout(desc.without_address())
-        self._buffers.update(new)
-        self._turns.update(dict(message.turns))
-        self._broken.clear()
-        self._answers.clear()
+            if isinstance(value, Failure):
+                new[name] = value
+            else:
+                tensor = self.device.tensor(_checked(value, desc))
+                new[name] = tensor.to_layout(desc.without_address())
+        self._state = _State({**self._state.buffers, **new}, message.turn)
         return True
 
     def _buffer_descs(self) -> dict[str, TensorDesc]:
@@ -371,20 +389,22 @@ class DeviceServer:
         return descs
 
     def _read(self, message: Read, values: Sequence[Any]) -> tuple[object, ...]:
-        missing = [name for name in message.buffers if name not in self._buffers]
-        if missing:
-            raise UsageError(f"persistent buffer {missing[0]!r} has no value yet")
-        return tuple([to_wire(self._buffers[name].numpy()) for name in message.buffers])
+        buffers, where = self._state.buffers, f"device {self.name!r}"
+        told = [
+            self._exported(buffers[name], where) if name in buffers
+            else Failure("UsageError", f"persistent buffer {name!r} has no value yet", where)
+            for name in message.buffers
+        ]  # fmt: skip
+        return (*told, self._state.turn)
 
     def _keep(self, message: Keep, values: Sequence[Any]) -> object:
-        self._before = dict(self._buffers), dict(self._turns)
+        self._before = self._state
         return True
 
     def _forget(self, message: Forget, values: Sequence[Any]) -> object:
-        self._buffers, self._turns = dict(self._before[0]), dict(self._before[1])
-        self._broken.clear()
-        self._answers.clear()
-        self._kept.clear()
+        for key in [key for key in self._answers if key[2] > self._before.turn]:
+            del self._answers[key]
+        self._state = self._before
         return True
 
     # -- reports and the end -----------------------------------------------------------------------
@@ -411,9 +431,9 @@ class DeviceServer:
         })  # fmt: skip
 
     def _close(self, message: Close, values: Sequence[Any]) -> object:
-        for held in (self._kept, self._buffers, self._answers, self._pieces, self._binaries):
+        for held in (self._kept, self._answers, self._pieces, self._binaries):
             held.clear()
-        self._before = ({}, {})
+        self._state = self._before = _NO_STATE
         if self._trace is not None:
             self._trace.forget()
         self.device.close()

@@ -165,7 +165,6 @@ class _StagePieces:
         self._leaving, self._shared, self._spaces = leaving, shared, options.spaces
         self._machine = mesh.specification.devices[device].machine
         self.stage = compile_stage(stage, self._machine, options.spaces)
-        self._first: PreparedPiece | None = None
         self._binaries: dict[int, Binary] = {}
         #: The persistent buffers by slot name.
         self.descs: dict[str, TensorDesc] = {}
@@ -250,10 +249,7 @@ class _StagePieces:
         return held
 
     def _prepared(self, piece: _PieceGraph) -> _Piece:
-        prepared = send_piece(
-            self._mesh, self.device, piece.graph, piece.sources, piece.targets, self._first
-        )
-        self._first = self._first or prepared
+        prepared = send_piece(self._mesh, self.device, piece.graph, piece.sources, piece.targets)
         return _Piece(prepared, tuple(piece.sent), tuple(piece.answered))
 
     def _copied(self, piece: _PieceGraph, names: Iterable[str]) -> dict[str, Future]:

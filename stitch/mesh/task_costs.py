@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from stitch.errors import LayoutError
 from stitch.linker import Demand, demands, expanded
 from stitch.machine import Machine, MachineShape, copy_counts, estimated_seconds, room_per_bank
-from stitch.program import Program, Space, TensorDesc
+from stitch.program import Program, Space, TensorDesc, host_layout
 from stitch.tasks import CopyAgent, ProgramAgent, TaskTable
 
 #: Tensors that an error lists for each space.
@@ -75,6 +76,32 @@ def _copy_cost(source: TensorDesc, target: TensorDesc, machine: Machine) -> Task
     return TaskCost(seconds, tuple(wanted))
 
 
+def entry_seconds(table: TaskTable, machine: Machine) -> dict[int, float]:
+    """Return, for each value that tasks read, the seconds to bring it into a device's memory.
+
+    It is a copy from the host into the layout that its first reader takes. Host functions read
+    arrays of the host.
+    """
+    seconds: dict[int, float] = {}
+    for task in table.tasks:
+        agent = task.agent
+        for index, value in enumerate(task.inputs):
+            if value in seconds:
+                continue
+            seconds[value] = 0.0
+            if isinstance(agent, ProgramAgent):
+                wanted = agent.program.input_desc(index).without_address()
+            elif isinstance(agent, CopyAgent):
+                wanted = agent.desc
+            else:
+                continue
+            kind = table.descs[value].layout.data_type.in_arrays
+            source = TensorDesc(wanted.shape, host_layout(kind))
+            with suppress(LayoutError):  # Then the task cannot run here.
+                seconds[value] = machine.copy_seconds(copy_counts(source, wanted, machine))
+    return seconds
+
+
 def sent_nbytes(desc: TensorDesc) -> int:
     """Return the bytes of a value that travels between devices: a dense array."""
     return desc.layout.data_type.in_arrays.nbytes(math.prod(desc.shape))
@@ -87,21 +114,22 @@ class StageMemory:
     in L1 count with their program: the planner moves them out between programs.
     """
 
-    __slots__ = ("_constants", "_largest", "_programs", "_refusals", "needed", "shape")
+    __slots__ = ("_constants", "_largest", "_programs", "needed", "refusals", "shape")
 
     def __init__(self, shape: MachineShape) -> None:
         self.shape = shape
         self._programs: set[int] = set()
         self._constants: list[Demand] = []
         self._largest: dict[Space, tuple[int, list[Demand]]] = {}
-        self._refusals: list[str] = []
+        #: Why tasks cannot run on the machine.
+        self.refusals: list[str] = []
         #: Bytes per bank by space.
         self.needed = dict.fromkeys(shape.spaces, 0)
 
     def add(self, cost: TaskCost) -> None:
         """Add a task."""
         if cost.refusal:
-            self._refusals.append(cost.refusal)
+            self.refusals.append(cost.refusal)
         if cost.program in self._programs:
             return
         if cost.program is not None:
@@ -123,13 +151,12 @@ class StageMemory:
     @property
     def fits(self) -> bool:
         """Return whether all its tasks can run on the machine."""
-        return not self._refusals and all(
+        return not self.refusals and all(
             size <= self.shape.space(space).capacity for space, size in self.needed.items()
         )
 
     def problems(self) -> Iterator[str]:
-        """Yield what the machine lacks: needed and free bytes, and the largest tensors."""
-        yield from self._refusals[:MAX_LISTED]
+        """Yield for each space that is too small needed and free bytes, and the largest tensors."""
         for space, needed in self.needed.items():
             free = self.shape.space(space).capacity
             if needed <= free:

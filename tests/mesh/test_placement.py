@@ -11,9 +11,11 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 import pytest
 
-from stitch.errors import OutOfMemoryError, UsageError
-from stitch.machine import Machine, load_machine, program_seconds, room_per_bank
+from stitch.errors import IncompatibleError, OutOfMemoryError, UsageError
+from stitch.machine import Machine, copy_counts, load_machine, program_seconds, room_per_bank
 from stitch.mesh import placement
+from stitch.mesh.dry_runs import dry_run
+from stitch.mesh.mesh import open_mesh
 from stitch.mesh.placement import place
 from stitch.mesh.specification import DeviceEntry, Link, MachineSpecification
 from stitch.program import (
@@ -26,10 +28,11 @@ from stitch.program import (
     Program,
     Scratch,
     Space,
+    TensorDesc,
     Value,
     ValueType,
 )
-from stitch.tasks import NamedValue, ProgramAgent, TaskRow, TaskTable, program_agent
+from stitch.tasks import NamedValue, ProgramAgent, TaskGraph, TaskRow, TaskTable, program_agent
 
 TINY = load_machine("tiny")
 ROWS = 32
@@ -96,7 +99,10 @@ def slower(times: float) -> Machine:
 
 
 def slowest(table: TaskTable, where: Sequence[str], spec: MachineSpecification) -> float:
-    """The seconds of the slowest device: its programs, and each value that it receives, once."""
+    """The seconds of the slowest device: its programs, and each value that it receives, once.
+
+    What a device receives crosses the link, and then goes from the host to DRAM.
+    """
     seconds = dict.fromkeys(spec.devices, 0.0)
     received = set()
     maker = {value: where[t] for t, row in enumerate(table.tasks) for value in row.outputs}
@@ -104,11 +110,16 @@ def slowest(table: TaskTable, where: Sequence[str], spec: MachineSpecification) 
         assert isinstance(task.agent, ProgramAgent)
         seconds[device] += program_seconds(task.agent.program, spec.entry(device).machine)
         for value in task.inputs:
-            if maker.get(value, device) != device:
+            if maker.get(value) != device:
                 received.add((value, device))
     for value, device in received:
-        nbytes = 4 * math.prod(table.descs[value].shape)
-        seconds[device] += spec.link(maker[value], device).seconds(nbytes)
+        desc = table.descs[value]
+        if value in maker:
+            nbytes = 4 * math.prod(desc.shape)
+            seconds[device] += spec.link(maker[value], device).seconds(nbytes)
+        on_host = TensorDesc(desc.shape, Layout(DataType.FLOAT32))
+        machine = spec.entry(device).machine
+        seconds[device] += machine.copy_seconds(copy_counts(on_host, desc, machine))
     return max(seconds.values())
 
 
@@ -249,7 +260,7 @@ def test_a_program_runs_only_where_the_machine_has_its_spaces() -> None:
     host = DeviceEntry(load_machine("host"))
     mixed = MachineSpecification("mixed", {"a": host, "b": DeviceEntry(TINY)})
     assert place(chain([64, 64, 64]), mixed) == ("b", "b")
-    with pytest.raises(OutOfMemoryError, match=r"device 'a' \(host\): program 'p0': "):
+    with pytest.raises(IncompatibleError, match=r"device 'a' \(host\): program 'p0': "):
         place(chain([64, 64, 64]), MachineSpecification("none", {"a": host}))
 
 
@@ -261,3 +272,18 @@ def test_a_long_graph_is_cut_at_some_of_its_points(monkeypatch: pytest.MonkeyPat
 
 def test_a_graph_without_tasks_has_no_placement() -> None:
     assert place(TaskTable("none", (), (), (), ()), MachineSpecification.of(2, "tiny")) == ()
+
+
+def test_stages_take_the_seconds_that_placement_counts() -> None:
+    table, spec = chain([64, 128, 256, 128, 320, 64, 32]), MachineSpecification.of(3, "tiny")
+    with open_mesh(spec, executor="null") as mesh:
+        told = dry_run(mesh.prepare(TaskGraph.of(table)))
+    assert [piece.device for piece in told.pieces] == ["device0", "device1", "device2"]
+    where = place(table, spec)
+    links = {"device0": 0.0}
+    for piece in told.pieces[1:]:
+        (value,) = piece.inputs
+        nbytes = 4 * math.prod(table.descs[value].shape)
+        links[piece.device] = spec.link("device0", piece.device).seconds(nbytes)
+    found = [s + links[p.device] for s, p in zip(told.seconds, told.pieces, strict=True)]
+    assert slowest(table, where, spec) == pytest.approx(max(found))
