@@ -14,7 +14,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stitch import errors
-from stitch.errors import StitchError, TaskError, UsageError
+from stitch.errors import (
+    CompileError,
+    FormatError,
+    Problem,
+    StitchError,
+    TaskError,
+    UsageError,
+)
 from stitch.program import Array, DataType
 
 # --------------------------------------------------------------------------------------------------
@@ -148,6 +155,7 @@ class Failure:
     remedy: str | None = None
     #: Whether the task was never run, as a value that it reads does not exist.
     is_cancelled: bool = False
+    problems: tuple[Problem, ...] = ()
 
     @staticmethod
     def of(error: BaseException, where: str) -> Failure:
@@ -155,7 +163,7 @@ class Failure:
         if isinstance(error, StitchError):
             return Failure(
                 type(error).__name__, error.what, error.where or where, error.expected, error.got,
-                error.remedy,
+                error.remedy, problems=getattr(error, "problems", ()),
             )  # fmt: skip
         return Failure("TaskError", f"{type(error).__name__}: {error}", where)
 
@@ -164,9 +172,12 @@ class Failure:
         kind = getattr(errors, self.kind, TaskError)
         if not (isinstance(kind, type) and issubclass(kind, StitchError)):
             kind = TaskError
-        return kind(
+        made = kind(
             self.what, where=self.where, expected=self.expected, got=self.got, remedy=self.remedy
         )
+        if isinstance(made, CompileError | FormatError):
+            made.problems = self.problems
+        return made
 
 
 @dataclass(frozen=True, slots=True)
