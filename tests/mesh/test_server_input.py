@@ -108,7 +108,8 @@ WRONG: list[tuple[Any, str]] = [
     (Write(("a",)), "one array for each buffer"), (Report("secrets"), "no report 'secrets'"),
     (Report(1), "field 'what'"),  # type: ignore[arg-type]
     (prepare("{"), ""), (prepare("[]"), ""), (prepare("null"), ""),
-    (prepare(graph_text(sha256="0" * 64)), "program 'add' is not given"), (prepare(graph_text(index=7)), "7"),
+    (prepare(graph_text(sha256="0" * 64)), "'add' is not given"),
+    (prepare(graph_text(index=7)), "7"),
     (prepare(graph_text(index="x")), "index"), (prepare(graph_text("tasks", inputs=[9, 0])), "9"),
     (prepare(graph_text(), sources=()), "one source for each input"),
     (prepare(graph_text(), sources=(Source("stolen"),)), "field 'sources'"),
