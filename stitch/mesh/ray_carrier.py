@@ -27,6 +27,7 @@ from ray.exceptions import (
     ObjectLostError,
     ObjectStoreFullError,
     OutOfDiskError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
 )
@@ -229,6 +230,9 @@ class RayCarrier:
                         ) from error
                     actor.death = _cause(str(error))
             call.outcome = Outcome.LOST
+        except OutOfMemoryError as error:  # Ray ended the actor, as its node had no memory left.
+            self._actors[call.device].death = str(error).split(" Refer to ")[0].strip()
+            call.outcome = Outcome.LOST
         except ObjectLostError:
             call.outcome = Outcome.LOST
         except (ObjectStoreFullError, OutOfDiskError) as error:
@@ -328,10 +332,15 @@ def _start(devices: int) -> _Connection:
             include_dashboard=False, log_to_driver=False, configure_logging=False,
             _system_config={"max_direct_call_object_size": INLINE_NBYTES},
         )  # fmt: skip
-    except BaseException:
+    except BaseException as error:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-        raise
+        if not isinstance(error, RuntimeError | ValueError | RayError):
+            raise
+        raise TaskError(
+            "no Ray cluster can be started on this computer", got=str(error).strip(),
+            expected=f"free memory, for the store alone {store:,} bytes",
+        ) from error  # fmt: skip
     finally:
         for word, value in before.items():
             if value is None:
