@@ -7,12 +7,14 @@ they outlive the servers. Ray restarts nothing: only the client knows what a ser
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import shutil
 import socket
 import sys
 import sysconfig
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import ray
 import ray._private.worker as ray_worker
 from ray.exceptions import (
@@ -49,6 +52,8 @@ STORE_PART_OF_MEMORY: Final = 0.3
 STORE_PART_OF_SHARED_MEMORY: Final = 0.8
 #: The label of Ray's nodes that `node:` of a machine specification names.
 NODE_LABEL: Final = "node"
+#: How often Ray is asked which messages are answered: a question takes a tenth of it.
+POLL_SECONDS: Final = 1e-3
 #: How long an address has to answer.
 CONNECT_SECONDS: Final = 5.0
 #: `open_server` with its options.
@@ -66,10 +71,16 @@ class _Server:
         """Return the process and the host."""
         return os.getpid(), socket.gethostname()
 
-    def handle(self, message: Message, *values: Any) -> object:
-        """Take a message; answer one value, or a tuple of several."""
-        answer = self._server.handle(message, *values)
-        return answer[0] if isinstance(answer, tuple) and len(answer) == 1 else answer
+    def handle(self, message: bytes, *values: Any) -> object:
+        """Take a message; answer one value, or a tuple of several, the last of them as bytes.
+
+        Ray carries bytes faster than objects, which it would pickle the same way.
+        """
+        answer = self._server.handle(pickle.loads(message), *values)
+        others, last = (answer[:-1], answer[-1]) if isinstance(answer, tuple) else ((), answer)
+        if not isinstance(last, np.ndarray):
+            last = pickle.dumps(last)
+        return (*others, last) if others else last
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +91,11 @@ class _Call:
     last: Any
     outcome: Outcome = Outcome.PENDING
     answer: Any = None
+
+    def settle(self, answer: Any) -> None:
+        """Note the last value."""
+        self.answer = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        self.outcome = Outcome.SILENT if type(self.answer) is NotDone else Outcome.READY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +156,9 @@ class RayCarrier:
         self._specification, self._opened = specification, opened
         self._process = os.getpid()
         self._actors: dict[str, _Actor] = {}
+        #: The last values of messages that were not answered when Ray was asked, and when it was.
+        self._pending: set[Any] = set()
+        self._polled = 0.0
         connection = _connect(address, len(specification.devices))
         self._close = weakref.finalize(self, _end, os.getpid(), self._actors, connection)
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -181,11 +200,11 @@ class RayCarrier:
         if actor is None:
             lost = _Call(device, None, Outcome.LOST)
             return (_Reference(None, lost),) * returns
-        made = actor.handle.handle.options(num_returns=returns).remote(
-            message, *[value.value for value in values]
-        )
+        handle = actor.handle.handle.options(num_returns=returns)
+        made = handle.remote(pickle.dumps(message), *[value.value for value in values])
         references = [made] if returns == 1 else made
         call = _Call(device, references[-1])
+        self._pending.add(call.last)
         return tuple([_Reference(reference, call) for reference in references])
 
     def put(self, array: Array) -> _Reference:
@@ -196,12 +215,19 @@ class RayCarrier:
     def wait(self, references: Sequence[_Reference]) -> None:
         """Wait until no reference is pending."""
         self._check_process()
-        pending = {
-            reference.call.last for reference in references
+        calls = {
+            reference.call for reference in references
             if reference.call is not None and reference.call.outcome is Outcome.PENDING
         }  # fmt: skip
-        if pending:
-            ray.wait(list(pending), num_returns=len(pending), fetch_local=False)
+        last = [call.last for call in calls]
+        try:
+            answers = ray.get(last)
+        except RayError:  # Each tells of itself; this came perhaps before the others were there.
+            ray.wait(last, num_returns=len(last), fetch_local=False)
+        else:
+            for call, answer in zip(calls, answers, strict=True):
+                call.settle(answer)
+        self._pending.difference_update(last)
 
     def outcome(self, reference: _Reference) -> Outcome:
         """Return what became of a value by now; raise `TaskError` if the store is full."""
@@ -214,11 +240,11 @@ class RayCarrier:
 
     def _look(self, call: _Call) -> None:
         """Note what became of a message, if it is known by now."""
-        if not ray.wait([call.last], timeout=0, fetch_local=False)[0]:
+        self._poll()
+        if call.last in self._pending:
             return
         try:
-            call.answer = ray.get(call.last)
-            call.outcome = Outcome.SILENT if type(call.answer) is NotDone else Outcome.READY
+            call.settle(ray.get(call.last))
         except RayActorError as error:
             # The actor is perhaps that of an earlier message, which made an argument of this one.
             for name, actor in self._actors.items():
@@ -245,6 +271,16 @@ class RayCarrier:
                 f"the server of device {call.device!r} failed",
                 where=self.whereabouts(call.device), got=str(error).strip().splitlines()[-1],
             ) from error  # fmt: skip
+
+    def _poll(self) -> None:
+        """Ask Ray which of all pending messages are answered, unless it was asked just now."""
+        now = time.monotonic()
+        if now < self._polled + POLL_SECONDS or not self._pending:
+            return
+        pending = list(self._pending)
+        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)
+        self._pending.difference_update(ready)
+        self._polled = now
 
     def value(self, reference: _Reference) -> Any:
         """Return a value that is ready; an array is a view of the store."""
@@ -328,9 +364,14 @@ def _start(devices: int) -> _Connection:
     try:
         _read_token()
         ray.init(
-            "local", num_cpus=devices, num_gpus=0, object_store_memory=store, _temp_dir=folder,
+            # Without `_memory`, which no actor asks for, Ray looks at what is free by chance.
+            "local", num_cpus=devices, num_gpus=0, _memory=store, object_store_memory=store,
+            _temp_dir=folder,
             include_dashboard=False, log_to_driver=False, configure_logging=False,
-            _system_config={"max_direct_call_object_size": INLINE_NBYTES},
+            # The devices have their own limits; Ray would kill them for what others take.
+            _system_config={
+                "max_direct_call_object_size": INLINE_NBYTES, "memory_monitor_refresh_ms": 0,
+            },
         )  # fmt: skip
     except BaseException as error:
         ray.shutdown()

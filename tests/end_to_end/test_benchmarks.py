@@ -32,6 +32,7 @@ LARGE: dict[str, tuple[str, ...]] = {
                 "--count=64", "--widths=4", "--depths=1,2", "--sentences=5", "--words=9",
                 "--rounds=1", "--executors=numpy,torch", "--no-compile"),
     "loop_rates": ("--executors=numpy", "--count=64", "--tries=1"),
+    "mesh": ("--stages=1", "--nbytes=4096", "--batches=3", "--rounds=1"),
     "moves": ("--machines", "tiny", "--cases", "4"),
     "residency": ("--seeds=1",),
     "imports": ("--rounds=1",),

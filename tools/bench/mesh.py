@@ -19,7 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -171,8 +171,6 @@ def measured(
 
 def graph_without_devices(graph: TaskGraph) -> TaskGraph:
     """The same graph for one device."""
-    from dataclasses import replace
-
     return TaskGraph.of(replace(graph.table(), devices=()))
 
 
@@ -201,9 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
-    with open_mesh(
-        2, machine=options.machine, backend="ray", in_flight=options.in_flight
-    ) as mesh:
+    with open_mesh(2, machine=options.machine, backend="ray", in_flight=options.in_flight) as mesh:
         rows = [
             measured(mesh, each, nbytes, options.batches, options.rounds, options.machine)
             for each in options.stages
