@@ -6,8 +6,11 @@ are under way. Values travel between the servers, not through the client, each o
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import math
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from typing import Any, Self, TypedDict
 
 from stitch.argument_kinds import (
     BOOL,
+    MAPPING,
     PATH,
     TEXT,
     WHOLE,
@@ -49,12 +53,14 @@ from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.mesh.trace import trace_bytes, trace_of
 from stitch.program import Array, DataType, Program, TensorDesc
 from stitch.runtime import capture
-from stitch.tasks import HostFunction, TaskGraph, TaskTable
+from stitch.tasks import HostFunction, TaskGraph, TaskTable, check_can_run
 from stitch.ttb import Binary, encode
 
 #: Calls under way at once, by default.
 IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
+#: Numbers of prepared graphs, of which no two have one: persistent buffers are named by them.
+_NUMBERS = itertools.count()
 
 
 class DeviceStatistics(TypedDict):
@@ -204,6 +210,7 @@ class Mesh:
             OutOfMemoryError: A device cannot hold its tasks.
         """
         instance_of("a task graph", TaskGraph).check("mesh.prepare", "graph", graph)
+        optional(MAPPING).check("mesh.prepare", "carry", carry)
         self.open_client("the mesh")
         return MeshGraph(self, graph, carry or {})
 
@@ -282,16 +289,17 @@ class MeshGraph:
     """
 
     def __init__(self, mesh: Mesh, graph: TaskGraph, carry: Mapping[str, str]) -> None:
-        self.mesh = mesh
+        self.mesh, self._number = mesh, next(_NUMBERS)
         self._table = table = graph.table().flattened()
         self.name = table.name or "task graph"
+        check_can_run(table, f"task graph {table.name!r}" if table.name else "the task graph")
         self.pieces = pieces_of(table, place(table, mesh.specification))
         self._where = {n: p.device for p in self.pieces for n in p.outputs}
         #: The carried inputs by name: the values that they have, and that they get.
         self._carried = _carried(table, carry)
-        gets = {after for _, after in self._carried.values()}
+        gets = {*carry.values()}
         self._inputs = [one for one in table.inputs if one.name not in self._carried]
-        self._outputs = [one for one in table.outputs if one.value not in gets]
+        self._outputs = [one for one in table.outputs if one.name not in gets]
         #: Carried values that stay on a device, by their buffer; the others travel.
         self._buffers = self._stationary()
         self._between: dict[str, RemoteValue] = {}
@@ -327,19 +335,24 @@ class MeshGraph:
         return min(self.mesh.in_flight, capacity // nbytes)
 
     def _stationary(self) -> dict[str, str]:
-        """Return the devices of the carried values that one piece reads and writes, by name."""
+        """Return the devices of the carried values that one piece reads and writes, by name.
+
+        An output that several inputs get travels: it is written into one buffer at most.
+        """
         stay = {}
+        gets = [after for _, after in self._carried.values()]
         for name, (before, after) in self._carried.items():
             reading = [piece for piece in self.pieces if before in piece.inputs]
-            if len(reading) == 1 and after in reading[0].outputs:
+            if len(reading) == 1 and after in reading[0].outputs and gets.count(after) == 1:
                 stay[name] = reading[0].device
         return stay
 
     def _ends(self) -> dict[int, str]:
         """Return the buffer of each value that stays on its device."""
         return {
-            number: f"{id(self)}.{name}" for name in self._buffers for number in self._carried[name]
-        }
+            number: f"graph {self._number}.{name}"
+            for name in self._buffers for number in self._carried[name]
+        }  # fmt: skip
 
     def _prepare(
         self, piece: Piece, sources: tuple[Source, ...], targets: tuple[Target, ...]
@@ -575,6 +588,15 @@ def _importable(function: HostFunction, modules: Sequence[str]) -> str:
         raise UsageError(
             f"host function {function.name!r} cannot be imported by a device server",
             expected="a function at the top of a module", got=f"{module}:{path}",
+        )  # fmt: skip
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    found = found.function if isinstance(found, HostFunction) else found
+    if found is not called and not (inspect.ismethod(called) and found == called):
+        raise UsageError(
+            f"host function {function.name!r} is not what a device server finds by its name",
+            where=f"{module}:{path}", expected=repr(called), got=repr(found),
         )  # fmt: skip
     if module not in modules:
         raise UsageError(

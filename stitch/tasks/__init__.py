@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stitch.tasks.host_functions import Handle, HostFunction, Permission, host_function, task
     from stitch.tasks.task_graph import TaskGraph, tasks_without
     from stitch.tasks.task_table import NamedValue, TaskTable
-    from stitch.tasks.validation import edges_of, problems_of, run_problems
+    from stitch.tasks.validation import check_can_run, edges_of, problems_of
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -40,7 +40,7 @@ else:
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph tasks_without",
             "task_table": "NamedValue TaskTable",
-            "validation": "edges_of problems_of run_problems",
+            "validation": "check_can_run edges_of problems_of",
         },
     )
 
@@ -49,6 +49,6 @@ __all__ = [
     "HostCall", "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask",
     "OutputPlace", "Permission", "ProgramAgent", "ProgramSource", "TaskSequence", "Task",
     "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind", "aggregate",
-    "compose", "cuts_of", "edges_of", "host_call", "host_function", "problems_of",
-    "program_agent", "run_problems", "task", "tasks_without", "transformation_of",
+    "check_can_run", "compose", "cuts_of", "edges_of", "host_call", "host_function", "problems_of",
+    "program_agent", "task", "tasks_without", "transformation_of",
 ]  # fmt: skip

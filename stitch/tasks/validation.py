@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import Protocol
 
-from stitch.errors import Problem, TaskError
+from stitch.errors import Problem, TaskError, UsageError
 from stitch.program import TensorDesc, link_problem
 from stitch.tasks.agents import CopyAgent, MergedAgent, ProgramAgent, TaskRow
 from stitch.tasks.task_table import NamedValue, TaskTable
@@ -148,6 +148,16 @@ def run_problems(table: TaskTable) -> Iterator[Problem]:
                 "passed_input", f"output {name!r}", "it is one of the inputs, which no task makes: "
                 "make it of a copy, graph.output(graph.copy(x, layout))",
             )  # fmt: skip
+
+
+def check_can_run(table: TaskTable, title: str) -> None:
+    """Raise `UsageError` with the first of the `run_problems` of a graph, which `title` names."""
+    problem = next(run_problems(table), None)
+    if problem is not None:
+        raise UsageError(
+            f"{title} cannot be prepared: {problem.where}: {problem.detail}",
+            remedy="TaskGraph.validate() lists everything that keeps a graph from running",
+        )  # fmt: skip
 
 
 def order_problems(table: TaskTable) -> Iterator[Problem]:

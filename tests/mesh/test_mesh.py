@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from stitch.mesh import Mesh, RemoteTensor, open_mesh
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
+from tests.support import placed_graphs
+from tests.support.placed_graphs import DESCS, WIDE
 
 
 def chain() -> tuple[stitch.TaskGraph, Any]:
@@ -152,3 +155,65 @@ def test_carried_values_stay_where_one_piece_reads_and_writes_them(writer: str) 
                 carrier = mesh.client.carrier
                 assert isinstance(carrier, LocalCarrier)
                 assert carrier.crossings == (0 if writer == "device0" else 2 * 40 - 1)
+
+
+def two_steps() -> stitch.TaskGraph:
+    """A graph with inputs h, k and x, and outputs h + x, under two names, and k * 2 + h."""
+    x = np.zeros((4, 8), np.float32)
+    step = stitch.compile(lambda h, k, x: (h + x, k * 2 + h), [x, x, x], name="step", target="host")
+    graph = stitch.TaskGraph("two")
+    given = [graph.input(step.program.input_desc(i), name) for i, name in enumerate("hkx")]
+    with graph.on("device0"):
+        first, second = graph.call(step, *given)
+    for name, value in (("first", first), ("again", first), ("second", second)):
+        graph.output(value, name)
+    return graph
+
+
+@pytest.mark.parametrize(
+    "carry", [{"h": "first", "k": "first"}, {"h": "first", "k": "again"}, {"h": "second"},
+              {"h": "second", "k": "first"}],
+)  # fmt: skip
+def test_carried_inputs_get_their_outputs_also_where_two_get_one(carry: dict[str, str]) -> None:
+    with open_mesh(2, machine="host") as mesh:
+        run = mesh.prepare(two_steps(), carry=carry)
+        now = {"h": np.ones((4, 8), np.float32), "k": np.full((4, 8), 3, np.float32)}
+        run.write(**{name: now[name] for name in carry})
+        for x in batches(5):
+            first, second = now["h"] + x, now["k"] * np.float32(2) + now["h"]
+            made = {"first": first, "again": first, "second": second}
+            arguments = {"x": x} | {name: now[name] for name in now if name not in carry}
+            answers = run(**arguments)
+            answers = answers if isinstance(answers, tuple) else (answers,)
+            names = [name for name in made if name not in carry.values()]
+            assert [answer.name for answer in answers] == names
+            for name, answer in zip(names, answers, strict=True):
+                assert np.array_equal(answer.numpy(), made[name])
+            now |= {name: made[after] for name, after in carry.items()}
+            for name in carry:
+                assert np.array_equal(run.read(name), now[name])
+
+
+def test_a_host_function_that_its_name_does_not_find_is_refused() -> None:
+    other = FunctionType(placed_graphs.two.__code__, vars(placed_graphs))
+    other.__qualname__ = "bump"
+    for function in (other, stitch.TaskGraph("g").input):
+        graph = stitch.TaskGraph("g")
+        graph.output(graph.host(function, graph.input(DESCS[WIDE]), returns=DESCS[WIDE]))
+        refused = pytest.raises(UsageError, match="not what a device server finds by its name")
+        with open_mesh(1, functions=[function.__module__]) as mesh, refused:
+            mesh.prepare(graph)
+
+
+def test_a_graph_that_no_device_prepares_is_refused_with_the_words_of_a_device() -> None:
+    graph = stitch.TaskGraph("g")
+    x, y = graph.input(DESCS[WIDE], "x"), graph.input(DESCS[WIDE], "y")
+    unread = stitch.TaskGraph.of(graph.table())
+    graph.output(graph.copy(x, DESCS[WIDE].layout))
+    graph.output(y, "passed")
+    for case in (stitch.TaskGraph("empty"), unread, graph):
+        with pytest.raises(UsageError) as by_device, stitch.open_device() as device:
+            device.prepare(case)
+        with pytest.raises(UsageError) as by_mesh, open_mesh(1) as mesh:
+            mesh.prepare(case)
+        assert str(by_mesh.value) == str(by_device.value)

@@ -14,7 +14,7 @@ from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
-from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable, run_problems
+from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable, check_can_run
 from stitch.ttb import Binary
 
 #: A value's descriptor, its key, and the task that makes it.
@@ -78,12 +78,7 @@ class PlacedGraph:
                 got=", ".join(devices),
                 remedy="stitch.open_mesh(...).prepare(graph) runs it on all of them",
             )
-        problem = next(run_problems(table), None)
-        if problem is not None:
-            raise UsageError(
-                f"{self.title} cannot be prepared: {problem.where}: {problem.detail}",
-                remedy="TaskGraph.validate() lists everything that keeps a graph from running",
-            )  # fmt: skip
+        check_can_run(table, self.title)
         self._names = {number: name for name, number in table.inputs}
         #: Loaded programs by source: each source is loaded once.
         self._loaded: dict[int, LoadedProgram] = {}
