@@ -60,6 +60,7 @@ from stitch.ttb import load as load_binary
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
+    from stitch.mesh import Mesh
     from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
@@ -366,17 +367,17 @@ class Pipeline(RuntimePipeline):
     device: Device
 
     @staticmethod
-    @takes(path=PATH, device=optional(_DEVICE))
+    @takes(path=PATH)
     def from_yaml(
-        path: str | Path, *, device: Device | None = None, **options: Any
+        path: str | Path, *, device: Device | Mesh | None = None, **options: Any
     ) -> YamlPipeline:
-        """Read a pipeline file and prepare it on a device.
+        """Read a pipeline file and prepare it on a device, or on the devices of a mesh.
 
         Args:
             path: A YAML file; the reference describes its keys.
-            device: Where it runs. By default a device is opened, with `options` as for
-                `open_device`, on the machine that the file names, or else the machine of its first
-                module.
+            device: Where it runs. By default a mesh is opened if the file names `devices`, with
+                `options` as for `open_mesh`; else a device, with `options` as for `open_device`, on
+                the machine that the file names, or else the machine of its first module.
 
         Raises:
             FormatError: The file is invalid; the text lists every defect with its line.
@@ -384,10 +385,16 @@ class Pipeline(RuntimePipeline):
             OutOfMemoryError: The pipeline does not fit.
         """
         from stitch.documents import YamlPipeline, read_pipeline
+        from stitch.mesh import Mesh, open_mesh
 
+        if device is not None:
+            where = either(_DEVICE, instance_of("an open mesh", Mesh))
+            where.check("Pipeline.from_yaml", "device", device)
         strict_types = device.strict_types if device else bool(options.get("strict_types", False))
         checked = read_pipeline(path, strict_types=strict_types)
-        if device is None:
+        if device is None and checked.file.devices is not None:
+            device = open_mesh(checked.file.devices, machine=checked.machine, **options)
+        elif device is None:
             device = open_device(checked.machine, **options)
         elif options:
             raise UsageError("options for a new device were passed with an open device",

@@ -11,7 +11,7 @@ from stitch import documents
 from stitch.api import Device
 from stitch.cli.module_files import ModuleFile
 from stitch.cli.wiring import names_of
-from stitch.errors import IncompatibleError, UsageError
+from stitch.errors import IncompatibleError
 from stitch.linker import Port, ProgramNames, Wire
 from stitch.mesh import Mesh, MeshGraph, RemoteTensor
 from stitch.program import Array, DataType, InputKind, ValueType
@@ -58,7 +58,7 @@ class Runnable(Protocol):
     Args:
         modules: Names of the modules for `MODULE.SLOT`; None for a pipeline, which names its slots.
         programs: The programs that are loaded on a device.
-        prepared: The task graphs on a mesh.
+        graphs: The task graphs on a mesh, and how often a pass runs each.
         runs: Program runs of one pass.
     """
 
@@ -66,7 +66,7 @@ class Runnable(Protocol):
     inputs: tuple[RunInput, ...]
     outputs: tuple[RunOutput, ...]
     programs: tuple[LoadedProgram, ...]
-    prepared: tuple[MeshGraph, ...]
+    graphs: tuple[tuple[MeshGraph, int], ...]
     runs: int
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
@@ -99,7 +99,9 @@ class Chain:
         graph, free = chain_graph(sources, feeds, "chain", results, called)
         run = device.prepare(graph)
         self._run: Callable[..., Any] | None = run
-        self.prepared: tuple[MeshGraph, ...] = (run,) if isinstance(run, MeshGraph) else ()
+        self.graphs: tuple[tuple[MeshGraph, int], ...] = (
+            ((run, 1),) if isinstance(run, MeshGraph) else ()
+        )
         # States without an array of their own begin with the values of their files.
         starts = [initial_values(module.binary, module.program) for module in modules]
         inputs = []
@@ -147,9 +149,6 @@ class PipelineRunnable:
     """The pipeline of a YAML file."""
 
     def __init__(self, device: Device | Mesh, checked: CheckedPipeline) -> None:
-        if isinstance(device, Mesh):
-            raise UsageError("pipeline files run on one device yet")
-        self.prepared: tuple[MeshGraph, ...] = ()
         self.modules: ProgramNames | None = None
         self._pipeline = documents.YamlPipeline(checked, device)
         self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)
@@ -159,9 +158,10 @@ class PipelineRunnable:
             outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
         self.outputs = tuple(outputs)
         self.programs = tuple(self._pipeline.programs.values())
+        self.graphs = self._pipeline.graphs
         self.runs = checked.file.runs
 
-    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
         """Run one pass; see `Runnable`."""
         return self._pipeline.run(arrays, borrow=True)
 

@@ -1,4 +1,4 @@
-"""`YamlPipeline`: a pipeline file on a device, called with its inputs.
+"""`YamlPipeline`: a pipeline file on a device or a mesh, called with its inputs.
 
 A value is freed after its last use.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from stitch.documents.pipeline_graphs import (
 from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
 from stitch.machine import Machine, machine_names
-from stitch.program import Array, DataType, Program, ValueType
+from stitch.mesh import Mesh, MeshGraph, RemoteTensor
+from stitch.program import Array, DataType, Program, TensorDesc, ValueType
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
@@ -130,22 +131,47 @@ def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPip
     return CheckedPipeline(file, binaries, programs, inputs, outputs, (*converted, *changed))
 
 
+class _Module(NamedTuple):
+    """A program of a file, for a mesh."""
+
+    binary: Binary
+    program: Program
+
+
 @final
 class YamlPipeline:
-    """A pipeline file on a device; `pipeline(x=...)` returns a tensor or a tuple of tensors."""
+    """A pipeline file on a device; `pipeline(x=...)` returns a tensor or a tuple of tensors.
 
-    def __init__(self, checked: CheckedPipeline, device: Device) -> None:
+    On a mesh, modules that name a device are there, and the results are remote tensors.
+    """
+
+    def __init__(self, checked: CheckedPipeline, device: Device | Mesh) -> None:
         self.device = device
         self.checked = checked
         self.inputs = checked.inputs
         self.output_names = tuple(name for name, _, _ in checked.file.outputs)
-        self.programs: dict[str, LoadedProgram] = {
-            module.name: device.load(checked.binaries[module.name], module.program or 0)
-            for module in checked.file.modules
-        }
-        self._runs, self._results = graphs_of(checked.file, self.programs, device.machine)
+        #: The programs that are loaded on a device, by module.
+        self.programs: dict[str, LoadedProgram] = {}
         #: By run, and whether it consumes what nothing reads afterwards.
         self._prepared: dict[tuple[int, bool], Callable[..., Any]] = {}
+        #: The graphs on a mesh, and how often a pass runs each.
+        self.graphs: tuple[tuple[MeshGraph, int], ...] = ()
+        if isinstance(device, Mesh):
+            modules = {name: _Module(checked.binaries[name], p)
+                       for name, p in checked.programs.items()}  # fmt: skip
+            places = _places(checked.file, device)
+            machine = next(iter(device.devices.values())).machine
+            self._runs, self._results = graphs_of(checked.file, modules, machine, places)
+            found = {id(run): (device.prepare(run.graph), times)
+                     for run, times in graph_runs(self._runs)}  # fmt: skip
+            self.graphs = tuple(found.values())
+            self._prepared = {(key, False): graph for key, (graph, _) in found.items()}
+        else:
+            self.programs = {
+                module.name: device.load(checked.binaries[module.name], module.program or 0)
+                for module in checked.file.modules
+            }
+            self._runs, self._results = graphs_of(checked.file, self.programs, device.machine)
         self._shared = _read_whole_by_several(self._runs)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -167,7 +193,7 @@ class YamlPipeline:
         defaults = {one.name: one.given for one in self.inputs if one.given is not None}
         return arranged(what, types, arguments, named, defaults)
 
-    def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
+    def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Any, ...]:
         """Run once on a value for each input, in order; `borrow` as for a loaded program."""
         scope = {
             one.name: self._captured(one, value, borrow)
@@ -177,19 +203,22 @@ class YamlPipeline:
         return tuple([scope[name] for name in self._results])
 
     def _captured(self, one: PipelineInput, value: Any, borrow: bool) -> Any:
-        if isinstance(value, Tensor):
+        device = self.device
+        if isinstance(value, Tensor | RemoteTensor):
             if value.shape != one.type.shape:
                 raise UsageError(f"input {one.name!r} has another shape",
                                  expected=str(one.type.shape), got=str(value.shape))  # fmt: skip
             return value
         what = f"input {one.name!r}"
-        allowed = self.device.allowed_nbytes
+        allowed = None if isinstance(device, Mesh) else device.allowed_nbytes
         array = capture(value, one.type.shape, one.type.data_type, borrow, what, allowed)
         if array is not value:
             # Our own copy: steps may borrow it.
             array.flags.writeable = False
+        if isinstance(device, Mesh) or one.name not in self._shared:
+            return array
         # An input of several runs is one tensor, which is copied to a space once.
-        return self.device.tensor(array, borrow=True) if one.name in self._shared else array
+        return device.tensor(array, borrow=True)
 
     def _run(
         self, runs: Sequence[PipelineRun], scope: dict[str, Any], indices: Mapping[str, int],
@@ -220,30 +249,57 @@ class YamlPipeline:
     def _run_graph(
         self, run: GraphRun, scope: dict[str, Any], indices: Mapping[str, int], owned: set[str]
     ) -> None:
-        key = id(run), run.consumed <= owned
+        device = self.device
+        key = id(run), not isinstance(device, Mesh) and run.consumed <= owned
         if key not in self._prepared:
+            assert isinstance(device, Device), "the graphs of a mesh are prepared"
             takes = [
                 name for name, reference in zip(run.graph.inputs, run.inputs, strict=True)
                 if reference.is_element or (key[1] and reference.name in run.consumed)
             ]  # fmt: skip
-            self._prepared[key] = self.device.prepare(run.graph, takes=takes)
+            self._prepared[key] = device.prepare(run.graph, takes=takes)
         # Arrays of a run are our own or read-only, or borrowed as the caller asked.
-        called = self._prepared[key](*[_value_of(each, scope, indices) for each in run.inputs])
+        called = self._prepared[key](*[
+            _value_of(reference, scope, indices, future.desc)
+            for reference, future in zip(run.inputs, run.graph.inputs.values(), strict=True)
+        ])  # fmt: skip
         results = called if isinstance(called, tuple) else (called,)
         scope.update(zip(run.outputs, results, strict=True))
         owned.update(run.outputs)
 
     def forget(self) -> None:
         """Release the loaded programs; the pipeline cannot be called afterwards."""
-        self.programs, self._prepared, self._runs = {}, {}, ()
+        self.programs, self._prepared, self._runs, self.graphs = {}, {}, (), ()
 
 
-def _value_of(reference: Reference, scope: Mapping[str, Any], indices: Mapping[str, int]) -> Any:
+def _value_of(
+    reference: Reference, scope: Mapping[str, Any], indices: Mapping[str, int], desc: TensorDesc
+) -> Any:
+    """Return the value of an input of a graph, of type `desc`."""
     value = scope[reference.name]
+    if isinstance(value, RemoteTensor) and (
+        reference.is_element or value.dtype != desc.layout.data_type.in_arrays.dtype
+    ):
+        # Elements, and values of other types, pass through the client.
+        value = value.numpy()
     if not reference.is_element:
         return value
     element = value[reference.at(indices)]
     return np.asarray(element) if isinstance(value, np.ndarray) else element
+
+
+def _places(file: PipelineFile, mesh: Mesh) -> dict[str, str]:
+    """Return the device of each module that names one; raise `UsageError` for an unknown one."""
+    places = {}
+    for module in file.modules:
+        if module.device is not None:
+            try:
+                mesh.specification.entry(module.device)
+            except UsageError as error:
+                error.where = f"{file.file}:{module.line}"
+                raise
+            places[module.name] = module.device
+    return places
 
 
 def _read_whole_by_several(runs: Sequence[PipelineRun]) -> frozenset[str]:

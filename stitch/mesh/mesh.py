@@ -177,15 +177,18 @@ class Mesh:
         devices: Its devices by name.
         in_flight: Calls of a prepared graph that are under way at once.
         computes: Whether its values can be read.
+        strict_types: Whether a link may not change the floating-point storage type.
         client: Sends messages to the device servers.
     """
 
     def __init__(
         self, specification: MachineSpecification, carrier: Carrier, in_flight: int = IN_FLIGHT,
         functions: Sequence[str] = (), *, trace: bool = False, computes: bool = True,
+        strict_types: bool = False,
     ) -> None:  # fmt: skip
         self.specification, self.in_flight = specification, in_flight
         self.functions, self.computes = tuple(functions), computes
+        self.strict_types = strict_types
         self.client = MeshClient(carrier, specification.devices, None if trace else MAX_RECORDS)
         self.devices = {
             name: MeshDevice(name, entry.machine, self)
@@ -673,4 +676,5 @@ def open_mesh(
         carrier = RayCarrier(described, opened, address)
     else:
         carrier = LocalCarrier(lambda name: opened(name, described.devices[name].machine), seed)
-    return Mesh(described, carrier, in_flight, functions, trace=trace, computes=executor != "null")
+    return Mesh(described, carrier, in_flight, functions, trace=trace, computes=executor != "null",
+                strict_types=strict_types)  # fmt: skip

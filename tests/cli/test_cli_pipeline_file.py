@@ -185,6 +185,7 @@ def test_from_yaml_opens_a_device_or_takes_one(here: Path, xs: Any) -> None:
     x = np.load("x.npy")
     wanted = expected(x, xs)[0]
     own = stitch.Pipeline.from_yaml("p.yaml", window=1)
+    assert isinstance(own.device, stitch.Device)
     assert own.device.machine.name == "wormhole_n150"
     np.testing.assert_array_equal(own(x=x, xs=xs)[0].numpy(), wanted)
     own.device.close()

@@ -119,3 +119,48 @@ def test_a_dry_run_tells_pieces_traffic_memory_and_time_and_computes_nothing(cli
     assert "right (wormhole_n150): busy" in done.out
     assert "planned only" in done.out
     assert "result[0]" not in done.out
+
+
+PIPELINE = """\
+devices: two.yaml
+modules:
+  first: {file: a.ttb, device: right}
+  cell: {file: cell.ttb, device: left}
+inputs:
+  x: {shape: [4, 8], type: float32}
+  xs: {shape: [3, 4, 8], type: float32}
+steps:
+  - {run: first, inputs: {x: x}, outputs: {y: h}}
+  - repeat: 3
+    carry: {h: h_new}
+    collect: {hs: h_new}
+    steps:
+      - {run: cell, inputs: {x: "xs[i]", h: h}, outputs: {h_next: h_new}}
+  - {run: first, inputs: [h], outputs: [last]}
+outputs: {result: last, states: hs}
+"""
+
+
+def test_a_pipeline_file_runs_on_the_devices_that_it_names(cli: Run) -> None:
+    Path("two.yaml").write_text(SPECIFICATION)
+    Path("p.yaml").write_text(PIPELINE)
+    Path("one.yaml").write_text(
+        PIPELINE.replace("devices: two.yaml\n", "").replace(", device: right", "")
+        .replace(", device: left", "")
+    )  # fmt: skip
+    np.save("xs.npy", np.arange(96, dtype=np.float32).reshape(3, 4, 8))
+    given = ("--input=x=@x.npy", "--input=xs=@xs.npy")
+    assert cli("run", "one.yaml", *given, "--output=@one.npz").code == 0
+    done = cli("run", "p.yaml", *given, "--output=@two.npz", "--result_file=r.json")
+    assert done.code == 0, done.err
+    assert Path("two.npz").read_bytes() == Path("one.npz").read_bytes()
+    devices = json.loads(Path("r.json").read_text())["devices"]
+    assert devices["right"]["totals"]["programs"] >= 2
+    assert devices["left"]["totals"]["programs"] >= 3
+    done = cli("run", "p.yaml", "--dry_run")
+    assert done.code == 0, done.err
+    assert "two: 3 pieces on 2 devices" in done.out
+    # `--devices` wins over the file, whose modules name devices that it does not have.
+    done = cli("run", "p.yaml", *given, "--devices=2")
+    assert done.code == 2
+    assert "no device 'right'" in done.err and "p.yaml:3" in done.err

@@ -440,7 +440,7 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         return code
 
 
-def _open(options: argparse.Namespace, machine: Machine, devices: str | None) -> RunTarget:
+def _open(options: argparse.Namespace, machine: Machine, devices: str | int | None) -> RunTarget:
     """Open a device, or where `devices` names several, a mesh."""
     executor = options.executor or ("null" if options.dry_run else "numpy")
     if options.dry_run and executor != "null":
@@ -493,7 +493,8 @@ def _pipeline(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
     for warning in checked.warnings:
         say_aside(f"stitch-run: warning: {warning}")
     machine = load_machine(options.device if options.device is not None else checked.machine)
-    target = _open(options, machine, options.devices)
+    devices = checked.file.devices if options.devices is None else options.devices
+    target = _open(options, machine, devices)
     return target, lambda: PipelineRunnable(target.opened, checked)
 
 

@@ -220,8 +220,8 @@ class SeveralDevices:
 
     opened: Mesh
     backend: str
-    #: The plans of the graphs of a run without data.
-    plans: list[DryRun] = field(default_factory=list)
+    #: The plans of the graphs of a run without data, and how often a pass runs each.
+    plans: list[tuple[DryRun, int]] = field(default_factory=list)
     #: The seconds of each run of a piece in the timed passes, by device.
     pieces: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -250,7 +250,7 @@ class SeveralDevices:
         """See `RunTarget`; passes overlap. Without data there is none but what is planned."""
         mesh = self.opened
         if not mesh.computes:
-            self.plans[:] = [dry_run(run, timed) for run in runnable.prepared]
+            self.plans[:] = [(dry_run(run, timed), times) for run, times in runnable.graphs]
             return []
         for index in range(warmup + timed):
             if index == warmup:
@@ -269,10 +269,13 @@ class SeveralDevices:
 
     def explain(self) -> str:
         """See `RunTarget`; a run without data begins with its plan."""
-        plans = [plan.text() for plan in self.plans]
-        if plans:
-            plans.append("the copies of two passes of this plan:")
-        return "\n".join([*plans, self.opened.explain()])
+        lines = []
+        for plan, times in self.plans:
+            lines += [f"a graph that a pass runs {times} times:"] if times > 1 else []
+            lines.append(plan.text())
+        if lines:
+            lines.append("the copies of two runs of each graph:")
+        return "\n".join([*lines, self.opened.explain()])
 
     def memory(self) -> str:
         """See `RunTarget`."""
@@ -338,7 +341,9 @@ def refuse_for_one(options: argparse.Namespace) -> None:
             )
 
 
-def open_several(options: argparse.Namespace, machine: Machine, devices: str) -> SeveralDevices:
+def open_several(
+    options: argparse.Namespace, machine: Machine, devices: str | int
+) -> SeveralDevices:
     """Open a mesh for a run; raise `UsageError` for options that only one device has.
 
     Args:
@@ -352,7 +357,7 @@ def open_several(options: argparse.Namespace, machine: Machine, devices: str) ->
             f"--{alone[0]} is for a run on one device, and this one has several",
             got=f"devices: {devices}", remedy=f"leave out --{alone[0]}, or the devices",
         )  # fmt: skip
-    if options.device is not None and not devices.isdecimal():
+    if options.device is not None and not str(devices).isdecimal():
         raise UsageError(
             "the machine specification names the machines, and --device does too",
             got=f"devices: {devices}, --device={options.device}", remedy="leave out --device",
