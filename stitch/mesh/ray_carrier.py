@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -59,6 +59,7 @@ CONNECT_SECONDS: Final = 5.0
 #: `open_server` with its options.
 OpenServer: TypeAlias = Callable[..., DeviceServer]
 _SHARED_MEMORY = Path("/dev/shm")
+_QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
 
 
 class _Server:
@@ -122,10 +123,17 @@ class _Actor:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """The connection of this process to Ray; `folder`: of a cluster that it started."""
+    """The connection of this process to Ray; `folder`: of a cluster that it started.
+
+    Ray does not log what failed and was not asked for: the client sends it again.
+    """
 
     folder: str | None
     meshes: int = 0
+    logs_failures: bool = field(default_factory=lambda: _QUIET not in os.environ)
+
+    def __post_init__(self) -> None:
+        os.environ.setdefault(_QUIET, "1")
 
 
 #: The connection that meshes of this process made, if any.
@@ -478,6 +486,8 @@ def _end(process: int, actors: dict[str, _Actor], connection: _Connection | None
         _connection = None
     ray_worker._worker_logs_enabled = True
     ray.shutdown()
+    if connection.logs_failures:
+        os.environ.pop(_QUIET, None)
     if connection.folder is not None:
         _read_token()
         shutil.rmtree(connection.folder, ignore_errors=True)

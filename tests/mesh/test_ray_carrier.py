@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -274,3 +275,51 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
         return False
+
+
+ON_NODES = """
+import sys
+import numpy as np
+from ray.cluster_utils import Cluster
+from stitch.mesh import open_mesh
+from stitch.mesh.specification import DeviceEntry, MachineSpecification
+from tests.mesh.test_mesh import batches, chain
+from stitch.machine import load_machine
+
+size = {"num_cpus": 1, "object_store_memory": 100 << 20}
+head = {**size, "include_dashboard": False, "temp_dir": sys.argv[1]}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+first = cluster.add_node(**size, labels={"node": "box-1"})
+cluster.add_node(**size, labels={"node": "box-2"})
+graph, expected = chain()
+entries = {f"device{i}": DeviceEntry(load_machine("host"), f"box-{i + 1}") for i in range(2)}
+described = MachineSpecification("2", entries)
+with open_mesh(described, backend="ray", address=cluster.address) as mesh:
+    assert mesh.client.carrier.capacity == 100 << 20
+    run = mesh.prepare(graph)
+
+    def check():
+        for x, results in [(x, run(x)) for x in batches(6)]:
+            for result, wanted in zip(results, expected(x), strict=True):
+                assert np.array_equal(result.numpy(), wanted)
+
+    check()
+    cluster.add_node(**size, labels={"node": "box-1"})
+    cluster.remove_node(first, allow_graceful=False)
+    check()
+    assert mesh.client.restarts["device0"] >= 1 and not mesh.client.restarts["device1"]
+cluster.shutdown()
+print("done")
+"""
+
+
+@pytest.mark.campaign("mesh")
+def test_devices_are_on_labelled_nodes_of_a_running_cluster_and_survive_one_that_ends() -> None:
+    # The paths of Ray's sockets are short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        told = subprocess.run(
+            [sys.executable, "-c", ON_NODES, folder], capture_output=True, text=True, check=False,
+            cwd=Path(__file__).parents[2], timeout=180,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        )  # fmt: skip
+    assert told.stdout.split()[-1:] == ["done"], told.stderr
