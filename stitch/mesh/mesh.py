@@ -12,11 +12,12 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from threading import RLock
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
 from stitch.argument_kinds import (
     BOOL,
@@ -61,6 +62,22 @@ IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
 #: Numbers of prepared graphs, of which no two have one: persistent buffers are named by them.
 _NUMBERS = itertools.count()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method of a mesh, or of what has one: a thread waits for the others in it."""
+
+    @wraps(method)
+    def in_turn(*arguments: P.args, **named: P.kwargs) -> R:
+        owner: Any = arguments[0]
+        with getattr(owner, "mesh", owner).lock:
+            return method(*arguments, **named)
+
+    return in_turn
 
 
 class DeviceStatistics(TypedDict):
@@ -114,6 +131,7 @@ class RemoteTensor:
         """The NumPy type of its elements."""
         return self.data_type.in_arrays.dtype
 
+    @one_at_a_time
     def numpy(self) -> Array:
         """Return the elements as a NumPy array; wait for them.
 
@@ -127,6 +145,7 @@ class RemoteTensor:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    @one_at_a_time
     def settle(self) -> None:
         """Wait for the value; raise the error of the task that failed."""
         self.mesh.open_client(f"tensor {self.name!r}").value(self._value)
@@ -179,6 +198,7 @@ class Mesh:
         computes: Whether its values can be read.
         strict_types: Whether a link may not change the floating-point storage type.
         client: Sends messages to the device servers.
+        lock: Held by the thread that uses the client.
     """
 
     def __init__(
@@ -195,7 +215,9 @@ class Mesh:
             for name, entry in specification.devices.items()
         }
         self.is_closed = False
+        self.lock = RLock()
 
+    @one_at_a_time
     def prepare(self, graph: TaskGraph, carry: Mapping[str, str] | None = None) -> MeshGraph:
         """Prepare a task graph as a callable of its inputs, by position or name.
 
@@ -227,10 +249,12 @@ class Mesh:
                             remedy="open the mesh with executor='numpy'")  # fmt: skip
         return self.client
 
+    @one_at_a_time
     def wait(self) -> None:
         """Wait until all calls have ended. Errors are raised by the tensors that they concern."""
         self.open_client("the mesh").wait()
 
+    @one_at_a_time
     def report(self, device: str, what: str) -> str:
         """Return a report of a device; see `messages.REPORTS`."""
         return str(self.open_client("the mesh").ask(device, Report(what)))
@@ -250,6 +274,7 @@ class Mesh:
         return {"messages": dict(client.messages), "crossings": client.crossed,
                 "devices": devices}  # fmt: skip
 
+    @one_at_a_time
     def trace(self) -> dict[str, Any]:
         """Return one Chrome trace of all devices as a JSON object.
 
@@ -270,6 +295,7 @@ class Mesh:
             for name, device in self.devices.items()
         ])  # fmt: skip
 
+    @one_at_a_time
     def close(self) -> None:
         """End all device servers. Closing twice is allowed."""
         self.is_closed = True
@@ -368,6 +394,7 @@ class MeshGraph:
         answered = [n for n, t in zip(piece.outputs, targets, strict=True) if t.is_sent]
         return prepared, tuple(sent), tuple(answered)
 
+    @one_at_a_time
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Send one call; wait first while `in_flight` calls are under way.
 
@@ -422,6 +449,7 @@ class MeshGraph:
         """Return, by name, the numbers of the values that carried inputs have and that they get."""
         return self._carried
 
+    @one_at_a_time
     def last_records(self) -> tuple[RunRecord, ...]:
         """Wait until no call is under way; return what the last one took, for each piece."""
         self.wait()
@@ -433,22 +461,30 @@ class MeshGraph:
         self.mesh.client.finish_run(self._under_way[0])
         self._under_way.popleft()
 
+    @one_at_a_time
     def write(self, **values: Any) -> None:
-        """Set carried inputs, by name, to arrays or tensors."""
+        """Set carried inputs, by name, to arrays or tensors: all of them, or none after an error of
+        an argument."""
         client = self.mesh.open_client(f"task graph {self.name!r}")
         self.wait()
+        new: dict[str, RemoteValue] = {}
         for name, argument in values.items():
             if name not in self._carried:
                 raise UsageError(f"there is no carried input {name!r}",
                                  expected=", ".join(self._carried) or "none")  # fmt: skip
             number, _ = self._carried[name]
-            value = self._value(name, self._table.descs[number], argument)
+            new[name] = self._value(name, self._table.descs[number], argument)
+        for value in new.values():
+            client.value(value)
+        for name, value in new.items():
             if name in self._buffers:
+                number, _ = self._carried[name]
                 client.write(self._buffers[name], {self._ends()[number]: value})
             else:
                 self._between[name] = value
             self._written.add(name)
 
+    @one_at_a_time
     def read(self, name: str) -> Array:
         """Return the value that a carried input has after the calls so far."""
         client = self.mesh.open_client(f"task graph {self.name!r}", is_read=True)
@@ -462,6 +498,7 @@ class MeshGraph:
         (array,) = client.read(self._buffers[name], [self._ends()[number]])
         return from_wire(array, kind).copy()
 
+    @one_at_a_time
     def wait(self) -> None:
         """Wait until no call is under way."""
         while self._under_way:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
 from typing import Any
 
@@ -217,3 +219,37 @@ def test_a_graph_that_no_device_prepares_is_refused_with_the_words_of_a_device()
         with pytest.raises(UsageError) as by_mesh, open_mesh(1) as mesh:
             mesh.prepare(case)
         assert str(by_mesh.value) == str(by_device.value)
+
+
+def test_write_sets_all_carried_inputs_or_none() -> None:
+    ones = np.ones((4, 8), np.float32)
+    with open_mesh(2, machine="host") as mesh:
+        run = mesh.prepare(two_steps(), carry={"h": "first", "k": "second"})
+        run.write(h=ones, k=ones)
+        with pytest.raises(LinkError):
+            run.write(h=ones * 5, k=np.ones(3, np.float32))
+        with pytest.raises(UsageError, match="no carried input 'x'"):
+            run.write(h=ones * 5, x=ones)
+        assert np.array_equal(run.read("h"), ones)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_threads_use_a_mesh_one_at_a_time(seed: int | None) -> None:
+    graph, expected = chain()
+    interval = sys.getswitchinterval()
+    with open_mesh(2, machine="host", seed=seed) as mesh, ThreadPoolExecutor(4) as pool:
+        runs = [mesh.prepare(graph), mesh.prepare(graph)]
+
+        def worked(number: int) -> bool:
+            x = batches(1)[0] + np.float32(number)
+            results = runs[number % 2](x)
+            return all(
+                np.array_equal(result.numpy(), wanted)
+                for result, wanted in zip(results, expected(x), strict=True)
+            )
+
+        try:
+            sys.setswitchinterval(1e-5)
+            assert all(pool.map(worked, range(100)))
+        finally:
+            sys.setswitchinterval(interval)
