@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from stitch.argument_kinds import (
     INDEX_OR_NAME,
@@ -60,13 +60,47 @@ from stitch.ttb import load as load_binary
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
-    from stitch.mesh import Mesh
+    from stitch.mesh import CompiledStages, MachineSpecification, Mesh, ParallelOptions
     from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
 
 
+@overload
+def compile(
+    module: ComputationGraph | str | Path | Callable[..., Any] | Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    target: str | Path | Machine = "wormhole_n150",
+    placement: str | Iterable[str | PlacementOption] = (),
+    name: str | None = None,
+    role: Role | str = Role.FORWARD,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    optimizer: Optimizer | str | Mapping[str, Any] | None = None,
+    loss: Loss | str | Mapping[str, Any] | None = None,
+    weights: Mapping[str, Any] | None = None,
+    trainable: Iterable[str] | None = None,
+    algorithm: str = "none",
+    schedule: str | None = None,
+    executor: str | None = None,
+    unroll: int | None = None,
+    math_fidelity: MathFidelity | str = MathFidelity.BY_TYPE,
+    cache: str | Path | CompileCache | None = None,
+    parallel: None = None,
+    **training: Any,
+) -> CompiledModel: ...
+@overload
+def compile(
+    module: ComputationGraph | str | Path | Callable[..., Any] | Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    optimizer: Optimizer | str | Mapping[str, Any],
+    loss: Loss | str | Mapping[str, Any],
+    parallel: Mapping[str, Any],
+    devices: int | str | Path | MachineSpecification | None = None,
+    **options: Any,
+) -> CompiledStages: ...
 @takes(
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"),
@@ -75,6 +109,7 @@ _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOp
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
     math_fidelity=member_of(MathFidelity, "a math fidelity"),
     cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
+    parallel=optional(MAPPING),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -95,8 +130,10 @@ def compile(
     unroll: int | None = None,
     math_fidelity: MathFidelity | str = MathFidelity.BY_TYPE,
     cache: str | Path | CompileCache | None = None,
+    parallel: Mapping[str, Any] | None = None,
+    devices: int | str | Path | MachineSpecification | None = None,
     **training: Any,
-) -> CompiledModel:
+) -> CompiledModel | CompiledStages:
     """Compile a module for a machine.
 
     Args:
@@ -123,10 +160,16 @@ def compile(
         math_fidelity: `lofi`, `hifi2`, `hifi3` or `hifi4` for matrix products (default: by data
             type). It decides simulated time, not results.
         cache: A folder or `CompileCache` for compiled programs.
+        parallel: With `optimizer` and `loss`, train in stages on several devices: a mapping of the
+            fields of `stitch.mesh.ParallelOptions` (`stages`, `schedule`, `replicas`,
+            `micro_batches`, `chunks`).
+        devices: With `parallel`, a machine specification, its YAML file, or a number of devices of
+            machine `target` (default: as many as needed).
         **training: Further options of `stitch.training.TrainingOptions`.
 
     Returns:
-        The compiled model, to call, save, or load on a device.
+        The compiled model, to call, save, or load on a device; with `parallel` the stages, to
+        start.
 
     Raises:
         CompileError: The module has an unsupported operator, or its shapes do not match.
@@ -156,12 +199,14 @@ def compile(
             )
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
-            algorithm, _placement(placement), weights or {}, trainable, executor,
+            algorithm, _placement(placement), weights or {}, trainable, executor, parallel, devices,
         )  # fmt: skip
-    if training or weights is not None or trainable is not None:
+    named = {
+        "weights": weights, "trainable": trainable, "parallel": parallel, "devices": devices
+    }  # fmt: skip
+    if training or any(value is not None for value in named.values()):
         _check_known(training)
-        named = (("weights", weights), ("trainable", trainable))
-        names = [*training, *(w for w, v in named if v is not None)]
+        names = [*training, *(word for word, value in named.items() if value is not None)]
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(names))  # fmt: skip
     graph, structure = read_module(module, example_inputs, input_shapes, unroll)
@@ -268,7 +313,8 @@ def _compiled_for_training(
     source: tuple[Any, Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
     options: dict[str, Any], algorithm: str, placement: tuple[PlacementOption, ...],
     weights: Mapping[str, Any], trainable: Iterable[str] | None, executor: str | None,
-) -> CompiledModel:  # fmt: skip
+    parallel: Mapping[str, Any] | None, devices: int | str | Path | MachineSpecification | None,
+) -> CompiledModel | CompiledStages:  # fmt: skip
     from stitch.training import (
         ANY_LOSS,
         ANY_OPTIMIZER,
@@ -283,6 +329,11 @@ def _compiled_for_training(
     loss, optimizer = goal
     ANY_LOSS.check("compile", "loss", loss)
     ANY_OPTIMIZER.check("compile", "optimizer", optimizer)
+    if parallel is not None:
+        chosen = _parallel(parallel, algorithm)
+        options = {"accumulation_steps": chosen.micro_batches, **options}
+    elif devices is not None:
+        raise UsageError("compile takes devices= only with parallel=")
     how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)
     if is_torch_optimizer(optimizer):
@@ -295,6 +346,10 @@ def _compiled_for_training(
     trained = None if trainable is None else frozenset(trainable)
     model = as_trainable(graph.with_placement(*placement), {**values, **weights}, trained, twin)
     machine = load_machine(target)
+    if parallel is not None:
+        from stitch.mesh import compile_stages
+
+        return compile_stages(model, loss, optimizer, how, chosen, devices or machine, executor)
     reader = ModelReader(TrainableSource(graph, *source), placement, trained)
     training = compile_model(
         model, loss, optimizer, how, machine, algorithm, executor, state, reader
@@ -304,6 +359,19 @@ def _compiled_for_training(
         model.graph, binary, _spelled(target), model.graph.placement, training.programs.warnings,
         training, executor=executor, search_result=training.search_result,
     )  # fmt: skip
+
+
+def _parallel(parallel: Mapping[str, Any], algorithm: str) -> ParallelOptions:
+    from stitch.mesh import ParallelOptions
+
+    known = [field.name for field in fields(ParallelOptions)]
+    unknown = [str(name) for name in parallel if name not in known]
+    if unknown:
+        raise UsageError(f"parallel= takes no {', '.join(unknown)}", expected=", ".join(known),
+                         remedy=closest(unknown[0], known) or None)  # fmt: skip
+    if algorithm != "none":
+        raise UsageError("compile takes algorithm= only without parallel=", got=algorithm)
+    return ParallelOptions(**parallel)
 
 
 def _options(training: dict[str, Any]) -> TrainingOptions:

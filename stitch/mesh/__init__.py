@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from stitch.mesh.mesh import BACKENDS, IN_FLIGHT, Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
     from stitch.mesh.specification import MachineSpecification, specification_of
-    from stitch.mesh.staged_training import ParallelOptions, StagedTraining
+    from stitch.mesh.staged_training import (
+        CompiledStages,
+        ParallelOptions,
+        StagedTraining,
+        compile_stages,
+    )
     from stitch.mesh.trace import trace_bytes
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -23,12 +28,12 @@ else:
             "pieces": "Piece pieces_of",
             "specification": "MachineSpecification specification_of",
             "trace": "trace_bytes",
-            "staged_training": "ParallelOptions StagedTraining",
+            "staged_training": "CompiledStages ParallelOptions StagedTraining compile_stages",
         },
     )
 
 __all__ = [
-    "BACKENDS", "IN_FLIGHT", "DryRun", "MachineSpecification", "Mesh", "MeshGraph",
-    "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "dry_run", "open_mesh",
-    "pieces_of", "specification_of", "trace_bytes",
+    "BACKENDS", "CompiledStages", "IN_FLIGHT", "DryRun", "MachineSpecification", "Mesh",
+    "MeshGraph", "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "compile_stages",
+    "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
 ]  # fmt: skip

@@ -8,11 +8,11 @@ are finite, so a failure before leaves every stage as it was.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -25,43 +25,40 @@ from stitch.argument_kinds import (
     arranged,
     check_fields,
     either,
+    instance_of,
+    optional,
     takes,
 )
 from stitch.errors import StitchError, TaskError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.mesh.client import MeshClient, PreparedPiece, RemoteValue
-from stitch.mesh.mesh import Mesh, send_piece
-from stitch.mesh.messages import Source, Target, from_wire, to_wire
-from stitch.mesh.schedules import Action, schedule
-from stitch.program import Array, InputKind, InputSlot, Program, Role, TensorDesc, ValueType
+from stitch.machine import Machine
+from stitch.mesh.client import MeshClient, RemoteValue
+from stitch.mesh.mesh import Mesh, open_mesh
+from stitch.mesh.messages import to_wire
+from stitch.mesh.schedules import Action, Schedule, schedule, schedule_text
+from stitch.mesh.specification import MachineSpecification, specification_of
+from stitch.mesh.stage_pieces import StagePiece, StagePieces
+from stitch.program import Array, InputKind, TensorDesc, ValueType
 from stitch.runtime import capture
-from stitch.tasks import Future, TaskGraph
 from stitch.training import (
-    CLIP_FACTOR,
     COUNTS,
     GRADIENT_NORM,
-    KEPT_KINDS,
     LABEL,
     LOSS,
     MASTER,
-    MORE,
     Loss,
     Optimizer,
-    Stage,
+    StagedGraphs,
     Trainable,
     TrainingOptions,
     check_state,
-    compilation,
-    compile_stage,
-    is_rate,
+    loss_of,
     micro_batches_of,
+    optimizer_from_config,
     random_key,
     rate_name,
     stages_of,
 )
-from stitch.ttb import Binary
 
-_NUMBERS = itertools.count()
 #: Steps after which the persistent buffers are read back, for a server that is started again.
 SAVE_EVERY = 8
 _HALF_UPDATED = "an update of this training failed on a part of its devices"
@@ -103,306 +100,132 @@ class ParallelOptions:
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A prepared piece, with the keys of the values that it is sent and that it answers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledStages:
+    """A model compiled for training in stages; `start` opens the devices and trains.
 
-    prepared: PreparedPiece
-    sent: tuple[str, ...]
-    answered: tuple[str, ...]
-
-
-class _PieceGraph:
-    """The task graph of a piece under construction: values by slot name, sources, targets."""
-
-    def __init__(self, name: str, binary: Callable[[Program], Binary]) -> None:
-        self.graph, self._binary = TaskGraph(name), binary
-        self.values: dict[str, Future] = {}
-        self.sources: list[Source] = []
-        self.targets: list[Target] = []
-        self.sent: list[str] = []
-        self.answered: list[str] = []
-
-    def take(self, slot: str, desc: TensorDesc, source: Source, key: str = "") -> None:
-        """Add an input; `key` names a value that is sent."""
-        self.values[slot] = self.graph.input(desc.without_address(), f"v{len(self.sources)}")
-        self.sources.append(source)
-        if source.kind == "sent":
-            self.sent.append(key)
-
-    def call(self, program: Program) -> None:
-        """Call a program on the values of its slots; its results are values afterwards."""
-        results = self.graph.call(
-            self._binary(program), *[self.values[slot.name] for slot in program.inputs]
-        )
-        results = results if isinstance(results, tuple) else (results,)
-        names = [slot.name for slot in program.outputs]
-        self.values |= zip(names, results, strict=True)
-
-    def give(self, value: Future, key: str = "", buffer: str = "", kept: str = "") -> None:
-        """Add an output; `key` names a value that is answered."""
-        self.graph.output(value, f"o{len(self.targets)}")
-        self.targets.append(Target(bool(key), buffer, kept))
-        if key:
-            self.answered.append(key)
-
-
-class _StagePieces:
-    """The pieces of a stage on the device of a replica.
-
-    They take turns in one sequence. Values of a micro-batch are named `F{stage}.{output}`,
-    `B{stage}.{output}` and `input.{name}`.
+    Attributes:
+        model: The whole model, with initial values.
+        staged: The graphs of the stages.
+        schedule: The order of forward and backward passes on each device of a replica.
+        specification: The devices that `start` opens.
+        executor: The executor of the devices, None for the default.
     """
 
-    def __init__(
-        self, mesh: Mesh, device: str, number: int, stage: Stage[ComputationGraph],
-        options: TrainingOptions, leaving: Container[str], shared: Container[str],
-    ) -> None:  # fmt: skip
-        """`leaving`: outputs of forward that later stages read; `shared`: parameters that other
-        stages or replicas have copies of."""
-        self.device, self.number = device, number
-        self._mesh, self._scope = mesh, f"stage {number} of training {next(_NUMBERS)}"
-        self._leaving, self._shared, self._spaces = leaving, shared, options.spaces
-        self._machine = mesh.specification.devices[device].machine
-        self.stage = compile_stage(stage, self._machine, options.spaces)
-        self._binaries: dict[int, Binary] = {}
-        #: The persistent buffers by slot name.
-        self.descs: dict[str, TensorDesc] = {}
-        forward, backward = self.stage.forward, self.stage.backward
-        for program in filter(None, (forward, self.stage.update)):
-            for i, slot in enumerate(program.inputs):
-                if slot.kind in KEPT_KINDS and not is_rate(slot.name):
-                    self.descs.setdefault(slot.name, program.input_desc(i))
-        #: The states that forward replaces: they have a second buffer, for the next values.
-        self.changed = [slot.name for slot in forward.outputs if slot.name in self.descs]
-        self._gradients = {
-            slot.name: program.output_desc(i)
-            for program in filter(None, (backward,))
-            for i, slot in enumerate(program.outputs)
-            if slot.name in {parameter.gradient for parameter in stage.parameters}
-        }
-        arriving = {each.slot for each in stage.returning}
-        self._read_back = {
-            slot.name for program in filter(None, (backward,)) for slot in program.inputs
-            if slot.name not in arriving and self._is_of_pass(slot)
-        }  # fmt: skip
-        # The first micro-batch begins the sums of gradients and the next states.
-        self.forwards = [self._forward(is_first=True)]
-        self.forwards += [self._forward(is_first=False)] if self.changed else self.forwards
-        self.backwards = (
-            [] if backward is None
-            else [self._backward(is_first=True), self._backward(is_first=False)]
-        )  # fmt: skip
+    model: Trainable
+    loss: Loss
+    optimizer: Optimizer
+    options: TrainingOptions
+    parallel: ParallelOptions
+    staged: StagedGraphs
+    schedule: Schedule
+    specification: MachineSpecification
+    executor: str | None = None
 
-    def of(self, action: Action) -> _Piece | None:
-        """Return the piece of an action, None for a backward pass without gradients."""
-        pieces = self.backwards if action.is_backward else self.forwards
-        return pieces[min(action.micro_batch, 1)] if pieces else None
+    @takes(mesh=optional(instance_of("an open mesh", Mesh)), weights=optional(MAPPING), seed=WHOLE)
+    def start(
+        self, mesh: Mesh | None = None, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
+        **options: Any,
+    ) -> StagedTraining:  # fmt: skip
+        """Start training on a mesh, or on a new one with `options` as for `open_mesh`.
 
-    @property
-    def label(self) -> TensorDesc:
-        """The descriptor of the target, in the last stage."""
-        assert self.stage.loss is not None
-        return self.stage.loss.input_desc([s.name for s in self.stage.loss.inputs].index(LABEL))
+        Args:
+            weights: Replace initial values, by name.
+            seed: Seed of random operators.
 
-    def buffer(self, name: str) -> str:
-        """Return the name of a persistent buffer."""
-        return f"{self._scope}.{name}"
+        Raises:
+            UsageError: The mesh has too few devices.
+        """
+        if mesh is not None and options:
+            raise UsageError("options for a new mesh were passed with an open mesh",
+                             got=", ".join(options))  # fmt: skip
+        values = {**self.model.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
+        if mesh is not None:
+            return StagedTraining(self, mesh, values, seed=seed, owns_mesh=False)
+        if self.executor is not None:
+            options.setdefault("executor", self.executor)
+        mesh = open_mesh(self.specification, **options)
+        try:
+            return StagedTraining(self, mesh, values, seed=seed, owns_mesh=True)
+        except BaseException:
+            mesh.close()
+            raise
 
-    def buffers(self, values: Mapping[str, Array]) -> dict[str, RemoteValue]:
-        """Return all persistent buffers for `MeshClient.write`, with these values by slot name."""
-        put = self._mesh.client.put
-        made = {}
-        for name, desc in self.descs.items():
-            value = put(to_wire(values[name].astype(desc.layout.data_type.in_arrays.dtype)))
-            made[self.buffer(name)] = value
-            if name in self.changed:
-                made[self.buffer(f"next.{name}")] = value
-        for name, desc in self._gradients.items():
-            zeros = np.zeros(desc.shape, desc.layout.data_type.in_arrays.dtype)
-            made[self.buffer(name)] = put(to_wire(zeros))
-        return made
+    def __repr__(self) -> str:
+        return f"<CompiledStages of {self.model.graph.name}: {self.parallel!r}>"
 
-    def read(self, names: Sequence[str]) -> dict[str, Array]:
-        """Return persistent buffers by slot name."""
-        descs = self.descs | self._gradients
-        arrays = self._mesh.client.read(self.device, [self.buffer(name) for name in names])
-        kinds = [descs[name].layout.data_type for name in names]
-        return {
-            name: from_wire(array, kind).astype(kind.dtype)
-            for name, array, kind in zip(names, arrays, kinds, strict=True)
-        }
-
-    def _is_of_pass(self, slot: InputSlot) -> bool:
-        """Whether a tensor is of a micro-batch, not a buffer that stays as it is in a step."""
-        return slot.kind not in KEPT_KINDS or slot.name in self.changed
-
-    def _graph(self, name: str) -> _PieceGraph:
-        return _PieceGraph(f"{self.stage.forward.name} {name}", self._binary)
-
-    def _binary(self, program: Program) -> Binary:
-        held = self._binaries.get(id(program))
-        if held is None:
-            held = self._binaries[id(program)] = Binary(
-                (program,), self._machine.shape, "stitch training"
+    def __str__(self) -> str:
+        """Return the parameters of each stage, what passes between stages, and the schedule."""
+        lines = []
+        for k, stage in enumerate(self.staged.stages):
+            nbytes = sum(parameter.type.nbytes for parameter in stage.parameters)
+            types = {
+                s.name: stage.forward.input_type(i) for i, s in enumerate(stage.forward.inputs)
+            }
+            read = [f"{each.slot} {types[each.slot].text()}" for each in stage.arriving]
+            lines.append(
+                f"stage {k}: {len(stage.forward.operations)} operations, "
+                f"{len(stage.parameters)} parameters of {nbytes} bytes"
+                + (f"; reads {', '.join(read)}" if read else "")
             )
-        return held
+        return "\n".join([*lines, schedule_text(self.schedule)])
 
-    def _prepared(self, piece: _PieceGraph) -> _Piece:
-        prepared = send_piece(self._mesh, self.device, piece.graph, piece.sources, piece.targets)
-        return _Piece(prepared, tuple(piece.sent), tuple(piece.answered))
 
-    def _copied(self, piece: _PieceGraph, names: Iterable[str]) -> dict[str, Future]:
-        """Return copies of values by slot name: an output of a piece is a result of a task."""
-        descs, builder = self.descs | self._gradients, ComputationGraphBuilder("copies")
-        spaces = {}
-        for name in names:
-            kind = descs[name]
-            spaces[f"{name}.copy"] = spaces[name] = kind.layout.space
-            value = builder.input(name, kind.shape, kind.layout.data_type)
-            builder.output(f"{name}.copy", builder.op("Identity", value))
-        if not spaces:
-            return {}
-        program = compilation(Role.FORWARD, builder.build(), self._machine, spaces).program
-        piece.call(program)
-        return {name: piece.values[f"{name}.copy"] for name in names}
+def compile_stages(
+    model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions,
+    parallel: ParallelOptions, devices: Machine | int | str | Path | MachineSpecification,
+    executor: str | None = None,
+) -> CompiledStages:  # fmt: skip
+    """Compile a trainable model in stages.
 
-    def _forward(self, *, is_first: bool) -> _Piece:
-        stage, piece = self.stage, self._graph("forward")
-        sources = {each.slot: f"F{each.source}.{each.output}" for each in stage.arriving}
-        for i, slot in enumerate(stage.forward.inputs):
-            desc = stage.forward.input_desc(i)
-            if slot.kind in KEPT_KINDS:
-                follows = slot.name in self.changed and not is_first
-                name = f"next.{slot.name}" if follows else slot.name
-                piece.take(slot.name, desc, Source("buffer", self.buffer(name)))
-            else:
-                key = sources.get(slot.name, f"input.{slot.name}")
-                piece.take(slot.name, desc, Source("sent", self._kept(slot.name)), key)
-        before = self._copied(piece, stage.reread)
-        piece.call(stage.forward)
-        if stage.loss is not None:
-            piece.take(LABEL, self.label, Source("sent"), f"input.{LABEL}")
-            piece.call(stage.loss)
-        outputs = (*stage.forward.outputs, *(stage.loss.outputs if stage.loss else ()))
-        for name in [output.name for output in outputs]:
-            changed, leaves = name in self.changed, name in self._leaving or name == LOSS
-            key = f"F{self.number}.{name}" if leaves else ""
-            buffer = self.buffer(f"next.{name}") if changed else ""
-            kept = "" if changed else self._kept(name)
-            if key or buffer or kept:
-                piece.give(piece.values[name], key, buffer, kept)
-        for name, value in before.items():
-            piece.give(value, kept=self._kept(name))
-        return self._prepared(piece)
+    Args:
+        loss: A loss, its name, or its configuration.
+        optimizer: An optimizer, its name, or its configuration.
+        options: `accumulation_steps` is the number of micro-batches.
+        devices: A machine specification, its file, or a number of devices, of which the first ones
+            are used; or the machine of as many as are needed.
 
-    def _kept(self, name: str) -> str:
-        return f"{self._scope}.{name}" if name in self._read_back else ""
+    Raises:
+        UsageError: The specification has too few devices, or the options do not go together.
+        CompileError: The graph cannot be differentiated or cut so.
+    """
+    if options.accumulation_steps != parallel.micro_batches:
+        raise UsageError(
+            "accumulation_steps is the number of micro-batches of a training in stages",
+            expected=str(parallel.micro_batches), got=str(options.accumulation_steps),
+        )  # fmt: skip
+    loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
+    staged = stages_of(model, loss, optimizer, options, parallel.stages)
+    share = parallel.micro_batches // parallel.replicas
+    orders = schedule(parallel.schedule, len(staged.stages), share, parallel.chunks)
+    count = len(orders) * parallel.replicas
+    specification = (
+        MachineSpecification.of(count, devices)
+        if isinstance(devices, Machine)
+        else specification_of(devices)
+    )
+    _check_devices(list(specification.devices), len(orders), parallel.replicas)
+    changed = [
+        slot.name for slot in model.graph.outputs if slot.name in model.names(InputKind.STATE)
+    ]
+    if parallel.replicas > 1 and changed:
+        raise UsageError(
+            "replicas of a model with states that forward replaces would have other states",
+            got=", ".join(changed), remedy="train it in stages with replicas=1",
+        )  # fmt: skip
+    return CompiledStages(
+        model, loss, optimizer, options, parallel, staged, orders, specification, executor
+    )
 
-    def _backward(self, *, is_first: bool) -> _Piece:
-        stage, piece = self.stage, self._graph("backward")
-        assert stage.backward is not None
-        sources = {each.slot: f"B{each.source}.{each.output}" for each in stage.returning}
-        for i, slot in enumerate(stage.backward.inputs):
-            desc = stage.backward.input_desc(i)
-            if slot.name in sources:
-                piece.take(slot.name, desc, Source("sent"), sources[slot.name])
-            elif self._is_of_pass(slot):
-                piece.take(slot.name, desc, Source("kept", self._kept(slot.name), is_last=True))
-            else:
-                piece.take(slot.name, desc, Source("buffer", self.buffer(slot.name)))
-        piece.call(stage.backward)
-        for output in [slot.name for slot in stage.backward.outputs]:
-            if output not in self._gradients:
-                piece.give(piece.values[output], f"B{self.number}.{output}")
-        if self._gradients and not is_first:
-            self._accumulate(piece)
-        for name in self._gradients:
-            piece.give(piece.values[name], buffer=self.buffer(name))
-        return self._prepared(piece)
 
-    def _accumulate(self, piece: _PieceGraph) -> None:
-        """Add gradients to the sums."""
-        assert self.stage.accumulation is not None
-        for name, desc in self._gradients.items():
-            piece.values[f"{MORE}{name}"] = piece.values[name]
-            piece.take(name, desc, Source("buffer", self.buffer(name)))
-        piece.call(self.stage.accumulation)
-
-    def sums(self) -> _Piece | None:
-        """Return the piece that answers the sums of gradients, None without gradients."""
-        piece = self._graph("sums")
-        for name, desc in self._gradients.items():
-            piece.take(name, desc, Source("buffer", self.buffer(name)))
-        for name, value in self._copied(piece, self._gradients).items():
-            piece.give(value, f"sum.{name}")
-        return self._prepared(piece) if self._gradients else None
-
-    def addition(self) -> _Piece | None:
-        """Return the piece that adds the sums of another replica, None without gradients."""
-        piece = self._graph("addition")
-        for name, desc in self._gradients.items():
-            piece.take(name, desc, Source("sent"), f"sum.{name}")
-        if not self._gradients:
-            return None
-        self._accumulate(piece)
-        for name in self._gradients:
-            piece.give(piece.values[name], buffer=self.buffer(name))
-        return self._prepared(piece)
-
-    def squares(self) -> _Piece | None:
-        """Return the piece of the sums of squares of gradients, None without any."""
-        program = self.stage.squares
-        if program is None:
-            return None
-        piece = self._graph("squares")
-        for name, desc in self._gradients.items():
-            piece.take(name, desc, Source("buffer", self.buffer(name)))
-        piece.call(program)
-        for output in program.outputs:
-            piece.give(piece.values[output.name], output.name)
-        return self._prepared(piece)
-
-    def clipping(self, graph: ComputationGraph) -> _Piece:
-        """Return the piece of the factor of clipping and of the norm."""
-        program = compilation(Role.UPDATE, graph, self._machine, self._spaces).program
-        piece = self._graph("clipping")
-        for i, slot in enumerate(program.inputs):
-            piece.take(slot.name, program.input_desc(i), Source("sent"), slot.name)
-        piece.call(program)
-        for output in program.outputs:
-            piece.give(piece.values[output.name], output.name)
-        return self._prepared(piece)
-
-    def update(self) -> _Piece | None:
-        """Return the piece that updates parameters and states, None without any."""
-        piece, program = self._graph("update"), self.stage.update
-        for name in self.changed:
-            piece.take(name, self.descs[name], Source("buffer", self.buffer(f"next.{name}")))
-        for name, value in self._copied(piece, self.changed).items():
-            piece.give(value, buffer=self.buffer(name))
-        for i, slot in enumerate(program.inputs if program else ()):
-            assert program is not None
-            if slot.name == CLIP_FACTOR or is_rate(slot.name):
-                piece.take(slot.name, program.input_desc(i), Source("sent"), slot.name)
-            else:
-                source = Source("buffer", self.buffer(slot.name))
-                piece.take(slot.name, program.input_desc(i), source)
-        if program is not None:
-            piece.call(program)
-            for name in [output.name for output in program.outputs]:
-                key = f"updated.{name}" if name in self._shared else ""
-                piece.give(piece.values[name], key, self.buffer(name))
-        return self._prepared(piece) if piece.targets else None
-
-    def copies(self, names: Sequence[str]) -> _Piece | None:
-        """Return the piece that takes new values of parameters, None for no parameters."""
-        piece = self._graph("copies")
-        for name in names:
-            piece.take(name, self.descs[name], Source("sent"), f"updated.{name}")
-        for name, value in self._copied(piece, names).items():
-            piece.give(value, buffer=self.buffer(name))
-        return self._prepared(piece) if piece.targets else None
+def _check_devices(names: Sequence[str], count: int, replicas: int) -> None:
+    """Raise `UsageError` if there are too few devices."""
+    if len(names) < count * replicas:
+        raise UsageError(
+            "a training in stages needs more devices",
+            expected=f"{count * replicas}: {count} for each of {replicas} replicas",
+            got=f"{len(names)}: {', '.join(names)}",
+        )
 
 
 class StagedTraining:
@@ -416,32 +239,18 @@ class StagedTraining:
     """
 
     def __init__(
-        self, model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions,
-        parallel: ParallelOptions, mesh: Mesh, *, seed: int = 0, owns_mesh: bool = False,
+        self, compiled: CompiledStages, mesh: Mesh, values: Mapping[str, Array], *, seed: int,
+        owns_mesh: bool,
     ) -> None:  # fmt: skip
-        """Compile the stages, and send programs and initial values to the devices.
-
-        Raises:
-            UsageError: The mesh has too few devices, or the options do not go together.
-            CompileError: The graph cannot be differentiated or cut so.
-        """
-        self.options, self.parallel, self.mesh = options, parallel, mesh
-        self.loss_fn, self.optimizer, self.seed = loss, optimizer, seed
-        self._owns_mesh, self._changes = owns_mesh, optimizer.changes
+        """Send programs and initial values to the devices; see `CompiledStages.start`."""
+        staged, options, parallel = compiled.staged, compiled.options, compiled.parallel
+        self.parallel, self.schedule, self.mesh = parallel, compiled.schedule, mesh
+        self.loss_fn, self.optimizer, self.seed = compiled.loss, compiled.optimizer, seed
+        self._owns_mesh, self._changes = owns_mesh, compiled.optimizer.changes
         self._client: MeshClient = mesh.open_client("the training")
         self.steps = self.forwards = 0
         self._failure = ""
-        if options.accumulation_steps != parallel.micro_batches:
-            raise UsageError(
-                "accumulation_steps is the number of micro-batches of a training in stages",
-                expected=str(parallel.micro_batches), got=str(options.accumulation_steps),
-            )  # fmt: skip
-        staged = stages_of(model, loss, optimizer, options, parallel.stages)
         self._parameters = staged.parameters
-        count = len(staged.stages)
-        share = parallel.micro_batches // parallel.replicas
-        #: The order of forward and backward passes on each device of a replica.
-        self.schedule = schedule(parallel.schedule, count, share, parallel.chunks)
         devices = self._devices(len(self.schedule))
         homes = {p.name: k for k, stage in enumerate(staged.stages) for p in stage.parameters}
         readers = [
@@ -465,18 +274,12 @@ class StagedTraining:
         others = [replace(stage, squares=None, update=None) for stage in staged.stages]
         self._stages = [
             [
-                _StagePieces(mesh, row[k % len(row)], k, stage, options, leaving[k], shared)
+                StagePieces(mesh, row[k % len(row)], k, stage, options, leaving[k], shared)
                 for k, stage in enumerate(others if replica else staged.stages)
             ]
             for replica, row in enumerate(devices)
         ]
         self._first = first = self._stages[0]
-        changed = sorted(name for each in first for name in each.changed)
-        if parallel.replicas > 1 and changed:
-            raise UsageError(
-                "replicas of a model with states that forward replaces would have other states",
-                got=", ".join(changed), remedy="train it in stages with replicas=1",
-            )  # fmt: skip
         last = first[-1].stage.loss
         assert last is not None, "the last stage has the loss"
         self._prediction = last.values[last.inputs[0].value].type
@@ -491,8 +294,8 @@ class StagedTraining:
             for each, names in zip(stages, replica, strict=True)
         ]
         #: The tensors of a batch and the keys, by name, and the stages that have each kept tensor.
-        self._inputs = _inputs_of(model, first, InputKind.ACTIVATION)
-        self._keys = _inputs_of(model, first, InputKind.KEY)
+        self._inputs = _inputs_of(compiled.model, first, InputKind.ACTIVATION)
+        self._keys = _inputs_of(compiled.model, first, InputKind.KEY)
         self._owners = {
             name: each
             for each in reversed(first)
@@ -500,17 +303,12 @@ class StagedTraining:
             if homes.get(name, each.number) == each.number
         }
         self.gradient_norm: float | None = None
-        self._write(self._initial(model.values))
+        self._write(self._initial(values))
 
     def _devices(self, count: int) -> list[list[str]]:
         """Return the devices of each replica, `count` for each."""
         names, replicas = list(self.mesh.devices), self.parallel.replicas
-        if len(names) < count * replicas:
-            raise UsageError(
-                "the mesh has too few devices for this training",
-                expected=f"{count * replicas}: {count} for each of {replicas} replicas",
-                got=f"{len(names)}: {', '.join(names)}",
-            )
+        _check_devices(names, count, replicas)
         return [names[k * count : (k + 1) * count] for k in range(replicas)]
 
     # -- a step ------------------------------------------------------------------------------------
@@ -599,7 +397,7 @@ class StagedTraining:
             for run in runs:
                 client.end_run(run)
 
-    def _send(self, piece: _Piece | None, run: int, values: dict[str, RemoteValue]) -> None:
+    def _send(self, piece: StagePiece | None, run: int, values: dict[str, RemoteValue]) -> None:
         """Send a run of a piece on values by key; add the values that it answers."""
         if piece is not None:
             inputs = [values[key] for key in piece.sent]
@@ -753,7 +551,7 @@ class StagedTraining:
 
 
 def _inputs_of(
-    model: Trainable, stages: Iterable[_StagePieces], kind: InputKind
+    model: Trainable, stages: Iterable[StagePieces], kind: InputKind
 ) -> dict[str, TensorDesc]:
     """Return the inputs of a kind by name, in the order of the model."""
     descs = {

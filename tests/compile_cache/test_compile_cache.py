@@ -450,6 +450,6 @@ def test_trainings_are_refused_in_one_message(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_answered_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="as cache"):
-        stitch.compile(layer(), cache=3)  # type: ignore[arg-type]
+        stitch.compile(layer(), cache=3)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="not an amount of memory"):
         CompileCache(tmp_path, max_nbytes="lots")

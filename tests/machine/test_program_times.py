@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import stitch
@@ -16,7 +18,9 @@ F32 = DataType.FLOAT32
 
 
 def compiled(builder: ComputationGraphBuilder, **how: str) -> Program:
-    return stitch.compile(builder.build(), target="tiny", **how).program  # type: ignore[arg-type]
+    options: dict[str, Any] = dict(how)
+    model: stitch.CompiledModel = stitch.compile(builder.build(), target="tiny", **options)
+    return model.program
 
 
 def test_a_program_takes_one_launch_and_the_sum_of_its_operations() -> None:

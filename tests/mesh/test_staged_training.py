@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 import stitch
 from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
-from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining
+from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining, compile_stages
 from stitch.mesh.local_carrier import LocalCarrier
 from stitch.mesh.server import DeviceServer
 from stitch.program import DataType
 from stitch.training import Trainable, TrainingInstance, TrainingOptions, compile_model
+from tests.support.training.models import batches, mlp
 from tests.support.training.staged_models import MODELS, drawn_batches, model_of
 
 MICRO_BATCHES = 4
@@ -46,9 +48,8 @@ def staged(
 ) -> StagedTraining:
     chosen = ParallelOptions(**{"micro_batches": MICRO_BATCHES, **parallel})
     settings = TrainingOptions(accumulation_steps=chosen.micro_batches, **options)
-    return StagedTraining(
-        model, stitch.losses.MSELoss(), optimizer(), settings, chosen, mesh, seed=seed
-    )
+    compiled = compile_stages(model, "mse", optimizer(), settings, chosen, mesh.specification)
+    return compiled.start(mesh, seed=seed)
 
 
 def unsplit(model: Trainable, micro_batches: int = MICRO_BATCHES, **options: Any) -> Any:
@@ -214,7 +215,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent() -> None:
 def test_plans_that_cannot_be_are_refused() -> None:
     model = model_of(MODELS["statistics"]())
     with mesh_of(2) as mesh:
-        with pytest.raises(UsageError, match="too few devices") as caught:
+        with pytest.raises(UsageError, match="needs more devices") as caught:
             staged(model, mesh, {"stages": 3})
         assert "3: 3 for each of 1 replicas" in str(caught.value)
         with pytest.raises(UsageError, match="replicas of a model with states"):
@@ -225,3 +226,41 @@ def test_plans_that_cannot_be_are_refused() -> None:
             staged(model, mesh, {"stages": 1, "replicas": 3})
         with pytest.raises(UsageError, match="micro_batches must be at least 1"):
             staged(model, mesh, {"micro_batches": 0})
+
+
+def test_compile_trains_in_stages_on_the_devices_of_a_specification(tmp_path: Path) -> None:
+    graph, label = mlp(8), "mse"
+    (tmp_path / "two.yaml").write_text(
+        "devices: {left: {machine: host}, right: {machine: host}}\n", encoding="utf-8"
+    )
+    model = stitch.compile(
+        graph, optimizer="adam", loss=label, devices=tmp_path / "two.yaml",
+        parallel={"stages": 2, "micro_batches": 2},
+    )  # fmt: skip
+    assert "device 1: 1F0 1B0 1F1 1B1" in str(model)
+    data = batches(2, 8)
+    whole = stitch.compile(graph, optimizer="adam", loss=label, target="host", accumulation_steps=2)
+    with model.start() as training, whole.start() as instance:
+        assert [*training.mesh.devices] == ["left", "right"]
+        assert [training.step(data) for _ in range(3)] == [instance.step(data) for _ in range(3)]
+        assert_equal(training.state_dict(), instance.state_dict())
+    assert training.mesh.is_closed
+
+
+def test_options_that_do_not_go_with_stages_are_refused() -> None:
+    def compiled(**options: Any) -> Any:
+        return stitch.compile(mlp(8), optimizer="adam", loss="mse", **options)
+
+    with pytest.raises(UsageError, match="parallel= takes no stage") as caught:
+        compiled(parallel={"stage": 2})
+    assert "did you mean" in str(caught.value)
+    with pytest.raises(UsageError, match="devices= only with parallel="):
+        compiled(devices=2)
+    with pytest.raises(UsageError, match="algorithm= only without parallel="):
+        compiled(parallel={"stages": 2}, algorithm="greedy")
+    with pytest.raises(UsageError, match="accumulation_steps is the number of micro-batches"):
+        compiled(parallel={"stages": 2}, accumulation_steps=3)
+    with pytest.raises(UsageError, match="only with optimizer= and loss="):
+        stitch.compile(mlp(8), parallel={"stages": 2})  # type: ignore[call-overload]
+    with pytest.raises(stitch.CompileError, match="cannot be split into 40 parts"):
+        compiled(parallel={"stages": 40})

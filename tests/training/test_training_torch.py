@@ -80,7 +80,10 @@ def made(kind: type[nn.Module], **options: Any) -> Any:
 def compiled(module: Any, optimizer: Any, **options: Any) -> stitch.CompiledModel:
     example = (batches(module, 1)[0][0],)
     loss = stitch.losses.CrossEntropyLoss()
-    return stitch.compile(module, example, target="host", optimizer=optimizer, loss=loss, **options)
+    model: stitch.CompiledModel = stitch.compile(
+        module, example, target="host", optimizer=optimizer, loss=loss, **options
+    )
+    return model
 
 
 def step(model: stitch.CompiledModel, x: Any, y: Any) -> float:

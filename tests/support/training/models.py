@@ -105,7 +105,8 @@ def compiled(optimizer: Any = None, loss: Any = "mse", **options: Any) -> stitch
     """The small MLP, compiled for training."""
     chosen = stitch.SGD(lr=0.05) if optimizer is None else optimizer
     graph = options.pop("graph", None) or mlp()
-    return stitch.compile(graph, optimizer=chosen, loss=loss, **options)
+    model: stitch.CompiledModel = stitch.compile(graph, optimizer=chosen, loss=loss, **options)
+    return model
 
 
 def values_of(prediction: object) -> Array:
