@@ -20,6 +20,7 @@ import numpy as np
 from stitch.argument_kinds import (
     LIST,
     MAPPING,
+    PATH,
     TEXT,
     WHOLE,
     arranged,
@@ -31,7 +32,7 @@ from stitch.argument_kinds import (
 )
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine
-from stitch.mesh.client import MeshClient, RemoteValue
+from stitch.mesh.client import Entry, MeshClient, RemoteValue
 from stitch.mesh.mesh import Mesh, open_mesh
 from stitch.mesh.messages import to_wire
 from stitch.mesh.schedules import Action, Schedule, schedule, schedule_text
@@ -61,7 +62,6 @@ from stitch.training import (
 
 #: Steps after which the persistent buffers are read back, for a server that is started again.
 SAVE_EVERY = 8
-_HALF_UPDATED = "an update of this training failed on a part of its devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,12 @@ class CompiledStages:
         return "\n".join([*lines, schedule_text(self.schedule)])
 
 
+@takes(
+    devices=either(
+        WHOLE, PATH, instance_of("a MachineSpecification", MachineSpecification),
+        instance_of("a Machine", Machine),
+    )
+)  # fmt: skip
 def compile_stages(
     model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions,
     parallel: ParallelOptions, devices: Machine | int | str | Path | MachineSpecification,
@@ -249,7 +255,7 @@ class StagedTraining:
         self._owns_mesh, self._changes = owns_mesh, compiled.optimizer.changes
         self._client: MeshClient = mesh.open_client("the training")
         self.steps = self.forwards = 0
-        self._failure = ""
+        self._is_updating = False
         self._parameters = staged.parameters
         devices = self._devices(len(self.schedule))
         homes = {p.name: k for k, stage in enumerate(staged.stages) for p in stage.parameters}
@@ -293,6 +299,7 @@ class StagedTraining:
             for stages, replica in zip(self._stages, copies, strict=True)
             for each, names in zip(stages, replica, strict=True)
         ]
+        self._order = _global_order(self.schedule, len(self._stages), len(first))
         #: The tensors of a batch and the keys, by name, and the stages that have each kept tensor.
         self._inputs = _inputs_of(compiled.model, first, InputKind.ACTIVATION)
         self._keys = _inputs_of(compiled.model, first, InputKind.KEY)
@@ -340,11 +347,11 @@ class StagedTraining:
                         remedy="the weights are as before this step: lower the learning rate, clip "
                         "gradients, or look at the batch",
                     )
-            before = self._before_update()
+            rates = self._rates()
         except BaseException:
             self._release()
             raise
-        self._update(before)
+        self._update(rates)
         return losses
 
     def _values(self, index: int, inputs: Any, target: Any) -> dict[str, RemoteValue]:
@@ -374,37 +381,37 @@ class StagedTraining:
         """Send all forward and backward passes; return the losses when all have ended."""
         client, share = self._client, len(values) // len(self._stages)
         runs = [client.begin_run() for _ in values]
-        try:
-            queues = [
-                (r, deque(order)) for r in range(len(self._stages)) for order in self.schedule
-            ]
-            done: set[tuple[int, Action]] = set()
-            while any(queue for _, queue in queues):
-                for replica, queue in queues:
-                    while queue and all(
-                        (replica, each) in done for each in queue[0].needs(len(self._first))
-                    ):
-                        action = queue.popleft()
-                        index = replica * share + action.micro_batch
-                        pieces = self._stages[replica][action.stage]
-                        self._send(pieces.of(action), runs[index], values[index])
-                        done.add((replica, action))
-            key = f"F{len(self._first) - 1}.{LOSS}"
-            losses = [float(client.value(each[key])) for each in values]
-            self._finish()
-            return losses
-        finally:
-            for run in runs:
-                client.end_run(run)
+        entries: list[Entry] = []
+        for replica, action in self._order:
+            index = replica * share + action.micro_batch
+            pieces = self._stages[replica][action.stage]
+            self._add(entries, pieces.of(action), runs[index], values[index])
+        self._submit(entries)
+        key = f"F{len(self._first) - 1}.{LOSS}"
+        losses = [float(client.value(each[key])) for each in values]
+        self._finish()
+        return losses
 
-    def _send(self, piece: StagePiece | None, run: int, values: dict[str, RemoteValue]) -> None:
-        """Send a run of a piece on values by key; add the values that it answers."""
+    def _add(
+        self, entries: list[Entry], piece: StagePiece | None, run: int,
+        values: dict[str, RemoteValue],
+    ) -> None:  # fmt: skip
+        """Add a run of a piece on values by key, and the values that it answers."""
         if piece is not None:
-            inputs = [values[key] for key in piece.sent]
-            made = self._client.send(piece.prepared, run, inputs, saves=False)
-            values.update(zip(piece.answered, made, strict=True))
+            entry = self._client.entry(piece.prepared, run, [values[key] for key in piece.sent])
+            values.update(zip(piece.answered, entry.outputs, strict=True))
+            entries.append(entry)
+
+    def _submit(self, entries: Sequence[Entry]) -> None:
+        """Send runs: all of them, or none."""
+        try:
+            self._client.submit(entries, saves=False)
+        finally:
+            for run in {entry.run for entry in entries}:
+                self._client.end_run(run)
 
     def _finish(self) -> None:
+        """Wait for all runs that were sent; raise the error of one that failed."""
         for device in self._used:
             self._client.finish(device)
 
@@ -416,40 +423,33 @@ class StagedTraining:
             except StitchError:
                 self._client.write(device, {})
 
-    def _before_update(self) -> dict[str, RemoteValue]:
-        """Add the gradients of the replicas; return the rates and the factor of clipping."""
-        client = self._client
+    def _rates(self) -> dict[str, RemoteValue]:
+        """Return the learning rates of this step; raise `UsageError` for other changes."""
         if self.optimizer.changes != self._changes:
             raise UsageError("settings of the optimizer other than the learning rate have changed",
                              remedy="compile the training again")  # fmt: skip
-        rates = self.optimizer.rates(self.steps)
-        values = {
-            rate_name(n): client.put(np.asarray(rate, np.float32)) for n, rate in enumerate(rates)
-        }
-        run = client.begin_run()
-        for sums in self._sums:
-            for piece, addition in zip(sums, self._additions, strict=True):
-                of_replica: dict[str, RemoteValue] = {}
-                self._send(piece, run, of_replica)
-                self._send(addition, run, of_replica)
-        for piece in self._squares:
-            self._send(piece, run, values)
-        self._send(self._clipping, run, values)
-        self._finish()
-        client.end_run(run)
-        return values
+        rates = [np.asarray(rate, np.float32) for rate in self.optimizer.rates(self.steps)]
+        return {rate_name(number): self._client.put(rate) for number, rate in enumerate(rates)}
 
     def _update(self, values: dict[str, RemoteValue]) -> None:
+        """Add the gradients of the replicas, clip them, and update all stages."""
         client = self._client
-        self._failure = _HALF_UPDATED
+        entries: list[Entry] = []
+        for sums in self._sums:
+            run, of_replica = client.begin_run(), dict[str, RemoteValue]()
+            for piece in (*sums, *self._additions):
+                self._add(entries, piece, run, of_replica)
         run = client.begin_run()
-        for piece in (*self._updates, *self._copies):
-            self._send(piece, run, values)
-        self._finish()
-        client.end_run(run)
-        self._failure = ""
-        self.steps += 1
-        self.forwards += self.parallel.micro_batches
+        for piece in (*self._squares, self._clipping, *self._updates, *self._copies):
+            self._add(entries, piece, run, values)
+        self._is_updating = True
+        try:
+            self._submit(entries)
+        finally:  # An interrupted update was sent wholly, or not at all.
+            if client.has_run(run):
+                self.steps += 1
+                self.forwards += self.parallel.micro_batches
+        self._finish_update()
         if self._clipping is not None:
             self.gradient_norm = float(client.value(values[GRADIENT_NORM]))
         if self.steps % SAVE_EVERY == 0:
@@ -460,8 +460,22 @@ class StagedTraining:
 
     def _check_usable(self) -> None:
         self.mesh.open_client("the training")
-        if self._failure:
-            raise TaskError(self._failure, remedy="load_state_dict() of a checkpoint")
+        if self._is_partial:
+            raise TaskError("load_state_dict() of this training did not come to its end",
+                            remedy="load_state_dict() of a checkpoint")  # fmt: skip
+        if self._is_updating:
+            self._finish_update()
+
+    def _finish_update(self) -> None:
+        """Wait for an update; raise `TaskError` if it failed on a device."""
+        try:
+            self._finish()
+        except StitchError as error:
+            raise TaskError(
+                f"an update of this training failed on a part of its devices: {error.what}",
+                where=error.where, remedy="load_state_dict() of a checkpoint",
+            ) from error  # fmt: skip
+        self._is_updating = False
 
     def _initial(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the first values of all kept tensors; raise `UsageError` for missing ones."""
@@ -477,13 +491,14 @@ class StagedTraining:
 
     def _write(self, values: Mapping[str, Array]) -> None:
         """Set all persistent buffers, and go on after a failed update."""
+        self._is_partial = True
         by_device: dict[str, dict[str, RemoteValue]] = {device: {} for device in self._used}
         for stages in self._stages:
             for each in stages:
                 by_device[each.device] |= each.buffers(values)
         for device, buffers in by_device.items():
             self._client.write(device, buffers)
-        self._failure = ""
+        self._is_partial = self._is_updating = False
 
     @property
     def _used(self) -> tuple[str, ...]:
@@ -514,7 +529,6 @@ class StagedTraining:
         """
         self.mesh.open_client("the training")
         check_state(state, {name: owner.descs[name] for name, owner in self._owners.items()})
-        self._failure = _HALF_UPDATED
         self._write({name: np.asarray(state[name]) for name in self._owners})
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
@@ -548,6 +562,17 @@ class StagedTraining:
 
     def __repr__(self) -> str:
         return f"<StagedTraining: {len(self._first)} stages, step {self.steps}, {self.mesh!r}>"
+
+
+def _global_order(orders: Schedule, replicas: int, stages: int) -> tuple[tuple[int, Action], ...]:
+    """Return the actions of all replicas in an order in which each comes after those it needs."""
+    order: list[Action] = []
+    queues = [deque(each) for each in orders]
+    while any(queues):
+        for queue in queues:
+            while queue and all(each in order for each in queue[0].needs(stages)):
+                order.append(queue.popleft())
+    return tuple((replica, action) for action in order for replica in range(replicas))
 
 
 def _inputs_of(
