@@ -12,6 +12,7 @@ import stitch
 from stitch.errors import StitchError
 from stitch.machine import load_machine
 from stitch.mesh import Mesh, MeshGraph
+from stitch.mesh.client import MAX_RECORDS, MeshClient
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import DeviceEntry, MachineSpecification
@@ -28,8 +29,9 @@ class LocalMesh(Mesh):
     """A mesh of devices in this process; `carrier` and `servers`, by device, are its own."""
 
     def __init__(
-        self, seed: int | None = None, faults: Mapping[int, str] | None = None, in_flight: int = 4
-    ) -> None:
+        self, seed: int | None = None, faults: Mapping[int, str] | None = None, in_flight: int = 4,
+        max_records: int = MAX_RECORDS,
+    ) -> None:  # fmt: skip
         machine = load_machine(MACHINE)
         self.servers: dict[str, DeviceServer] = {}
 
@@ -40,6 +42,7 @@ class LocalMesh(Mesh):
         self.carrier = LocalCarrier(open_server, seed, faults)
         specification = MachineSpecification("three", dict.fromkeys(DEVICES, DeviceEntry(machine)))
         super().__init__(specification, self.carrier, in_flight, FUNCTIONS)
+        self.client = MeshClient(self.carrier, DEVICES, max_records)
 
     def held(self) -> dict[str, int]:
         """Return how many runs the client has in its log, and by device what its server holds:
