@@ -151,8 +151,8 @@ class LocalCarrier:
     def _handle(self, device: str, call: _Call) -> None:
         server, fault = self._servers[device], self._faults.get(call.number)
         if any(cell.outcome is not Outcome.READY for cell in call.values):
-            self._queues[device].popleft()
             _end(call, Outcome.LOST)
+            self._queues[device].popleft()
             return
         if fault == "kill before":
             self._faults.pop(call.number)
@@ -169,17 +169,14 @@ class LocalCarrier:
         if fault in ("kill during", "kill after"):
             self._kill(device)
             return
-        self._queues[device].popleft()
-        if fault == "lose answer":
-            _end(call, Outcome.SILENT)
-            return
         # The server does not know how many values a message of an unknown piece has.
         answers = answer if isinstance(answer, tuple) else (answer,) * len(call.answers)
-        if type(answers[-1]) is NotDone:
+        if fault == "lose answer" or type(answers[-1]) is NotDone:
             _end(call, Outcome.SILENT)
-            return
-        for cell, value in zip(call.answers, answers, strict=True):
-            cell.value, cell.outcome = value, Outcome.READY
+        else:
+            for cell, value in zip(call.answers, answers, strict=True):
+                cell.value, cell.outcome = value, Outcome.READY
+        self._queues[device].popleft()
 
     def _kill(self, device: str) -> None:
         """End a server: what it was sent, and what it holds, is lost."""
