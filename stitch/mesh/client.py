@@ -314,9 +314,9 @@ class MeshClient:
                 value.reference = reference
             entry.record.reference = record
 
-    def has_run(self, run: int) -> bool:
-        """Return whether pieces of a run are in the log."""
-        return any(entry.run == run for entry in self._log)
+    def has_sent(self, entry: Entry) -> bool:
+        """Return whether an entry is in the log, or was until it was done."""
+        return entry.record.reference is not None or entry in self._log
 
     def end_run(self, run: int) -> None:
         """Note that no more pieces of a run will be sent."""

@@ -36,7 +36,14 @@ from stitch.errors import OutOfMemoryError, TaskError, UsageError
 from stitch.files import write_files
 from stitch.machine import Machine
 from stitch.mesh.carrier import Carrier
-from stitch.mesh.client import MAX_RECORDS, MeshClient, PreparedPiece, RemoteValue, sha256_of
+from stitch.mesh.client import (
+    MAX_RECORDS,
+    Entry,
+    MeshClient,
+    PreparedPiece,
+    RemoteValue,
+    sha256_of,
+)
 from stitch.mesh.local_carrier import LocalCarrier
 from stitch.mesh.messages import (
     Report,
@@ -332,6 +339,8 @@ class MeshGraph:
         #: Carried values that stay on a device, by their buffer; the others travel.
         self._buffers = self._stationary()
         self._between: dict[str, RemoteValue] = {}
+        #: An entry of the last call, and the carried values that travel after it.
+        self._last: tuple[Entry, dict[str, RemoteValue]] | None = None
         self._written: set[str] = set()
         results = {one.value for one in self._outputs}
         for name, (_, after) in self._carried.items():
@@ -414,7 +423,7 @@ class MeshGraph:
             if name not in self._written:
                 raise UsageError(f"carried input {name!r} has no value yet",
                                  remedy=f"write({name}=array) before the first call")  # fmt: skip
-            if name in self._between:
+            if name in self._travelling():
                 values[before] = self._between[name]
         while len(self._under_way) >= self._in_flight:
             self._finish_first()
@@ -425,11 +434,10 @@ class MeshGraph:
             values.update(zip(answered, entry.outputs, strict=True))
             entries.append(entry)
         self._under_way.append(run)
-        try:
-            client.submit(entries)
-        finally:  # An interrupted call was sent wholly, or not at all.
-            if self._between and client.has_run(run):
-                self._between = {name: values[self._carried[name][1]] for name in self._between}
+        if self._between:
+            after = {name: values[self._carried[name][1]] for name in self._between}
+            self._last = entries[0], after
+        client.submit(entries)
         client.end_run(run)
         results = tuple([
             RemoteTensor(
@@ -456,6 +464,18 @@ class MeshGraph:
         last = {record.piece: record for record in self.mesh.client.records}
         return tuple([last[prepared.number] for prepared, _, _ in self._prepared])
 
+    def _travelling(self) -> dict[str, RemoteValue]:
+        """Return the carried values that travel, after the last call that was sent.
+
+        An interrupted call was sent wholly, or not at all.
+        """
+        if self._last is not None:
+            entry, after = self._last
+            if self.mesh.client.has_sent(entry):
+                self._between = after
+            self._last = None
+        return self._between
+
     def _finish_first(self) -> None:
         """Wait until the oldest call under way has ended."""
         self.mesh.client.finish_run(self._under_way[0])
@@ -481,7 +501,7 @@ class MeshGraph:
                 number, _ = self._carried[name]
                 client.write(self._buffers[name], {self._ends()[number]: value})
             else:
-                self._between[name] = value
+                self._travelling()[name] = value
             self._written.add(name)
 
     @one_at_a_time
@@ -493,7 +513,7 @@ class MeshGraph:
                              expected=", ".join(sorted(self._written)) or "none")  # fmt: skip
         number, _ = self._carried[name]
         kind = self._table.descs[number].layout.data_type
-        if name in self._between:
+        if name in self._travelling():
             return from_wire(client.value(self._between[name]), kind).copy()
         (array,) = client.read(self._buffers[name], [self._ends()[number]])
         return from_wire(array, kind).copy()
