@@ -446,7 +446,7 @@ class StagedTraining:
         try:
             self._submit(entries)
         finally:  # An interrupted update was sent wholly, or not at all.
-            if client.has_run(run):
+            if entries and client.has_sent(entries[0]):
                 self.steps += 1
                 self.forwards += self.parallel.micro_batches
         self._finish_update()
