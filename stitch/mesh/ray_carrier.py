@@ -52,8 +52,8 @@ STORE_PART_OF_MEMORY: Final = 0.3
 STORE_PART_OF_SHARED_MEMORY: Final = 0.8
 #: The label of Ray's nodes that `node:` of a machine specification names.
 NODE_LABEL: Final = "node"
-#: How often Ray is asked which messages are answered: a question takes a tenth of it.
-POLL_SECONDS: Final = 1e-3
+#: How often Ray is asked which messages are answered that nobody waits for.
+POLL_SECONDS: Final = 10e-3
 #: How long an address has to answer.
 CONNECT_SECONDS: Final = 5.0
 #: `open_server` with its options.
@@ -227,6 +227,8 @@ class RayCarrier:
             reference.call for reference in references
             if reference.call is not None and reference.call.outcome is Outcome.PENDING
         }  # fmt: skip
+        if not calls:
+            return
         last = [call.last for call in calls]
         try:
             answers = ray.get(last)
