@@ -242,6 +242,8 @@ _PAIRS: Mapping[str, tuple[type, ...]] = {
     "tuple[tuple[str, str], ...]": (str, str),
 }
 _MESSAGES = (Load, Prepare, Run, Write, Read, Keep, Forget, Report, Close)
+#: The names and types of the fields of each.
+_FIELDS = {kind: [(each.name, str(each.type)) for each in fields(kind)] for kind in _MESSAGES}
 
 
 def check_message(message: object, values: Sequence[object]) -> None:
@@ -252,8 +254,8 @@ def check_message(message: object, values: Sequence[object]) -> None:
             "a device server takes messages only",
             expected=", ".join(kind.__name__ for kind in _MESSAGES), got=type(message).__name__,
         )  # fmt: skip
-    for each in fields(message):  # type: ignore[arg-type]
-        _check_field(type(message).__name__, each.name, str(each.type), getattr(message, each.name))
+    for name, kind in _FIELDS[type(message)]:
+        _check_field(type(message).__name__, name, kind, getattr(message, name))
     if isinstance(message, Report) and message.what not in REPORTS:
         raise UsageError(f"there is no report {message.what!r}", expected=", ".join(REPORTS))
     if isinstance(message, Write) and len(values) != len(message.buffers):
