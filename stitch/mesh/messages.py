@@ -241,7 +241,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bytes":
 _PAIRS: Mapping[str, tuple[type, ...]] = {
     "tuple[tuple[str, str], ...]": (str, str),
 }
-_MESSAGES = (Load, Prepare, Run, Write, Read, Keep, Forget, Report, Close)
+_MESSAGES: tuple[type, ...] = (
+    Load, Prepare, Run, Write, Read, Keep, Forget, Report, Close,
+)  # fmt: skip
 #: The names and types of the fields of each.
 _FIELDS = {kind: [(each.name, str(each.type)) for each in fields(kind)] for kind in _MESSAGES}
 
