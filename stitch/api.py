@@ -349,7 +349,9 @@ def _compiled_for_training(
     if parallel is not None:
         from stitch.mesh import compile_stages
 
-        return compile_stages(model, loss, optimizer, how, chosen, devices or machine, executor)
+        return compile_stages(
+            model, loss, optimizer, how, chosen, machine if devices is None else devices, executor
+        )
     reader = ModelReader(TrainableSource(graph, *source), placement, trained)
     training = compile_model(
         model, loss, optimizer, how, machine, algorithm, executor, state, reader

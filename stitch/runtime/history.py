@@ -41,16 +41,26 @@ class Totals:
 
     def plus(self, other: Totals, times: int) -> Totals:
         """Return the sum with `times` times `other`."""
+        return self.plus_all([(other, times)])
+
+    def plus_all(self, others: Iterable[tuple[Totals, int]]) -> Totals:
+        """Return the sum with each of `others` so many times."""
+        programs, copies, nbytes, seconds = self.programs, self.copies, self.nbytes, self.seconds
+        entries, staging, beside = self.entries, self.staging_nbytes, self.beside
+        program_seconds = self.program_seconds
+        for other, times in others:
+            if times:
+                programs += times * other.programs
+                copies += times * other.copies
+                nbytes += times * other.nbytes
+                seconds += times * other.seconds
+                entries += times * other.entries
+                staging = max(staging, other.staging_nbytes)
+                program_seconds += times * other.program_seconds
+                beside += times * other.beside
         return Totals(
-            self.programs + times * other.programs,
-            self.copies + times * other.copies,
-            self.nbytes + times * other.nbytes,
-            self.seconds + times * other.seconds,
-            self.entries + times * other.entries,
-            max(self.staging_nbytes, other.staging_nbytes if times else 0),
-            self.program_seconds + times * other.program_seconds,
-            self.beside + times * other.beside,
-        )
+            programs, copies, nbytes, seconds, entries, staging, program_seconds, beside
+        )  # fmt: skip
 
 
 def totals_of(event: Event) -> Totals:
@@ -82,7 +92,7 @@ def totals_of_steps(plan: Plan, numbers: Iterable[int] | None = None) -> Totals:
 class Tally:
     """Counts the runs of one plan. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("_addresses", "_each", "_is_new", "_plan", "is_closed", "runs")
+    __slots__ = ("_addresses", "_is_new", "_plan", "each", "is_closed", "runs")
 
     def __init__(
         self, plan: Plan, each: Totals, addresses: Mapping[int, int], *, is_new: bool
@@ -98,7 +108,7 @@ class Tally:
         #: Whether the plan cannot run again.
         self.is_closed = False
         self._is_new = is_new
-        self._plan, self._each, self._addresses = plan, each, addresses
+        self._plan, self.each, self._addresses = plan, each, addresses
         self.runs = 0
 
     @property
@@ -111,7 +121,7 @@ class Tally:
     @property
     def total(self) -> Totals:
         """The totals of all runs."""
-        return Totals().plus(self._each, self.runs)
+        return Totals().plus(self.each, self.runs)
 
     @property
     def replays(self) -> int:
@@ -269,12 +279,11 @@ class History:
         )
 
     def _total(self) -> Totals:
-        total = self._earlier
-        for tally in self._plans.copy().values():
-            total += tally.total
-        for line in self._written():
-            total = total.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
-        return total
+        plans = [(tally.each, tally.runs) for tally in self._plans.copy().values()]
+        written = [
+            (Totals(0, 1, line.nbytes, line.seconds), line.times) for line in self._written()
+        ]
+        return self._earlier.plus_all((*plans, *written))
 
     def clear(self, period: str = "since the last look") -> None:
         """Begin a new period and reset the counts."""

@@ -79,9 +79,10 @@ TABLE: list[Row] = [
     ("compile", "algorithm", lambda w, v: stitch.compile(
         w.graph, optimizer="sgd", loss="mse", algorithm=v), ("str",)),
     ("compile", "devices", lambda w, v: stitch.compile(
-        w.graph, optimizer="sgd", loss="mse", parallel={}, devices=v), ("None", "int")),
+        w.graph, optimizer="sgd", loss="mse", parallel={}, devices=v),
+        ("None", "int", "str")),
     ("compile", "parallel", lambda w, v: stitch.compile(
-        w.graph, optimizer="sgd", loss="mse", parallel=v), ("None", "dict")),
+        w.graph, optimizer="sgd", loss="mse", parallel=v), ("None",)),
     ("load", "source", lambda w, v: stitch.load(v), ("str", "bytes")),
     ("load", "verify", lambda w, v: stitch.load(w.model.encode(), verify=v), ("str",)),
     ("open_device", "machine", lambda w, v: stitch.open_device(v), ("str",)),
