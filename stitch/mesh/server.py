@@ -15,7 +15,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -44,7 +44,7 @@ from stitch.mesh.messages import (
 )
 from stitch.program import Array, TensorDesc
 from stitch.report import ChromeTrace, Device, open_device, peaks_of, totals_json
-from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
+from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, Totals
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
 from stitch.ttb import load as load_binary
@@ -64,22 +64,22 @@ class _Piece:
     donated: frozenset[int]
     partial: dict[frozenset[int], tuple[PreparedGraph | None, tuple[int, ...], tuple[int, ...]]]
 
-    @property
-    def returns(self) -> int:
-        """The number of values of an answer, without the record."""
-        return sum(target.is_sent for target in self.targets)
+    #: The number of values of an answer, without the record.
+    returns: int = field(init=False)
+    #: Whether it reads or writes persistent buffers.
+    is_stateful: bool = field(init=False)
+    #: Kept values that it reads, and those that no other piece reads after it.
+    reads_kept: tuple[str, ...] = field(init=False)
+    drops: tuple[str, ...] = field(init=False)
 
-    @property
-    def is_stateful(self) -> bool:
-        """Whether it reads or writes persistent buffers."""
-        return any(target.buffer for target in self.targets) or any(
+    def __post_init__(self) -> None:
+        self.returns = sum(target.is_sent for target in self.targets)
+        self.is_stateful = any(target.buffer for target in self.targets) or any(
             source.kind == "buffer" for source in self.sources
         )
-
-    @property
-    def drops(self) -> bool:
-        """Whether it is the last to read a value that another piece kept."""
-        return any(source.kind == "kept" and source.is_last for source in self.sources)
+        kept = [source for source in self.sources if source.kind == "kept"]
+        self.reads_kept = tuple([source.name for source in kept])
+        self.drops = tuple([source.name for source in kept if source.is_last])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,8 @@ class DeviceServer:
         self._kept: dict[tuple[int, str], Tensor | Failure] = {}
         self._answers: dict[tuple[int, int, int], tuple[object, ...]] = {}
         self._settled = 0
+        #: What the device has done, unless messages other than runs came in between.
+        self._totals: Totals | None = None
         self._handlers: dict[type, Callable[[Any, Sequence[Any]], object]] = {
             Load: self._load, Prepare: self._prepare, Run: self._run, Write: self._write,
             Read: self._read, Keep: self._keep, Forget: self._forget, Report: self._report,
@@ -147,6 +149,8 @@ class DeviceServer:
         """
         try:
             check_message(message, [v for v in values if type(v) is not NotDone])
+            if type(message) is not Run:
+                self._totals = None
             return self._handlers[type(message)](message, values)
         except Exception as error:
             failure = Failure.of(error, f"device {self.name!r}")
@@ -229,8 +233,9 @@ class DeviceServer:
             is_done = message.turn <= self._state.turn
         if is_done:
             return self._answers.get(key, nothing)
-        if any(s.kind == "kept" and (message.run, s.name) not in self._kept for s in piece.sources):
-            return nothing
+        for name in piece.reads_kept:
+            if (message.run, name) not in self._kept:
+                return nothing
         return self._answer(piece, message, values)
 
     def _drop_settled(self, settled: int) -> None:
@@ -242,7 +247,7 @@ class DeviceServer:
             del self._answers[key]
 
     def _answer(self, piece: _Piece, message: Run, values: Sequence[Any]) -> tuple[object, ...]:
-        begin, before = time.time(), self.device.history.whole()
+        begin, before = time.time(), self._totals or self.device.history.whole()
         where = f"device {self.name!r}, piece {piece.number}"
         results: Sequence[Tensor | Failure]
         state = self._state
@@ -254,7 +259,7 @@ class DeviceServer:
             self._exported(result, where)
             for result, target in zip(results, piece.targets, strict=True) if target.is_sent
         ]  # fmt: skip
-        after = self.device.history.whole()
+        after = self._totals = self.device.history.whole()
         written = {t.buffer: r for t, r in zip(piece.targets, results, strict=True) if t.buffer}
         failed = [result for result in written.values() if isinstance(result, Failure)]
         record = failed[0] if failed else RunRecord(
@@ -270,9 +275,8 @@ class DeviceServer:
             self._answers[message.piece, message.run, message.turn] = answer
         if piece.is_stateful:
             self._state = _State({**state.buffers, **written}, state.turn + 1)
-        for source in piece.sources:
-            if source.kind == "kept" and source.is_last:
-                self._kept.pop((message.run, source.name), None)
+        for name in piece.drops:
+            self._kept.pop((message.run, name), None)
         return answer
 
     def _arguments(
