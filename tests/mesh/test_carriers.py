@@ -1,0 +1,58 @@
+"""What every carrier does: messages of a device in order, each answered once, closed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from stitch.mesh import Mesh, open_mesh
+from stitch.mesh.carrier import Outcome
+from stitch.mesh.messages import Failure, Report, Run
+from tests.mesh.test_mesh import chain
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    if request.param == "ray":
+        pytest.importorskip("ray")
+    with open_mesh(2, machine="host", backend=request.param) as opened:
+        opened.explain()
+        yield opened
+    opened.close()
+
+
+def test_messages_of_a_device_are_handled_in_order_and_answered_once(mesh: Mesh) -> None:
+    carrier = mesh.client.carrier
+    sent = [carrier.send("device0", Report("clock")) for _ in range(20)]
+    references = [reference for (reference,) in sent]
+    carrier.wait(references)
+    assert {carrier.outcome(reference) for reference in references} == {Outcome.READY}
+    times = [float(carrier.value(reference)) for reference in references]
+    assert times == sorted(times)
+    assert times == [float(carrier.value(reference)) for reference in references]
+
+
+def test_a_value_of_the_client_is_there_at_once(mesh: Mesh) -> None:
+    array = np.arange(8, dtype=np.float32)
+    reference = mesh.client.carrier.put(array)
+    assert mesh.client.carrier.outcome(reference) is Outcome.READY
+    assert np.array_equal(mesh.client.carrier.value(reference), array)
+
+
+def test_an_error_of_a_message_is_an_answer(mesh: Mesh) -> None:
+    carrier = mesh.client.carrier
+    (answer,) = carrier.send("device1", Run(999, 1))
+    carrier.wait([answer])
+    assert isinstance(carrier.value(answer), Failure) and not carrier.has_ended("device1")
+
+
+def test_values_go_through_several_devices(mesh: Mesh) -> None:
+    graph, expected = chain()
+    run = mesh.prepare(graph)
+    x = np.full((4, 8), 0.5, np.float32)
+    results = [run(x) for _ in range(6)]
+    for outputs in results:
+        for result, wanted in zip(outputs, expected(x), strict=True):
+            assert np.array_equal(result.numpy(), wanted)
