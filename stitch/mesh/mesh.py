@@ -60,6 +60,7 @@ from stitch.mesh.server import open_server
 from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.mesh.trace import trace_bytes, trace_of
 from stitch.program import Array, DataType, Program, TensorDesc
+from stitch.report import counted
 from stitch.runtime import capture
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, check_can_run
 from stitch.ttb import Binary, encode
@@ -267,8 +268,15 @@ class Mesh:
         return str(self.open_client("the mesh").ask(device, Report(what)))
 
     def explain(self) -> str:
-        """Describe every copy on every device."""
-        return self._joined("explain")
+        """Describe what was run and what travelled, and every copy on every device."""
+        client = self.client
+        runs = counted(client.messages["Run"], "run")
+        values = counted(client.crossed, "value")
+        restarts = counted(sum(client.restarts.values()), "restart")
+        return (
+            f"mesh {self.specification.name}: {runs} of pieces, {values} travelled, "
+            f"{restarts} of servers\n" + self._joined("explain")
+        )
 
     def memory_report(self) -> str:
         """Describe the memory of every device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_one_report_tells_of_all_devices(cli: Run) -> None:
     assert done.code == 0, done.err
     assert "8 timed passes in " in done.out
     assert "at most 3 at a time" in done.out
+    assert "mesh two: 20 runs of pieces, 10 values travelled, 0 restarts" in done.out
     told = json.loads(Path("r.json").read_text())
     assert told["result"] == "pass"
     assert (told["mesh"], told["backend"], told["in_flight"]) == ("two", "local", 3)
@@ -112,8 +114,11 @@ def test_an_error_on_a_device_ends_the_run_and_is_in_the_result_file(cli: Run) -
 
 def test_a_dry_run_tells_pieces_traffic_memory_and_time_and_computes_nothing(cli: Run) -> None:
     Path("two.yaml").write_text(SPECIFICATION)
-    done = cli("run", "a.ttb", "b.ttb", "--devices=two.yaml", "--dry_run", "--num_runs=5")
+    done = cli("run", "a.ttb", "b.ttb", "--devices=two.yaml", "--dry_run", "--num_runs=5",
+               "--result_file=r.json")  # fmt: skip
     assert done.code == 0, done.err
+    (plan,) = json.loads(Path("r.json").read_text())["plans"]
+    assert plan["runs"] == 1 and plan["seconds"] > 0
     assert "two: 2 pieces on 2 devices, 5 micro-batches" in done.out
     assert "left -> right: 1 value, 128 B a micro-batch" in done.out
     assert "right (wormhole_n150): busy" in done.out
@@ -164,3 +169,29 @@ def test_a_pipeline_file_runs_on_the_devices_that_it_names(cli: Run) -> None:
     done = cli("run", "p.yaml", *given, "--devices=2")
     assert done.code == 2
     assert "no device 'right'" in done.err and "p.yaml:3" in done.err
+
+
+def test_ray_that_is_not_installed_is_one_error(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "stitch.mesh.ray_carrier", raising=False)
+    done = cli(*CHAIN, "--devices=2", "--backend=ray")
+    assert done.code == 2
+    assert "needs 'ray', which is not installed" in done.err
+    assert "pip install 'stitch-runtime[ray]'" in done.err
+
+
+@pytest.mark.campaign("mesh")
+def test_on_ray_every_device_has_a_process_and_the_outputs_are_those_of_one(cli: Run) -> None:
+    pytest.importorskip("ray")
+    Path("two.yaml").write_text(SPECIFICATION)
+    assert cli(*CHAIN, "--output=@one.npy").code == 0
+    done = cli(*CHAIN, "--output=@two.npy", "--devices=two.yaml", "--backend=ray",
+               "--num_runs=3", "--result_file=r.json", "--trace=t.json")  # fmt: skip
+    assert done.code == 0, done.err
+    assert Path("two.npy").read_bytes() == Path("one.npy").read_bytes()
+    told = json.loads(Path("r.json").read_text())
+    pids = {device["pid"] for device in told["devices"].values()}
+    assert len(pids | {os.getpid()}) == 3
+    assert (told["messages"]["Run"], told["crossings"]) == (2 * 3, 3)
+    clocks = json.loads(Path("t.json").read_text())["otherData"]["clocks"]
+    assert all(clock["error_seconds"] < 0.5 for clock in clocks.values())

@@ -306,6 +306,16 @@ class SeveralDevices:
             "backend": self.backend,
             "in_flight": mesh.in_flight,
             **(
+                {
+                    "plans": [
+                        {"runs": times, "seconds": plan.timeline.makespan, "text": plan.text()}
+                        for plan, times in self.plans
+                    ]
+                }
+                if self.plans
+                else {}
+            ),
+            **(
                 {"passes_per_second": measured.timed / measured.whole_seconds}
                 if measured.timed
                 else {}
