@@ -1,7 +1,7 @@
 """`RayCarrier`: a device server in each of several Ray actors, on this computer or on a cluster.
 
-Values go from store to store as Ray's object references, all of them owned by the client, so that
-they outlive the servers. Ray restarts nothing: only the client knows what a server held.
+Large values go from store to store as Ray's object references, all of them owned by the client, so
+that they outlive the servers. Ray restarts nothing: only the client knows what a server held.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from stitch.program import Array
 
-#: Values up to this size travel inside messages: the store's round trip takes longer.
+#: Values up to this size travel inside messages, by the client: one of 256 KiB through two devices
+#: takes 1.8 ms and not 4 by the store.
 INLINE_NBYTES: Final = 1 << 20
 #: The least store that Ray starts with, and the parts of memory and of /dev/shm that one takes.
 LEAST_STORE_NBYTES: Final = 75 << 20
