@@ -253,3 +253,12 @@ def test_threads_use_a_mesh_one_at_a_time(seed: int | None) -> None:
             assert all(pool.map(worked, range(100)))
         finally:
             sys.setswitchinterval(interval)
+
+
+def test_the_package_that_ray_needs_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "stitch.mesh.ray_carrier", raising=False)
+    with pytest.raises(UsageError, match=r"pip install 'stitch-runtime\[ray\]'"):
+        open_mesh(2, backend="ray")
