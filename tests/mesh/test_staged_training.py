@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import stitch
 from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
 from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining, compile_stages
-from stitch.mesh.local_carrier import LocalCarrier
+from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.server import DeviceServer
 from stitch.program import DataType
 from stitch.training import Trainable, TrainingInstance, TrainingOptions, compile_model
@@ -88,7 +90,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parallel", "options"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("name", "parallel", "options"), [
+    pytest.param(
+        *case, id=case[0],
+        marks=pytest.mark.campaign("mesh") if case[0] in ("mlp", "attention", "unread") else (),
+    )
+    for case in CASES
+])  # fmt: skip
 def test_a_training_in_stages_has_the_bits_of_one_device(
     name: str, parallel: dict[str, Any], options: dict[str, Any]
 ) -> None:
@@ -125,7 +133,7 @@ def test_replicas_with_several_micro_batches_add_sums_of_sums_in_the_order_of_th
 ):
     model = model_of(MODELS["mlp"]())
     states = []
-    for seed in (None, 1, 2):
+    for seed in (None, 1):
         with mesh_of(4, seed) as mesh:
             training = staged(model, mesh, {"stages": 2, "replicas": 2})
             trained(training, model, range(2))
@@ -180,21 +188,37 @@ def test_a_checkpoint_does_not_know_in_how_many_stages_it_was_written() -> None:
         assert_equal(training.state_dict(), expected)
 
 
-def test_a_server_that_is_killed_at_any_message_changes_no_bit() -> None:
-    model = model_of(MODELS["statistics"]())
-    with mesh_of(2) as mesh:
-        training = staged(model, mesh, {"stages": 2})
-        begin = messages_of(mesh)
-        losses = trained(training, model, range(2))
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 200), marks=pytest.mark.campaign("mesh"))]
+)
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [("statistics", {"stages": 2}), ("tied", {"stages": 2, "replicas": 2})],
+    ids=["stages", "replicas"],
+)
+def test_faults_at_any_messages_change_no_bit(
+    name: str, parallel: dict[str, Any], seeds: range
+) -> None:
+    model, devices = model_of(MODELS[name]()), parallel["stages"] * parallel.get("replicas", 1)
+
+    def train(mesh: Mesh) -> tuple[list[Any], dict[str, Any], int]:
+        training = staged(model, mesh, {**parallel, "micro_batches": 2}, clip_grad_norm=0.05)
+        first = messages_of(mesh)
+        losses = trained(training, model, range(2), 2)
+        return losses, training.state_dict(), first
+
+    with mesh_of(devices) as mesh:
+        losses, state, first = train(mesh)
         end = messages_of(mesh)
-        expected = training.state_dict()
-    draw = np.random.default_rng(4)
-    for fault in ("kill before", "kill during", "kill after", "lose answer", "double", "delay"):
-        number = int(draw.integers(begin, end))
-        with mesh_of(2, seed=number, faults={number: fault}) as mesh:
-            training = staged(model, mesh, {"stages": 2})
-            assert trained(training, model, range(2)) == losses, (fault, number)
-            assert_equal(training.state_dict(), expected)
+    for seed in seeds:
+        draw = random.Random(seed)
+        faults = {
+            draw.randrange(first, end): draw.choice(FAULTS) for _ in range(draw.randint(1, 3))
+        }
+        with mesh_of(devices, seed, faults) as mesh:
+            found, after, _ = train(mesh)
+            assert found == losses, (seed, faults)
+            assert_equal(after, state)
 
 
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent() -> None:
@@ -264,3 +288,51 @@ def test_options_that_do_not_go_with_stages_are_refused() -> None:
         stitch.compile(mlp(8), parallel={"stages": 2})  # type: ignore[call-overload]
     with pytest.raises(stitch.CompileError, match="cannot be split into 40 parts"):
         compiled(parallel={"stages": 40})
+
+
+def test_a_stage_that_fails_leaves_all_stages_as_before_the_step() -> None:
+    model = model_of(MODELS["embedding"]())
+    with mesh_of(2, seed=6) as mesh, unsplit(model) as instance:
+        training = staged(model, mesh, {"stages": 2})
+        trained(training, model, range(1))
+        before = training.state_dict()
+        batches = drawn_batches(model, MICRO_BATCHES, 7)
+        batches[1] = {"x": np.full(8, 99)}, batches[1][1]
+        with pytest.raises(stitch.StitchError, match=r"(?s)99"):
+            training.step(batches)
+        assert_equal(training.state_dict(), before)
+        trained(instance, model, range(1))
+        assert trained(training, model, range(1, 3)) == trained(instance, model, range(1, 3))
+        assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_an_interrupt_while_a_step_runs_leaves_it_undone_or_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(MODELS["statistics"]())
+    with mesh_of(2) as mesh:
+        training = staged(model, mesh, {"stages": 2})
+        states = [training.state_dict()]
+        for step in range(3):
+            trained(training, model, range(step, step + 1))
+            states.append(training.state_dict())
+    for number in (9, 14, 22):
+        with mesh_of(2) as mesh:
+            training = staged(model, mesh, {"stages": 2})
+            handled, handle = [0], DeviceServer.handle
+
+            def interrupted(server: Any, *message: Any, handled: Any = handled,
+                            handle: Any = handle, at: int = number) -> object:  # fmt: skip
+                handled[0] += 1
+                if handled[0] == at:
+                    raise KeyboardInterrupt
+                return handle(server, *message)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(DeviceServer, "handle", interrupted)
+                with suppress(KeyboardInterrupt):
+                    trained(training, model, range(2))
+            assert_equal(training.state_dict(), states[training.steps])
+            for step in range(training.steps, 3):
+                trained(training, model, range(step, step + 1))
+            assert_equal(training.state_dict(), states[3])
