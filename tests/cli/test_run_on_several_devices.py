@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import COMMANDS, Run
+from tests.cli.test_cli_run import STATEFUL
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 CHAIN = ("run", "a.ttb", "b.ttb", "--input=x=@x.npy")
@@ -110,6 +111,24 @@ def test_an_error_on_a_device_ends_the_run_and_is_in_the_result_file(cli: Run) -
     assert done.code == 4, done.err
     assert "tiny" in done.err
     assert json.loads(Path("r.json").read_text())["exit_code"] == 4
+
+
+def test_outputs_are_compared_and_every_pass_begins_with_the_states_of_the_files(
+    cli: Run,
+) -> None:
+    Path("counts.py").write_text(STATEFUL)
+    done = cli("compile", "--entry=counts.py:make", "--target=tiny", "--split=2", "-o", "m.ttb")
+    assert done.code == 0, done.err
+    run = ("run", "m.0.ttb", "m.1.ttb", "--input=x=2xf32=1 2", "--num_runs=3")
+    assert cli(*run, "--output=@one.npz").code == 0
+    Path("two.yaml").write_text(SPECIFICATION.replace("wormhole_n150", "tiny"))
+    done = cli(*run, "--output=@two.npz", "--devices=two.yaml", "--expected_output=@one.npz")
+    assert done.code == 0, done.err
+    assert "[SUCCESS] 3 results as expected" in done.out
+    assert Path("two.npz").read_bytes() == Path("one.npz").read_bytes()
+    done = cli(*run, "--devices=2", "--expected_output=count=i64=7")
+    assert done.code == 1, done.err
+    assert "[FAILED] result[" in done.out
 
 
 def test_a_dry_run_tells_pieces_traffic_memory_and_time_and_computes_nothing(cli: Run) -> None:
