@@ -174,6 +174,8 @@ class MeshClient:
         self._is_sent = True
         self._lost: set[str] = set()
         self.records: deque[RunRecord] = deque(maxlen=max_records)
+        #: Errors of tasks without results, which were not raised yet.
+        self._untold: deque[Failure] = deque(maxlen=MAX_RECORDS)
         self.crossings: deque[Crossing] = deque(maxlen=max_records)
         self.crossed = 0
         self.messages: Counter[str] = Counter()
@@ -323,9 +325,13 @@ class MeshClient:
         self._ended.add(run)
 
     def finish_run(self, run: int) -> None:
-        """Wait until all pieces of a run have ended; no more of them will be sent."""
+        """Wait until all pieces of a run have ended; no more of them will be sent.
+
+        Raises the error of a task without results, once, as `wait` and `value` do.
+        """
         self._ended.add(run)
         self.settle([entry.record for entry in self._log if entry.run == run])
+        self._raise_untold()
 
     # -- persistent buffers ------------------------------------------------------------------------
 
@@ -479,6 +485,11 @@ class MeshClient:
     def wait(self) -> None:
         """Wait until all runs that were sent have ended."""
         self.settle([entry.record for entry in self._log])
+        self._raise_untold()
+
+    def _raise_untold(self) -> None:
+        if self._untold:
+            raise self._untold.popleft().error()
 
     def _is_there(self, value: RemoteValue) -> bool:
         reference = value.reference
@@ -490,6 +501,7 @@ class MeshClient:
         found = self.carrier.value(value.reference)
         if isinstance(found, Failure):
             raise found.error()
+        self._raise_untold()
         return found  # type: ignore[no-any-return]  # what `Run` answers
 
     def _look(self, entry: Entry) -> bool:
@@ -500,6 +512,8 @@ class MeshClient:
             self._retries = 0
             if isinstance(record, RunRecord):
                 self.records.append(record)
+                if record.untold is not None:
+                    self._untold.append(record.untold)
             elif entry.turn:
                 held = self._devices[entry.piece.device]
                 held.failure = held.failure or record

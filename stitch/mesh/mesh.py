@@ -143,7 +143,8 @@ class RemoteTensor:
     def numpy(self) -> Array:
         """Return the elements as a NumPy array; wait for them.
 
-        Raises the error of the task that failed, `TaskError` if the mesh is closed.
+        Raises the error of the task that failed, or of one without results; `TaskError` if the mesh
+        is closed.
         """
         client = self.mesh.open_client(f"tensor {self.name!r}", is_read=True)
         array = from_wire(client.value(self._value), self.data_type)
@@ -259,7 +260,10 @@ class Mesh:
 
     @one_at_a_time
     def wait(self) -> None:
-        """Wait until all calls have ended. Errors are raised by the tensors that they concern."""
+        """Wait until all calls have ended; raise the error of a task without results.
+
+        Other errors are raised by the tensors that they concern.
+        """
         self.open_client("the mesh").wait()
 
     @one_at_a_time
@@ -528,7 +532,7 @@ class MeshGraph:
 
     @one_at_a_time
     def wait(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is under way; raise the error of a task without results."""
         while self._under_way:
             self._finish_first()
 

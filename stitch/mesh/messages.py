@@ -182,7 +182,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a run of a piece took: wall times in seconds since the epoch, simulated seconds."""
+    """What a run of a piece took: wall times in seconds since the epoch, simulated seconds.
+
+    `untold`: the error of a task without results, which no value tells.
+    """
 
     device: str
     piece: int
@@ -192,6 +195,7 @@ class RunRecord:
     simulated_seconds: float
     copies: int
     nbytes: int
+    untold: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -250,9 +249,11 @@ class DeviceServer:
         begin, before = time.time(), self._totals or self.device.history.whole()
         where = f"device {self.name!r}, piece {piece.number}"
         results: Sequence[Tensor | Failure]
-        state = self._state
+        state, untold = self._state, None
         try:
-            results = self._results(piece, self._arguments(piece, message.run, values), where)
+            results, untold = self._results(
+                piece, self._arguments(piece, message.run, values), where
+            )
         except Exception as error:
             results = [Failure.of(error, where)] * len(piece.targets)
         sent = [
@@ -265,7 +266,7 @@ class DeviceServer:
         record = failed[0] if failed else RunRecord(
             self.name, piece.number, message.run, begin, time.time(),
             after.seconds + after.program_seconds - before.seconds - before.program_seconds,
-            after.copies - before.copies, after.nbytes - before.nbytes,
+            after.copies - before.copies, after.nbytes - before.nbytes, untold,
         )  # fmt: skip
         answer = (*sent, record)
         for target, result in zip(piece.targets, results, strict=True):
@@ -312,33 +313,37 @@ class DeviceServer:
 
     def _results(
         self, piece: _Piece, arguments: Sequence[Array | Tensor | Failure], where: str
-    ) -> Sequence[Tensor | Failure]:
-        """Run a piece; without the tasks that depend on inputs that do not exist."""
+    ) -> tuple[Sequence[Tensor | Failure], Failure | None]:
+        """Run a piece, without the tasks that depend on inputs that do not exist.
+
+        Return the results, and the error of a task of which none of them tells.
+        """
         failed = {i: a for i, a in enumerate(arguments) if isinstance(a, Failure)}
         graph: PreparedGraph | None = piece.graph
         inputs: Sequence[int] = range(len(arguments))
         outputs: Sequence[int] = range(len(piece.targets))
+        results: list[Tensor | Failure] = [Failure("", "")] * len(piece.targets)
         if failed:
             missing = frozenset(failed)
             if missing not in piece.partial:
                 piece.partial[missing] = self._without(piece.table, missing)
             graph, inputs, outputs = piece.partial[missing]
-        results: list[Tensor | Failure] = [
-            replace(next(iter(failed.values())), is_cancelled=True) if failed else Failure("", "")
-        ] * len(piece.targets)
+            results = _cancelled(piece.table, failed)
         if graph is None:
-            return results
-        given = [arguments[i] for i in inputs]
-        pending = graph.pending(*given)
-        with suppress(Exception):  # Each result tells of itself below.
+            return results, None
+        untold = None
+        pending = graph.pending(*[arguments[i] for i in inputs])
+        try:
             self.device.wait()
+        except Exception as error:
+            untold = Failure.of(error, where)
         for position, tensor in zip(outputs, pending, strict=True):
             try:
                 tensor.settle()
                 results[position] = tensor
             except StitchError as error:
-                results[position] = Failure.of(error, where)
-        return results
+                results[position], untold = Failure.of(error, where), None
+        return results, untold
 
     def _without(
         self, table: TaskTable, missing: frozenset[int]
@@ -463,6 +468,19 @@ class _Programs(Sequence[LoadedProgram]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         return self._device.loaded(self._binary, range(len(self))[index])
+
+
+def _cancelled(table: TaskTable, failed: Mapping[int, Failure]) -> list[Tensor | Failure]:
+    """Return for each output why it does not exist, by the positions of the inputs that do not."""
+    causes = {
+        table.inputs[position].value: replace(failure, is_cancelled=True)
+        for position, failure in failed.items()
+    }
+    for row in table.tasks:
+        cause = next((causes[number] for number in row.inputs if number in causes), None)
+        if cause is not None:
+            causes |= dict.fromkeys(row.outputs, cause)
+    return [causes.get(number, Failure("", "")) for _, number in table.outputs]
 
 
 def _checked(value: Array, desc: TensorDesc) -> Array:

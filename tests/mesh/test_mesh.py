@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -262,3 +264,79 @@ def test_the_package_that_ray_needs_is_named_where_it_is_missing(
     monkeypatch.delitem(sys.modules, "stitch.mesh.ray_carrier", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'stitch-runtime\[ray\]'"):
         open_mesh(2, backend="ray")
+
+
+@pytest.mark.parametrize("strict_types", [False, True])
+def test_readers_of_another_type_get_the_value_as_it_is(strict_types: bool) -> None:
+    x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8) * np.float32(1.0001)
+    narrow, wide = [
+        stitch.compile(lambda x: x * 2, [x.astype(kind)], name="p", target="wormhole_n150")
+        for kind in (ml_dtypes.bfloat16, np.float32)
+    ]
+    for order in ((narrow, wide), (wide, narrow)):
+        for is_made in (True, False):
+            graph = stitch.TaskGraph("g")
+            value = graph.input(DESCS[WIDE], "x")
+            if is_made:
+                with graph.on("device0"):
+                    value = graph.call(wide, value)
+            with graph.on("device1"):
+                made = {model: graph.call(model, value) for model in order}
+            graph.output(made[narrow], "narrow")
+            graph.output(made[wide], "wide")
+            whole = stitch.TaskGraph.of(replace(graph.table(), devices=()))
+            with (
+                stitch.open_device("wormhole_n150", strict_types=strict_types) as device,
+                open_mesh(2, strict_types=strict_types) as mesh,
+            ):
+                if strict_types:
+                    for prepare in (device.prepare, mesh.prepare):
+                        with pytest.raises(LinkError, match="strict_types is set"):
+                            prepare(whole if prepare == device.prepare else graph)
+                    continue
+                tensors = (*device.prepare(whole)(x), *mesh.prepare(graph)(x))
+                results = [tensor.numpy().copy() for tensor in tensors]
+            given = x * np.float32(2) if is_made else x
+            for by_narrow, by_wide in (results[:2], results[2:]):
+                assert np.array_equal(by_wide, given * np.float32(2))
+                assert np.array_equal(by_narrow, given.astype(ml_dtypes.bfloat16) * 2)
+
+
+def test_each_value_tells_of_the_failure_that_it_depends_on() -> None:
+    checked, double = placed_graphs.FUNCTIONS["checked"][0], placed_graphs.FUNCTIONS["two"][0]
+    graph = stitch.TaskGraph("g")
+    x, stops = graph.input(DESCS[WIDE], "x"), [graph.input(DESCS[WIDE], name) for name in "ab"]
+    halves = []
+    for number, stop in enumerate(stops):
+        with graph.on(f"device{number}"):
+            halves.append(graph.host(checked, x, stop, number))
+    with graph.on("device2"):
+        for half in reversed(halves):
+            graph.output(graph.host(double, half)[0])
+        graph.output(graph.host(double, x)[0])
+    ones = np.ones((4, 8), np.float32)
+    with open_mesh(3, functions=[placed_graphs.__name__]) as mesh:
+        second, first, other = mesh.prepare(graph)(ones, ones * 0, ones)
+        with pytest.raises(TaskError, match="failed: 0"):
+            first.numpy()
+        with pytest.raises(TaskError, match="failed: 1"):
+            second.numpy()
+        assert np.array_equal(other.numpy(), ones * 2)
+
+
+def test_the_error_of_a_task_without_results_is_raised_once() -> None:
+    graph = stitch.TaskGraph("g")
+    x, stop = graph.input(DESCS[WIDE], "x"), graph.input(DESCS[WIDE], "stop")
+    with graph.on("device0"):
+        graph.host(placed_graphs.noticed, x, stop, 3)
+    with graph.on("device1"):
+        graph.output(graph.copy(x, DESCS[WIDE].layout))
+    ones = np.ones((4, 8), np.float32)
+    with open_mesh(2, functions=[placed_graphs.__name__], in_flight=1) as mesh:
+        run = mesh.prepare(graph)
+        for tell in (run.wait, mesh.wait, lambda: run(ones, ones)):
+            result = run(ones, ones * 3)
+            with pytest.raises(TaskError, match="Told: 3"):
+                tell()
+            assert np.array_equal(result.numpy(), ones)
+            run.wait()

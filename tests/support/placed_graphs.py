@@ -64,6 +64,11 @@ def checked(x: Array, stop: Array, which: int) -> Array:
     return x * np.float32(0.5)
 
 
+def noticed(x: Array, stop: Array, which: int) -> None:
+    """Raises `Told` where the first element of `stop` is `which`."""
+    checked(x, stop, which)
+
+
 #: The functions, and the types of their arrays.
 FUNCTIONS: Mapping[str, tuple[HostFunction, tuple[DataType, ...]]] = {
     "weighted": (host_function(weighted, returns=DESCS[WIDE]), (WIDE, WIDE)),

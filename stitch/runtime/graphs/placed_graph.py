@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stitch.errors import UsageError
-from stitch.program import Program, TensorDesc, ValueType
+from stitch.linker import check_link
+from stitch.program import Program, TensorDesc, ValueType, host_layout
 from stitch.runtime.arguments import check_inputs, link_value
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
@@ -59,6 +60,7 @@ class PlacedGraph:
     Raises:
         UsageError: The graph has no tasks, an unread input or an output that no task makes, or a
             program is loaded on another device; or it names several devices.
+        LinkError: With `strict_types`, a program takes a value of another floating type.
     """
 
     def __init__(self, device: RuntimeDevice, table: TaskTable, title: str = "") -> None:
@@ -93,17 +95,29 @@ class PlacedGraph:
         readers: dict[int, InputPort] = {}
         #: Readers of the inputs: task, port, and number of the input.
         self._links: list[tuple[_Row, InputPort, int]] = []
+        makers = {number: f"input {name!r} of {self.title}" for name, number in table.inputs}
         for row in self._rows:
+            makers |= dict.fromkeys(row.outputs, row.name)
             for position, number in enumerate(row.inputs):
                 readers.setdefault(number, row.ports[position])
                 if number < len(table.inputs):
                     self._links.append((row, row.ports[position], number))
+                if device.strict_types and isinstance(row.agent, LoadedProgram):
+                    check_link(
+                        table.descs[number], row.ports[position].desc, output=makers[number],
+                        input=f"{row.name}.{row.ports[position].name}", strict_types=True,
+                    )  # fmt: skip
                 if position in row.gone:
                     self.taken_over[number] = f"donated to {row.name!r}"
             for number, output in zip(row.outputs, row.gives(device), strict=True):
                 self.made[number] = (*output, row.name)
-        #: The port of each input, from the first task that reads it.
-        self.ports: tuple[InputPort, ...] = tuple([readers[number] for _, number in table.inputs])
+        #: The port of each input: of the first task that reads it, if that takes the type of the
+        #: input. Otherwise arrays are converted for each reader, as tensors are.
+        self.ports: tuple[InputPort, ...] = tuple([
+            readers[number] if readers[number].type == _type_of(table.descs[number])
+            else self._port(self.name, name, table.descs[number])
+            for name, number in table.inputs
+        ])  # fmt: skip
 
     def _row(
         self, table: TaskTable, agent: Agent, inputs: tuple[int, ...], outputs: tuple[int, ...]
@@ -118,8 +132,15 @@ class PlacedGraph:
         assert isinstance(agent, CopyAgent), "merged tasks are flattened"
         desc, name = table.descs[inputs[0]], self._names.get(inputs[0])
         who = ("to_layout", "tensor") if name is None else (self.name, name)
-        port = InputPort(*who, _type_of(desc), desc, self.device.desc_key(desc))
-        return _Row(None, None, agent.desc, inputs, outputs, (port,), frozenset())
+        return _Row(
+            None, None, agent.desc, inputs, outputs, (self._port(*who, desc),), frozenset()
+        )  # fmt: skip
+
+    def _port(self, who: str, name: str, desc: TensorDesc) -> InputPort:
+        """Return the port of a value with a descriptor."""
+        kind = _type_of(desc)
+        host = TensorDesc(kind.shape, host_layout(kind.data_type))
+        return InputPort(who, name, kind, desc, self.device.desc_key(host))
 
     def _program(self, agent: ProgramAgent) -> LoadedProgram:
         source = agent.source
