@@ -457,12 +457,17 @@ def _port_of(address: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of actors: modules that can be imported here can be there."""
+    """Return the environment of actors: modules that can be imported here can be there, and NumPy
+    has as many threads, on which the bits of its products depend."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")}
     paths = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).is_dir()]
     paths = [path for path in paths if not any(path.startswith(each) for each in installed)]
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {"PYTHONPATH": os.pathsep.join(paths), **dict.fromkeys(threads, "1")}
+    threads = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    words = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        **{word: os.environ.get(word) or threads for word in words},
+    }
 
 
 def _cause(text: str) -> str:

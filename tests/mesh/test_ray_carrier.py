@@ -234,6 +234,17 @@ def test_an_address_that_answers_nothing_is_an_error(monkeypatch: pytest.MonkeyP
         ray_carrier._join("ray://there:1")
 
 
+def test_a_server_has_as_many_threads_as_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    for word in words:
+        monkeypatch.delenv(word, raising=False)
+    every = str(len(os.sched_getaffinity(0)))
+    assert [ray_carrier._environment()[word] for word in words] == [every] * 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    assert [ray_carrier._environment()[word] for word in words] == ["3", "3", "2"]
+
+
 def test_a_store_too_small_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_carrier, "machine_nbytes", lambda: 100 << 20)
     with pytest.raises(TaskError, match=r"too small"):
