@@ -36,6 +36,7 @@ LARGE: dict[str, tuple[str, ...]] = {
     "moves": ("--machines", "tiny", "--cases", "4"),
     "residency": ("--seeds=1",),
     "imports": ("--rounds=1",),
+    "staged_training": ("--widths=16", "--batches=4", "--micro_batches=2", "--rounds=1"),
     "stale_weights": ("--models=mlp", "--batch=2", "--rounds=1"),
     "torch_fallback": ("--width=8", "--parts=1,2", "--calls=20"),
     "train": ("--models=mlp", "--machines=host", "--executors=numpy", "--rounds=1", "--no-compile"),
