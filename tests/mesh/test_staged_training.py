@@ -16,11 +16,18 @@ from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
 from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining, compile_stages
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
+from stitch.mesh.schedules import SCHEDULES
 from stitch.mesh.server import DeviceServer
 from stitch.program import DataType
-from stitch.training import Trainable, TrainingInstance, TrainingOptions, compile_model
-from tests.support.training.models import batches, mlp
-from tests.support.training.staged_models import MODELS, drawn_batches, model_of
+from stitch.training import (
+    Trainable,
+    TrainingInstance,
+    TrainingOptions,
+    compile_model,
+    with_weights,
+)
+from tests.support.training.models import batches, mlp, values_of
+from tests.support.training.staged_models import MODELS, drawn, drawn_batches, model_of
 
 MICRO_BATCHES = 4
 
@@ -268,6 +275,9 @@ def test_compile_trains_in_stages_on_the_devices_of_a_specification(tmp_path: Pa
         assert [*training.mesh.devices] == ["left", "right"]
         assert [training.step(data) for _ in range(3)] == [instance.step(data) for _ in range(3)]
         assert_equal(training.state_dict(), instance.state_dict())
+        trained_model = with_weights(model.model.evaluation, training.state_dict())
+        predicted = stitch.compile(trained_model, target="host")(data[0][0])
+        np.testing.assert_array_equal(values_of(predicted), instance.predict(data[0][0]).numpy())
     assert training.mesh.is_closed
 
 
@@ -336,3 +346,28 @@ def test_an_interrupt_while_a_step_runs_leaves_it_undone_or_done(
             for step in range(training.steps, 3):
                 trained(training, model, range(step, step + 1))
             assert_equal(training.state_dict(), states[3])
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.campaign("mesh"))]
+)
+def test_drawn_plans_of_drawn_models_have_the_bits_of_one_device(seeds: range) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        model = model_of(drawn(seed), seed)
+        kind, micro_batches = draw.choice(SCHEDULES), draw.randint(1, 5)
+        chunks = draw.randint(1, 2) if kind == "interleaved" else 1
+        stages = chunks * draw.randint(1, 2)
+        parallel = {
+            "stages": stages, "schedule": kind, "chunks": chunks, "micro_batches": micro_batches
+        }  # fmt: skip
+        options: dict[str, Any] = {"clip_grad_norm": draw.choice([None, 0.05]),
+                   "recompute": draw.choice(["none", "cheap", "all"])}  # fmt: skip
+        with (
+            mesh_of(stages // chunks, seed) as mesh,
+            unsplit(model, micro_batches, **options) as instance,
+        ):
+            training = staged(model, mesh, parallel, **options)
+            losses = trained(training, model, range(2), micro_batches)
+            assert losses == trained(instance, model, range(2), micro_batches), seed
+            assert_equal(training.state_dict(), instance.state_dict())
