@@ -316,7 +316,7 @@ class DeviceServer:
     ) -> tuple[Sequence[Tensor | Failure], Failure | None]:
         """Run a piece, without the tasks that depend on inputs that do not exist.
 
-        Return the results, and the error of a task of which none of them tells.
+        Return the results, and the error of a task without results, if none of them tells it.
         """
         failed = {i: a for i, a in enumerate(arguments) if isinstance(a, Failure)}
         graph: PreparedGraph | None = piece.graph
@@ -336,7 +336,8 @@ class DeviceServer:
         try:
             self.device.wait()
         except Exception as error:
-            untold = Failure.of(error, where)
+            if not all(row.outputs for row in piece.table.tasks):
+                untold = Failure.of(error, where)
         for position, tensor in zip(outputs, pending, strict=True):
             try:
                 tensor.settle()
