@@ -214,7 +214,7 @@ class OneDevice:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeveralDevices:
     """The devices of a mesh."""
 
@@ -222,8 +222,10 @@ class SeveralDevices:
     backend: str
     #: The plans of the graphs of a run without data, and how often a pass runs each.
     plans: list[tuple[DryRun, int]] = field(default_factory=list)
-    #: The seconds of each run of a piece in the timed passes, by device.
+    #: By device, the seconds of runs of pieces in the timed passes: the last of each loop that the
+    #: client has records of. And how long these took in all.
     pieces: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    piece_seconds: float = 0.0
 
     @property
     def computes(self) -> bool:
@@ -262,9 +264,10 @@ class SeveralDevices:
         mesh.wait()
         measured.whole_seconds += time.perf_counter() - began
         measured.timed += timed
-        for record in mesh.client.records:
-            if record.run >= first:
-                self.pieces[record.device].append(record.end - record.begin)
+        records = [record for record in mesh.client.records if record.run >= first]
+        for record in records:
+            self.pieces[record.device].append(record.end - record.begin)
+        self.piece_seconds += max(r.end for r in records) - min(r.begin for r in records)
         return [tensor.numpy() for tensor in tensors]
 
     def explain(self) -> str:
@@ -291,7 +294,7 @@ class SeveralDevices:
             f"{measured.timed / measured.whole_seconds:.1f} passes/s"
         ]
         for name, seconds in self.pieces.items():
-            busy = sum(seconds) / measured.whole_seconds
+            busy = sum(seconds) / self.piece_seconds
             lines.append(
                 f"device {name}: {counted(len(seconds), 'run')} of pieces, {busy:.0%} busy: "
                 f"{percentiles_text(seconds)}"
@@ -301,28 +304,20 @@ class SeveralDevices:
     def as_json(self, measured: Measured) -> dict[str, Any]:
         """See `RunTarget`."""
         mesh = self.opened
-        return {
+        body: dict[str, Any] = {
             "mesh": mesh.specification.name,
             "backend": self.backend,
             "in_flight": mesh.in_flight,
-            **(
-                {
-                    "plans": [
-                        {"runs": times, "seconds": plan.timeline.makespan, "text": plan.text()}
-                        for plan, times in self.plans
-                    ]
-                }
-                if self.plans
-                else {}
-            ),
-            **(
-                {"passes_per_second": measured.timed / measured.whole_seconds}
-                if measured.timed
-                else {}
-            ),
-            "pieces": {name: percentiles(seconds) for name, seconds in self.pieces.items()},
-            **mesh.statistics(),
         }
+        if self.plans:
+            body["plans"] = [
+                {"runs": times, "seconds": plan.timeline.makespan, "text": plan.text()}
+                for plan, times in self.plans
+            ]
+        if measured.timed:
+            body["passes_per_second"] = measured.timed / measured.whole_seconds
+            body["pieces"] = {name: percentiles(each) for name, each in self.pieces.items()}
+        return body | mesh.statistics()
 
 
 def one_device(target: RunTarget) -> api.Device:
