@@ -83,8 +83,7 @@ class _PieceGraph:
 class StagePieces:
     """The pieces of a stage on the device of a replica.
 
-    Values of a micro-batch are named `F{stage}.{output}`,
-    `B{stage}.{output}` and `input.{name}`.
+    Keys of a micro-batch's values: `F{stage}.{output}`, `B{stage}.{output}`, `input.{name}`.
     """
 
     def __init__(
@@ -108,17 +107,17 @@ class StagePieces:
                     self.descs.setdefault(slot.name, program.input_desc(i))
         #: The states that forward replaces: they have a second buffer, for the next values.
         self.changed = [slot.name for slot in forward.outputs if slot.name in self.descs]
-        self._gradients = {
-            slot.name: program.output_desc(i)
-            for program in filter(None, (backward,))
-            for i, slot in enumerate(program.outputs)
-            if slot.name in {parameter.gradient for parameter in stage.parameters}
-        }
-        arriving = {each.slot for each in stage.returning}
-        self._read_back = {
-            slot.name for program in filter(None, (backward,)) for slot in program.inputs
-            if slot.name not in arriving and self._is_of_pass(slot)
-        }  # fmt: skip
+        #: The sums of gradients by slot name, and the values of a pass that backward reads.
+        self._gradients: dict[str, TensorDesc] = {}
+        self._read_back: set[str] = set()
+        if backward is not None:
+            names = [slot.name for slot in backward.outputs]
+            self._gradients = {
+                parameter.gradient: backward.output_desc(names.index(parameter.gradient))
+                for parameter in stage.parameters
+            }
+            read = {slot.name for slot in backward.inputs if self._is_of_pass(slot)}
+            self._read_back = read - {each.slot for each in stage.returning}
         # The first micro-batch begins the sums of gradients and the next states.
         self.forwards = [self._forward(is_first=True)]
         self.forwards += [self._forward(is_first=False)] if self.changed else self.forwards

@@ -33,7 +33,7 @@ from stitch.argument_kinds import (
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.client import Entry, MeshClient, RemoteValue
-from stitch.mesh.mesh import Mesh, open_mesh
+from stitch.mesh.mesh import Mesh, one_at_a_time, open_mesh
 from stitch.mesh.messages import to_wire
 from stitch.mesh.schedules import Action, Schedule, schedule, schedule_text
 from stitch.mesh.specification import MachineSpecification, specification_of
@@ -141,7 +141,8 @@ class CompiledStages:
                              got=", ".join(options))  # fmt: skip
         values = {**self.model.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         if mesh is not None:
-            return StagedTraining(self, mesh, values, seed=seed, owns_mesh=False)
+            with mesh.lock:
+                return StagedTraining(self, mesh, values, seed=seed, owns_mesh=False)
         if self.executor is not None:
             options.setdefault("executor", self.executor)
         mesh = open_mesh(self.specification, **options)
@@ -255,7 +256,8 @@ class StagedTraining:
         self._owns_mesh, self._changes = owns_mesh, compiled.optimizer.changes
         self._client: MeshClient = mesh.open_client("the training")
         self.steps = self.forwards = 0
-        self._is_updating = False
+        #: Whether an update, or writing all tensors, was begun and may not have ended.
+        self._is_updating = self._is_partial = False
         self._parameters = staged.parameters
         devices = self._devices(len(self.schedule))
         homes = {p.name: k for k, stage in enumerate(staged.stages) for p in stage.parameters}
@@ -320,6 +322,7 @@ class StagedTraining:
 
     # -- a step ------------------------------------------------------------------------------------
 
+    @one_at_a_time
     @takes(batches=LIST)
     def step(self, batches: Sequence[tuple[Any, Any]]) -> list[float]:
         """Train on micro-batches with one update for all of them; return their losses.
@@ -515,12 +518,14 @@ class StagedTraining:
             arrays |= self._first[number].read(own)
         return arrays
 
+    @one_at_a_time
     def state_dict(self) -> dict[str, Array]:
         """Return everything that the next step depends on, as `TrainingInstance.state_dict`."""
         self._check_usable()
         counts = {f"training.{name}": np.asarray(getattr(self, name), np.int64) for name in COUNTS}
         return self._read(self._owners) | counts
 
+    @one_at_a_time
     @takes(state=MAPPING)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, also of a `TrainingInstance` or in other stages.
@@ -532,6 +537,7 @@ class StagedTraining:
         self._write({name: np.asarray(state[name]) for name in self._owners})
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
+    @one_at_a_time
     def parameters(self) -> dict[str, Array]:
         """Return the weights by name; float32 masters if programs have another precision."""
         self._check_usable()
@@ -539,6 +545,7 @@ class StagedTraining:
         arrays = self._read(slots.values())
         return {name: arrays[slot] for name, slot in slots.items()}
 
+    @one_at_a_time
     def gradients(self) -> dict[str, Array]:
         """Return the gradients of the last step, before clipping, by parameter."""
         self._check_usable()
