@@ -256,10 +256,7 @@ class DeviceServer:
             )
         except Exception as error:
             results = [Failure.of(error, where)] * len(piece.targets)
-        sent = [
-            self._exported(result, where)
-            for result, target in zip(results, piece.targets, strict=True) if target.is_sent
-        ]  # fmt: skip
+        sent = self._sent(piece, results, where)
         after = self._totals = self.device.history.whole()
         written = {t.buffer: r for t, r in zip(piece.targets, results, strict=True) if t.buffer}
         failed = [result for result in written.values() if isinstance(result, Failure)]
@@ -354,13 +351,31 @@ class DeviceServer:
         rest, inputs, outputs = tasks_without(table, missing)
         return (self.device.prepare(rest) if len(rest) else None), inputs, outputs
 
-    def _exported(self, result: Tensor | Failure, where: str) -> Array | Failure:
+    def _sent(
+        self, piece: _Piece, results: Sequence[Tensor | Failure], where: str
+    ) -> list[Array | Failure]:
+        """Return the values of an answer: views, unless the answer is kept, as views pin bytes."""
+        leaving = [r for r, target in zip(results, piece.targets, strict=True) if target.is_sent]
+        if not (self._copies or piece.is_stateful or piece.drops):
+            sent = [self._exported(result, where, copies=False) for result in leaving]
+            if all(
+                type(value) is not Failure or value is result
+                for value, result in zip(sent, leaving, strict=True)
+            ):
+                return sent
+            # A view pins what a copy needs.
+            sent.clear()
+        return [self._exported(result, where) for result in leaving]
+
+    def _exported(
+        self, result: Tensor | Failure, where: str, *, copies: bool = True
+    ) -> Array | Failure:
         if isinstance(result, Failure):
             return result
         if not self.device.computes:
             result.settle()
             return np.broadcast_to(to_wire(np.zeros((), result.dtype)), result.shape)
-        if not self._copies:
+        if not copies:
             try:
                 return to_wire(np.from_dlpack(result))
             except (BufferError, RuntimeError, TypeError):

@@ -17,10 +17,12 @@ import stitch
 from stitch.errors import LinkError, TaskError, UsageError
 from stitch.mesh import Mesh, RemoteTensor, open_mesh
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
+from stitch.mesh.messages import Message
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from tests.support import placed_graphs
-from tests.support.placed_graphs import DESCS, WIDE
+from tests.support.placed_graphs import DESCS, MACHINE, WIDE, by_one_device
+from tests.support.task_graphs import same
 
 
 def chain() -> tuple[stitch.TaskGraph, Any]:
@@ -340,3 +342,29 @@ def test_the_error_of_a_task_without_results_is_raised_once() -> None:
                 tell()
             assert np.array_equal(result.numpy(), ones)
             run.wait()
+
+
+class CopyingServer(DeviceServer):
+    """A server whose answers are copied at once, as by a carrier between processes."""
+
+    def handle(self, message: Message, *values: Any) -> object:
+        answer = super().handle(message, *values)
+        if not isinstance(answer, tuple):
+            return answer
+        return tuple([each.copy() if isinstance(each, np.ndarray) else each for each in answer])
+
+
+def test_a_view_that_leaves_does_not_pin_what_the_next_answer_needs() -> None:
+    case = placed_graphs.placed_case(1028, 24, ("device0", "device1", "device2"))
+    modules = [placed_graphs.__name__]
+
+    def open_server(name: str) -> DeviceServer:
+        return CopyingServer(name, stitch.open_device(MACHINE), modules, copies=False)
+
+    specification = MachineSpecification.of(3, MACHINE)
+    with Mesh(specification, LocalCarrier(open_server), functions=modules) as mesh:
+        results = mesh.prepare(case.graph)(**case.inputs)
+        found = {tensor.name: tensor.numpy() for tensor in results}
+    with stitch.open_device(MACHINE) as device:
+        wanted = by_one_device(case.graph, case.inputs, device)
+    assert same(found, wanted)
