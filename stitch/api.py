@@ -349,6 +349,7 @@ def _compiled_for_training(
     if parallel is not None:
         from stitch.mesh import compile_stages
 
+        model = replace(model, values={**model.values, **state})
         return compile_stages(
             model, loss, optimizer, how, chosen, machine if devices is None else devices, executor
         )

@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import stitch
 from stitch.errors import TaskError, UsageError
 from stitch.machine import load_machine
-from stitch.mesh import MachineSpecification, Mesh, ParallelOptions, StagedTraining, compile_stages
+from stitch.mesh import (
+    CompiledStages,
+    MachineSpecification,
+    Mesh,
+    ParallelOptions,
+    StagedTraining,
+    compile_stages,
+)
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.schedules import SCHEDULES
 from stitch.mesh.server import DeviceServer
@@ -371,3 +379,28 @@ def test_drawn_plans_of_drawn_models_have_the_bits_of_one_device(seeds: range) -
             losses = trained(training, model, range(2), micro_batches)
             assert losses == trained(instance, model, range(2), micro_batches), seed
             assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_a_torch_module_goes_on_in_stages_from_the_state_of_its_optimizer() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(16),
+        torch.nn.Linear(16, 3),
+    )  # fmt: skip
+    x, y = torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    stepped = torch.optim.Adam(net.parameters(), lr=0.01)
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    stepped.step()
+    goal: dict[str, Any] = {"loss": torch.nn.CrossEntropyLoss(), "optimizer": stepped}
+    parts: CompiledStages = stitch.compile(
+        net, (x,), target="host", parallel={"stages": 2, "micro_batches": 2}, **goal
+    )
+    whole: stitch.CompiledModel = stitch.compile(
+        net, (x,), target="host", accumulation_steps=2, **goal
+    )
+    with parts.start(seed=3) as training, whole.start(seed=3) as instance:
+        assert_equal(training.state_dict(), instance.state_dict())
+        for step in range(2):
+            data = [(x + step, y), (x * 2, y)]
+            assert training.step(data) == instance.step(data)
+        assert_equal(training.state_dict(), instance.state_dict())
