@@ -66,8 +66,8 @@ _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
 class _Server:
     """The actor of a device."""
 
-    def __init__(self, opened: OpenServer, name: str, machine: Machine) -> None:
-        self._server = opened(name, machine, copies=False)
+    def __init__(self, opened: OpenServer, name: str, machine: Machine, processes: int) -> None:
+        self._server = opened(name, machine, copies=False, processes=processes)
 
     def place(self) -> tuple[int, str]:
         """Return the process and the host."""
@@ -197,7 +197,8 @@ class RayCarrier:
         if entry.node is not None:
             options["label_selector"] = {NODE_LABEL: entry.node}
         made = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Server)
-        handle = made.options(**options).remote(self._opened, device, entry.machine)
+        beside = [each for each in self._specification.devices.values() if each.node == entry.node]
+        handle = made.options(**options).remote(self._opened, device, entry.machine, len(beside))
         self._actors[device] = _Actor(handle, handle.place.remote())
 
     def send(

@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from stitch.budget import DEFAULT_PART, machine_nbytes
 from stitch.errors import FormatError, StitchError, TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.messages import (
@@ -97,10 +98,14 @@ _NO_STATE = _State({}, 0)
 
 def open_server(
     name: str, machine: Machine, *, executor: str, modules: Sequence[str],
-    strict_types: bool = False, trace: bool = False, copies: bool = True,
+    strict_types: bool = False, trace: bool = False, copies: bool = True, processes: int = 1,
 ) -> DeviceServer:  # fmt: skip
-    """Open a device and its server; see `open_device` and `DeviceServer`."""
-    device = open_device(machine, executor=executor, strict_types=strict_types)
+    """Open a device and its server; see `open_device` and `DeviceServer`.
+
+    `processes`: how many servers share the host memory of this computer, each in a process.
+    """
+    share = None if processes == 1 else int(DEFAULT_PART * machine_nbytes() / processes)
+    device = open_device(machine, executor=executor, strict_types=strict_types, max_memory=share)
     return DeviceServer(name, device, modules, copies=copies, trace=trace)
 
 

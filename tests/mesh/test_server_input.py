@@ -15,6 +15,7 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError, TaskError, UsageError
+from stitch.machine import load_machine
 from stitch.mesh import open_mesh
 from stitch.mesh.client import sha256_of
 from stitch.mesh.messages import (
@@ -30,7 +31,7 @@ from stitch.mesh.messages import (
     Target,
     Write,
 )
-from stitch.mesh.server import DeviceServer
+from stitch.mesh.server import DeviceServer, open_server
 from stitch.tasks import TaskGraph, host_function
 from stitch.ttb import encode
 from tests.support import placed_graphs
@@ -211,3 +212,11 @@ def graph_of_weighted() -> TaskGraph:
     x = graph.input(DESCS[WIDE], "x")
     graph.output(graph.host(host_function(weighted, returns=DESCS[WIDE]), x, x), "y")
     return graph
+
+
+def test_servers_of_one_computer_share_its_memory() -> None:
+    machine = load_machine("host")
+    alone, shared = (
+        open_server("a", machine, executor="numpy", modules=(), processes=n).device for n in (1, 4)
+    )
+    assert shared.allowed_nbytes == alone.allowed_nbytes // 4
