@@ -60,7 +60,8 @@ def place(table: TaskTable, specification: MachineSpecification) -> tuple[str, .
 
     Raises:
         UsageError: A task names an unknown device.
-        IncompatibleError: No device has the memory spaces that a program uses.
+        IncompatibleError: No device has the memory spaces that a program uses, or is a machine that
+            it was compiled for.
         OutOfMemoryError: No cut fits the memory of the machines; lists for each stage of the best
             cut what it needs, what is free, and the largest tensors.
     """

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from stitch.errors import LayoutError
 from stitch.linker import Demand, demands, expanded
 from stitch.machine import Machine, MachineShape, copy_counts, estimated_seconds, room_per_bank
-from stitch.program import Program, Space, TensorDesc, host_layout
+from stitch.program import Space, TensorDesc, host_layout
 from stitch.tasks import CopyAgent, ProgramAgent, TaskTable
+from stitch.ttb import Binary
 
 #: Tensors that an error lists for each space.
 MAX_LISTED = 4
@@ -43,7 +44,7 @@ def task_costs(table: TaskTable, machine: Machine) -> tuple[TaskCost, ...]:
         if isinstance(agent, ProgramAgent):
             key = id(agent.program)
             if key not in of_programs:
-                of_programs[key] = _program_cost(agent.program, machine)
+                of_programs[key] = _program_cost(agent, machine)
             costs.append(of_programs[key])
         elif isinstance(agent, CopyAgent):
             costs.append(_copy_cost(table.descs[task.inputs[0]], agent.desc, machine))
@@ -52,7 +53,13 @@ def task_costs(table: TaskTable, machine: Machine) -> tuple[TaskCost, ...]:
     return tuple(costs)
 
 
-def _program_cost(program: Program, machine: Machine) -> TaskCost:
+def _program_cost(agent: ProgramAgent, machine: Machine) -> TaskCost:
+    program, binary = agent.program, getattr(agent.source, "binary", agent.source)
+    if isinstance(binary, Binary):
+        missing = machine.shape.shortcomings(binary.machine)
+        if missing:
+            return TaskCost(0.0, refusal=f"program {program.name!r}, compiled for "
+                            f"{binary.machine.name!r}: {'; '.join(missing)}")  # fmt: skip
     try:
         wanted = demands(program, program.scratch, machine.shape)
         # Operations of an opaque program have no model of their time.

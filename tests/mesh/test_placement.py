@@ -11,6 +11,7 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 import pytest
 
+from stitch import compile
 from stitch.errors import IncompatibleError, OutOfMemoryError, UsageError
 from stitch.machine import Machine, copy_counts, load_machine, program_seconds, room_per_bank
 from stitch.mesh import placement
@@ -262,6 +263,19 @@ def test_a_program_runs_only_where_the_machine_has_its_spaces() -> None:
     assert place(chain([64, 64, 64]), mixed) == ("b", "b")
     with pytest.raises(IncompatibleError, match=r"device 'a' \(host\): program 'p0': "):
         place(chain([64, 64, 64]), MachineSpecification("none", {"a": host}))
+
+
+def test_a_binary_runs_only_where_the_machine_is_as_it_was_compiled_for() -> None:
+    x = np.ones((4, 8), np.float32)
+    graph, model = TaskGraph("g"), compile(lambda x: x + 1, [x], target="wormhole_n150")
+    graph.output(graph.call(model, graph.input(model.program.input_desc(0))))
+    tiny, wide = DeviceEntry(TINY), DeviceEntry(load_machine("wormhole_n150"))
+    mixed = MachineSpecification("mixed", {"a": tiny, "b": wide})
+    assert place(graph.table(), mixed) == ("b",)
+    with graph.on("a"):
+        graph.output(graph.call(model, graph.input(model.program.input_desc(0))))
+    with pytest.raises(IncompatibleError, match="compiled for 'wormhole_n150': core grid: needs"):
+        place(graph.table(), mixed)
 
 
 def test_a_long_graph_is_cut_at_some_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
