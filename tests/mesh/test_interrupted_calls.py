@@ -140,7 +140,11 @@ def check_flat(calls: int) -> None:
         held, objects = some(96)
         later, more = some(calls)
         assert {name: count for name, count in later.items() if count > held[name]} == {}
-        grown = {kind: n - objects[kind] for kind, n in more.items() if n - objects[kind] > 20}
+        # Others, such as a cluster of another test, may make objects of their own.
+        ours = {
+            kind: n for kind, n in more.items() if kind.__module__.startswith(("stitch", "numpy"))
+        }
+        grown = {kind: n - objects[kind] for kind, n in ours.items() if n - objects[kind] > 20}
         assert grown == {}
         outputs_seen(waits)
 
