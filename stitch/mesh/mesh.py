@@ -659,7 +659,9 @@ def _importable(function: HostFunction, modules: Sequence[str]) -> str:
     if not module or "<" in path or module == "__main__":
         raise UsageError(
             f"host function {function.name!r} cannot be imported by a device server",
-            expected="a function at the top of a module", got=f"{module}:{path}",
+            expected="a function at the top of an imported module", got=f"{module}:{path}",
+            remedy="move it to a file of its own, functions.py, import it from there, and "
+            "open_mesh(..., functions=['functions'])",
         )  # fmt: skip
     found: Any = sys.modules.get(module)
     for part in path.split("."):

@@ -429,6 +429,7 @@ def _join(address: str) -> None:
         raise TaskError(
             "the Ray cluster cannot be used", where=address, got=str(error).strip(),
             expected=f"Ray {ray.__version__}, Python {sys.version.split()[0]}",
+            remedy="ray start --head, and the address that it prints",
         ) from error  # fmt: skip
 
 

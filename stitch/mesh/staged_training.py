@@ -152,6 +152,12 @@ class CompiledStages:
             mesh.close()
             raise
 
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            "a model compiled in stages trains by steps only",
+            remedy="with model.start() as training: training.step(batches)",
+        )
+
     def __repr__(self) -> str:
         return f"<CompiledStages of {self.model.graph.name}: {self.parallel!r}>"
 
@@ -200,6 +206,7 @@ def compile_stages(
         raise UsageError(
             "accumulation_steps is the number of micro-batches of a training in stages",
             expected=str(parallel.micro_batches), got=str(options.accumulation_steps),
+            remedy="leave it out: parallel={'micro_batches': N} sets it",
         )  # fmt: skip
     loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
     staged = stages_of(model, loss, optimizer, options, parallel.stages)

@@ -511,7 +511,8 @@ def micro_batches_of(batches: Sequence[Any], count: int) -> list[tuple[Any, Any]
         raise UsageError(
             "a step takes as many micro-batches as the training accumulates",
             expected=str(count), got=str(len(batches)),
-            remedy=f"compile with accumulation_steps={len(batches)}" if batches else None,
+            remedy=f"compile with accumulation_steps={len(batches)}, in stages with "
+            f"parallel={{'micro_batches': {len(batches)}}}" if batches else None,
         )  # fmt: skip
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:

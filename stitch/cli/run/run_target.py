@@ -14,6 +14,7 @@ import numpy as np
 
 from stitch import api
 from stitch.cli.chain import Runnable
+from stitch.cli.command import say_aside
 from stitch.cli.device_costs import check_device_capacity, memory_text, planned_copies
 from stitch.errors import UsageError
 from stitch.files import OutputFiles
@@ -262,6 +263,10 @@ class SeveralDevices:
             measured.passes += 1
             tick()
         mesh.wait()
+        for name, count in mesh.client.restarts.items():
+            if count:
+                times = counted(count, "time")
+                say_aside(f"the server of device {name!r} ended and was started again {times}")
         measured.whole_seconds += time.perf_counter() - began
         measured.timed += timed
         records = [record for record in mesh.client.records if record.run >= first]
