@@ -20,6 +20,7 @@ from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.messages import Message
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
+from stitch.program import TensorDesc, host_layout
 from tests.support import placed_graphs
 from tests.support.placed_graphs import DESCS, MACHINE, WIDE, by_one_device
 from tests.support.task_graphs import same
@@ -368,3 +369,41 @@ def test_a_view_that_leaves_does_not_pin_what_the_next_answer_needs() -> None:
     with stitch.open_device(MACHINE) as device:
         wanted = by_one_device(case.graph, case.inputs, device)
     assert same(found, wanted)
+
+
+def test_arrays_of_the_caller_may_change_after_a_call_and_results_are_its_own() -> None:
+    graph, expected = chain()
+    (x,) = batches(1)
+    given = x.copy()
+    with open_mesh(2, machine="host", seed=3) as mesh:
+        results = mesh.prepare(graph)(given)
+        given[...] = 7
+        for result, wanted in zip(results, expected(x), strict=True):
+            result.numpy()[...] = 7
+            assert np.array_equal(result.numpy(), wanted)
+
+
+def test_a_remote_tensor_of_another_shape_is_refused_by_the_call() -> None:
+    graph, _ = chain()
+    small = stitch.TaskGraph("small")
+    small.output(small.copy(small.input(TensorDesc((2, 8), host_layout(WIDE))), host_layout(WIDE)))
+    with open_mesh(2, machine="host") as mesh:
+        result = mesh.prepare(small)(np.ones((2, 8), np.float32))
+        with pytest.raises(UsageError, match="input 'x' has another type"):
+            mesh.prepare(graph)(result)
+
+
+def test_forget_restores_a_carried_value_that_a_task_overwrote() -> None:
+    graph = stitch.TaskGraph("g")
+    h, x = graph.input(DESCS[WIDE], "h"), graph.input(DESCS[WIDE], "x")
+    with graph.on("device0"):
+        graph.output(graph.host(placed_graphs.FUNCTIONS["bump"][0], h, x), "after")
+    ones = np.ones((4, 8), np.float32)
+    with open_mesh(1, functions=[placed_graphs.__name__]) as mesh:
+        run = mesh.prepare(graph, carry={"h": "after"})
+        run.write(h=ones)
+        mesh.client.keep("device0")
+        run(ones * 2)
+        assert np.array_equal(run.read("h"), ones * 2)
+        mesh.client.forget("device0")
+        assert np.array_equal(run.read("h"), ones)
