@@ -333,11 +333,13 @@ class DeviceServer:
             results = _cancelled(piece.table, failed)
         if graph is None:
             return results, None
-        untold = None
+        # The error itself would keep the values of its frames.
+        raised, kind, untold = None, "", None
         pending = graph.pending(*[arguments[i] for i in inputs])
         try:
             self.device.wait()
         except Exception as error:
+            raised, kind = str(error), type(error).__name__
             if not all(row.outputs for row in piece.table.tasks):
                 untold = Failure.of(error, where)
         for position, tensor in zip(outputs, pending, strict=True):
@@ -345,7 +347,11 @@ class DeviceServer:
                 tensor.settle()
                 results[position] = tensor
             except StitchError as error:
-                results[position], untold = Failure.of(error, where), None
+                # It tells of an error that the client has not seen.
+                failure, untold = replace(Failure.of(error, where), remedy=None), None
+                if raised is not None and f"failed: {raised}" in str(failure.where):
+                    failure = replace(failure, got=f"{kind}: {raised}")
+                results[position] = failure
         return results, untold
 
     def _without(

@@ -320,8 +320,9 @@ def test_each_value_tells_of_the_failure_that_it_depends_on() -> None:
     ones = np.ones((4, 8), np.float32)
     with open_mesh(3, functions=[placed_graphs.__name__]) as mesh:
         second, first, other = mesh.prepare(graph)(ones, ones * 0, ones)
-        with pytest.raises(TaskError, match="failed: 0"):
+        with pytest.raises(TaskError, match="failed: 0") as caught:
             first.numpy()
+        assert caught.value.got == "Told: 0" and caught.value.remedy is None
         with pytest.raises(TaskError, match="failed: 1"):
             second.numpy()
         assert np.array_equal(other.numpy(), ones * 2)
