@@ -103,7 +103,7 @@ def devices() -> Iterator[dict[str, Device]]:
 def test_each_device_runs_its_pieces_with_the_bits_of_one_device(
     devices: dict[str, Device],
 ) -> None:
-    for seed in SEEDS:
+    for seed in SEEDS[::4]:
         case = placed_case(seed)
         table = case.graph.table()
         values = {number: case.inputs[name] for name, number in table.inputs}

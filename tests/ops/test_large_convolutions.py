@@ -85,11 +85,11 @@ def test_tiles_of_any_size_make_the_whole(
 
 
 def test_a_kernel_of_64_by_64_takes_a_few_megabytes() -> None:
-    x, w = numbers(1, 1, 200, 200), numbers(2, 1, 64, 64, seed=4)
+    x, w = numbers(1, 1, 110, 110), numbers(2, 1, 64, 64, seed=4)
     out, taken = run("Conv", x, w, pads=(1, 1, 1, 1))
     assert taken < 12 * MIB
     padded = np.pad(x[0, 0], 1)
-    for y, z in ((0, 0), (17, 101), (138, 138)):
+    for y, z in ((0, 0), (17, 31), (48, 48)):
         seen = padded[y : y + 64, z : z + 64]
         np.testing.assert_array_equal(out[0, :, y, z], (w[:, 0] * seen).sum((1, 2)))
 
