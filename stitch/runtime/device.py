@@ -8,7 +8,7 @@ same work is replayed; the backend executes it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -19,6 +19,7 @@ from typing import Any, Self
 from stitch.argument_kinds import INDEX_OR_NAME, instance_of, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
+from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
@@ -492,6 +493,10 @@ class RuntimeDevice(TensorAccess):
         finally:
             self.copies_forbidden -= 1
             self.look_again()
+
+    def on_plan(self, callback: Callable[[Plan], object]) -> None:
+        """Call `callback` with each plan when it is bound, and again if a run of it fails."""
+        self.history.on_plan.append(callback)
 
     def statistics(self) -> Statistics:
         """Return counts of expensive events since the device opened; see `Statistics`."""

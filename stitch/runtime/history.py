@@ -190,6 +190,8 @@ class History:
     def __init__(self, seen: Callable[[], tuple[int, int]]) -> None:
         #: Returns the writes and bytes that the memory spaces counted.
         self.seen = seen
+        #: See `RuntimeDevice.on_plan`.
+        self.on_plan: list[Callable[[Plan], object]] = []
         self._began = (0, 0)
         self.period = WHOLE_RUN
         self._plans: dict[int, Tally] = {}
@@ -207,6 +209,8 @@ class History:
 
     def add(self, key: int, tally: Tally) -> None:
         """Register a tally, which counts its runs itself; `key` must be unique."""
+        for callback in self.on_plan:
+            callback(tally.plan)
         self._plans[key] = tally
         if len(self._plans) > self._limit:
             self._fold()
@@ -223,6 +227,8 @@ class History:
     def count(self, event: Event) -> None:
         """Count a rare event; runs and reads are counted where they happen."""
         if isinstance(event, PlanStopped):
+            for callback in self.on_plan:
+                callback(event.plan)
             self._earlier += totals_of(event)
         elif isinstance(event, Written):
             key = (event.desc.text(), event.nbytes)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from stitch.planner import Plan, check_plan
-from stitch.runtime.events import Event, PlanStopped
-from stitch.runtime.history import History, Tally
+from typing import Any
 
-#: Number in its device's history and plan, of each that ran first since the last look.
+from stitch.planner import Plan, check_plan
+from stitch.runtime import RuntimeDevice
+
+#: Each plan that was bound or that stopped since the last look.
 _ran: list[Plan] = []
 
 
 def watch() -> None:
-    """From now on, remember each plan that runs until it is taken: once for each device."""
-    add, count = History.add, History.count
+    """From now on, remember each plan that a device binds until it is taken."""
+    begin = RuntimeDevice.__init__
 
-    def remember(self: History, key: int, tally: Tally) -> None:
-        _ran.append(tally.plan)
-        add(self, key, tally)
+    def remember(self: RuntimeDevice, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self.on_plan(_ran.append)
 
-    def remember_stopped(self: History, event: Event) -> None:
-        if isinstance(event, PlanStopped):
-            _ran.append(event.plan)
-        count(self, event)
-
-    History.add = remember  # type: ignore[method-assign]
-    History.count = remember_stopped  # type: ignore[method-assign]
+    RuntimeDevice.__init__ = remember  # type: ignore[method-assign]
 
 
 def taken() -> list[Plan]:
