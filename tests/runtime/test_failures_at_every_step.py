@@ -70,18 +70,18 @@ def kinds_of(plans: list[Plan]) -> Counter[str]:
 
 def fails_everywhere(seed: int, patch: pytest.MonkeyPatch) -> Counter[str]:
     """One piece of work, stopped at each of its steps and transfers in turn."""
-    world, draw = prepared(seed)
-    state = draw.getstate()
     fuse = Fuse()
     plans = lay(patch, fuse)
+    world, draw = prepared(seed)
+    state = draw.getstate()
+    plans.clear()
+    fuse.count = fuse.transfers = 0
     act(world, draw)
     done, places = kinds_of(plans), fuse.count
     done["transfers"] = fuse.transfers
     world.close()
     for place in range(places):
-        with patch.context() as unlaid:
-            unlaid.setattr(fuse, "burn", lambda *_: None)
-            world, draw = prepared(seed)
+        world, draw = prepared(seed)
         draw.setstate(state)
         fuse.left = place
         with contextlib.suppress(Planted):
@@ -102,7 +102,7 @@ def fails_everywhere(seed: int, patch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-@pytest.mark.parametrize("seed", every(2, [15, 16]))
+@pytest.mark.parametrize("seed", every(2, [25, 32]))
 def test_what_fails_anywhere_leaves_what_the_records_say(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

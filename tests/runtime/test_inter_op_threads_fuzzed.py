@@ -12,10 +12,9 @@ from random import Random
 import pytest
 
 from stitch.planner import Step
-from stitch.runtime import PlanMade, PlanRun, PlanStopped
-from stitch.runtime.events import Event
+from stitch.runtime import Event, PlanMade, PlanRun, PlanStopped
 from tests.support.faults import Mines, Planted
-from tests.support.handle_world import World
+from tests.support.handle_world import World, fate
 from tests.support.random_work import MACHINES, WITH_ROOM
 from tests.support.short_threads import shorten
 from tests.support.stitched_models import held_by
@@ -44,7 +43,7 @@ def used(
     world.flush()
     world.check()
     account = world.device.account()
-    ended = [repr(held.tensor._record.status) for held in world.held]
+    ended = [fate(held.tensor) for held in world.held]
     ended += [str(account.total.copies), str(account.total.nbytes), str(account.nbytes_seen)]
     world.close()
     return seen, ended
@@ -63,7 +62,7 @@ def test_drawn_work_is_the_same_on_any_number_of_threads(
         assert on_one == used(seed, 2, executor)
         assert on_one == used(seed, 3, executor)
         assert on_one[1] == used(seed, 2, executor, watched=False)[1]
-    widths = [len(fork.threads) for assignment in found for fork in assignment.forks]
+    widths = [len(fork.threads) for forks in found for fork in forks]
     print(executor, len(found), len(widths), widths.count(3))
     assert len(widths) > 6
     assert 3 in widths
@@ -96,7 +95,7 @@ def fails(
         world.device.flush()
     calls = mines.count - before
     world.check()
-    ended = [f"{h.tensor._record.status} {h.tensor._record.by}" for h in world.held]
+    ended = [fate(held.tensor) for held in world.held]
     mines.at = set()
     for _ in range(6):
         world.step(draw)

@@ -13,9 +13,9 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError
-from stitch.runtime.values import Status, ValueRecord
 from tests.runtime.test_recordings_fuzzed import Drill, check_empty
 from tests.support.grids import every
+from tests.support.handle_world import fate
 from tests.support.random_work import ALL_MACHINES, NAMED
 
 THREADS = 4
@@ -32,20 +32,23 @@ class SharedDrill(Drill):
 
     def check(self) -> None:
         """What is ready stays so, and is right."""
-        self.held = [h for h in self.held if not self._may_have_failed(h.tensor._record)]
+        self.held = [h for h in self.held if not self._may_have_failed(h.tensor)]
         for held in self.held:
-            value = held.tensor._record
-            if value.status is Status.READY:
+            if held.is_ready:
                 np.testing.assert_array_equal(held.tensor.numpy(), held.expected)
                 for array in held.exports:
                     np.testing.assert_array_equal(array, held.expected)
             else:
-                assert value.is_usable or self._may_have_failed(value), value.by
+                is_gone = not held.tensor.is_allocated and not self._may_have_failed(held.tensor)
+                assert not is_gone, fate(held.tensor)
 
-    def _may_have_failed(self, value: ValueRecord) -> bool:
+    def _may_have_failed(self, tensor: stitch.Tensor) -> bool:
         """Whether it was never made: by a planted failure, or for lack of room."""
-        refused = "pinned" in value.by or "OutOfMemory" in value.by
-        return value.status is Status.FAILED and (self.fails or refused)
+        if tensor.is_allocated:
+            return False
+        text = fate(tensor)
+        is_refused = "pinned" in text or "OutOfMemory" in text
+        return "was never made" in text and (self.fails or is_refused)
 
 
 @pytest.fixture(autouse=True)

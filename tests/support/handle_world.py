@@ -5,6 +5,7 @@ Steps take whole numbers, so that whoever draws them, Hypothesis or a seed, draw
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ import stitch
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.program import Array, Layout, TensorDesc
 from stitch.runtime import RuntimeDevice
-from stitch.runtime.values import Status
 from tests.support.random_work import (
     ALL_MACHINES,
     F32,
@@ -45,7 +45,7 @@ class Held:
 
     @property
     def is_ready(self) -> bool:
-        return self.tensor._record.status is Status.READY
+        return self.tensor.is_allocated and not self.tensor.is_pending
 
 
 class World:
@@ -79,7 +79,7 @@ class World:
             del error
         finally:
             lost = [h for h in ready if not h.is_ready]
-            assert not lost, f"{lost[0].tensor} is gone: {lost[0].tensor._record.by}"
+            assert not lost, f"{lost[0].tensor} is gone: {fate(lost[0].tensor)}"
             self.held = [h for h in self.held if h.tensor.is_allocated]
             del ready, lost
 
@@ -236,19 +236,13 @@ class World:
             return
         with self.attempt():
             self.device.flush()
-            record = held.tensor._record
-            sharers = [h.tensor._record for h in self.held if h.root == held.root]
             if held not in self.held or not held.expected.size:
                 return
-            if any(len(sharer.instances) != 1 for sharer in sharers):
+            layout = held.tensor.layout
+            if not layout.is_dense or layout.data_type is not F32 or held.tensor.address is None:
                 return
-            if (
-                not record.instances[0].desc.layout.is_dense
-                or record.desc.layout.data_type is not F32
-            ):
-                return
-            if record.instances[0].buffer.address is None:
-                return
+            # Its copies elsewhere are dropped.
+            self.device.write(held.tensor, held.expected)
             region = self.device.memory(held.tensor.space)[self.device.footprint_of(held.tensor)]
             array = self.array(held.expected.shape)
             region.view(np.float32)[: array.size] = array.ravel()
@@ -287,33 +281,39 @@ class World:
     # -- what must hold --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every instance of what is ready has its elements; records and allocators agree."""
-        device, contents = self.device, self.device.contents
-        device.drain()
-        for space, allocator in device.records.allocators.items():
-            allocator.check()
-            there = sorted(
-                (b.address, b.size_per_bank) for (s, _), b in device.records.buffers.items()
-                if s is space and b.address is not None
-            )  # fmt: skip
-            assert sorted(allocator.buffers()) == there
+        """What is ready has its elements; the buffers of a space fill what is not free."""
+        for use in self.device.memory_use().values():
+            blocks = sorted((*((at, size) for at, size, _ in use.buffers), *use.holes))
+            assert sum(size for _, size, _ in use.buffers) == use.used_nbytes
+            assert sum(size for _, size in use.holes) == use.free_nbytes
+            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(blocks))
         for held in self.held:
-            record = held.tensor._record
-            if not held.is_ready or not device.computes:
+            if not held.is_ready or not self.device.computes:
                 continue
-            only = record.instances[: 1 if record.is_exposed else None]
-            for instance in only:
-                found = contents.elements(instance, record.desc, 1 << 40)
-                assert found.shape == held.expected.shape
-                np.testing.assert_array_equal(found.astype(np.float32), held.expected)
+            found = held.tensor.numpy()
+            assert found.shape == held.expected.shape
+            np.testing.assert_array_equal(found.astype(np.float32), held.expected)
             for array in held.exports:
                 np.testing.assert_array_equal(array.astype(np.float32), held.expected)
 
 
+def fate(tensor: stitch.Tensor) -> str:
+    """Whether a tensor is pending, ready, or what became of it."""
+    if tensor.is_pending:
+        return "pending"
+    try:
+        tensor.settle()
+    except TaskError as error:
+        return str(error)
+    return "ready"
+
+
 def _in_one_buffer(part: stitch.Tensor, whole: stitch.Tensor) -> bool:
-    """Whether the first instances of both lie in the same buffer."""
-    first, second = (tensor._record.instances[0] for tensor in (part, whole))
-    return first.buffer is second.buffer
+    """Whether a view has the bytes of its tensor."""
+    if part.address is None or whole.address is None:
+        return bool(np.shares_memory(np.from_dlpack(part), np.from_dlpack(whole)))
+    inner, outer = (part.device.footprint_of(tensor) for tensor in (part, whole))
+    return part.space is whole.space and bool(outer.start <= inner.start < outer.stop)
 
 
 #: What `World.step` draws from, the more often the more often it stands here: name, whole numbers.

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from stitch.planner import ThreadAssignment, assign_threads, inter_op_threads
-from stitch.runtime.recording import thread_work
+from stitch.planner import Fork, Plan, inter_op_threads
+from stitch.runtime.executors import operation_prices
 
 
-def shorten(patch: pytest.MonkeyPatch) -> list[ThreadAssignment]:
-    """Every stretch is long enough from now on; gives the lanes of plans that have several."""
+def shorten(patch: pytest.MonkeyPatch) -> list[tuple[Fork, ...]]:
+    """Every section is long enough from now on; gives the forks of plans that have any."""
     patch.setattr(inter_op_threads, "LEAST", 1e-9)
     patch.setattr(inter_op_threads, "HANDING", 0.0)
     patch.setattr(inter_op_threads, "_HEAVY", 1e-9)
-    patch.setattr(thread_work, "least_copy_microseconds", lambda nbytes: 1e-6 * (1 + nbytes))
-    found: list[ThreadAssignment] = []
+    patch.setattr(operation_prices, "COPIED", 1e6)
+    found: list[tuple[Fork, ...]] = []
+    assign = inter_op_threads.assign_arenas
 
-    def noting(*arguments: Any) -> ThreadAssignment:
-        lanes = assign_threads(*arguments)
-        if lanes.forks:
-            found.append(lanes)
-        return lanes
+    def noting(plan: Plan, forks: tuple[Fork, ...]) -> Any:
+        found.append(forks)
+        return assign(plan, forks)
 
-    patch.setattr(thread_work, "assign_threads", noting)
+    patch.setattr(inter_op_threads, "assign_arenas", noting)
     return found

@@ -137,7 +137,7 @@ def integers(shape: tuple[int, ...] = (4, 64), start: int = 0) -> Array:
 def used(device: RuntimeDevice) -> dict[str, int]:
     """Bytes per bank that are allocated, by space; runs the queue."""
     device.flush()
-    return {s.value: a.used_nbytes for s, a in device.records.allocators.items()}
+    return {space.value: use.used_nbytes for space, use in device.memory_use().items()}
 
 
 def one(result: object) -> stitch.Tensor:
@@ -176,7 +176,8 @@ def held_by(device: RuntimeDevice) -> list[str]:
     """What a device still holds once it has read the notes of the finalizers."""
     device.drain()
     device.drain()
-    buffers = [f"{place}: {buffer.origin}" for place, buffer in device.records.buffers.items()]
-    allocators = device.records.allocators.items()
-    spaces = [f"{s.value}: {a.used_nbytes} B" for s, a in allocators if a.used_nbytes]
-    return buffers + spaces
+    return [
+        f"{space.value} {at:#x}: {size} B of {origin}"
+        for space, use in device.memory_use().items()
+        for at, size, origin in use.buffers
+    ]
