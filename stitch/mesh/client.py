@@ -12,15 +12,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import finalize
 
-from stitch.errors import TaskError, UsageError
+from stitch.errors import TaskError
 from stitch.mesh.carrier import Carrier, Outcome, Reference
 from stitch.mesh.messages import (
+    Drop,
     Failure,
-    Forget,
-    Keep,
     Load,
     Message,
     Prepare,
@@ -61,9 +61,11 @@ class Crossing(NamedTuple):
     target: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedPiece:
     """A piece on its device: what it is sent, and what it answers.
+
+    The device drops it when neither its users nor the log of the client refer to it any more.
 
     `returns`: the number of values of an answer, with the record. `is_stateful`: whether it reads
     or writes persistent buffers; its runs are turns of the device. `keeps` and `drops`: the values
@@ -114,28 +116,23 @@ class _Reading:
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    """What a server is sent when it is started.
-
-    `mark`: the number of the first entry of the log after the last `Keep`, None without one.
-    """
+    """What a server is sent when it is started."""
 
     name: str
     files: dict[str, bytes] = field(default_factory=dict)
-    pieces: dict[int, PreparedPiece] = field(default_factory=dict)
+    #: By number the messages of its pieces, and the files of each.
+    pieces: dict[int, tuple[Prepare, frozenset[str]]] = field(default_factory=dict)
     snapshot: _Snapshot = field(default_factory=lambda: _Snapshot({}, 0, 0))
     reading: _Reading | None = None
-    mark: int | None = None
     is_started: bool = False
-    #: Why its persistent buffers could not be written.
-    failure: Failure | None = None
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """The names of the persistent buffers of its pieces."""
         named: dict[str, None] = {}
-        for piece in self.pieces.values():
-            named |= dict.fromkeys(s.name for s in piece.message.sources if s.kind == "buffer")
-            named |= dict.fromkeys(t.buffer for t in piece.message.targets if t.buffer)
+        for message, _ in self.pieces.values():
+            named |= dict.fromkeys(s.name for s in message.sources if s.kind == "buffer")
+            named |= dict.fromkeys(t.buffer for t in message.targets if t.buffer)
         return tuple(named)
 
 
@@ -165,6 +162,8 @@ class MeshClient:
         self._log: list[Entry] = []
         self._entries = 0
         self._pieces = 0
+        #: Devices and numbers of pieces that nothing refers to any more; any thread adds to it.
+        self._unused: deque[tuple[str, int]] = deque()
         self.runs = 1
         #: Runs of the log of which no more pieces will be sent, and the number below which no run
         #: needs anything of a server.
@@ -193,6 +192,7 @@ class MeshClient:
         Runs of pieces that read or write persistent buffers take turns on their device, in the
         order in which they are sent.
         """
+        self._drop_unused()
         number = self._pieces
         self._pieces += 1
         message = Prepare(number, graph, tuple(functions), tuple(sources), tuple(targets))
@@ -203,14 +203,35 @@ class MeshClient:
             | {s.name for s in sources if s.kind == "sent" and s.name},
             frozenset([s.name for s in sources if s.kind == "kept" and s.is_last]),
         )  # fmt: skip
+        finalize(piece, self._unused.append, (device, number)).atexit = False
         held = self._devices[device]
         for sha256, data in files.items():
             if sha256 not in held.files:
                 self.ask(device, Load(sha256, data))
                 held.files[sha256] = data
         self.ask(device, message)
-        held.pieces[number] = piece
+        held.pieces[number] = message, frozenset(files)
         return piece
+
+    def _drop_unused(self) -> None:
+        """Drop pieces that nothing refers to any more, and what only they need."""
+        numbers: dict[str, list[int]] = {}
+        while self._unused:
+            device, number = self._unused.popleft()
+            numbers.setdefault(device, []).append(number)
+        for device, unused in numbers.items():
+            held = self._devices[device]
+            for number in unused:
+                held.pieces.pop(number, None)
+            needed = {sha256 for _, files in held.pieces.values() for sha256 in files}
+            files = tuple([sha256 for sha256 in held.files if sha256 not in needed])
+            for sha256 in files:
+                del held.files[sha256]
+            # A snapshot on its way would bring back buffers.
+            held.reading, before = None, held.snapshot.buffers
+            remaining = {name: before[name] for name in held.buffers if name in before}
+            held.snapshot = replace(held.snapshot, buffers=remaining)
+            self._carry(device, Drop(tuple(unused), files))
 
     def ask(self, device: str, message: Message) -> Any:
         """Send a message that may be sent twice, and return its answer; raise what it answers."""
@@ -282,6 +303,8 @@ class MeshClient:
         """Send runs of pieces, see `send`: all of them enter the log, or none does."""
         if not self._is_sent:
             self.recover()
+        if self._unused:
+            self._drop_unused()
         turns: dict[str, int] = {}
         for entry in entries:
             device = entry.piece.device
@@ -338,7 +361,7 @@ class MeshClient:
     def write(self, device: str, buffers: dict[str, RemoteValue]) -> None:
         """Set persistent buffers of a device, all of them before the first run that reads them.
 
-        No run may be under way on the device. A `keep` before it is void.
+        No run may be under way on the device.
         """
         held = self._devices[device]
         for value in buffers.values():
@@ -349,7 +372,7 @@ class MeshClient:
         found = self.carrier.value(answer)
         if isinstance(found, Failure):
             raise found.error()
-        held.mark = held.reading = held.failure = None
+        held.reading = None
         held.snapshot = _Snapshot(before.buffers | buffers, before.turn, self._entries)
         self._forget_done()
 
@@ -363,68 +386,32 @@ class MeshClient:
                 raise array.error()
         return arrays
 
-    def keep(self, device: str) -> None:
-        """Remember the persistent buffers of a device, after the runs that were sent."""
-        held = self._devices[device]
-        self._settle_device(device)
-        held.mark = None
-        self.ask(device, Keep())
-        held.mark = self._entries
-        if self._turn(held) - held.snapshot.turn >= KEEP_EVERY:
-            self.save(device)
-
-    def forget(self, device: str) -> None:
-        """Set the persistent buffers of a device back to what the last `keep` remembered.
-
-        The runs since then are undone; raises `UsageError` without a `keep`.
-        """
-        held = self._devices[device]
-        mark = held.mark
-        if mark is None:
-            raise UsageError(f"device {device!r} has nothing to go back to",
-                             expected="keep before forget, and no write between")  # fmt: skip
-        self._settle_device(device)
-        # If this does not come to its end, the server is replaced.
-        self._lost.add(device)
-        self._is_sent = False
-        self._log = [
-            entry for entry in self._log
-            if not (entry.turn and entry.piece.device == device and entry.number >= mark)
-        ]  # fmt: skip
-        sent = self._carry(device, Forget())
-        self.carrier.wait(sent)
-        if self.carrier.outcome(sent[0]) is Outcome.READY:
-            self._lost.discard(device)
-            self._is_sent = not self._lost
-
     def _settle_device(self, device: str) -> None:
         self.settle([entry.record for entry in self._log if entry.piece.device == device])
 
-    def finish(self, device: str) -> None:
-        """Wait for all runs that were sent to a device.
-
-        Raises the error of one that could not write persistent buffers, until the next `write`,
-        also of none.
-        """
-        self._settle_device(device)
-        failure = self._devices[device].failure
-        if failure is not None:
-            raise failure.error()
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Wait for runs that were sent; raise the error of one that could not write a persistent
+        buffer, which runs that read the buffer fail with, too."""
+        records = [entry.record for entry in entries]
+        self.settle(records)
+        for record in records:
+            found = self.carrier.value(record.reference)
+            if isinstance(found, Failure):
+                raise found.error()
 
     def _turn(self, held: _Device) -> int:
         """Return the last turn of a device that was sent."""
-        turns = [e.turn for e in reversed(self._log) if e.turn and e.piece.device == held.name]
-        return turns[0] if turns else held.snapshot.turn
+        turns = (e.turn for e in reversed(self._log) if e.turn and e.piece.device == held.name)
+        return next(turns, held.snapshot.turn)
 
     def save(self, device: str) -> None:
         """Ask for the persistent buffers of a device, behind the runs that were sent: what a server
         that is started again begins with.
 
-        Does nothing where it would not be enough: while a run has kept values on the device, or
-        after turns that `forget` may undo.
+        Does nothing while a run has kept values on the device: it would not be enough.
         """
         held = self._devices[device]
-        if held.reading is not None or held.mark not in (None, self._entries):
+        if held.reading is not None:
             return
         kept: set[tuple[int, str]] = set()
         for entry in self._log:
@@ -514,9 +501,6 @@ class MeshClient:
                 self.records.append(record)
                 if record.untold is not None:
                     self._untold.append(record.untold)
-            elif entry.turn:
-                held = self._devices[entry.piece.device]
-                held.failure = held.failure or record
         return entry.is_done
 
     def _forget_done(self) -> None:
@@ -560,23 +544,13 @@ class MeshClient:
                 min(self._lost, default=self._log[0].piece.device if self._log else "?"),
                 f"{sum(not entry.is_done for entry in self._log)} runs of pieces",
             )  # fmt: skip
-        marks = {}
         for name in sorted(self._lost):
-            held = self._devices[name]
-            self._restart(held)
-            if held.mark is not None:
-                marks[name] = held.mark
+            self._restart(self._devices[name])
         for entry in self._log:
-            device = entry.piece.device
-            if device in marks and entry.number >= marks[device]:
-                del marks[device]
-                self._carry(device, Keep())
-            is_lost = device in self._lost and (entry.turn or entry.piece.keeps)
+            is_lost = entry.piece.device in self._lost and (entry.turn or entry.piece.keeps)
             # Answers that are there stay: the same run gives the same bits.
             if not entry.is_done or (is_lost and self._is_new(entry)):
                 self._send(entry)
-        for device in marks:
-            self._carry(device, Keep())
         self._lost.clear()
         self._is_sent = True
 
@@ -588,7 +562,7 @@ class MeshClient:
         held.reading = None
         sent = [
             *[self._carry(held.name, Load(key, data)) for key, data in held.files.items()],
-            *[self._carry(held.name, piece.message) for piece in held.pieces.values()],
+            *[self._carry(held.name, message) for message, _ in held.pieces.values()],
         ]  # fmt: skip
         if snapshot.turn or snapshot.buffers:
             message = Write(tuple(snapshot.buffers), snapshot.turn)

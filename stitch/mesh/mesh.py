@@ -116,7 +116,7 @@ class MeshStatistics(TypedDict):
 class RemoteTensor:
     """A value on a device of a mesh, perhaps pending; an argument of other calls in its mesh."""
 
-    __slots__ = ("__weakref__", "_graph", "_run", "_value", "desc", "device", "mesh", "name")
+    __slots__ = ("__weakref__", "_value", "desc", "device", "mesh", "name")
 
     def __init__(
         self, mesh: Mesh, device: str, desc: TensorDesc, value: RemoteValue, name: str
@@ -474,7 +474,13 @@ class MeshGraph:
         """Wait until no call is under way; return what the last one took, for each piece."""
         self.wait()
         last = {record.piece: record for record in self.mesh.client.records}
-        return tuple([last[prepared.number] for prepared, _, _ in self._prepared])
+        numbers = [prepared.number for prepared, _, _ in self._prepared]
+        if not last.keys() >= {*numbers}:
+            raise UsageError(
+                f"there is no record of a call of task graph {self.name!r}",
+                expected=f"a call, and fewer than {MAX_RECORDS} runs of pieces since",
+            )
+        return tuple([last[number] for number in numbers])
 
     def _travelling(self) -> dict[str, RemoteValue]:
         """Return the carried values that travel, after the last call that was sent.

@@ -112,13 +112,11 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Remember all persistent buffers and the turn as they are, for `Forget`."""
+class Drop:
+    """Drop pieces, files by their SHA-256, and persistent buffers that no piece names any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Set all persistent buffers and the turn back to what the last `Keep` remembered."""
+    pieces: tuple[int, ...]
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ class Close:
     """Close the device."""
 
 
-Message: TypeAlias = Load | Prepare | Run | Write | Read | Keep | Forget | Report | Close
+Message: TypeAlias = Load | Prepare | Run | Write | Read | Drop | Report | Close
 REPORTS: Final = ("explain", "memory", "statistics", "trace", "clock")
 
 # --------------------------------------------------------------------------------------------------
@@ -242,12 +240,11 @@ def _is_builtin(dtype: np.dtype[Any]) -> bool:
 # Checks where a message arrives.
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bytes": (bytes,)}
+_TUPLES: Mapping[str, type] = {"tuple[str, ...]": str, "tuple[int, ...]": int}
 _PAIRS: Mapping[str, tuple[type, ...]] = {
     "tuple[tuple[str, str], ...]": (str, str),
 }
-_MESSAGES: tuple[type, ...] = (
-    Load, Prepare, Run, Write, Read, Keep, Forget, Report, Close,
-)  # fmt: skip
+_MESSAGES: tuple[type, ...] = (Load, Prepare, Run, Write, Read, Drop, Report, Close)
 #: The names and types of the fields of each.
 _FIELDS = {kind: [(each.name, str(each.type)) for each in fields(kind)] for kind in _MESSAGES}
 
@@ -276,8 +273,8 @@ def check_message(message: object, values: Sequence[object]) -> None:
 def _check_field(message: str, name: str, kind: str, value: object) -> None:
     if kind in _KINDS:
         good = type(value) in _KINDS[kind]
-    elif kind == "tuple[str, ...]":
-        good = type(value) is tuple and all(type(each) is str for each in value)
+    elif kind in _TUPLES:
+        good = type(value) is tuple and all(type(each) is _TUPLES[kind] for each in value)
     elif kind in _PAIRS:
         good = type(value) is tuple and all(
             type(each) is tuple and tuple(map(type, each)) == _PAIRS[kind] for each in value

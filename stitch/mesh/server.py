@@ -24,9 +24,8 @@ from stitch.errors import FormatError, StitchError, TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.messages import (
     Close,
+    Drop,
     Failure,
-    Forget,
-    Keep,
     Load,
     Message,
     NotDone,
@@ -130,8 +129,7 @@ class DeviceServer:
         self._modules, self._copies = tuple(modules), copies
         self._binaries: dict[str, Binary] = {}
         self._pieces: dict[int, _Piece] = {}
-        #: `_before`: what `Forget` goes back to.
-        self._state = self._before = _NO_STATE
+        self._state = _NO_STATE
         #: Values that a piece left for others of its run; by piece, run and turn the answers of
         #: runs that cannot be done twice.
         self._kept: dict[tuple[int, str], Tensor | Failure] = {}
@@ -141,8 +139,7 @@ class DeviceServer:
         self._totals: Totals | None = None
         self._handlers: dict[type, Callable[[Any, Sequence[Any]], object]] = {
             Load: self._load, Prepare: self._prepare, Run: self._run, Write: self._write,
-            Read: self._read, Keep: self._keep, Forget: self._forget, Report: self._report,
-            Close: self._close,
+            Read: self._read, Drop: self._drop, Report: self._report, Close: self._close,
         }  # fmt: skip
 
     def handle(self, message: Message, *values: Any) -> object:
@@ -433,14 +430,14 @@ class DeviceServer:
         ]  # fmt: skip
         return (*told, self._state.turn)
 
-    def _keep(self, message: Keep, values: Sequence[Any]) -> object:
-        self._before = self._state
-        return True
-
-    def _forget(self, message: Forget, values: Sequence[Any]) -> object:
-        for key in [key for key in self._answers if key[2] > self._before.turn]:
-            del self._answers[key]
-        self._state = self._before
+    def _drop(self, message: Drop, values: Sequence[Any]) -> object:
+        for number in message.pieces:
+            self._pieces.pop(number, None)
+        for sha256 in message.files:
+            self._binaries.pop(sha256, None)
+        named, state = self._buffer_descs(), self._state
+        remaining = {name: value for name, value in state.buffers.items() if name in named}
+        self._state = _State(remaining, state.turn)
         return True
 
     # -- reports and the end -----------------------------------------------------------------------
@@ -469,7 +466,7 @@ class DeviceServer:
     def _close(self, message: Close, values: Sequence[Any]) -> object:
         for held in (self._kept, self._answers, self._pieces, self._binaries):
             held.clear()
-        self._state = self._before = _NO_STATE
+        self._state = _NO_STATE
         if self._trace is not None:
             self._trace.forget()
         self.device.close()

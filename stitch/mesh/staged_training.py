@@ -263,8 +263,9 @@ class StagedTraining:
         self._owns_mesh, self._changes = owns_mesh, compiled.optimizer.changes
         self._client: MeshClient = mesh.open_client("the training")
         self.steps = self.forwards = 0
-        #: Whether an update, or writing all tensors, was begun and may not have ended.
-        self._is_updating = self._is_partial = False
+        #: The runs of an update that may not have ended, and whether writing all tensors has not.
+        self._updating: Sequence[Entry] = ()
+        self._is_partial = False
         self._parameters = staged.parameters
         devices = self._devices(len(self.schedule))
         homes = {p.name: k for k, stage in enumerate(staged.stages) for p in stage.parameters}
@@ -347,21 +348,15 @@ class StagedTraining:
         self._check_usable()
         pairs = micro_batches_of(batches, self.parallel.micro_batches)
         values = [self._values(index, *pair) for index, pair in enumerate(pairs)]
-        try:
-            losses = self._passes(values)
-            for index, loss in enumerate(losses):
-                if not math.isfinite(loss):
-                    raise TaskError(
-                        f"the loss of step {self.steps} is {loss}",
-                        where=f"micro-batch {index}",
-                        remedy="the weights are as before this step: lower the learning rate, clip "
-                        "gradients, or look at the batch",
-                    )
-            rates = self._rates()
-        except BaseException:
-            self._release()
-            raise
-        self._update(rates)
+        losses = self._passes(values)
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise TaskError(
+                    f"the loss of step {self.steps} is {loss}", where=f"micro-batch {index}",
+                    remedy="the weights are as before this step: lower the learning rate, clip "
+                    "gradients, or look at the batch",
+                )  # fmt: skip
+        self._update(self._rates())
         return losses
 
     def _values(self, index: int, inputs: Any, target: Any) -> dict[str, RemoteValue]:
@@ -397,9 +392,10 @@ class StagedTraining:
             pieces = self._stages[replica][action.stage]
             self._add(entries, pieces.of(action), runs[index], values[index])
         self._submit(entries)
+        client.settle([entry.record for entry in entries])
         key = f"F{len(self._first) - 1}.{LOSS}"
         losses = [float(client.value(each[key])) for each in values]
-        self._finish()
+        client.finish(entries)
         return losses
 
     def _add(
@@ -420,19 +416,6 @@ class StagedTraining:
             for run in {entry.run for entry in entries}:
                 self._client.end_run(run)
 
-    def _finish(self) -> None:
-        """Wait for all runs that were sent; raise the error of one that failed."""
-        for device in self._used:
-            self._client.finish(device)
-
-    def _release(self) -> None:
-        """Let the devices go on after an error before the update."""
-        for device in self._used:
-            try:
-                self._client.finish(device)
-            except StitchError:
-                self._client.write(device, {})
-
     def _rates(self) -> dict[str, RemoteValue]:
         """Return the learning rates of this step; raise `UsageError` for other changes."""
         if self.optimizer.changes != self._changes:
@@ -452,7 +435,7 @@ class StagedTraining:
         run = client.begin_run()
         for piece in (*self._squares, self._clipping, *self._updates, *self._copies):
             self._add(entries, piece, run, values)
-        self._is_updating = True
+        self._updating = entries
         try:
             self._submit(entries)
         finally:  # An interrupted update was sent wholly, or not at all.
@@ -473,19 +456,20 @@ class StagedTraining:
         if self._is_partial:
             raise TaskError("load_state_dict() of this training did not come to its end",
                             remedy="load_state_dict() of a checkpoint")  # fmt: skip
-        if self._is_updating:
-            self._finish_update()
+        self._finish_update()
 
     def _finish_update(self) -> None:
         """Wait for an update; raise `TaskError` if it failed on a device."""
+        if not any(self._client.has_sent(entry) for entry in self._updating):
+            self._updating = ()
         try:
-            self._finish()
+            self._client.finish(self._updating)
         except StitchError as error:
             raise TaskError(
                 f"an update of this training failed on a part of its devices: {error.what}",
                 where=error.where, remedy="load_state_dict() of a checkpoint",
             ) from error  # fmt: skip
-        self._is_updating = False
+        self._updating = ()
 
     def _initial(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the first values of all kept tensors; raise `UsageError` for missing ones."""
@@ -508,7 +492,7 @@ class StagedTraining:
                 by_device[each.device] |= each.buffers(values)
         for device, buffers in by_device.items():
             self._client.write(device, buffers)
-        self._is_partial = self._is_updating = False
+        self._updating, self._is_partial = (), False
 
     @property
     def _used(self) -> tuple[str, ...]:

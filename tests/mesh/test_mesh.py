@@ -15,7 +15,7 @@ import pytest
 
 import stitch
 from stitch.errors import LinkError, TaskError, UsageError
-from stitch.mesh import Mesh, RemoteTensor, open_mesh
+from stitch.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.messages import Message
 from stitch.mesh.server import DeviceServer
@@ -394,17 +394,54 @@ def test_a_remote_tensor_of_another_shape_is_refused_by_the_call() -> None:
             mesh.prepare(graph)(result)
 
 
-def test_forget_restores_a_carried_value_that_a_task_overwrote() -> None:
+def test_records_of_a_graph_that_was_not_called_are_an_error() -> None:
+    graph, _ = chain()
+    with (
+        open_mesh(2, machine="host") as mesh,
+        pytest.raises(UsageError, match="no record of a call of task graph"),
+    ):
+        mesh.prepare(graph).last_records()
+
+
+def prepared_and_called(mesh: Mesh, value: float) -> tuple[Any, MeshGraph]:
+    """Prepare a program of its own, with a carried value, and call it."""
+    x = np.zeros((4, 8), np.float32)
+    program = stitch.compile(
+        lambda h, x: h + x * np.float32(value), [x, x], name="step", target="host"
+    )
     graph = stitch.TaskGraph("g")
-    h, x = graph.input(DESCS[WIDE], "h"), graph.input(DESCS[WIDE], "x")
+    descs = [program.program.input_desc(i).without_address() for i in range(2)]
+    h, given = graph.input(descs[0], "h"), graph.input(descs[1], "x")
     with graph.on("device0"):
-        graph.output(graph.host(placed_graphs.FUNCTIONS["bump"][0], h, x), "after")
-    ones = np.ones((4, 8), np.float32)
-    with open_mesh(1, functions=[placed_graphs.__name__]) as mesh:
-        run = mesh.prepare(graph, carry={"h": "after"})
-        run.write(h=ones)
-        mesh.client.keep("device0")
-        run(ones * 2)
-        assert np.array_equal(run.read("h"), ones * 2)
-        mesh.client.forget("device0")
-        assert np.array_equal(run.read("h"), ones)
+        after = graph.call(program, h, given)
+    graph.output(after, "after")
+    with graph.on("device1"):
+        graph.output(graph.copy(after, descs[1].layout), "y")
+    run = mesh.prepare(graph, carry={"h": "after"})
+    run.write(h=np.ones((4, 8), np.float32))
+    return run(x + 1), run
+
+
+def test_pieces_of_graphs_that_were_dropped_are_dropped_by_servers_and_client() -> None:
+    devices: dict[str, DeviceServer] = {}
+
+    def open_server(name: str) -> DeviceServer:
+        devices[name] = DeviceServer(name, stitch.open_device("host"))
+        return devices[name]
+
+    carrier = LocalCarrier(open_server, seed=1)
+    with Mesh(MachineSpecification.of(2, "host"), carrier) as mesh:
+        for number in range(20):
+            result, run = prepared_and_called(mesh, number)
+            if number == 10:
+                del run
+                carrier._kill("device0")
+            assert result.numpy()[0, 0] == number + 1
+        assert run.read("h")[0, 0] == 20
+        # The graph of this round, and that of the round before, which was there when it was made.
+        for name, device in devices.items():
+            held = mesh.client._devices[name]
+            assert len(held.pieces) == len(device._pieces) == 2
+            assert len(held.files) == len(device._binaries) <= 2
+            assert len(held.snapshot.buffers) <= 2 and len(device._state.buffers) <= 2
+        assert mesh.client.restarts["device0"] == 1

@@ -1,4 +1,4 @@
-"""Persistent buffers of a mesh: turns, snapshots, keep and forget, whatever happens to servers."""
+"""Persistent buffers of a mesh: turns and snapshots, whatever happens to servers."""
 
 from __future__ import annotations
 
@@ -80,22 +80,15 @@ class Steps:
 
 
 def history(mesh: LocalMesh, seed: int) -> list[Seen]:
-    """Steps, some of them undone or written over, and all that is seen of them."""
+    """Steps, some of them written over, and all that is seen of them."""
     chance = random.Random(seed)
     steps, client = Steps(mesh), mesh.client
     found: list[Seen] = []
-    keeps = chance.random() < 0.7
     for _ in range(chance.randint(2, 5)):
-        if keeps:
-            for device in ("left", "right"):
-                client.keep(device)
         values = [steps.step(chance.random()) for _ in range(chance.randint(1, 2 * KEEP_EVERY))]
         if chance.random() < 0.7:
             found += [client.value(value).tobytes() for value in values]
-        if keeps and chance.random() < 0.4:
-            for device in ("left", "right"):
-                client.forget(device)
-        elif chance.random() < 0.3:
+        if chance.random() < 0.3:
             steps.write("left", sum=chance.random())
         if chance.random() < 0.5:
             found += steps.buffers()
@@ -159,17 +152,6 @@ def test_no_snapshot_is_taken_while_a_run_has_kept_values() -> None:
         results = [client.send(steps.last, run, [v])[0] for run, v in zip(runs, made, strict=True)]
         assert [client.value(v)[0, 0] for v in results] == [2.0] * len(runs)
         assert mesh.carrier.sent["Read"] == 1
-
-
-def test_what_cannot_be_undone_is_an_error() -> None:
-    with LocalMesh() as mesh:
-        steps = Steps(mesh)
-        with pytest.raises(UsageError, match="nothing to go back to"):
-            mesh.client.forget("left")
-        mesh.client.keep("left")
-        steps.write("left", sum=3.0)
-        with pytest.raises(UsageError, match="no write between"):
-            mesh.client.forget("left")
 
 
 @pytest.mark.parametrize(

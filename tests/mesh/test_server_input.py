@@ -19,9 +19,8 @@ from stitch.machine import load_machine
 from stitch.mesh import open_mesh
 from stitch.mesh.client import sha256_of
 from stitch.mesh.messages import (
+    Drop,
     Failure,
-    Forget,
-    Keep,
     Load,
     Prepare,
     Read,
@@ -95,7 +94,7 @@ class Lookalike:
 
 WRONG: list[tuple[Any, str]] = [
     (None, "takes messages only"), ("Load", "takes messages only"), (Load, "takes messages only"),
-    (Lookalike(), "takes messages only"), (pickle.dumps(Keep()), "takes messages only"),
+    (Lookalike(), "takes messages only"), (pickle.dumps(Drop((), ())), "takes messages only"),
     (Load(sha256_of(ADD), bytearray(ADD)), "field 'data'"),  # type: ignore[arg-type]
     (Load(sha256_of(ADD), Bytes(ADD)), "field 'data'"),
     (Load(sha256_of(ADD), {"a": 1}), "field 'data'"),  # type: ignore[arg-type]
@@ -154,7 +153,7 @@ def test_values_too_many_or_with_another_message_are_failures(server: DeviceServ
     assert server.handle(prepare(graph_text())) is True
     for values in ((), (X, X)):
         refused(server.handle(Run(0, 1), *values)[0])  # type: ignore[index]
-    refused(server.handle(Keep(), X))
+    refused(server.handle(Drop((), ()), X))
 
 
 def test_damaged_files_are_failures(server: DeviceServer) -> None:
@@ -179,8 +178,8 @@ def test_damaged_graphs_never_raise(server: DeviceServer) -> None:
         assert answer is True or refused(answer)
 
 
-def test_forget_before_keep_and_a_closed_server_never_raise(server: DeviceServer) -> None:
-    assert server.handle(Forget()) is True
+def test_a_piece_that_was_never_prepared_can_be_dropped(server: DeviceServer) -> None:
+    assert server.handle(Drop((7,), ("0" * 64,))) is True
     server.device.close()
     refused(server.handle(prepare(graph_text())))
 

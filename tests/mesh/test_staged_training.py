@@ -26,7 +26,7 @@ from stitch.mesh import (
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.schedules import SCHEDULES
 from stitch.mesh.server import DeviceServer
-from stitch.program import DataType
+from stitch.program import DataType, TensorDesc, host_layout
 from stitch.training import (
     Trainable,
     TrainingInstance,
@@ -34,6 +34,8 @@ from stitch.training import (
     compile_model,
     with_weights,
 )
+from tests.support import placed_graphs
+from tests.support.placed_graphs import FUNCTIONS, SHAPE
 from tests.support.training.models import batches, mlp, values_of
 from tests.support.training.staged_models import MODELS, drawn, drawn_batches, model_of
 
@@ -44,9 +46,12 @@ def mesh_of(devices: int, seed: int | None = None, faults: Mapping[int, str] | N
     """Return a mesh in this process."""
 
     def open_server(name: str) -> DeviceServer:
-        return DeviceServer(name, stitch.open_device("host"))
+        return DeviceServer(name, stitch.open_device("host"), [placed_graphs.__name__])
 
-    return Mesh(MachineSpecification.of(devices, "host"), LocalCarrier(open_server, seed, faults))
+    return Mesh(
+        MachineSpecification.of(devices, "host"), LocalCarrier(open_server, seed, faults),
+        functions=[placed_graphs.__name__],
+    )  # fmt: skip
 
 
 def messages_of(mesh: Mesh) -> int:
@@ -321,6 +326,24 @@ def test_a_stage_that_fails_leaves_all_stages_as_before_the_step() -> None:
         assert_equal(training.state_dict(), before)
         trained(instance, model, range(1))
         assert trained(training, model, range(1, 3)) == trained(instance, model, range(1, 3))
+        assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_a_failed_call_of_another_graph_on_the_mesh_concerns_no_training() -> None:
+    model = model_of(MODELS["mlp"]())
+    graph = stitch.TaskGraph("other")
+    desc = TensorDesc(SHAPE, host_layout(DataType.FLOAT32))
+    h, x = graph.input(desc, "h"), graph.input(desc, "x")
+    with graph.on("device0"):
+        graph.output(graph.host(FUNCTIONS["checked"][0], h, x, 0), "after")
+    with mesh_of(2, seed=1) as mesh, unsplit(model) as instance:
+        run = mesh.prepare(graph, carry={"h": "after"})
+        training = staged(model, mesh, {"stages": 2})
+        run.write(h=np.ones(SHAPE, np.float32))
+        run(np.zeros(SHAPE, np.float32))
+        assert trained(training, model, range(2)) == trained(instance, model, range(2))
+        with pytest.raises(TaskError):
+            run.read("h")
         assert_equal(training.state_dict(), instance.state_dict())
 
 
