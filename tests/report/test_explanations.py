@@ -36,7 +36,7 @@ def test_a_chain_that_fits_needs_one_copy_and_says_which() -> None:
         for _ in range(3):
             one(b(one(a(integers())))).numpy()
         text = device.explain()
-        (line,) = copy_lines(device.history.plans)
+        (line,) = copy_lines(device.account().plans)
     assert text.startswith("tiny: 6 program runs, 3 copies, 3072 B")
     assert (line.kind, line.times, line.nbytes) == ("copy", 3, 1024)
     assert line.reason.startswith("input 'x' of 'a' wants f32:l1:row_major:interleaved")
@@ -53,7 +53,7 @@ def test_every_conversion_between_programs_is_listed_with_its_reason() -> None:
                                           "input.x.layout=tile"]))  # fmt: skip
         one(b(one(a(integers((32, 32)))))).numpy()
         text = explain(device)
-        lines = copy_lines(device.history.plans)
+        lines = copy_lines(device.account().plans)
     assert len(lines) == 2
     assert "input 'x' of 'b' wants f32:dram:tile:interleaved, it is f32:l1:row_major" in text
     assert "kernel staging: up to" in text
@@ -73,7 +73,7 @@ def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None
         held = [one(a(integers((8, 64), i))) for i in range(5)]
         last = one(b(held[-1]))
         text = device.explain()
-        lines = copy_lines(device.history.plans)
+        lines = copy_lines(device.account().plans)
         for i, tensor in enumerate(held):
             np.testing.assert_array_equal(tensor.numpy(), integers((8, 64), i) * 2 + 1)
         np.testing.assert_array_equal(last.numpy(), (integers((8, 64), 4) * 2 + 1) * 3 + 1)
@@ -99,7 +99,7 @@ def test_a_change_that_saves_conversions_is_no_run_of_another_length() -> None:
                 for at in range(conversions):
                     y = y.to_layout(Layout(F32, (Space.DRAM, Space.L1)[at % 2]))
                 y.numpy()
-            plans = [plan_json(plan) for plan, _ in device.history.plans]
+            plans = [plan_json(plan) for plan, _ in device.account().plans]
             assert all(plan["tasks"].count("to_layout") == conversions for plan in plans)
             return read_copies(recorder.text())
 

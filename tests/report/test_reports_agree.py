@@ -22,7 +22,7 @@ from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told
-from tests.support.stitched_models import integers, one, scaled, tiny
+from tests.support.stitched_models import integers, one, scaled, tiny, writes_seen
 from tests.support.trace_format import checked
 
 FIRST_LINE = re.compile(
@@ -92,7 +92,7 @@ def recorded(text: str) -> tuple[Counted, Counted]:
 def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
     """Compare all reports of a device that was watched from its first moment."""
     said = explained(stitch.report.explain(device))
-    assert said.head == said.listed == said.seen == device.backend.write_counts()
+    assert said.head == said.listed == said.seen == writes_seen(device)
     assert said.period == "whole run"
     totals = {"period": "whole run", "copies": said.head[0], "nbytes": said.head[1]}
     if trace is not None:
@@ -262,7 +262,7 @@ def test_relocations_count_each_tensor_once_whatever_its_way() -> None:
             held = [one(a(integers((8, 64), i))) for i in range(5)]
             stitch.wait(one(b(held[-1])))
             copies, nbytes = agree(device, trace, recorder)
-            kinds = {line.kind for line in stitch.report.copy_lines(device.history.plans)}
+            kinds = {line.kind for line in stitch.report.copy_lines(device.account().plans)}
             trace.close()
             recorder.close()
         assert ("bounce" if bounces else "move") in kinds

@@ -47,7 +47,7 @@ def fill_l1(device: stitch.Device, leave: int) -> stitch.Tensor:
     shape = device.machine.shape.space(Space.L1)
     rows = (shape.capacity - leave) // 64
     tensor = device.empty(TensorDesc((rows * shape.banks, 16), Layout(F32, Space.L1)))
-    assert device.records.allocators[Space.L1].free_nbytes == leave
+    assert device.memory_use()[Space.L1].free_nbytes == leave
     return tensor
 
 

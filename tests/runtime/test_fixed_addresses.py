@@ -16,7 +16,7 @@ from stitch.program import Array
 from stitch.report import explain
 from stitch.report.run_record import Recorder
 from tests.support.grids import in_pairs
-from tests.support.stitched_models import integers, one, scaled
+from tests.support.stitched_models import integers, one, scaled, writes_seen
 
 MACHINE = "wormhole_n150"
 FIRST, SECOND = 0x40000, 0x48000
@@ -100,15 +100,15 @@ def test_a_held_result_is_moved_by_the_next_run_as_one_counted_copy(names: str) 
         lying = [result.address for result in held]
         assert lying[-1] == address and len(set(lying)) == len(lying)
         # The first has nobody to move; each comes in by one copy.
-        assert device.backend.write_counts()[0] == 12 + 11
+        assert device.account().writes_seen == 12 + 11
         text = explain(device)
         assert text.startswith(f"{MACHINE}: 12 program runs, 23 copies, ")
         assert "move   x11 1024 B" in text
         totals = json.loads(recorder.text())["totals"]
-        assert (totals["copies"], totals["nbytes"]) == device.backend.write_counts()
+        assert (totals["copies"], totals["nbytes"]) == writes_seen(device)
         moved = [
             step
-            for made, _ in device.history.plans
+            for made, _ in device.account().plans
             for step in made.steps
             if isinstance(step, Relocate)
         ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import stitch
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.program import Array, DataType, TensorDesc, host_layout
-from stitch.runtime.functions import HostResult
+from stitch.runtime import HostResult
 from stitch.tasks import task
 from tests.support.stitched_models import one, scaled, several, tiny, used
 
@@ -446,8 +448,13 @@ def test_bad_calls_say_what_is_wrong() -> None:
 
 def test_functions_that_come_and_go_are_forgotten() -> None:
     with stitch.open_device(tiny()) as device:
+        functions = list[weakref.ref[Any]]()
         for i in range(20):
-            y = one(device.call(task(returns=DESC)(lambda x, i=i: x + i), X))
+            function = lambda x, i=i: x + i  # noqa: E731
+            functions.append(weakref.ref(function))
+            y = one(device.call(task(returns=DESC)(function), X))
             assert y.numpy()[0, 0] == i
+            del function
         device.drain()
-        assert len(device.host_agents) == device.recordings.kinds == 0
+        gc.collect()
+        assert not any(each() for each in functions)

@@ -7,8 +7,6 @@ import pytest
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
-from stitch.program import Array
-from stitch.runtime.recording import running
 from tests.support.stitched_models import integers, one, scaled
 
 F32 = DataType.FLOAT32
@@ -62,19 +60,6 @@ def test_a_settled_pipeline_whose_kernel_fails_works_again() -> None:
                 picked = one(pipe(table, np.array(rows)))
                 np.testing.assert_array_equal(picked.numpy(), table[rows])
                 del picked
-
-
-def test_plans_that_are_too_long_to_be_written_out_run_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(running, "MAX_LINES", 2)
-    with stitch.open_device("tiny") as device:
-        pipe = stitch.Pipeline([device.load(scaled(f"p{i}", float(i + 2))) for i in range(4)])
-        for start in range(5):
-            expected: Array = integers(start=start)
-            for i in range(4):
-                expected = expected * np.float32(i + 2) + 1
-            np.testing.assert_array_equal(one(pipe(integers(start=start))).numpy(), expected)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 
 import stitch
 from stitch.program import Array
-from stitch.runtime.recording import bound_parts, recording, recording_maker, recordings
 from tests.support.grids import in_turn
 from tests.support.stitched_models import integers, model, one, scaled
 
@@ -150,13 +149,9 @@ def test_pipelines_with_differently_held_results_settle(length: int, window: int
 
 
 @pytest.mark.parametrize(("debug", "seed"), in_turn([False, True], range(6)))
-def test_bound_steps_are_those_of_their_places(
-    seed: int, debug: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few bindings are kept, so that some are always made anew; views and results go in again."""
-    monkeypatch.setattr(recording_maker, "MAX_BINDINGS", 1 + seed % 3)
-    monkeypatch.setattr(bound_parts, "MIN_BOUND", 1 + seed % 3)
-    monkeypatch.setattr(recording, "MAX_LEASES", 2 + seed)
+def test_bound_steps_are_those_of_their_places(seed: int, debug: bool) -> None:
+    """Plans are dropped now and then, so that some are bound anew; views and results go in
+    again."""
     choice = random.Random(seed)
     with stitch.open_device("wormhole_n150", debug=debug) as device:
         a, two = device.load(scaled("a", 0.5, target=device.machine)), device.load(two_outputs())
@@ -169,6 +164,8 @@ def test_bound_steps_are_those_of_their_places(
         pipes = [stitch.Pipeline(p) for p in ([a], [a, a], [two], [a, two])]
         held = list[tuple[stitch.Tensor, Array]]()
         for number in range(150):
+            if seed % 2 and not number % 7:
+                device.make_room()
             x: Array = integers(start=number % 5)
             given: object = x
             if held and choice.random() < 0.6:
@@ -190,15 +187,14 @@ def test_bound_steps_are_those_of_their_places(
         held.clear()
 
 
-def test_a_graph_whose_plan_was_dropped_makes_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recordings, "MAX_KINDS", 1)
+def test_a_graph_whose_plan_was_dropped_makes_another() -> None:
     with stitch.open_device("wormhole_n150") as device:
         a, b = (device.load(scaled(n, f, target=device.machine)) for n, f in (("a", 2.0), ("b", 3)))
         pipes, kept = [stitch.Pipeline([a, a]), stitch.Pipeline([b, b])], list[stitch.Tensor]()
         for number in range(30):
             kept += [one(pipes[number % 2](integers(start=number)))]
+            if number % 5 == 4:
+                device.make_room()
         for number, tensor in enumerate(kept):
             factor = np.float32(2 + number % 2)
             expected = (integers(start=number) * factor + 1) * factor + 1

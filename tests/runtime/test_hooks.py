@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -165,52 +163,3 @@ def test_unregistering_twice_removes_one_hook() -> None:
         one(a(integers())).numpy()
     assert len(seen) == 1
     assert told
-
-
-class Interrupts:
-    """Stands in for what is called when observers come or go, and is stopped the first time."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call, self.times = call, 0
-
-    def __call__(self) -> None:
-        self.times += 1
-        if self.times == 1:
-            raise KeyboardInterrupt
-        self.call()
-
-
-def test_an_interrupted_registration_leaves_no_hook(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[object] = []
-    with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0))
-        for stream in (device.hooks, device.events):
-            with monkeypatch.context() as patch:
-                patch.setattr(stream, "_changed", Interrupts(device.look_again))
-                with pytest.raises(KeyboardInterrupt):
-                    if stream is device.hooks:
-                        device.hooks.register(before_program=seen.append)
-                    else:
-                        device.events.subscribe(seen.append)
-        one(a(integers())).numpy()
-        assert not seen
-        undo = device.hooks.register(before_program=seen.append)
-        with monkeypatch.context() as patch:
-            patch.setattr(device.hooks, "_update", Interrupts(device.look_again))
-            with pytest.raises(KeyboardInterrupt):
-                undo()
-        undo()
-        one(a(integers())).numpy()
-        assert not seen
-
-
-def test_an_interrupt_leaves_no_device_that_forbids_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stitch.open_device("wormhole_n150") as device:
-        a = device.load(scaled("a", 2.0, target="wormhole_n150"))
-        with monkeypatch.context() as patch:
-            patch.setattr(device, "look_again", Interrupts(device.look_again))
-            with pytest.raises(KeyboardInterrupt), stitch.forbid_copies(device):
-                pass
-        np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)

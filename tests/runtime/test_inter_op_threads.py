@@ -21,9 +21,8 @@ from stitch.errors import StitchError, UsageError
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.report import ChromeTrace
-from stitch.runtime import PlanRun
+from stitch.runtime import Event, PlanRun
 from stitch.runtime.backends import ThreadPool, ThreadRun
-from stitch.runtime.events import Event
 from stitch.runtime.executors import (
     BoundProgram,
     Executor,

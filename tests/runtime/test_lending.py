@@ -9,9 +9,8 @@ import stitch
 from stitch.errors import TaskError
 from stitch.planner.checker.plan_check import check_plan
 from stitch.program import TensorDesc, host_layout
-from stitch.runtime import LoadedProgram, RuntimeDevice
-from stitch.runtime.lending import lend, reshaped, take_back
-from tests.support.stitched_models import one
+from stitch.runtime import LoadedProgram, RuntimeDevice, lend, reshaped, take_back
+from tests.support.stitched_models import held_by, one, writes_seen
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 
@@ -29,8 +28,8 @@ def test_the_host_machine_reads_lent_bytes_where_they_lie() -> None:
             array[...] = number
             np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
         assert device.statistics().plans_made == 1
-        assert device.backend.write_counts() == (0, 0)
-        ((made, _),) = device.history.plans
+        assert writes_seen(device) == (0, 0)
+        ((made, _),) = device.account().plans
         assert check_plan(made) == ()
 
 
@@ -43,21 +42,21 @@ def test_a_device_copies_lent_bytes_again_only_when_they_have_changed() -> None:
             array[-1, -1] = last
             results.append(float(one(program(tensor)).numpy()[-1, -1]))
         assert results == [62.0, 62.0, 10.0, 10.0]
-        assert device.backend.write_counts()[0] == 2
+        assert device.account().writes_seen == 2
 
 
 @pytest.mark.parametrize("target", ["host", "wormhole_n150"])
 def test_what_was_taken_back_cannot_be_used(target: str) -> None:
     with stitch.open_device(target) as device:
         program = _scaled(device)
-        before = len(device.records.buffers)
+        before = held_by(device)
         tensor = lend(device, X.copy(), "an array")
         one(program(tensor)).numpy()
         take_back(device, tensor)
         with pytest.raises(TaskError, match="took the bytes back"):
             program(tensor)
         device.flush()
-        assert len(device.records.buffers) == before
+        assert held_by(device) == before
 
 
 def test_a_tensor_of_another_shape_shares_the_bytes() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 
 import stitch
-from stitch.runtime.recording import foresight
 from tests.support.stitched_models import binary_op, model, one, scaled, tiny
 
 WEIGHTS, ROOM = 6, 5
@@ -98,22 +96,6 @@ def test_rounds_of_a_pipeline_file_carry_what_the_best_loop_carries(
             assert np.array_equal(result, np.roll(np.arange(32, dtype=np.float32), -shift))
             carried.append(device.account().total.nbytes)
     assert carried[1] - carried[0] == least_loads(10) * NBYTES
-
-
-def test_work_is_planned_anew_for_its_predictions_only_so_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(foresight, "MAX_TRIES", 3)
-    random = Random(1)
-    with stitch.open_device(MACHINE, window=1) as device:
-        program, weights = device.load(times()), weights_of(device)
-        x = device.tensor(np.arange(32, dtype=np.float32)[None])
-        for _ in range(300):
-            x = one(program(x, random.choice(weights)))
-        x.numpy()
-        made = [kind.recordings for kind in device.recordings._all()]
-        seen = [each.foresight for kind in made for each in kind if each.foresight is not None]
-        assert min(each._tries for each in seen) == 0
 
 
 def test_a_file_that_is_run_again_settles_to_the_best_loop(tmp_path: Path) -> None:

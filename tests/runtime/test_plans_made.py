@@ -102,5 +102,5 @@ def test_work_on_inputs_at_other_places_is_not_planned_anew(seed: int) -> None:
                 np.testing.assert_array_equal(value.numpy(), expected)
             del values, value, blockers
         assert plans == [1, 0, 0, 0, 0, 0], (plans, bindings)
-        device.recordings.clear()
+        device.make_room()
         assert {s: u.used_nbytes for s, u in device.memory_use().items()} == used

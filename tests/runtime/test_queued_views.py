@@ -189,7 +189,8 @@ def test_views_of_what_no_program_copies_run_the_queue_and_share() -> None:
         pending = device.tensor(numbers).to_layout(Layout(kind, Space.DRAM))
         view = pending[1]
         assert not view.is_pending and not pending.is_pending
-        assert view._record.instances[0].buffer is pending._record.instances[0].buffer
+        inner, outer = device.footprint_of(view), device.footprint_of(pending)
+        assert outer.start < inner.start < outer.stop
         np.testing.assert_array_equal(view.numpy(), numbers[1])
 
 
@@ -240,17 +241,3 @@ def test_threads_may_ask_for_views_of_one_pending_tensor_at_once(device: stitch.
         for array in found:
             np.testing.assert_array_equal(array, expected(integers())[2])
         assert len(found) == 4
-
-
-def test_more_kinds_of_views_than_programs_are_kept_are_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("stitch.runtime.queued_views.MAX_PROGRAMS", 2)
-    x = integers((8, 64))
-    with stitch.open_device("tiny", debug=True, window=256) as device:
-        a = device.load(scaled("a", 2.0, x.shape))
-        for _ in range(3):
-            whole = one(a(x))
-            views = [whole[i:] for i in range(8)]
-            for i, view in enumerate(views):
-                np.testing.assert_array_equal(view.numpy(), expected(x)[i:])

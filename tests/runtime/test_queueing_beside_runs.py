@@ -281,7 +281,7 @@ def test_a_listener_may_use_the_device_after_a_run_but_not_while_planning() -> N
         ready = one(b(integers()))
         device.flush()
 
-        def listen(event: stitch.runtime.events.Event) -> None:
+        def listen(event: stitch.runtime.Event) -> None:
             kind = type(event).__name__
             if kind == "PlanMade":
                 for use in uses(device, b, ready, pipeline):

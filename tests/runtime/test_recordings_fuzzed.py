@@ -20,7 +20,6 @@ import stitch
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.report import ChromeTrace, Recorder
 from stitch.runtime import RuntimeDevice
-from stitch.runtime.recording import recording, recording_maker, recordings
 from tests.support.grids import every, in_turn
 from tests.support.handle_world import STEPS, World
 from tests.support.random_work import BY_GRANULES, MACHINES, NAMED, Work
@@ -32,7 +31,8 @@ class Planted(Exception):
 
 
 class Drill(World):
-    """A world whose steps are drawn, with failures and interrupts if it `fails`."""
+    """A world whose steps are drawn, with failures and interrupts if it `fails`; a device that
+    `forgets` drops its plans all the time."""
 
     steps = (
         *STEPS, *[("pipe", 2)] * 6, *[("again", 4)] * 3, *[("feed_back", 3)] * 3,
@@ -44,10 +44,10 @@ class Drill(World):
 
     def __init__(
         self, machine: int, seed: int, *, window: int, debug: bool, fails: bool = False,
-        device: RuntimeDevice | None = None,
+        forgets: bool = False, device: RuntimeDevice | None = None,
     ) -> None:  # fmt: skip
         super().__init__(machine, window=window, debug=debug, device=device)
-        self.draw, self.fails = random.Random(seed), fails
+        self.draw, self.fails, self.forgets = random.Random(seed), fails, forgets
         self.pipelines: list[tuple[stitch.Pipeline, list[Work]]] = []
         #: Program runs until a hook raises.
         self.fuse: int | None = None
@@ -57,6 +57,8 @@ class Drill(World):
         if self.fails and self.draw.random() < 0.08:
             self.fuse = self.draw.randrange(4)
             self.error = self.draw.choice([Planted, KeyboardInterrupt])
+        if self.forgets and self.draw.random() < 0.3:
+            self.device.make_room()
         name, takes = self.draw.choice(self.steps)
         try:
             getattr(self, name)(*(self.draw.randrange(64) for _ in range(takes)))
@@ -186,7 +188,6 @@ class Drill(World):
 
 
 def check_empty(device: RuntimeDevice) -> None:
-    device.constant_cache.clear()
     gc.collect()
     assert held_by(device) == []
 
@@ -210,10 +211,10 @@ def watched(device: RuntimeDevice, how: str) -> Iterator[None]:
 
 def drilled(
     machine: int, seed: int, steps: int, *, window: int, debug: bool, fails: bool = False,
-    how: str = "nobody",
+    forgets: bool = False, how: str = "nobody",
 ) -> tuple[int, int]:  # fmt: skip
     """Run one drill to its end; gives how many programs ran and copies were made."""
-    drill = Drill(machine, seed, window=window, debug=debug, fails=fails)
+    drill = Drill(machine, seed, window=window, debug=debug, fails=fails, forgets=forgets)
     with drill.device as device:
         forget = device.hooks.register(before_program=drill.burn) if fails else None
         with watched(device, how):
@@ -268,15 +269,10 @@ def test_observers_change_neither_results_nor_copies(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_limits_that_are_met_all_the_time_change_nothing(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One lease, one binding, few kinds: everything ends while something is held."""
-    monkeypatch.setattr(recording, "MAX_LEASES", 1)
-    monkeypatch.setattr(recordings, "MAX_VARIANTS", 2)
-    monkeypatch.setattr(recordings, "MAX_KINDS", 4)
-    monkeypatch.setattr(recording_maker, "MAX_BINDINGS", 1)
-    drilled(NAMED[seed % 3], 200 + seed, 60, window=4, debug=False, fails=seed % 2 == 1)
+def test_plans_that_are_dropped_all_the_time_change_nothing(seed: int) -> None:
+    drilled(
+        NAMED[seed % 3], 200 + seed, 60, window=4, debug=False, fails=seed % 2 == 1, forgets=True
+    )
 
 
 @pytest.mark.campaign("recordings")

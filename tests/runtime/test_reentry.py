@@ -18,7 +18,6 @@ import pytest
 
 import stitch
 from stitch.program import Array
-from stitch.runtime.values import ValueRecord
 from tests.support.stitched_models import integers, one, scaled
 
 X = integers()
@@ -166,28 +165,6 @@ def test_finalizers_and_weak_references_use_the_device_in_whose_call_they_are_ca
     assert heard == ["finalizer", "reference"] * 2 or heard == ["reference", "finalizer"] * 2
     assert desk.refused == 4 * len(desk.visits()) and not desk.served
     gc.collect()
-    desk.check()
-
-
-@pytest.mark.parametrize("place", ["queue.task_queue", "loaded"])
-def test_reentry_while_a_task_is_queued_is_refused(place: str) -> None:
-    """Half a task is in the queue: neither reading nor another call may bring it in order. Once
-    where it is a new one, once where it followed before."""
-    desk = Desk()
-    expect(one(desk.a(X)).numpy(), X * 2 + 1)
-    seen: list[bool] = []
-
-    def visited(*arguments: Any) -> ValueRecord:
-        if not seen:
-            seen.append(True)
-            desk.visit()
-        return ValueRecord(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"stitch.runtime.{place}.ValueRecord", visited)
-        result = one(desk.a(X) if place == "loaded" else desk.device.submit(desk.a, [X]))
-    assert seen and desk.refused == len(desk.visits()) and not desk.served
-    expect(result.numpy(), X * 2 + 1)
     desk.check()
 
 

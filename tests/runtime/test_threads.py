@@ -139,7 +139,7 @@ def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wai
                     taken = sum(e["size"] for e in view["block_table"] if e["allocated"])
                     assert taken == view["total_bytes_allocated_per_bank"]
                 device.memory_report()
-                assert all(times for _, times in device.history.plans)
+                assert all(times for _, times in device.account().plans)
                 tensor = one(programs[0](integers()))
                 assert repr(tensor) and tensor.layout and tensor.address is not None
                 looked.append(1)

@@ -140,6 +140,12 @@ def used(device: RuntimeDevice) -> dict[str, int]:
     return {space.value: use.used_nbytes for space, use in device.memory_use().items()}
 
 
+def writes_seen(device: RuntimeDevice) -> tuple[int, int]:
+    """Writes that the memory spaces have counted in this period, and their bytes."""
+    account = device.account()
+    return account.writes_seen, account.nbytes_seen
+
+
 def one(result: object) -> stitch.Tensor:
     """The only output of a call."""
     assert isinstance(result, stitch.Tensor)

@@ -50,7 +50,7 @@ def test_an_algorithm_changes_no_result_and_adds_no_copy(algorithm: str, target:
     device.history.clear()
     train(chosen, batches(4), 4)
     assert device.statistics().plans_made == made
-    assert sum(times * len(plan.copies) for plan, times in device.history.plans) == 8
+    assert sum(times * len(plan.copies) for plan, times in device.account().plans) == 8
 
 
 @pytest.mark.parametrize(

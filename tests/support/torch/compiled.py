@@ -13,6 +13,7 @@ import torch
 from stitch.frontend.torch.compile import CompileSettings, shared_storage_of
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from tests.support import garbage
+from tests.support.stitched_models import held_by
 from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 
@@ -48,7 +49,7 @@ def assert_gone(make: Callable[[], Any], shape: Sequence[int], **options: Any) -
     gc.collect()
     storage.clean_up()
     storage.device.flush()
-    buffers, entries = len(storage.device.records.buffers), len(storage)
+    buffers, entries = len(held_by(storage.device)), len(storage)
 
     def use() -> weakref.ref[Any]:
         module = make()
@@ -65,7 +66,7 @@ def assert_gone(make: Callable[[], Any], shape: Sequence[int], **options: Any) -
     storage.clean_up()
     storage.device.flush()
     assert len(storage) <= entries
-    assert len(storage.device.records.buffers) <= buffers
+    assert len(held_by(storage.device)) <= buffers
 
 
 def gradients(function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
