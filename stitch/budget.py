@@ -12,7 +12,6 @@ import os
 import re
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,18 +82,17 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 class Claim:
     """Reserved bytes, until `dispose` or until this object is collected."""
 
-    #: The finalizer may run in this thread while the budget counts, so it only appends to a queue.
-    #: In C: a Python method could be interrupted before its first line, which would leak the bytes.
-    __slots__ = ("__del__", "__weakref__", "_budget", "nbytes", "number")
+    #: In C: no interrupt can come in between, and a finalizer that runs while another claim is
+    #: made needs no lock.
+    __slots__ = ("__del__", "__weakref__", "nbytes")
     __del__: Callable[[], object]
 
-    def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
-        self.__del__ = partial(budget.released.append, number)
-        self.number, self.nbytes, self._budget = number, nbytes, budget
+    def __init__(self, nbytes: int, remove: Callable[[], object]) -> None:
+        self.__del__, self.nbytes = remove, nbytes
 
     def dispose(self) -> None:
         """Release the bytes; may be called twice."""
-        self._budget.released.append(self.number)
+        self.__del__()
 
 
 class Budget:
@@ -103,31 +101,22 @@ class Budget:
     def __init__(self) -> None:
         #: Re-entrant: a finalizer that runs under the lock may close a device.
         self._lock = threading.RLock()
+        #: Bytes and names by number; atomic under the GIL: `pop`, `update`, and copying the values.
         self._claims: dict[int, tuple[int, str]] = {}
         self._numbers = itertools.count()
-        #: The sum of the claims, and whether it is valid. It is invalid while claims change, so an
-        #: interrupted change leads to a new sum; a change that finds it valid at its end
-        #: overlapped with another.
-        self._taken, self._is_sum = 0, True
-        #: Numbers of released claims, appended by finalizers too.
-        self.released: deque[int] = deque()
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child: a thread of the parent may have held it."""
         self._lock = threading.RLock()
-        self._is_sum = False
 
     @property
     def taken_nbytes(self) -> int:
         """The sum of all live reservations."""
-        with self._lock:
-            return self._settled()
+        return sum(nbytes for nbytes, _ in list(self._claims.values()))
 
     def live(self) -> tuple[tuple[int, str], ...]:
         """Return bytes and names of live reservations, largest first."""
-        with self._lock:
-            self._settled()
-            return tuple(sorted(self._claims.values(), reverse=True))
+        return tuple(sorted(self._claims.values(), reverse=True))
 
     def claim(
         self,
@@ -169,32 +158,18 @@ class Budget:
     def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:
         with self._lock:
             wanted = sum(nbytes for nbytes, _ in parts)
-            if self._settled() + wanted > allowed and wanted:
+            if wanted and self.taken_nbytes + wanted > allowed:
                 return None
-            claims = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
-            self._is_sum = False
-            self._claims.update(zip((claim.number for claim in claims), parts, strict=True))
-            self._taken += wanted
-            self._is_sum = not self._is_sum
+            numbers = [next(self._numbers) for _ in parts]
+            claims = [
+                Claim(nbytes, partial(self._claims.pop, number, None))
+                for number, (nbytes, _) in zip(numbers, parts, strict=True)
+            ]
+            self._claims.update(pair for pair in zip(numbers, parts, strict=True) if pair[1][0])
         return claims
 
-    def _settled(self) -> int:
-        released = self.released
-        if released or not self._is_sum:
-            was_sum, self._is_sum = self._is_sum, False
-            while released:
-                number = released[0]
-                self._taken -= self._claims.pop(number, (0, ""))[0]
-                # Remove the entry after processing it: an interrupt must not lose it.
-                if released and released[0] == number:
-                    released.popleft()
-            if not was_sum or self._is_sum:
-                self._taken = sum(nbytes for nbytes, _ in list(self._claims.values()))
-            self._is_sum = True
-        return self._taken
-
     def _refusal(self, nbytes: int, what: str, allowed: int) -> OutOfMemoryError:
-        live = [(n, name) for n, name in self.live() if n]
+        live = self.live()
         taken = sum(n for n, _ in live)
         others = "; ".join(f"{n} B {name}" for n, name in live[:_LISTED])
         if len(live) > _LISTED:

@@ -26,7 +26,6 @@ from stitch.ops.gradient import Gradient, GradientContext, Slope, no_gradient, o
 from stitch.ops.inference import InferenceContext, same_as_first
 from stitch.ops.reduction import row_chunks
 from stitch.ops.steps import (
-    CHUNK_SIZE,
     Chain,
     Work,
     chain_kernel,
@@ -39,14 +38,7 @@ from stitch.ops.steps import (
     scalar,
     zero,
 )
-from stitch.ops.workspaces import (
-    WorkspaceContext,
-    WorkspaceRule,
-    few,
-    operands,
-    twice,
-    workspace,
-)
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, DataType, ValueType
 
 
@@ -280,7 +272,7 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
     # ONNX defines Celu for float32 only.
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     kernel, gradient = chain_kernel(workspaces, chain), of_first(slope)
-    return elementwise(name, (1, 1), same_as_first(allowed), kernel, gradient, few, **defaults)
+    return elementwise(name, (1, 1), same_as_first(allowed), kernel, gradient, **defaults)
 
 
 # Gelu ---------------------------------------------------------------------------------------------
@@ -386,8 +378,6 @@ def _tanh_gelu_slope(x: Array, slope: Array, work: Work) -> list[Thunk]:
 #: Between these bounds a row's sum of exponentials needs no maximum subtracted: terms that
 #: underflow are less than 1e-32 of the sum.
 LEAST_SUM, MOST_SUM = 1e-6, 1e30
-#: Bytes of the Python objects of one chunk's steps.
-_CHUNK_NBYTES = 3072
 
 
 def _infer_softmax(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -515,19 +505,10 @@ def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _softmax_nbytes(context: WorkspaceContext) -> int:
-    """A number for each softmax, a chunk of rows gathered again, and the steps of each chunk."""
-    result = context.outputs[0]
-    width = max(1, result.shape[context.int_of("axis") % len(result.shape)])
-    rows, itemsize = math.prod(result.shape) // width, result.data_type.compute_dtype.itemsize
-    at_once = min(rows, max(1, CHUNK_SIZE // width))
-    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _CHUNK_NBYTES
-
-
-def _softmax_operator(name: str, kernel: Kernel, gradient: Gradient, rule: WorkspaceRule) -> OpDef:
+def _softmax_operator(name: str, kernel: Kernel, gradient: Gradient) -> OpDef:
     return OpDef(
         name, (1, 1), _infer_softmax, kernel, attributes=declared(axis=-1), gradient=gradient,
-        batching=along_axis, workspace=rule,
+        batching=along_axis,
     )  # fmt: skip
 
 
@@ -535,7 +516,7 @@ OPERATORS: tuple[OpDef, ...] = (
     elementwise("Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, of_first(_relu_slope)),
     OpDef(
         "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True,
-        batching=_batch_prelu, gradient=_prelu_gradient, workspace=operands(1),
+        batching=_batch_prelu, gradient=_prelu_gradient,
     ),
     _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), _sigmoid_slope),
     _activation(
@@ -567,14 +548,12 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "GeluGradient", (2, 2), _infer_gelu_gradient, _gelu_gradient,
         attributes=declared(approximate="none"), domain="stitch", batching=of_equal_shapes,
-        workspace=few,
     ),
-    _softmax_operator("Softmax", _softmax, softmax_gradient, WorkspaceRule(_softmax_nbytes)),
-    _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient, operands(1)),
-    _softmax_operator("Hardmax", _hardmax, no_gradient, twice),
+    _softmax_operator("Softmax", _softmax, softmax_gradient),
+    _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient),
+    _softmax_operator("Hardmax", _hardmax, no_gradient),
     OpDef(
         "SoftmaxGradient", (2, 2), _infer_softmax_gradient, _softmax_gradient,
         attributes=declared(axis=-1), domain="stitch", batching=along_axis,
-        workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -38,7 +38,7 @@ from stitch.ops import (
 )
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
 from stitch.ops.inference import Attributes, InferenceContext
-from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext, computed_nbytes
+from stitch.ops.workspaces import computed_nbytes, workspace_rule
 from stitch.program import (
     ABSENT,
     MAX_RANK,
@@ -254,7 +254,6 @@ def kernel_workspace(
     outputs: Sequence[ValueType],
     *,
     domain: str = "",
-    constants: Sequence[Array | None] | None = None,
     attributes: Mapping[str, Any] = NO_ATTRIBUTES,
 ) -> int:
     """Return an upper bound of the bytes that an operation's NumPy kernel holds at once beside
@@ -264,14 +263,8 @@ def kernel_workspace(
     >>> kernel_workspace("Add", [a, a], [a]) < a.shape[0] * a.shape[1] * 4
     True
     """
-    definition = lookup(op, domain)
-    context = WorkspaceContext(
-        tuple(inputs),
-        tuple(constants) if constants is not None else (None,) * len(inputs),
-        resolve_attributes(definition, attributes),
-        tuple(outputs),
-    )
-    return definition.workspace.nbytes(context) + ANY_KERNEL_NBYTES
+    resolved = resolve_attributes(lookup(op, domain), attributes)
+    return workspace_rule(op, inputs).nbytes(inputs, outputs, resolved)
 
 
 def bind(
@@ -355,28 +348,25 @@ def evaluate(
 def numpy_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """Return the bytes of an operation's NumPy kernel; the operation must have no body."""
+    """Return the bytes of an operation's NumPy kernel as `kernel_workspace` does, with those of
+    absent results; the operation must have no body."""
     if operation.is_foreign:
         return 0, 0
     values = program.values
     inputs = [None if v == ABSENT else values[v].type for v in operation.inputs]
-    operand_data = [constants.get(v) for v in operation.inputs]
-    words: dict[str, Any] = {
-        "domain": operation.domain,
-        "constants": operand_data,
-        "attributes": operation.attributes,
-    }
+    words: dict[str, Any] = {"domain": operation.domain, "attributes": operation.attributes}
     wanted = [v for v in operation.outputs if v != ABSENT]
     outputs, unwanted = tuple(values[v].type for v in wanted), 0
     if len(wanted) < len(operation.outputs):
         # Kernels write absent results too.
-        outputs = infer_types(operation.op, inputs, outputs=len(operation.outputs), **words)
+        data = [constants.get(v) for v in operation.inputs]
+        count = len(operation.outputs)
+        outputs = infer_types(operation.op, inputs, outputs=count, constants=data, **words)
         unwanted = sum(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0
         )
     nbytes = kernel_workspace(operation.op, inputs, outputs, **words) + unwanted
-    is_kept = lookup(operation.op, operation.domain).workspace.is_kept or unwanted > 0
-    return nbytes, nbytes if is_kept else 0
+    return nbytes, nbytes if workspace_rule(operation.op, inputs).is_kept or unwanted else 0
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:

@@ -37,7 +37,7 @@ from stitch.ops.steps import (
     scalar,
     slice_range,
 )
-from stitch.ops.workspaces import few, operands, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, DataType, ValueType
 
 # Gradients ----------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ OPERATORS: tuple[OpDef, ...] = (
     binary("Add", np.add, NUMERIC, gradient=add_gradient),
     binary("Sub", np.subtract, NUMERIC, gradient=sub_gradient),
     binary("Mul", np.multiply, NUMERIC, gradient=mul_gradient),
-    elementwise("Div", (2, 2), infer_broadcast(NUMERIC), _divide, div_gradient, operands(1)),
+    elementwise("Div", (2, 2), infer_broadcast(NUMERIC), _divide, div_gradient),
     elementwise("Mod", (2, 2), _infer_mod, _mod, mod_gradient, fmod=0),
     elementwise("Pow", (2, 2), _infer_pow, _pow, pow_gradient),
     _variadic("Max", _fold(np.maximum), NUMERIC, extreme_gradient),
@@ -499,7 +499,7 @@ OPERATORS: tuple[OpDef, ...] = (
     _variadic("Mean", _fold(np.add, average=True), FLOATS, mean_gradient),
     OpDef(
         "Clip", (1, 3), _infer_clip, _clip, elementwise=True,
-        batching=_batch_clip, gradient=clip_gradient, workspace=few,
+        batching=_batch_clip, gradient=clip_gradient,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

@@ -17,7 +17,7 @@ from stitch.ops.inference import InferenceContext, float_of, int_of
 from stitch.ops.layer_normalization import EPSILON, root_reciprocal
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation
 from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, slice_range
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, ValueType
 
 
@@ -532,17 +532,6 @@ class _GradientPasses:
         return steps
 
 
-def _workspace(context: WorkspaceContext) -> int:
-    """Chunks of the batch, vectors expanded to chunks, and numbers per plane and channel."""
-    x = context.operand(1)
-    samples, channels = x.shape[0], x.shape[1] if len(x.shape) > 1 else 1
-    places = math.prod(x.shape[2:])
-    chunk = min(math.prod(x.shape), max(CHUNK_SIZE, places))
-    rows = max(samples * channels, channels * places)
-    numbers = 12 * chunk + 4 * rows + 24 * channels + 2 * samples
-    return few.nbytes(context) + numbers * x.data_type.compute_dtype.itemsize
-
-
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "LRN", (1, 1), _infer_lrn, _lrn,
@@ -555,11 +544,10 @@ OPERATORS: tuple[OpDef, ...] = (
         "BatchNormalization", (5, 5), _infer_batch, _batch, outputs=(1, 3),
         attributes=declared(epsilon=EPSILON, momentum=0.8999999761581421, training_mode=0),
         gradient=batch_normalization_gradient, batching=batch_batch_normalization,
-        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "BatchNormalizationGradient", (3, 5), _infer_batch_gradient, batch_gradient_steps, (1, 3),
         attributes=declared(epsilon=EPSILON), domain="stitch",
-        batching=batch_batch_normalization_gradient, workspace=WorkspaceRule(_workspace),
+        batching=batch_batch_normalization_gradient,
     ),
 )  # fmt: skip

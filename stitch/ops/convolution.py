@@ -15,11 +15,8 @@ from stitch.ops.batching import BatchingContext, in_first_axis
 from stitch.ops.convolution_tiles import (
     is_cut,
     one_sample_nbytes,
-    spread_nbytes,
     spread_steps,
-    tile_nbytes,
     tile_steps,
-    weight_nbytes,
     weight_steps,
 )
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
@@ -37,13 +34,7 @@ from stitch.ops.windows import (
     window_view,
     windows_of,
 )
-from stitch.ops.workspaces import (
-    WorkspaceContext,
-    WorkspaceRule,
-    bytes_from_a_line,
-    computed_nbytes,
-    workspace,
-)
+from stitch.ops.workspaces import bytes_from_a_line, workspace
 from stitch.program import Array, ValueType
 
 
@@ -261,26 +252,6 @@ def _weight_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps if in_place else [*steps, partial(np.copyto, target, total.transpose(0, 2, 1))]
 
 
-def _weight_gradient_workspace(context: WorkspaceContext) -> int:
-    x, gradient = context.operand(0), context.operand(1)
-    result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
-    group = context.int_of("group")
-    if 0 in (*x.shape, *gradient.shape):
-        return 0
-    windows = windows_of(context.attributes, x.shape[2:], result.shape[2:])
-    seen = replace(windows, output=gradient.shape[2:])
-    sums, one = computed_nbytes(result), one_sample_nbytes(seen, x.shape[1], itemsize)
-    if is_cut(one):
-        filters = result.shape[0] // group
-        return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
-    places = math.prod(gradient.shape[2:])
-    columns = group * math.prod(result.shape[1:]) * places * itemsize
-    at_once = _at_once(x.shape[0], columns, sums)
-    # A product for each sample, or one for all samples.
-    products = sums if places >= LONG_PRODUCT else 0
-    return at_once * (one + products + gradient.shape[1] * places * itemsize) + 2 * sums
-
-
 def _at_once(samples: int, columns: int, sums: int) -> int:
     """Return how many samples are gathered at a time. Sums are added after each time, so columns
     take at least as many bytes as the sums."""
@@ -351,7 +322,6 @@ COLUMNS_NBYTES = 1 << 20
 WIDENING = 4
 #: Limit of scatter steps, one per kernel element, and their bytes; beyond, a slower loop is used.
 MOST_STEPS = 1 << 14
-STEP_NBYTES = 640
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
@@ -455,24 +425,6 @@ def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...
     return (partial(np.matmul, weights, columns, result),)
 
 
-def _conv_workspace(context: WorkspaceContext) -> int:
-    x, w = context.operand(0), context.operand(1)
-    windows = windows_of(context.attributes, x.shape[2:], w.shape[2:])
-    if _is_pointwise(windows) or 0 in context.outputs[0].shape:
-        return 0
-    return _columns_nbytes(context, windows, x, w.shape[0])
-
-
-def _columns_nbytes(context: WorkspaceContext, windows: Windows, x: ValueType, filters: int) -> int:
-    """Return the bytes of `_by_columns`."""
-    group, itemsize = context.int_of("group"), x.data_type.compute_dtype.itemsize
-    one = one_sample_nbytes(windows, x.shape[1], itemsize)
-    if is_cut(one):
-        return tile_nbytes(windows, x.shape[1] // group, filters // group, itemsize)
-    columns = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.output) * itemsize
-    return max(1, min(x.shape[0], COLUMNS_NBYTES // max(1, columns))) * one
-
-
 def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
     size, kernel = _check_operands(context, transposed=True)
     context.spatial_ints("output_padding", (0,) * len(size), least=0)
@@ -525,25 +477,6 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     return [*steps, *bias]
 
 
-def _conv_transpose_workspace(context: WorkspaceContext) -> int:
-    x, w = context.operand(0), context.operand(1)
-    result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
-    if 0 in result.shape or 0 in x.shape:
-        return 0
-    windows = transposed_windows(context.attributes, x.shape[2:], w.shape[2:])
-    turned = turned_windows(windows)
-    if turned is not None and x.shape[1] <= WIDENING * result.shape[1]:
-        weights = math.prod(w.shape) * itemsize
-        return weights + _columns_nbytes(context, turned, x, result.shape[1])
-    columns = result.shape[1] * math.prod(w.shape[2:]) * math.prod(x.shape[2:]) * itemsize
-    one = columns + math.prod(windows.padded) * result.shape[1] * itemsize
-    at_once = _samples_at_once(x.shape[0], columns)
-    taps = _tap_count(windows, x.shape[0], at_once)
-    if is_cut(one) or taps > MOST_STEPS:
-        return spread_nbytes(windows, w.shape[1], itemsize)
-    return at_once * one + STEP_NBYTES * taps
-
-
 def _samples_at_once(samples: int, columns_nbytes: int) -> int:
     return max(1, min(samples, COLUMNS_NBYTES // max(1, columns_nbytes)))
 
@@ -567,7 +500,7 @@ def _reversed_weights(arguments: KernelArguments, group: int) -> tuple[Array, li
 
 CONVOLUTION = OpDef(
     "Conv", (2, 3), _infer_conv, _conv, attributes=CONVOLUTION_ATTRIBUTES,
-    gradient=conv_gradient, batching=in_first_axis(1, 2), workspace=WorkspaceRule(_conv_workspace),
+    gradient=conv_gradient, batching=in_first_axis(1, 2),
 )  # fmt: skip
 
 
@@ -580,11 +513,10 @@ OPERATORS: tuple[OpDef, ...] = (
             output_shape=Attribute("ints"),
         ),
         gradient=conv_transpose_gradient, batching=in_first_axis(1, 2),
-        workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
     OpDef(
         "ConvWeightGradient", (2, 2), _infer_weight_gradient, _weight_gradient,
         attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE}, domain="stitch",
-        batching=batch_conv_weight_gradient, workspace=WorkspaceRule(_weight_gradient_workspace),
+        batching=batch_conv_weight_gradient,
     ),
 )  # fmt: skip

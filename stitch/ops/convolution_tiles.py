@@ -67,13 +67,6 @@ def is_cut(nbytes: int) -> bool:
     return nbytes > MOST_NBYTES
 
 
-def weight_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
-    """Return the bytes of `weight_steps` for the channels and filters of a group."""
-    tiles = tiles_of(windows, channels, itemsize)
-    products = math.prod(tiles.column) * filters
-    return (tiles.elements(windows) + products) * itemsize
-
-
 def one_sample_nbytes(windows: Windows, channels: int, itemsize: int) -> int:
     """Return the bytes of one sample's columns, and of the images they are gathered from."""
     columns = math.prod(windows.kernel) * math.prod(windows.output)
@@ -100,14 +93,6 @@ def _split(column: Shape, nbytes: int) -> tuple[int, int]:
     return axis, min(max(1, length), column[axis])
 
 
-def tile_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
-    """Return the bytes of `tile_steps` for the channels and filters of a group."""
-    tiles = tiles_of(windows, channels, itemsize)
-    row = math.prod(windows.output[1:])
-    products = filters * row if tiles.length < channels or tiles.axis else 0
-    return (tiles.elements(windows) + products) * itemsize
-
-
 def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> list[Thunk]:
     """Return steps for result[n, g] = weights[g] @ columns of sample n and group g."""
     samples, group, filters, _ = result.shape
@@ -131,14 +116,6 @@ def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> lis
                         np.add(into, product, into)
 
     return [run]
-
-
-def spread_nbytes(windows: Windows, filters: int, itemsize: int) -> int:
-    """Return the bytes of `spread_steps` for the filters of a group."""
-    nbytes = math.prod(windows.output) * itemsize
-    column = (filters, *windows.kernel)
-    axis, length = _split(column, nbytes)
-    return length * math.prod(column[axis + 1 :]) * nbytes
 
 
 def spread_steps(x: Array, windows: Windows, weights: Array, out: Array) -> list[Thunk]:

@@ -12,7 +12,6 @@ from stitch.errors import CompileError, closest
 from stitch.ops.batching import Batching, broadcasting
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import Attributes, Inference, WithAttributes
-from stitch.ops.workspaces import WorkspaceRule, few, twice
 from stitch.program import Array, AttributeValue, DataType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
@@ -131,7 +130,6 @@ class OpDef:
             an output may overwrite an input that is not read later.
         gradient: Vector-Jacobian product (`stitch.ops.gradient`), None if there is none.
         batching: Rule for a batch of examples (`stitch.ops.batching`), None if there is none.
-        workspace: Bound of the bytes that the kernel allocates (`stitch.ops.workspaces`).
         checks: The kernel validates operand data, even if its results have no elements.
     """
 
@@ -145,7 +143,6 @@ class OpDef:
     elementwise: bool = False
     gradient: Gradient | None = None
     batching: Batching | None = None
-    workspace: WorkspaceRule = twice
     checks: bool = False
 
     def steps(self, arguments: KernelArguments) -> Sequence[Thunk]:
@@ -156,13 +153,12 @@ class OpDef:
 
 def elementwise(
     name: str, inputs: tuple[int, int], infer: Inference, kernel: Kernel,
-    gradient: Gradient | None = None, workspace: WorkspaceRule = few,
-    **attributes: Attribute | AttributeValue,
+    gradient: Gradient | None = None, **attributes: Attribute | AttributeValue,
 ) -> OpDef:  # fmt: skip
     """Return the definition of an elementwise operator whose operands broadcast."""
     return OpDef(
         name, inputs, infer, kernel, attributes=declared(**attributes), elementwise=True,
-        gradient=gradient, batching=broadcasting, workspace=workspace,
+        gradient=gradient, batching=broadcasting,
     )  # fmt: skip
 
 

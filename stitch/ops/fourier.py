@@ -12,8 +12,7 @@ from stitch.ops.batching import BatchingContext
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import PIECE_NBYTES, pieces_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
+from stitch.ops.steps import pieces_of
 from stitch.program import Array, ValueType
 
 
@@ -39,15 +38,6 @@ def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
 
 #: Bytes per element of a signal and its transform.
 _LINE_NBYTES = 48
-
-
-def _dft_workspace(context: WorkspaceContext) -> int:
-    """A piece, or one signal, as complex numbers, and its transform."""
-    x, result = context.operand(0), context.outputs[0]
-    longest = 2 * max(*x.shape[:-1], *result.shape[:-1], 1)
-    size = 2 * max(math.prod(x.shape[:-1]), math.prod(result.shape[:-1]))
-    wide = x.data_type.compute_dtype.itemsize // 4
-    return wide * min(max(PIECE_NBYTES, _LINE_NBYTES * longest), _LINE_NBYTES * size)
 
 
 def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -120,6 +110,6 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
-        batching=batch_dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),
+        batching=batch_dft,
     ),
 )  # fmt: skip

@@ -19,9 +19,9 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS, INT64
 from stitch.ops.inference import Attributes, InferenceContext, Shape, float_of, int_of, string_of
 from stitch.ops.resampling import cubic_weight
-from stitch.ops.steps import PIECE_NBYTES, check_indices, pieces_of, slice_range
+from stitch.ops.steps import check_indices, pieces_of, slice_range
 from stitch.ops.windows import check_window_attributes, windows_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
+from stitch.ops.workspaces import MOST_IMAGES
 from stitch.program import Array, ValueType
 
 #: About how many bytes of output rows a DeformConv computes together.
@@ -103,12 +103,6 @@ def _point_nbytes(image: Shape, mode: str) -> int:
     return image[0] * (40 * image[1] + 60 * taps * (len(image) - 2) + 60)
 
 
-def _grid_workspace(context: WorkspaceContext) -> int:
-    x, grid = context.operand(0), context.operand(1)
-    point = _point_nbytes(x.shape, context.string_of("mode"))
-    return min(2 * max(PIECE_NBYTES, point), 2 * point * math.prod(grid.shape[1:-1]))
-
-
 def _sampled(x: Array, places: Array, attributes: Attributes) -> Array:
     """Sample images x at coordinates [samples, points, axes]: [samples, channels, points]."""
     samples = np.arange(len(x)).reshape(-1, 1)
@@ -183,13 +177,6 @@ def _deformed_rows(height: int, row: int) -> Iterator[slice]:
     return slice_range(height, -(-height // count))
 
 
-def _deform_workspace(context: WorkspaceContext) -> int:
-    x, w = context.operand(0), context.operand(1)
-    height, width = context.outputs[0].shape[2:]
-    row = _deformed_row_nbytes(w, x.shape[1], width)
-    return min(2 * max(_DEFORMED_NBYTES, row), 2 * row * height)
-
-
 def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     x, w, offset = (arguments.operand(index) for index in range(3))
     out, mask = arguments.outputs[0], arguments.optional(4)
@@ -234,8 +221,6 @@ _DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "a
 
 # RoiAlign -----------------------------------------------------------------------------------------
 
-#: Limit of a region's side, in longer sides of the image.
-MOST_IMAGES = 4
 #: Limit of sampled points along one axis, output size times sampling_ratio.
 MAX_SAMPLES = 1 << 13
 
@@ -342,31 +327,15 @@ def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-def _workspace(context: WorkspaceContext) -> int:
-    """A row of sampled points, or a piece, and weights; without sampling_ratio, of the largest
-    region that is not refused."""
-    x, rois = context.operand(0), context.operand(1)
-    ratio, itemsize = (context.int_of("sampling_ratio"), x.data_type.compute_dtype.itemsize)
-    rows, columns = (
-        bins * ratio if ratio > 0 else MOST_IMAGES * max(x.shape[2:]) + bins
-        for bins in context.outputs[0].shape[2:]
-    )
-    row = _row_nbytes(x.shape[1], columns, itemsize) + 200 * columns
-    points = min(2 * max(PIECE_NBYTES, row), 2 * row * rows)
-    sums = 4 * 8 * math.prod(context.outputs[0].shape[1:])
-    return points + sums + 80 * rois.shape[0] + 40 * (rows + columns)
-
-
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "GridSample", (2, 2), _infer_grid, _grid,
         attributes=declared(align_corners=0, mode="linear", padding_mode="zeros"),
-        batching=in_first_axis(), workspace=WorkspaceRule(_grid_workspace, is_kept=False),
+        batching=in_first_axis(),
     ),
     OpDef(
         "DeformConv", (3, 5), _infer_deform, _deform,
-        attributes=declared(**_DEFORM_ATTRIBUTES, offset_group=1),
-        batching=in_first_axis(1, 3), workspace=WorkspaceRule(_deform_workspace),
+        attributes=declared(**_DEFORM_ATTRIBUTES, offset_group=1), batching=in_first_axis(1, 3),
     ),
     OpDef(
         "RoiAlign", (3, 3), _infer_roi, _roi_align,
@@ -374,6 +343,6 @@ OPERATORS: tuple[OpDef, ...] = (
             coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
             output_width=1, sampling_ratio=0, spatial_scale=1.0,
         ),
-        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
+        checks=True,
     ),
 )  # fmt: skip

@@ -21,7 +21,6 @@ from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
-    PIECE_NBYTES,
     along,
     bound,
     copy_steps,
@@ -29,7 +28,7 @@ from stitch.ops.steps import (
     pieces_of,
     strides_of,
 )
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, DataType, ValueType
 
 # Batching (of Gather and Scatter) -----------------------------------------------------------------
@@ -251,12 +250,6 @@ def flat_element_steps(
     return flat, bound(steps, fixed)
 
 
-def index_nbytes(context: WorkspaceContext) -> int:
-    """Return the bytes of indices: checked, flat or scaled, with their base or rows."""
-    shape = context.operand(1).shape
-    return 42 * math.prod(shape) + 32 * sum(shape)
-
-
 def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
     data, out = arguments.operand(0), arguments.outputs[0]
     axis = arguments.int_of("axis") % data.ndim
@@ -384,19 +377,6 @@ def _top_nbytes(shape: Shape, k: int) -> int:
     return 32 * math.prod(shape) + 24 * math.prod(shape[:-1]) * k
 
 
-def _top_workspace(context: WorkspaceContext) -> int:
-    data, largest = context.operand(0), context.outputs[0]
-    axis = context.int_of("axis") % len(data.shape)
-    moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
-    k = largest.shape[axis]
-    whole = _top_nbytes(moved, k)
-    if len(moved) > 1:
-        whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
-    # Indices that are not an output, and the steps of pieces.
-    absent = 8 * math.prod(largest.shape) if len(context.outputs) == 1 else 0
-    return whole + absent + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
-
-
 _REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -471,13 +451,6 @@ def _scatter_nd(arguments: KernelArguments) -> Sequence[Thunk]:
     reduction = arguments.string_of("reduction")
     fresh = updates.reshape(rows.size, table.shape[1])
     return (*copies, *steps, _write_rows(reduction, table, rows.reshape(-1), fresh))
-
-
-def _scatter_nd_workspace(context: WorkspaceContext) -> int:
-    """Indices, and Python objects for rows that are reduced one by one."""
-    rows = math.prod(context.operand(1).shape[:-1])
-    objects = 256 * rows if context.string_of("reduction") != "none" else 0
-    return index_nbytes(context) + objects
 
 
 def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -567,42 +540,36 @@ def _tensor_scatter(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
-        gradient=gather_gradient, batching=batch_gather,
-        workspace=WorkspaceRule(index_nbytes), checks=True,
+        gradient=gather_gradient, batching=batch_gather, checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
-        gradient=gather_elements_gradient, batching=along_axis,
-        workspace=WorkspaceRule(index_nbytes), checks=True,
+        gradient=gather_elements_gradient, batching=along_axis, checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
-        gradient=gather_nd_gradient, batching=batch_gather_rows,
-        workspace=WorkspaceRule(index_nbytes), checks=True,
+        gradient=gather_nd_gradient, batching=batch_gather_rows, checks=True,
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),
         attributes=declared(axis=-1, largest=1, sorted=1), gradient=top_gradient,
-        batching=first_along_axis, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        batching=first_along_axis,
     ),
     OpDef(
         "TensorScatter", (2, 3), _infer_tensor_scatter, _tensor_scatter,
-        attributes=declared(axis=-2, mode="linear"),
-        batching=batch_cache, workspace=few, checks=True,
+        attributes=declared(axis=-2, mode="linear"), batching=batch_cache, checks=True,
     ),
     OpDef(
         "ScatterElements", (3, 3), _infer_scatter_elements, _scatter_elements,
         attributes=declared(axis=0, reduction="none"),
-        gradient=partial(scatter_gradient, "GatherElements"),
-        batching=along_axis, workspace=WorkspaceRule(index_nbytes), checks=True,
+        gradient=partial(scatter_gradient, "GatherElements"), batching=along_axis, checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_scatter_nd, _scatter_nd, attributes=declared(reduction="none"),
-        gradient=partial(scatter_gradient, "GatherND"),
-        batching=batch_scatter_rows, workspace=WorkspaceRule(_scatter_nd_workspace), checks=True,
+        gradient=partial(scatter_gradient, "GatherND"), batching=batch_scatter_rows, checks=True,
     ),
     OpDef(
         "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),
-        gradient=one_hot_gradient, batching=batch_one_hot, workspace=operands(1),
+        gradient=one_hot_gradient, batching=batch_one_hot,
     ),
 )  # fmt: skip

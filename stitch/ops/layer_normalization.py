@@ -15,8 +15,8 @@ from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
-from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands, workspace
+from stitch.ops.steps import along, copy_steps, fill_step, scalar
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, DataType, ValueType
 
 # Batching -------------------------------------------
@@ -377,27 +377,18 @@ class _Chunks:
         return [partial(np.dot, weights, rows, self.more), partial(np.add, total, self.more, total)]
 
 
-def _workspace(context: WorkspaceContext) -> int:
-    """Three chunks of rows, and rows of weights and sums."""
-    x, scale = context.operand(1), context.operand(4)
-    width = math.prod(scale.shape)
-    chunk = min(math.prod(x.shape), max(CHUNK_SIZE, width))
-    return few.nbytes(context) + (3 * chunk + 4 * width) * x.data_type.compute_dtype.itemsize
-
-
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
-        gradient=layer_gradient, batching=batch_layer, workspace=operands(1 / 2, is_kept=False),
+        gradient=layer_gradient, batching=batch_layer,
     ),
     OpDef(
         "RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER, gradient=rms_gradient,
-        batching=batch_layer, workspace=operands(1 / 2, is_kept=False),
+        batching=batch_layer,
     ),
     OpDef(
         "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _by_groups,
-        attributes=declared(epsilon=EPSILON), gradient=group_gradient,
-        batching=in_first_axis(1, 2), workspace=operands(1 / 2, is_kept=False),
+        attributes=declared(epsilon=EPSILON), gradient=group_gradient, batching=in_first_axis(1, 2),
     ),
     OpDef(
         "GroupNormalization", (3, 3), _infer_group, _by_groups,
@@ -405,11 +396,9 @@ OPERATORS: tuple[OpDef, ...] = (
             epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
         ),
         gradient=group_gradient, batching=in_first_axis(1, 2),
-        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LayerNormalizationGradient", (5, 5), _infer_layer_gradient, _layer_gradient, (1, 3),
         attributes=declared(axis=-1), domain="stitch", batching=batch_layer_gradient,
-        workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )  # fmt: skip

@@ -20,7 +20,6 @@ from stitch.ops.element_types import FLOATS, NUMERIC, PRODUCTS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape, float_of, int_of
 from stitch.ops.steps import fill_step, scalar
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few, operands
 from stitch.program import Array, DataType, ValueType
 
 # Batching (of all products) -----------------------------------------------------------------------
@@ -212,19 +211,6 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
     if out.nbytes <= SPREAD_BIAS_NBYTES:
         bias = np.broadcast_to(bias, out.shape).copy()
     return bias
-
-
-def _gemm_nbytes(context: WorkspaceContext) -> int:
-    """Operands transposed at binding, and the bias, scaled and expanded."""
-    names = ("transA", "transB")
-    nbytes = sum(computed_nbytes(context.operand(i)) for i in (0, 1) if context.int_of(names[i]))
-    bias = context.inputs[2] if len(context.inputs) > 2 else None
-    if bias is not None:
-        spread = computed_nbytes(context.outputs[0])
-        # Scaling integers takes a float64 copy.
-        nbytes += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
-        nbytes += spread if spread <= SPREAD_BIAS_NBYTES else 0
-    return nbytes
 
 
 def _infer_det(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -462,16 +448,14 @@ def _operand_gradient(
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Det", (1, 1), _infer_det, _det, batching=of_last_axes,
-        workspace=operands(3, is_kept=False),
     ),
     OpDef(
-        "MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient,
-        batching=batch_matmul, workspace=few,
+        "MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient, batching=batch_matmul,
     ),
     OpDef(
         "Gemm", (2, 3), _infer_gemm, _gemm,
         attributes=declared(alpha=1.0, beta=1.0, transA=0, transB=0), gradient=gemm_gradient,
-        batching=batch_gemm, workspace=WorkspaceRule(_gemm_nbytes),
+        batching=batch_gemm,
     ),
     OpDef(
         "Einsum", (1, -1), _infer_einsum, _einsum,

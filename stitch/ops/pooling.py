@@ -19,21 +19,18 @@ from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along, copy_steps, fill_step, scalar, slice_range, strides_of
 from stitch.ops.windows import (
-    PLANES_NBYTES,
     POOL_ATTRIBUTES,
     Sliding,
     WindowLine,
     Windows,
     check_pads,
     check_window_attributes,
-    largest_plane,
     lines_of,
     planes_at_once,
     pool_windows,
-    sliding_nbytes,
     taps_of,
 )
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, DataType, ValueType
 
 #: Of operands that all have samples in front, or of one.
@@ -55,13 +52,6 @@ def batch_max_pool(c: BatchingContext) -> Sequence[Any]:
 
 #: `places_of_maxima` takes up to this many times the bytes of its planes.
 TIMES = 14
-
-
-def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of `places_of_maxima` of a piece: positions, masks, and the elements of one
-    window."""
-    at_once = planes_at_once(windows, planes, TIMES)
-    return at_once * largest_plane(windows) * (2 * dtype.itemsize + 30) + 100 * max(windows.output)
 
 
 def pieces(windows: Windows, planes: int) -> Iterator[slice]:
@@ -217,32 +207,6 @@ def _pooling_windows(arguments: KernelArguments) -> Windows:
     return pool_windows(arguments.attributes, arguments.operand(0).shape[2:])
 
 
-def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
-    """Return the windows of a pool, and the bytes of `Sliding` over them."""
-    x, result = context.operand(0), context.outputs[0]
-    windows = pool_windows(context.attributes, x.shape[2:])
-    if 0 in result.shape:
-        return windows, 0
-    planes, dtype = math.prod(x.shape[:2]), result.data_type.compute_dtype
-    return windows, sliding_nbytes(ufunc, windows, planes, dtype)
-
-
-def _sum_workspace(context: WorkspaceContext) -> int:
-    """`Sliding`, the element counts of the windows of a plane, and the powers of a few planes."""
-    windows, nbytes = _sliding(context, np.add)
-    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
-    counts = 2 * math.prod(windows.output) * itemsize + 64 * sum(windows.output)
-    return nbytes + counts + max(PLANES_NBYTES, math.prod(windows.size) * itemsize)
-
-
-def _max_workspace(context: WorkspaceContext) -> int:
-    windows, nbytes = _sliding(context, np.maximum)
-    if len(context.outputs) == 1:
-        return nbytes
-    x = context.operand(0)
-    return nbytes + places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
-
-
 def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, allowed)
     context.require_rank(0, 3)
@@ -366,8 +330,6 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
 
 #: Bytes of the input of samples that are processed at a time (at least one sample).
 SAMPLES_NBYTES = 1 << 18
-#: Bytes per window in `_FirstHits`: two masks, offsets, positions, and a gradient without NaN.
-_PLACE_NBYTES = 2 + 2 * 4 + 3 * 8 + 9
 #: Kernels of more elements use `places_of_maxima`.
 MANY = 64
 
@@ -421,18 +383,6 @@ def _is_wide(windows: Windows) -> bool:
 
 def _samples_at_once(samples: int, nbytes: int) -> int:
     return min(samples, max(1, SAMPLES_NBYTES * samples // nbytes))
-
-
-def _max_gradient_workspace(context: WorkspaceContext) -> int:
-    x = context.operand(1)
-    windows, dtype = pool_windows(context.attributes, x.shape[2:]), x.data_type.compute_dtype
-    planes = math.prod(x.shape[:2])
-    if _is_wide(windows):
-        return 2 * places_nbytes(windows, planes, dtype)
-    nbytes = math.prod(x.shape) * dtype.itemsize
-    planes = 0 if not nbytes else _samples_at_once(x.shape[0], nbytes) * x.shape[1]
-    padded = 2 * math.prod(windows.padded) * dtype.itemsize if windows.needs_padding else 0
-    return few.nbytes(context) + planes * (padded + _PLACE_NBYTES * math.prod(windows.output))
 
 
 def _by_maxima(gradient: Array, x: Array, y: Array, out: Array, windows: Windows) -> None:
@@ -525,28 +475,27 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0), batching=by_sample,
-        gradient=average_pool_gradient, workspace=WorkspaceRule(_sum_workspace),
+        gradient=average_pool_gradient,
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
         attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=max_pool_gradient,
-        batching=batch_max_pool, workspace=WorkspaceRule(_max_workspace),
+        batching=batch_max_pool,
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
         gradient=lp_pool_gradient, batching=by_sample,
-        workspace=WorkspaceRule(_sum_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=global_average_pool_gradient, batching=by_sample, workspace=few,
+        gradient=global_average_pool_gradient, batching=by_sample,
     ),
     OpDef(
         "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max_pool_gradient,
-        batching=by_sample, workspace=few,
+        batching=by_sample,
     ),
     OpDef(
         "MaxPoolGradient", (3, 3), _infer_max_gradient, _max_gradient, attributes=POOL_ATTRIBUTES,
-        domain="stitch", batching=by_sample, workspace=WorkspaceRule(_max_gradient_workspace),
+        domain="stitch", batching=by_sample,
     ),
 )  # fmt: skip

@@ -17,7 +17,6 @@ from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.matmul import product_shape
 from stitch.ops.types import REALS
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 
@@ -194,29 +193,6 @@ def _exact_conv(
     return result, [refresh, *CONVOLUTION.kernel(call)]
 
 
-def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
-    """Return the rule: both operands in float64, twice, and `times` the result in float64."""
-
-    def nbytes(context: WorkspaceContext) -> int:
-        kinds = [context.inputs[side] for side in sides]
-        sizes = [math.prod(k.shape) for k in kinds if k is not None]
-        return 16 * sum(sizes) + times * 8 * math.prod(context.outputs[0].shape)
-
-    return WorkspaceRule(nbytes, is_kept=False)
-
-
-def _conv_workspace(w: int) -> WorkspaceRule:
-    """Return the rule: four times operands and result in float64, and the bytes of Conv."""
-
-    def nbytes(context: WorkspaceContext) -> int:
-        kinds = [context.inputs[0], context.inputs[w], *context.outputs]
-        wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
-        inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
-        return 4 * inner.nbytes + CONVOLUTION.workspace.nbytes(inner)
-
-    return WorkspaceRule(nbytes)
-
-
 def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
     points = arguments.optional(2), arguments.optional(3)
     out = arguments.outputs[0]
@@ -246,20 +222,16 @@ def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer,
-        workspace=_product_workspace((0, 1), 2),
     ),
     OpDef(
         "QLinearMatMul", (8, 8), _infer_qlinear_matmul, _qlinear_matmul,
-        workspace=_product_workspace((0, 3), 6),
     ),
     OpDef(
         "ConvInteger", (2, 4), _infer_conv_integer, _conv_integer,
-        attributes=CONVOLUTION.attributes,
-        batching=in_first_axis(1, 2, 3), workspace=_conv_workspace(1),
+        attributes=CONVOLUTION.attributes, batching=in_first_axis(1, 2, 3),
     ),
     OpDef(
         "QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv,
-        attributes=CONVOLUTION.attributes,
-        batching=in_first_axis(*range(1, 9)), workspace=_conv_workspace(3),
+        attributes=CONVOLUTION.attributes, batching=in_first_axis(*range(1, 9)),
     ),
 )  # fmt: skip

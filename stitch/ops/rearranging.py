@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
 from stitch.ops.steps import along, copy_steps, fill_step, strides_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, ValueType
 
 
@@ -444,14 +442,6 @@ def _pad_constant(
     return [*steps, *copy_steps(source[cropped], out[tuple(inner)])]
 
 
-def _pad_workspace(context: WorkspaceContext) -> int:
-    """The source index of each element, except in mode constant."""
-    if context.string_of("mode") == "constant":
-        return 0
-    shape = context.outputs[0].shape
-    return 8 * math.prod(shape) + 64 * max(shape, default=0)
-
-
 def pad_gradient(context: GradientContext) -> Sequence[Any]:
     """Slice the inside; the pad value gets the sum of the rest."""
     shape, gradient = context.type_of(0).shape, context.gradient
@@ -500,36 +490,33 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
         attributes=declared(perm=Attribute("ints")), gradient=transpose_gradient,
-        batching=batch_transpose, workspace=few,
+        batching=batch_transpose,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
         attributes=declared(axis=Attribute("int", required=True)), gradient=concat_gradient,
-        batching=along_axis, workspace=few,
+        batching=along_axis,
     ),
     OpDef(
         "Split", (1, 2), _infer_split, _split, outputs=(1, -1),
         attributes=declared(axis=0, num_outputs=Attribute("int")), gradient=split_gradient,
-        batching=first_along_axis, workspace=few,
+        batching=first_along_axis,
     ),
     OpDef(
-        "Slice", (3, 5), _infer_slice, _slice, gradient=slice_gradient,
-        batching=batch_slice, workspace=few,
+        "Slice", (3, 5), _infer_slice, _slice, gradient=slice_gradient, batching=batch_slice,
     ),
     OpDef(
-        "Expand", (2, 2), _infer_expand, _expand, gradient=expand_gradient,
-        batching=batch_expand, workspace=few,
+        "Expand", (2, 2), _infer_expand, _expand, gradient=expand_gradient, batching=batch_expand,
     ),
     OpDef(
-        "Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient,
-        batching=batch_tile, workspace=few,
+        "Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient, batching=batch_tile,
     ),
     OpDef(
         "Trilu", (1, 2), _infer_trilu, _trilu, attributes=declared(upper=1),
-        gradient=trilu_gradient, batching=of_last_axes, workspace=operands(1 / 2),
+        gradient=trilu_gradient, batching=of_last_axes,
     ),
     OpDef(
         "Pad", (2, 4), _infer_pad, _pad, attributes=declared(mode="constant"),
-        gradient=pad_gradient, batching=batch_pad, workspace=WorkspaceRule(_pad_workspace),
+        gradient=pad_gradient, batching=batch_pad,
     ),
 )  # fmt: skip

@@ -7,7 +7,6 @@ length are 0 in Y; Y_h and Y_c hold the state after its last element. `activatio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Attributes, InferenceContext, int_of, string_of
 from stitch.ops.steps import check_range
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 # Activation functions -----------------------------------------------------------------------------
@@ -639,18 +637,6 @@ def _of_direction(outputs: Sequence[Array], d: int, by_batch: bool) -> list[Arra
     return whole + [state[:, d] if by_batch else state[d] for state in outputs[1:]]
 
 
-def _workspace(context: WorkspaceContext) -> int:
-    """The input's part of all gates, one step, transposed weights, and the input by steps."""
-    x, w, r = context.operand(0), context.operand(1), context.operand(2)
-    by_batch = bool(context.int_of("layout"))
-    batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
-    (_, rows, size), hidden = w.shape, r.shape[2]
-    steps = batch * (rows * (length + 6) + 16 * hidden)
-    turned = math.prod(x.shape) if by_batch else 0
-    numbers = steps + turned + rows * (size + hidden + 4)
-    return numbers * x.data_type.compute_dtype.itemsize
-
-
 _ATTRIBUTES = declared(
     activation_alpha=Attribute("floats"), activation_beta=Attribute("floats"),
     activations=Attribute("strings"), clip=Attribute("float"), direction="forward",
@@ -662,8 +648,7 @@ def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
         layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
         outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},
-        gradient=recurrent_gradient, batching=batch_recurrent,
-        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
+        gradient=recurrent_gradient, batching=batch_recurrent, checks=True,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from stitch.ops.element_types import BOOLEAN, BYTES, INDICES, INT64, NUMERIC, PR
 from stitch.ops.gradient import Gradient, GradientContext, Slope, of_first
 from stitch.ops.inference import Attributes, InferenceContext, int_of, ints_of, string_of
 from stitch.ops.steps import CHUNK_SIZE, fill_step, reciprocal_step, scalar, slice_range
-from stitch.ops.workspaces import few, integers, twice
 from stitch.program import Array, DataType, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
@@ -106,7 +105,6 @@ def _cumulative(
     return OpDef(
         name, (2, 2), _infer_running, _running(function, neutral),
         attributes=declared(exclusive=0, reverse=0), gradient=gradient, batching=batch_running,
-        workspace=few,
     )  # fmt: skip
 
 
@@ -532,15 +530,11 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
     )
 
 
-#: Reductions without an intermediate array.
-_IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
-
-
 def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
     return OpDef(
         name, (1, 2), partial(_infer_reduction, allowed), _reduction_kernel(body),
         attributes=declared(keepdims=1, noop_with_empty_axes=0), gradient=of_first(slope),
-        batching=batch_reduction, workspace=integers(3, few if name in _IN_ONE_PASS else twice),
+        batching=batch_reduction,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from stitch.ops.inference import (
     string_of,
 )
 from stitch.ops.steps import along, copy_steps
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import Array, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
@@ -317,25 +317,6 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _workspace(context: WorkspaceContext) -> int:
-    """Indices and weights of every axis, their temporaries, intermediates between axes, a tap."""
-    x, result = context.operand(0), context.outputs[0]
-    if 0 in result.shape:
-        return 0
-    operands = (*context.constants, None, None, None)[1:4]
-    nearest = context.string_of("mode") == "nearest"
-    itemsize, shape, kept, passing = result.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
-    changes = _changes(context.attributes, x.shape, operands)
-    for number, one in enumerate(changes, 1):
-        taps = 1 if nearest else 2 - 2 * _first_tap(context.attributes, one.scale)[0]
-        shape[one.axis] = one.after
-        arrays = (number < len(changes)) + (taps > 1)
-        kept += arrays * math.prod(shape) * itemsize + one.after * taps * (8 + itemsize)
-        kept += 1024 * taps  # Python objects of the steps
-        passing = max(passing, 80 * one.after * (taps + 1))
-    return kept + passing + (2 * math.prod(result.shape) if _crops(context.attributes) else 0)
-
-
 def _gradient(context: GradientContext) -> Sequence[Any]:
     """Multiply each axis by its transposed matrix; sum if equal runs tile the result."""
     shape, gradient, attributes = context.type_of(0).shape, context.gradient, context.attributes
@@ -371,6 +352,6 @@ OPERATORS: tuple[OpDef, ...] = (
             cubic_coeff_a=-0.75, exclude_outside=0, extrapolation_value=0.0,
             keep_aspect_ratio_policy="stretch", mode="nearest", nearest_mode="round_prefer_floor",
         ),
-        gradient=_gradient, batching=batch_resize, workspace=WorkspaceRule(_workspace),
+        gradient=_gradient, batching=batch_resize,
     ),
 )  # fmt: skip

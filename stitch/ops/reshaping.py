@@ -27,7 +27,6 @@ from stitch.ops.element_types import (
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Inference, InferenceContext, Shape, float_of, int_of, same_as_first
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, slice_range
-from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, Operation, ValueType
 
 # Batching -----------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ def _shown(value: object) -> str:
 def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
     return OpDef(
         name, inputs, infer, reinterpret, attributes=declared(**defaults), elementwise=True,
-        gradient=reshape_gradient, batching=batch_same_order, workspace=few,
+        gradient=reshape_gradient, batching=batch_same_order,
     )  # fmt: skip
 
 
@@ -298,25 +297,24 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
         attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,
-        batching=of_last_axes, workspace=few,
+        batching=of_last_axes,
     ),
     OpDef(
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
-        workspace=few,
     ),
     # Returns operand 0 if operands 1 and 2 are equal, else raises a TaskError that names the
     # attribute. ONNX expansion: Identity(operand 0), without the check.
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
-        batching=batch_expect, workspace=few, checks=True,
+        batching=batch_expect, checks=True,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
+    OpDef("Size", (1, 1), _infer_size, _size),
     # ONNX's tensor attribute `value` is stored as `dtype` (an ONNX code) and value_float (float
     # types) or value_int (other types).
     OpDef(
         "ConstantOfShape", (1, 1), _infer_filled, _filled,
-        attributes=declared(dtype=1, value_float=0.0, value_int=0), workspace=few,
+        attributes=declared(dtype=1, value_float=0.0, value_int=0),
     ),
-    OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
+    OpDef("Range", (3, 3), _infer_range, _range),
 )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps
-from stitch.ops.workspaces import operands, workspace
+from stitch.ops.workspaces import workspace
 from stitch.program import SCAN, Array, ScanForm, ValueType
 
 #: The steps of an iteration, and the arrays that hold its result elements.
@@ -140,6 +140,6 @@ OPERATORS: tuple[OpDef, ...] = (
             has_condition=0,
         ),
         # States and elements a second time; the body's own bytes are counted separately.
-        domain=SCAN[0], workspace=operands(2, is_kept=False), checks=True,
+        domain=SCAN[0], checks=True,
     ),
 )  # fmt: skip

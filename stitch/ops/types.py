@@ -27,7 +27,6 @@ from stitch.ops.element_types import BYTES, FLOATS, MOVED, NARROW, data_type_of_
 from stitch.ops.gradient import GradientContext, of_first
 from stitch.ops.inference import Attributes, InferenceContext, Shape, int_of
 from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, slice_range
-from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 if TYPE_CHECKING:
@@ -496,21 +495,20 @@ def _cast_slope(context: GradientContext) -> Any:
 OPERATORS: tuple[OpDef, ...] = (
     # saturate applies to float8 types, round_mode to float8_e8m0.
     elementwise(
-        "Cast", (1, 1), _infer_cast, _cast, of_first(_cast_slope), operands(1 / 2),
+        "Cast", (1, 1), _infer_cast, _cast, of_first(_cast_slope),
         to=Attribute("int", required=True), round_mode="up", saturate=1,
     ),
     OpDef(
-        "BitCast", (1, 1), _infer_bit_cast, _bit_cast, batching=broadcasting, workspace=few,
+        "BitCast", (1, 1), _infer_bit_cast, _bit_cast, batching=broadcasting,
         attributes=declared(to=Attribute("int", required=True)),
     ),
     OpDef(
         "QuantizeLinear", (2, 3), _infer_quantize, _quantize,
         attributes=declared(**_AXIS, output_dtype=0, precision=0, saturate=1),
-        batching=batch_quantized, workspace=operands(4, is_kept=False),
+        batching=batch_quantized,
     ),
     OpDef(
         "DequantizeLinear", (2, 3), _infer_dequantize, _dequantize,
         attributes=declared(**_AXIS, output_dtype=0), batching=batch_quantized,
-        workspace=operands(3, is_kept=False),
     ),
 )  # fmt: skip

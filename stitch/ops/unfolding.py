@@ -14,7 +14,6 @@ from stitch.ops.element_types import NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.windows import WINDOW_ATTRIBUTES, lines_of, windows_of
-from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
@@ -95,6 +94,6 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
-        batching=in_first_axis(1, 2), workspace=few,
+        batching=in_first_axis(1, 2),
     ),
 )  # fmt: skip

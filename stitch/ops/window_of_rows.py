@@ -19,7 +19,6 @@ from stitch.ops.element_types import EVERY, INT64
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along
-from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 # Row indices --------------------------------------------------------------------------------------
@@ -250,6 +249,6 @@ OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Window", (3, 3), _infer, _kernel,
         attributes=declared(lengths=Attribute("ints", required=True)), domain="stitch",
-        gradient=gradient, batching=batching, workspace=operands(0), checks=True,
+        gradient=gradient, batching=batching, checks=True,
     ),
 )  # fmt: skip

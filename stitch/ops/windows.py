@@ -473,14 +473,6 @@ def is_summed_wide(ufunc: np.ufunc, windows: Windows, dtype: np.dtype[Any]) -> b
     return ufunc is np.add and dtype == np.float32 and not is_short
 
 
-def sliding_nbytes(ufunc: np.ufunc, windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of the workspaces of `Sliding`, and of the buffers of its loop."""
-    at_once = planes_at_once(windows, planes, dtype.itemsize)
-    between = sum(math.prod(shape) for shape in shapes_between(windows)) * dtype.itemsize
-    total = 8 * largest_plane(windows) if is_summed_wide(ufunc, windows, dtype) else 0
-    return at_once * (between + total)
-
-
 def taps_of(line: WindowLine) -> Iterator[tuple[slice, slice]]:
     """Yield for each kernel element that is inside for some window these windows and positions."""
     for tap in line.taps:

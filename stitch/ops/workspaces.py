@@ -1,86 +1,203 @@
-"""Memory of kernels beside operands and results: rules that bound it, and where it is allocated."""
+"""Memory of kernels beside operands and results: bounds by family, and where it is allocated."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.inference import WithAttributes
-from stitch.program import Array, AttributeValue, ValueType
+from stitch.ops.inference import Attributes, int_of
+from stitch.program import Array, ValueType
 
-#: Added to every rule: a few chunks of a chain of steps, and the steps themselves.
+#: Added to every bound: a few chunks of a chain of steps, and the steps themselves.
 ANY_KERNEL_NBYTES = 1 << 20
+#: What kernels that work in pieces take for a small piece (see `steps` and `convolution_tiles`),
+#: but at most so many times the bytes of operands and results.
+PIECES_NBYTES, MAX_TIMES = 20 << 20, 64
 #: Bytes of a cache line.
 LINE_NBYTES = 64
 
-# Rules --------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
+
+Types = Sequence[ValueType | None]
+#: Returns bytes from the types of operands and results and the attributes.
+_Bytes = Callable[[Types, Types, Attributes], int]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceContext(WithAttributes):
-    """What a workspace rule may read: as `InferenceContext`, with the inferred output types."""
+def computed_nbytes(kind: ValueType | None) -> int:
+    """Return the bytes of a value in its compute type (float32 for narrower floats)."""
+    return 0 if kind is None else math.prod(kind.shape) * kind.data_type.compute_dtype.itemsize
 
-    inputs: tuple[ValueType | None, ...]
-    constants: tuple[Array | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    outputs: tuple[ValueType, ...]
 
-    def operand(self, index: int) -> ValueType:
-        """Return the type of an operand that must be present."""
-        kind = self.inputs[index]
-        assert kind is not None
-        return kind
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of operands and results in the types in which kernels compute."""
-        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
+def _shape(kind: ValueType | None) -> tuple[int, ...]:
+    return () if kind is None else kind.shape
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceRule:
-    """An upper bound of the bytes that a kernel holds at once beside operands and results.
+    """An upper bound of the bytes that a family of kernels holds beside operands and results.
 
-    `is_kept`: the bytes are held from binding on; otherwise only while the steps run, and what
-    several steps share comes from the memory that kernels share (`workspace`).
+    Attributes:
+        times: The bytes as a multiple of those of operands and results.
+        is_kept: The bytes are held from binding on; otherwise only while the steps run, and what
+            several steps share comes from the memory that kernels share (`workspace`).
+        axes: Leading axes of the first operand through which the kernel goes piece by piece.
+        more: Additional bytes.
     """
 
-    nbytes: Callable[[WorkspaceContext], int]
-    is_kept: bool = True
+    times: float = 1 / 8
+    is_kept: bool = False
+    axes: int = 0
+    more: _Bytes | None = None
+
+    def nbytes(self, inputs: Types, outputs: Types, attributes: Attributes) -> int:
+        """Return the bytes of a kernel for these types."""
+        every = sum(map(computed_nbytes, (*inputs, *outputs)))
+        taken = int(self.times * every)
+        if self.axes:
+            pieces = math.prod(_shape(inputs[0])[: self.axes])
+            taken = min(MAX_TIMES * every, taken // max(1, pieces) + PIECES_NBYTES)
+        if self.more is not None:
+            taken += self.more(inputs, outputs, attributes)
+        return taken + ANY_KERNEL_NBYTES
 
 
-def computed_nbytes(kind: ValueType) -> int:
-    """Return the bytes of a value in its compute type (float32 for narrower floats)."""
-    return math.prod(kind.shape) * kind.data_type.compute_dtype.itemsize
+def _indices(inputs: Types, _: Types, attributes: Attributes) -> int:
+    """Indices, checked and flat; Python objects of rows that are reduced one by one."""
+    shape = _shape(inputs[1])
+    objects = attributes.get("reduction", "none") != "none" and "axis" not in attributes
+    return 42 * math.prod(shape) + 32 * sum(shape) + 256 * objects * math.prod(shape[:-1])
 
 
-def operands(times: float, *, is_kept: bool = True) -> WorkspaceRule:
-    """Return the rule: `times` the bytes of operands and results in the compute type."""
-    return WorkspaceRule(lambda context: int(times * context.nbytes), is_kept)
+def _sorted(inputs: Types, outputs: Types, attributes: Attributes) -> int:
+    """One sorted line, and the positions of the results unless they are a result."""
+    line = _shape(inputs[0])[int_of(attributes, "axis")]
+    return 64 * line + (8 * math.prod(_shape(outputs[0])) if len(outputs) == 1 else 0)
 
 
-#: The rule of operators that declare none.
-twice = operands(2)
-#: The rule of kernels that pass over their operands once, with steps for each chunk.
-few = operands(1 / 8, is_kept=False)
+def _positions(inputs: Types, outputs: Types, _: Attributes) -> int:
+    """The positions of the maxima of a plane, if they are a result."""
+    return 40 * math.prod(_shape(inputs[0])[2:]) if len(outputs) > 1 else 0
 
 
-def integers(times: float, otherwise: WorkspaceRule) -> WorkspaceRule:
-    """Return a rule for kernels that compute integers in a wider type: `times` the operands for
-    integers, `otherwise` for floats."""
-    wide = operands(times)
+def _padded(_: Types, outputs: Types, attributes: Attributes) -> int:
+    """The source index of each element, except in mode constant."""
+    shape = _shape(outputs[0])
+    is_constant = attributes["mode"] == "constant"
+    return 0 if is_constant else 8 * math.prod(shape) + 64 * max(shape, default=0)
 
-    def nbytes(context: WorkspaceContext) -> int:
-        is_floating = context.operand(0).data_type.is_floating
-        return (otherwise if is_floating else wide).nbytes(context)
 
-    return WorkspaceRule(nbytes)
+def _turned(inputs: Types, outputs: Types, attributes: Attributes) -> int:
+    """Operands transposed at binding, and the bias of Gemm, scaled and expanded if it is small."""
+    operands = zip(("transA", "transB"), inputs, strict=False)
+    turned = sum(computed_nbytes(kind) for name, kind in operands if attributes[name])
+    return turned + sum(24 * math.prod(_shape(kind)) for kind in inputs[2:])
+
+
+def _weights(inputs: Types, outputs: Types, _: Attributes) -> int:
+    """Transposed weights, and a channel of the operand and of the result."""
+    places = sum(math.prod(_shape(kind)[2:]) for kind in (inputs[0], *outputs))
+    return computed_nbytes(inputs[1]) + 8 * places
+
+
+def _weight_sums(inputs: Types, outputs: Types, _: Attributes) -> int:
+    """The products of a few samples: as many as have columns of the size of the result."""
+    seen, sums = _shape(inputs[1]), computed_nbytes(outputs[0])
+    columns = math.prod((_shape(inputs[0])[1], *_shape(outputs[0])[2:], *seen[2:])) * 4
+    if not 0 < columns <= PIECES_NBYTES:
+        return 3 * sums
+    at_once = min(seen[0], max(1, max(1 << 19, sums) // columns))
+    return 2 * sums + at_once * (sums + 8 * math.prod(seen[1:]))
+
+
+def _deformed(inputs: Types, outputs: Types, _: Attributes) -> int:
+    """Two rows of sampled points for each element of the kernel."""
+    weights, width = _shape(inputs[1]), _shape(outputs[0])[-1]
+    points = (60 * _shape(inputs[0])[1] + 150) * math.prod(weights[2:])
+    return 2 * width * (points + 8 * weights[0])
+
+
+def _resized(inputs: Types, outputs: Types, attributes: Attributes) -> int:
+    """The values between resized axes, and indices and weights of each."""
+    before, after = _shape(inputs[0]), _shape(outputs[0])
+    is_cropped = attributes["coordinate_transformation_mode"] == "tf_crop_and_resize"
+    sizes = [(x, y) for x, y in zip(before, after, strict=True) if x != y or is_cropped]
+    size, taken = float(computed_nbytes(inputs[0])), 2 * is_cropped * math.prod(after)
+    # Axes that shrink come first.
+    for last, (x, y) in enumerate(sorted(sizes, key=lambda s: s[1] / max(1, s[0])), 1 - len(sizes)):
+        size *= y / max(1, x)
+        taken += ((last < 0) + (attributes["mode"] != "nearest")) * int(size) + 4096 * (x + y)
+    return taken
+
+
+def _gates(inputs: Types, _: Types, attributes: Attributes) -> int:
+    """The gates of all steps of a recurrent layer, transposed weights, and the input by steps."""
+    first, second = _shape(inputs[0])[:2]
+    rows = _shape(inputs[1])[1]
+    batch = first if attributes["layout"] else second
+    weights = inputs[0 if attributes["layout"] else 1 : 3]
+    return rows * (first * second + 22 * batch) * 8 + 2 * sum(map(computed_nbytes, weights))
+
+
+def _region(inputs: Types, outputs: Types, attributes: Attributes) -> int:
+    """A row of sampled points of the largest region that RoiAlign does not refuse."""
+    x, bins, ratio = _shape(inputs[0]), _shape(outputs[0])[-1], int_of(attributes, "sampling_ratio")
+    columns = bins * ratio if ratio > 0 else MOST_IMAGES * max(x[2:]) + bins
+    return 4 * columns * (112 * x[1] + 200)
+
+
+def _in_float64(read: int, written: int, inputs: Types, outputs: Types, _: Attributes) -> int:
+    """Copies in float64: so many bytes for each element that is read and written."""
+    elements = [sum(math.prod(_shape(kind)) for kind in side) for side in (inputs, outputs)]
+    return read * elements[0] + written * elements[1]
+
+
+#: Limit of a region of RoiAlign, in longer sides of the image.
+MOST_IMAGES = 4
+_ONE_PASS = WorkspaceRule()
+_INTEGER_REDUCTION = WorkspaceRule(3, is_kept=True)
+#: The families of operators that need more than one pass over their operands.
+_FAMILIES = (
+    (WorkspaceRule(1 / 2), "ArgMax ArgMin BatchNormalization GroupNormalization "
+        "InstanceNormalization LayerNormalization RMSNormalization SoftmaxGradient"),
+    (WorkspaceRule(1, is_kept=True), "Div LogSoftmax OneHot PRelu Trilu"),
+    (WorkspaceRule(2, is_kept=True), "Einsum Hardmax LRN ReduceL1 ReduceL2 ReduceLogSum "
+        "ReduceLogSumExp ReduceSumSquare TfIdfVectorizer"),
+    (WorkspaceRule(4), "DequantizeLinear Det QuantizeLinear Scan"),
+    (WorkspaceRule(4, axes=-1), "Softmax"),
+    (WorkspaceRule(3, True, 1), "BatchNormalizationGradient LayerNormalizationGradient"),
+    (WorkspaceRule(0, True, more=_indices), "Gather GatherElements GatherND ScatterElements "
+        "ScatterND"),
+    (WorkspaceRule(0, True, more=_padded), "Pad"),
+    (WorkspaceRule(0, True, more=_turned), "Gemm"),
+    (WorkspaceRule(0, axes=1, more=_sorted), "TopK"),
+    (WorkspaceRule(4, axes=2, more=_positions), "AveragePool LpPool MaxPool"),
+    (WorkspaceRule(7, True, 1), "MaxPoolGradient"),
+    (WorkspaceRule(0, axes=1), "Col2Im DFT GridSample"),
+    (WorkspaceRule(0, axes=1, more=_weights), "Conv ConvTranspose"),
+    (WorkspaceRule(0, axes=1, more=_weight_sums), "ConvWeightGradient"),
+    (WorkspaceRule(0, axes=1, more=_deformed), "DeformConv"),
+    (WorkspaceRule(0, axes=1, more=_region), "RoiAlign"),
+    (WorkspaceRule(0, True, more=_resized), "Resize"),
+    (WorkspaceRule(more=_gates), "GRU LSTM RNN"),
+    (WorkspaceRule(0, more=partial(_in_float64, 16, 48)), "MatMulInteger QLinearMatMul"),
+    (WorkspaceRule(0, True, 1, partial(_in_float64, 32, 32)), "ConvInteger QLinearConv"),
+)  # fmt: skip
+_RULES = {name: rule for rule, names in _FAMILIES for name in names.split()}
+
+
+def workspace_rule(op: str, inputs: Types) -> WorkspaceRule:
+    """Return the bound of an operator's kernel; reductions compute integers in a wider type."""
+    first = inputs[0] if inputs else None
+    if op.startswith("Reduce") and first is not None and not first.data_type.is_floating:
+        return _INTEGER_REDUCTION
+    return _RULES.get(op, _ONE_PASS)
 
 
 # Memory -------------------------------------------------------------------------------------------

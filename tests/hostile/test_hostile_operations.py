@@ -46,11 +46,7 @@ def survive(case: Drawn, draw: random.Random) -> bool:
     except CompileError as error:
         assert str(error)
         return False
-    words: dict[str, Any] = {
-        "domain": case.op.domain,
-        "attributes": case.attributes,
-        "constants": case.operands,
-    }
+    words: dict[str, Any] = {"domain": case.op.domain, "attributes": case.attributes}
     taken = kernel_workspace(case.op.name, types, found, **words)
     if sum(math.prod(kind.shape) for kind in found) > COMPUTED or taken > WORKSPACE:
         return False

@@ -57,7 +57,7 @@ def test_a_large_operation_takes_a_few_megabytes(
         None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands
     ]
     types = infer_types(op, kinds, constants=operands, attributes=attributes)
-    declared = kernel_workspace(op, kinds, types, constants=operands, attributes=attributes)
+    declared = kernel_workspace(op, kinds, types, attributes=attributes)
     results = [np.empty(t.shape, t.data_type.compute_dtype) for t in types]
     fixed = [isinstance(spec, np.ndarray) for spec in specs]
     tracemalloc.start()

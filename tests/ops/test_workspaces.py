@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
-from stitch.ops.workspaces import ANY_KERNEL_NBYTES
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES, PIECES_NBYTES, workspace_rule
 from stitch.program import SCAN, DataType, ValueType
 from tests.support.grids import every
 from tests.support.operators.drawn_operands import in_compute_type, operands_of
@@ -26,6 +26,7 @@ class Taken:
     declared: int
     most: int
     kept: int
+    may_keep: bool
 
 
 def taken(index: int, constant: bool) -> Taken:
@@ -37,7 +38,7 @@ def taken(index: int, constant: bool) -> Taken:
     ]
     words: dict[str, Any] = {"domain": DEFINITIONS[op].domain, "attributes": attributes}
     types = infer_types(op, kinds, constants=operands, outputs=count, **words)
-    declared = kernel_workspace(op, kinds, types, constants=operands, **words)
+    declared = kernel_workspace(op, kinds, types, **words)
     outputs = [np.empty(t.shape, t.data_type.compute_dtype) for t in types]
     inputs = [in_compute_type(a) for a in operands]
     memory = KernelMemory()
@@ -65,7 +66,7 @@ def taken(index: int, constant: bool) -> Taken:
     finally:
         tracemalloc.stop()
     assert again is not None
-    return Taken(declared, most, kept)
+    return Taken(declared, most, kept, workspace_rule(op, kinds).is_kept)
 
 
 def test_every_operator_has_a_row() -> None:
@@ -78,7 +79,7 @@ def test_a_kernel_takes_no_more_than_is_declared_and_not_far_less(op: str) -> No
     """A rule that says far too much would refuse programs that fit."""
     found = [taken(index, False) for index, row in enumerate(ROWS) if row[0] == op]
     check(op, found)
-    assert min(one.declared / (one.most + ANY_KERNEL_NBYTES) for one in found) <= 4
+    assert min(one.declared / (one.most + PIECES_NBYTES) for one in found) <= 4
 
 
 @pytest.mark.parametrize("index", every(5, range(len(ROWS))))
@@ -89,5 +90,6 @@ def test_a_kernel_with_constant_operands_takes_no_more_than_is_declared(index: i
 def check(op: str, found: list[Taken]) -> None:
     for one in found:
         assert one.most <= one.declared
-        if not DEFINITIONS[op].workspace.is_kept:
-            assert one.kept <= ANY_KERNEL_NBYTES // 2
+        if not one.may_keep:
+            # Steps are Python objects: of a ConvTranspose one for each element of the kernel.
+            assert one.kept <= 5 * ANY_KERNEL_NBYTES

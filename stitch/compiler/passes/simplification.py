@@ -106,9 +106,8 @@ def _fold(
     arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
     try:
         taken = ops.kernel_workspace(
-            operation.op, operands, types, domain=operation.domain, constants=arrays,
-            attributes=operation.attributes,
-        )  # fmt: skip
+            operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
+        )
         if taken > workspace_nbytes:
             return None
         claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,6 +42,8 @@ SESSION_NBYTES = 16 << 20
 ARENA_GROWTH = 2
 #: Kernels may convert operands and results (blocked convolutions, transposed products).
 FOREIGN_TIMES = 2
+#: Operators by whose right operand, if it is constant, ONNX Runtime multiplies in another order.
+PACKING = frozenset({"MatMul", "Gemm", "Conv"})
 #: Operators that may gather the columns of the operand or the result.
 GATHERING = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv", "ConvTranspose"})
 
@@ -65,14 +67,6 @@ def program_bytes(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _BodyBytes:
-    """The memory of a body as a program, and of converting its slots (`moved`)."""
-
-    taken: ProgramBytes
-    moved: int
-
-
 class _Counting:
     """Counts a program and the bodies of its scans, each body once."""
 
@@ -82,7 +76,8 @@ class _Counting:
         self.bodies = OperationList("", (), (), (), (), (), bodies=bodies)
         self.bytes_of = bytes_of
         self.in_sessions = in_sessions
-        self._counted: dict[int, _BodyBytes] = {}
+        #: By body: its memory as a program, and that of converting its slots.
+        self._counted: dict[int, tuple[ProgramBytes, int]] = {}
 
     def program(self, program: Program, listed: Sequence[Operation] | None = None) -> ProgramBytes:
         """Count a program; `listed` are its operations with the body indices of `self.bodies`."""
@@ -92,9 +87,9 @@ class _Counting:
         bound, kernels, largest = STEPS_NBYTES * len(mine), 0, ABSENT
         for index, operation in enumerate(mine):
             if is_scan(operation):
-                body = self._body((listed or mine)[index].body)
-                nbytes, held = self._scan(program, operation, body)
-                kept, staged = kept + body.taken.kept, staged + body.taken.staged
+                body, moved = self._body((listed or mine)[index].body)
+                nbytes, held = self._scan(program, operation, body, moved)
+                kept, staged = kept + body.kept, staged + body.staged
             else:
                 nbytes, held = self.bytes_of(program, operation, constants)
             bound += held
@@ -106,18 +101,17 @@ class _Counting:
         text = "" if largest == ABSENT else _text(program, mine[largest])
         return ProgramBytes(kept, bound, values, max(kernels, chunks), text, staged)
 
-    def _body(self, index: int) -> _BodyBytes:
-        found = self._counted.get(index)
-        if found is None:
+    def _body(self, index: int) -> tuple[ProgramBytes, int]:
+        if index not in self._counted:
             body = self.bodies.bodies[index]
             # An upper bound: results that repeat a state count too.
             program = program_of_body(self.bodies, index, len(body.outputs))
             taken = self.program(program, body.operations)
-            found = self._counted[index] = _BodyBytes(taken, _moved_nbytes(program))
-        return found
+            self._counted[index] = taken, _moved_nbytes(program)
+        return self._counted[index]
 
     def _scan(
-        self, within: OperationList, operation: Operation, inside: _BodyBytes
+        self, within: OperationList, operation: Operation, inside: ProgramBytes, moved: int
     ) -> tuple[int, int]:
         """Return the bytes of a scan while it runs, and those from its binding on."""
         form, body = ScanForm.of(operation), within.bodies[operation.body]
@@ -125,15 +119,14 @@ class _Counting:
         has_buffers = form.sides > 1 or form.has_condition
         elements += body.output_types[0 if has_buffers else form.states :]
         own = sum(computed_nbytes(kind) + LINE_NBYTES for kind in elements if kind is not None)
-        taken = inside.taken
-        passing = own + inside.moved + taken.values + LINE_NBYTES + taken.kernels
+        passing = own + moved + inside.values + LINE_NBYTES + inside.kernels
         unwanted = sum(
             computed_nbytes(kind)
             for kind, v in zip(form.result_types(body.output_types), operation.outputs, strict=True)
-            if v == ABSENT and kind is not None
+            if v == ABSENT
         )
         # One more for the prepared body, which all sides share.
-        kept = (form.sides + 1) * taken.bound + form.sides * taken.staged + unwanted
+        kept = (form.sides + 1) * inside.bound + form.sides * inside.staged + unwanted
         if self.in_sessions:
             passing = max(passing, session_bytes(within, operation, {})[0])
         return passing, kept
@@ -256,24 +249,12 @@ def repacked_nbytes(program: Program) -> int:
     nbytes = 0
     parts: list[Program | Body] = [program, *program.bodies]
     for part in parts:
-        weights = _weights(part.operations, program.bodies)
-        kinds = (part.values[c.value].type for c in part.constants if c.value in weights)
-        nbytes += sum(computed_nbytes(kind) for kind in kinds)
+        weights = {v for o in part.operations if o.op in PACKING for v in o.inputs[1:2]}
+        # Bodies may multiply by constants of the program around them.
+        weights |= {v for o in part.operations if is_scan(o) for v in o.inputs}
+        nbytes += sum(computed_nbytes(part.values[c.value].type) for c in part.constants
+                      if c.value in weights)  # fmt: skip
     return nbytes
-
-
-def _weights(operations: Sequence[Operation], bodies: Sequence[Body]) -> set[int]:
-    """Return the values that are right operands of products, within scans too."""
-    found: set[int] = set()
-    for operation in operations:
-        if is_scan(operation):
-            body = bodies[operation.body]
-            inside = _weights(body.operations, bodies)
-            operands = zip(body.inputs, operation.inputs, strict=True)
-            found.update(here for there, here in operands if there in inside)
-        elif operation.op in ("MatMul", "Gemm", "Conv"):
-            found.update(operation.inputs[1:2])
-    return found
 
 
 #: Longer programs count all values: the precedence of operations takes a square of bits.
@@ -285,46 +266,27 @@ def most_inner_nbytes(program: Program) -> int:
 
     ONNX Runtime releases a value after its last reader, but chooses the order itself.
     """
-    makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs if v != ABSENT}
-    inner = makers.keys() - _slots(program)
-    sizes = {v: computed_nbytes(program.values[v].type) for v in inner}
-    count = len(program.operations)
-    if count > MAX_OPERATIONS or not inner:
+    operations, count = program.operations, len(program.operations)
+    makers = {v: i for i, o in enumerate(operations) for v in o.outputs if v != ABSENT}
+    sizes = {v: computed_nbytes(program.values[v].type) for v in makers.keys() - _slots(program)}
+    if count > MAX_OPERATIONS:
         return sum(sizes.values())
-    readers = program.readers()
-    before, after = _before(program, makers, count), _after(program, readers, count)
-    every = (1 << count) - 1
+    # By operation, the bit sets of those that must run before and after it.
+    before, after = [0] * count, [0] * count
+    for index, operation in enumerate(operations):
+        for maker in {makers[v] for v in operation.inputs if v in makers}:
+            before[index] |= before[maker] | 1 << maker
+    for index in reversed(range(count)):
+        for maker in {makers[v] for v in operations[index].inputs if v in makers}:
+            after[maker] |= after[index] | 1 << index
+    readers, every = program.readers(), (1 << count) - 1
     alive = np.zeros(count, np.int64)
     for value, nbytes in sizes.items():
         # Dead during operations before its producer, and after all of its readers.
         dead = every if readers.get(value) else 0
         for reader in readers.get(value, ()):
             dead &= after[reader]
-        alive[_unpacked(every & ~(dead | before[makers[value]]), count)] += nbytes
-    return int(alive.max())
-
-
-def _before(program: Program, makers: dict[int, int], count: int) -> list[int]:
-    """Return for each operation the bit set of those that must run before it."""
-    before = [0] * count
-    for index, operation in enumerate(program.operations):
-        for value in operation.inputs:
-            maker = makers.get(value)
-            if maker is not None:
-                before[index] |= before[maker] | 1 << maker
-    return before
-
-
-def _after(program: Program, readers: dict[int, set[int]], count: int) -> list[int]:
-    """Return for each operation the bit set of those that must run after it."""
-    after = [0] * count
-    for index in reversed(range(count)):
-        for value in program.operations[index].outputs:
-            for reader in readers.get(value, ()) if value != ABSENT else ():
-                after[index] |= after[reader] | 1 << reader
-    return after
-
-
-def _unpacked(bits: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    packed = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
+        bits = every & ~(dead | before[makers[value]])
+        packed = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
+        alive[np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)] += nbytes
+    return int(alive.max(initial=0))
