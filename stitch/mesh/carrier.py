@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stitch.mesh.messages import Message
 from stitch.program import Array
@@ -26,6 +26,14 @@ class Outcome(enum.Enum):
     SILENT = "silent"
 
 
+class Sending(NamedTuple):
+    """A message with its values, and how many values its answer has."""
+
+    message: Message
+    values: Sequence[Reference] = ()
+    returns: int = 1
+
+
 class Carrier(Protocol):
     """Messages of one client to the device servers of a mesh.
 
@@ -41,10 +49,9 @@ class Carrier(Protocol):
     def start(self, device: str) -> None:
         """Start the server of a device; a server that was there before is ended."""
 
-    def send(
-        self, device: str, message: Message, values: Sequence[Reference] = (), returns: int = 1
-    ) -> tuple[Reference, ...]:
-        """Send a message with values; return a reference for each value of its answer."""
+    def send(self, device: str, *sendings: Sending) -> list[tuple[Reference, ...]]:
+        """Send messages that are handled one after the other, perhaps when the values of all of
+        them are there; return for each a reference for each value of its answer."""
 
     def put(self, array: Array) -> Reference:
         """Return a reference to an array of the client, which outlives every server."""
@@ -55,8 +62,8 @@ class Carrier(Protocol):
     def outcome(self, reference: Reference) -> Outcome:
         """Return what became of a value by now."""
 
-    def value(self, reference: Reference) -> Any:
-        """Return a value that is ready."""
+    def values(self, references: Sequence[Reference]) -> list[Any]:
+        """Return values that are ready."""
 
     def has_ended(self, device: str) -> bool:
         """Return whether the server of a device has ended."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from stitch.errors import TaskError
-from stitch.mesh.carrier import Carrier, Outcome, Reference
+from stitch.mesh.carrier import Carrier, Outcome, Reference, Sending
 from stitch.mesh.messages import (
     Drop,
     Failure,
@@ -235,8 +235,7 @@ class MeshClient:
 
     def ask(self, device: str, message: Message) -> Any:
         """Send a message that may be sent twice, and return its answer; raise what it answers."""
-        (answer,) = self._exchange(device, message)
-        found = self.carrier.value(answer)
+        (found,) = self.carrier.values(self._exchange(device, message))
         if isinstance(found, Failure):
             raise found.error()
         return found
@@ -266,7 +265,9 @@ class MeshClient:
     ) -> tuple[Reference, ...]:
         """Send a message and count it."""
         self.messages[type(message).__name__] += 1
-        return self.carrier.send(device, message, [value.reference for value in values], returns)
+        references = [value.reference for value in values]
+        (answers,) = self.carrier.send(device, Sending(message, references, returns))
+        return answers
 
     def put(self, array: Array) -> RemoteValue:
         """Return an array of the client as a value."""
@@ -316,28 +317,37 @@ class MeshClient:
                 entry.turn = turns[device] = turns[device] + 1
         self._is_sent = False
         self._log.extend(entries)
-        for entry in entries:
-            self._send(entry)
+        for group in _together(entries):
+            self._send(group)
         self._is_sent = True
         for device, turn in turns.items() if saves else ():
             if turn - self._devices[device].snapshot.turn >= KEEP_EVERY:
                 self.save(device)
 
-    def _send(self, entry: Entry) -> None:
-        """Send a run; take the references of its answers unless it is done already."""
-        device = entry.piece.device
-        message = Run(entry.piece.number, entry.run, entry.turn, self._settled)
-        *sent, record = self._carry(device, message, entry.inputs, entry.piece.returns)
-        for value in entry.inputs:
-            maker = value.maker
-            if maker is not None and maker[0] != device and device not in value.sent_to:
-                value.sent_to += (device,)
-                self.crossed += 1
-                self.crossings.append(Crossing(maker[1:], (entry.piece.number, entry.run)))
-        if not entry.is_done:
-            for value, reference in zip(entry.outputs, sent, strict=True):
-                value.reference = reference
-            entry.record.reference = record
+    def _send(self, entries: Sequence[Entry]) -> None:
+        """Send runs of a device together; take the references of their answers unless they are done
+        already."""
+        device = entries[0].piece.device
+        sendings = [
+            Sending(
+                Run(entry.piece.number, entry.run, entry.turn, self._settled),
+                [value.reference for value in entry.inputs], entry.piece.returns,
+            )
+            for entry in entries
+        ]  # fmt: skip
+        self.messages["Run"] += len(sendings)
+        answers = self.carrier.send(device, *sendings)
+        for entry, (*sent, record) in zip(entries, answers, strict=True):
+            for value in entry.inputs:
+                maker = value.maker
+                if maker is not None and maker[0] != device and device not in value.sent_to:
+                    value.sent_to += (device,)
+                    self.crossed += 1
+                    self.crossings.append(Crossing(maker[1:], (entry.piece.number, entry.run)))
+            if not entry.is_done:
+                for value, reference in zip(entry.outputs, sent, strict=True):
+                    value.reference = reference
+                entry.record.reference = record
 
     def has_sent(self, entry: Entry) -> bool:
         """Return whether an entry is in the log, or was until it was done."""
@@ -368,8 +378,7 @@ class MeshClient:
             self.value(value)
         before = self._snapshot_now(held)
         message = Write(tuple(buffers), before.turn)
-        (answer,) = self._exchange(device, message, tuple(buffers.values()))
-        found = self.carrier.value(answer)
+        (found,) = self.carrier.values(self._exchange(device, message, tuple(buffers.values())))
         if isinstance(found, Failure):
             raise found.error()
         held.reading = None
@@ -380,7 +389,7 @@ class MeshClient:
         """Return persistent buffers of a device, as they travel, after the runs that were sent."""
         self._settle_device(device)
         answers = self._exchange(device, Read(tuple(buffers)), (), len(buffers) + 1)
-        *arrays, _ = [self.carrier.value(answer) for answer in answers]
+        *arrays, _ = self.carrier.values(answers)
         for array in arrays:
             if isinstance(array, Failure):
                 raise array.error()
@@ -394,8 +403,7 @@ class MeshClient:
         buffer, which runs that read the buffer fail with, too."""
         records = [entry.record for entry in entries]
         self.settle(records)
-        for record in records:
-            found = self.carrier.value(record.reference)
+        for found in self.carrier.values(_references(records)):
             if isinstance(found, Failure):
                 raise found.error()
 
@@ -438,7 +446,7 @@ class MeshClient:
             return
         *buffers, turn = reading.answers
         # Behind a turn that came too early the buffers are older.
-        if self.carrier.value(turn) == reading.turn:
+        if self.carrier.values([turn]) == [reading.turn]:
             held.snapshot = _Snapshot(
                 dict(zip(reading.names, map(RemoteValue, buffers), strict=True)), reading.turn,
                 reading.number,
@@ -484,17 +492,22 @@ class MeshClient:
 
     def value(self, value: RemoteValue) -> Array:
         """Return an array as it travelled; raise the error of the task that failed."""
-        self.settle([value])
-        found = self.carrier.value(value.reference)
-        if isinstance(found, Failure):
-            raise found.error()
+        return self.values([value])[0]
+
+    def values(self, values: Sequence[RemoteValue]) -> list[Array]:
+        """Return arrays as they travelled; raise the error of the first task that failed."""
+        self.settle(values)
+        arrays = self.carrier.values(_references(values))
+        for array in arrays:
+            if isinstance(array, Failure):
+                raise array.error()
         self._raise_untold()
-        return found  # type: ignore[no-any-return]  # what `Run` answers
+        return arrays
 
     def _look(self, entry: Entry) -> bool:
         """Return whether a run has ended; note it."""
         if not entry.is_done and self._is_there(entry.record):
-            record = self.carrier.value(entry.record.reference)
+            (record,) = self.carrier.values([entry.record.reference])
             entry.is_done = True
             self._retries = 0
             if isinstance(record, RunRecord):
@@ -550,7 +563,7 @@ class MeshClient:
             is_lost = entry.piece.device in self._lost and (entry.turn or entry.piece.keeps)
             # Answers that are there stay: the same run gives the same bits.
             if not entry.is_done or (is_lost and self._is_new(entry)):
-                self._send(entry)
+                self._send([entry])
         self._lost.clear()
         self._is_sent = True
 
@@ -570,7 +583,7 @@ class MeshClient:
         for (reference,) in sent:
             carrier.wait([reference])
             if carrier.outcome(reference) is Outcome.READY:
-                answer = carrier.value(reference)
+                (answer,) = carrier.values([reference])
                 if isinstance(answer, Failure):
                     raise answer.error()
 
@@ -585,6 +598,30 @@ class MeshClient:
         """End all servers. Closing twice is allowed."""
         self._log.clear()
         self.carrier.close()
+
+
+def _together(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return runs in the order in which they are sent, those that share a message together.
+
+    A run is sent with the one before it on its device if no other run reads what that one answers,
+    and it reads no answers itself: neither has to wait for the other more than in two messages.
+    """
+    entries = tuple(entries)
+    read = {value for entry in entries for value in entry.inputs}
+    groups: list[list[Entry]] = []
+    last: dict[str, list[Entry]] = {}
+    for entry in entries:
+        device = entry.piece.device
+        group = last.get(device)
+        if (
+            group is None
+            or not read.isdisjoint(group[-1].outputs)
+            or any(value.maker is not None for value in entry.inputs)
+        ):
+            group = last[device] = []
+            groups.append(group)
+        group.append(entry)
+    return groups
 
 
 def _references(values: Sequence[RemoteValue]) -> list[Reference]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stitch.errors import UsageError
-from stitch.mesh.carrier import Outcome
+from stitch.mesh.carrier import Outcome, Sending
 from stitch.mesh.messages import Close, Message, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.program import Array
@@ -82,10 +82,12 @@ class LocalCarrier:
         self._queues[device] = deque()
         self._servers[device] = self._open_server(device)
 
-    def send(
-        self, device: str, message: Message, values: Sequence[_Cell] = (), returns: int = 1
-    ) -> tuple[_Cell, ...]:
-        """Queue a message; without a seed it is handled at once."""
+    def send(self, device: str, *sendings: Sending) -> list[tuple[_Cell, ...]]:
+        """Queue messages; without a seed they are handled at once."""
+        return [self._queue(device, sending) for sending in sendings]
+
+    def _queue(self, device: str, sending: Sending) -> tuple[_Cell, ...]:
+        message, values, returns = sending
         call = _Call(
             self.messages, message, tuple(values), tuple([_Cell(device) for _ in range(returns)])
         )
@@ -114,9 +116,9 @@ class LocalCarrier:
         """Return what became of a value by now."""
         return reference.outcome
 
-    def value(self, reference: _Cell) -> Any:
-        """Return a value that is ready."""
-        return reference.value
+    def values(self, references: Sequence[_Cell]) -> list[Any]:
+        """Return values that are ready."""
+        return [reference.value for reference in references]
 
     def has_ended(self, device: str) -> bool:
         """Return whether the server of a device was killed."""

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 import ray
 import ray._private.worker as ray_worker
 from ray.exceptions import (
@@ -38,8 +38,8 @@ from ray.exceptions import (
 from stitch.budget import machine_nbytes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine
-from stitch.mesh.carrier import Outcome
-from stitch.mesh.messages import Message, NotDone
+from stitch.mesh.carrier import Outcome, Sending
+from stitch.mesh.messages import NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from stitch.program import Array
@@ -73,39 +73,48 @@ class _Server:
         """Return the process and the host."""
         return os.getpid(), socket.gethostname()
 
-    def handle(self, message: bytes, *values: Any) -> object:
-        """Take a message; answer one value, or a tuple of several, the last of them as bytes.
+    def handle(self, messages: bytes, *values: Any) -> object:
+        """Take messages, each with the numbers of its values and of its answers; answer all values
+        but the last one of each, and behind them these as bytes.
 
         Ray carries bytes faster than objects, which it would pickle the same way.
         """
-        answer = self._server.handle(pickle.loads(message), *values)
-        others, last = (answer[:-1], answer[-1]) if isinstance(answer, tuple) else ((), answer)
-        if not isinstance(last, np.ndarray):
-            last = pickle.dumps(last)
-        return (*others, last) if others else last
+        given = iter(values)
+        others: list[object] = []
+        last: list[object] = []
+        for message, count, returns in pickle.loads(messages):
+            answer = self._server.handle(message, *islice(given, count))
+            # The server does not know how many values a message of an unknown piece has.
+            answers = answer if isinstance(answer, tuple) else (answer,) * returns
+            others += answers[:-1]
+            last.append(answers[-1])
+        told = pickle.dumps(last)
+        return (*others, told) if others else told
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A message that was sent; its last value, which is small for runs, tells of all of them."""
+    """Messages that were sent together; `last` refers to the last value of the answer of each,
+    which is small for runs and tells of the others."""
 
     device: str
     last: Any
     outcome: Outcome = Outcome.PENDING
-    answer: Any = None
+    answers: Sequence[Any] = ()
 
-    def settle(self, answer: Any) -> None:
-        """Note the last value."""
-        self.answer = pickle.loads(answer) if isinstance(answer, bytes) else answer
-        self.outcome = Outcome.SILENT if type(self.answer) is NotDone else Outcome.READY
+    def settle(self, told: bytes) -> None:
+        """Note the last values."""
+        self.answers, self.outcome = pickle.loads(told), Outcome.READY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reference:
-    """A value: Ray's reference to it, or a small array of the client itself."""
+    """A value: Ray's reference to it, or a small array of the client itself; `number`: of its
+    message in the call."""
 
     value: Any
     call: _Call | None = None
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +124,14 @@ class _Actor:
     handle: Any
     place: Any
     death: str = ""
+    #: `_Server.handle` by the number of values that it answers.
+    methods: dict[int, Any] = field(default_factory=dict)
+
+    def method(self, returns: int) -> Any:
+        """Return `_Server.handle` with a number of values."""
+        if returns not in self.methods:
+            self.methods[returns] = self.handle.handle.options(num_returns=returns)
+        return self.methods[returns]
 
     @property
     def number(self) -> str:
@@ -201,21 +218,28 @@ class RayCarrier:
         handle = made.options(**options).remote(self._opened, device, entry.machine, len(beside))
         self._actors[device] = _Actor(handle, handle.place.remote())
 
-    def send(
-        self, device: str, message: Message, values: Sequence[_Reference] = (), returns: int = 1
-    ) -> tuple[_Reference, ...]:
-        """Send a message to the actor of a device."""
+    def send(self, device: str, *sendings: Sending) -> list[tuple[_Reference, ...]]:
+        """Send messages to the actor of a device, in one call."""
         self._check_process()
         actor = self._actors.get(device)
         if actor is None:
             lost = _Call(device, None, Outcome.LOST)
-            return (_Reference(None, lost),) * returns
-        handle = actor.handle.handle.options(num_returns=returns)
-        made = handle.remote(pickle.dumps(message), *[value.value for value in values])
-        references = [made] if returns == 1 else made
-        call = _Call(device, references[-1])
-        self._pending.add(call.last)
-        return tuple([_Reference(reference, call) for reference in references])
+            return [(_Reference(None, lost),) * sending.returns for sending in sendings]
+        messages = pickle.dumps([(m, len(values), returns) for m, values, returns in sendings])
+        count = sum(sending.returns - 1 for sending in sendings) + 1
+        made = actor.method(count).remote(
+            messages, *[value.value for sending in sendings for value in sending.values]
+        )
+        *others, last = made if count > 1 else [made]
+        call, rest = _Call(device, last), iter(others)
+        self._pending.add(last)
+        return [
+            tuple([
+                _Reference(reference, call, number)
+                for reference in (*islice(rest, sending.returns - 1), last)
+            ])
+            for number, sending in enumerate(sendings)
+        ]  # fmt: skip
 
     def put(self, array: Array) -> _Reference:
         """Return a reference to an array of the client; a large one is copied into the store."""
@@ -248,6 +272,8 @@ class RayCarrier:
             return Outcome.READY
         if call.outcome is Outcome.PENDING:
             self._look(call)
+        if call.outcome is Outcome.READY and type(call.answers[reference.number]) is NotDone:
+            return Outcome.SILENT
         return call.outcome
 
     def _look(self, call: _Call) -> None:
@@ -294,15 +320,18 @@ class RayCarrier:
         self._pending.difference_update(ready)
         self._polled = now
 
-    def value(self, reference: _Reference) -> Any:
-        """Return a value that is ready; an array is a view of the store."""
+    def values(self, references: Sequence[_Reference]) -> list[Any]:
+        """Return values that are ready; arrays are views of the store."""
         self._check_process()
-        call = reference.call
-        if call is None and isinstance(reference.value, ray.ObjectRef):
-            return ray.get(reference.value)
-        if call is None:
-            return reference.value
-        return call.answer if reference.value is call.last else ray.get(reference.value)
+        found = [
+            each.call.answers[each.number]
+            if each.call is not None and each.value is each.call.last else each.value
+            for each in references
+        ]  # fmt: skip
+        places = [i for i, each in enumerate(found) if isinstance(each, ray.ObjectRef)]
+        for i, value in zip(places, ray.get([found[i] for i in places]), strict=True):
+            found[i] = value
+        return found
 
     def has_ended(self, device: str) -> bool:
         """Return whether a message told that the actor of a device has ended."""

@@ -394,9 +394,9 @@ class StagedTraining:
         self._submit(entries)
         client.settle([entry.record for entry in entries])
         key = f"F{len(self._first) - 1}.{LOSS}"
-        losses = [float(client.value(each[key])) for each in values]
+        losses = client.values([each[key] for each in values])
         client.finish(entries)
-        return losses
+        return [float(loss) for loss in losses]
 
     def _add(
         self, entries: list[Entry], piece: StagePiece | None, run: int,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stitch.mesh import Mesh, open_mesh
-from stitch.mesh.carrier import Outcome
+from stitch.mesh.carrier import Outcome, Sending
 from stitch.mesh.messages import Failure, Report, Run
 from tests.mesh.test_mesh import chain
 
@@ -25,27 +25,29 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
 
 def test_messages_of_a_device_are_handled_in_order_and_answered_once(mesh: Mesh) -> None:
     carrier = mesh.client.carrier
-    sent = [carrier.send("device0", Report("clock")) for _ in range(20)]
+    sendings = [Sending(Report("clock"))] * 10
+    sent = [*carrier.send("device0", *sendings), *carrier.send("device0", *sendings)]
     references = [reference for (reference,) in sent]
     carrier.wait(references)
     assert {carrier.outcome(reference) for reference in references} == {Outcome.READY}
-    times = [float(carrier.value(reference)) for reference in references]
+    times = [float(time) for time in carrier.values(references)]
     assert times == sorted(times)
-    assert times == [float(carrier.value(reference)) for reference in references]
+    assert times == [float(time) for time in carrier.values(references)]
 
 
 def test_a_value_of_the_client_is_there_at_once(mesh: Mesh) -> None:
     array = np.arange(8, dtype=np.float32)
     reference = mesh.client.carrier.put(array)
     assert mesh.client.carrier.outcome(reference) is Outcome.READY
-    assert np.array_equal(mesh.client.carrier.value(reference), array)
+    assert np.array_equal(mesh.client.carrier.values([reference])[0], array)
 
 
 def test_an_error_of_a_message_is_an_answer(mesh: Mesh) -> None:
     carrier = mesh.client.carrier
-    (answer,) = carrier.send("device1", Run(999, 1))
-    carrier.wait([answer])
-    assert isinstance(carrier.value(answer), Failure) and not carrier.has_ended("device1")
+    ((answer,), (clock,)) = carrier.send("device1", Sending(Run(999, 1)), Sending(Report("clock")))
+    carrier.wait([answer, clock])
+    failure, time = carrier.values([answer, clock])
+    assert isinstance(failure, Failure) and float(time) and not carrier.has_ended("device1")
 
 
 def test_values_go_through_several_devices(mesh: Mesh) -> None:
