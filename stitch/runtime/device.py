@@ -494,9 +494,13 @@ class RuntimeDevice(TensorAccess):
             self.copies_forbidden -= 1
             self.look_again()
 
-    def on_plan(self, callback: Callable[[Plan], object]) -> None:
-        """Call `callback` with each plan when it is bound, and again if a run of it fails."""
+    def on_plan(self, callback: Callable[[Plan], object]) -> Callable[[], None]:
+        """Call `callback` with each plan when it is bound, and again if a run of it fails.
+
+        Returns a function that ends this.
+        """
         self.history.on_plan.append(callback)
+        return partial(self.history.on_plan.remove, callback)
 
     def statistics(self) -> Statistics:
         """Return counts of expensive events since the device opened; see `Statistics`."""

@@ -17,8 +17,8 @@ import stitch
 from stitch.errors import UsageError
 from stitch.frontend import RelocatedParameters
 from stitch.runtime import PreparedGraph
-from stitch.runtime.recording import RecordingMaker
 from tests.support.grids import every, in_turn, rows
+from tests.support.interrupts import interrupt_next_plan
 
 TARGETS = ("host", "wormhole_n150")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -253,13 +253,7 @@ def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
 ) -> None:
     twins, x = Twins(linear(), target, torch.optim.SGD), torch.randn(3, 4)
     twins.calls[1](x).square().sum().backward()
-    binding = RecordingMaker.binding
-
-    def interrupted(*given: Any) -> Any:
-        monkeypatch.setattr(RecordingMaker, "binding", binding)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RecordingMaker, "binding", interrupted)
+    interrupt_next_plan(twins.device)
     with pytest.raises(KeyboardInterrupt):
         twins.optimizer.step()
     twins.both(lambda net: net.weight.fill_(0.25))

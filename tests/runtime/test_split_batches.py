@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 import stitch
 from stitch.program import Array
 from stitch.runtime import Event, PlanRun, RuntimeDevice
-from stitch.runtime.queue import task_queue
 from tests.support.grids import every
+from tests.support.interrupts import interrupt_next_plan
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 F32 = np.float32
@@ -121,28 +119,22 @@ def test_a_failure_cancels_what_depends_on_it_and_nothing_else(where: int) -> No
             np.testing.assert_array_equal(beside[rounds].numpy(), expected(integers(), rounds + 1))
 
 
-def interrupted_at(patch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
-    """The call with this number of a function is interrupted, before it does anything."""
-    function: Callable[..., object] = getattr(owner, name)
-    calls = iter(range(1, 10_000))
+def test_after_an_interrupt_between_pieces_the_rest_is_cancelled() -> None:
+    left = 200
 
-    def interrupted(*arguments: object, **named: object) -> object:
-        if next(calls) == call:
+    def interrupt(context: stitch.runtime.HookContext) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
             raise KeyboardInterrupt
-        return function(*arguments, **named)
 
-    patch.setattr(owner, name, interrupted)
-
-
-@pytest.mark.parametrize("name", ["run_binding", "leave_results"])
-def test_after_an_interrupt_between_pieces_the_rest_is_cancelled(name: str) -> None:
     with stitch.open_device("tiny", window=1024, debug=True) as device:
         program = device.load(HALVED)
         result = chain(program, device.tensor(integers()), 400)
-        with pytest.MonkeyPatch.context() as patch:
-            interrupted_at(patch, task_queue, name, 4)
-            with pytest.raises(KeyboardInterrupt):
-                device.flush()
+        undo = device.hooks.register(before_program=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            device.flush()
+        undo()
         with pytest.raises(stitch.TaskError, match="was never made"):
             result.numpy()
         np.testing.assert_array_equal(
@@ -153,10 +145,9 @@ def test_after_an_interrupt_between_pieces_the_rest_is_cancelled(name: str) -> N
 def test_after_an_interrupt_before_anything_ran_all_of_it_is_queued() -> None:
     with stitch.open_device("tiny", window=1024, debug=True) as device:
         result = chain(device.load(HALVED), device.tensor(integers()), 400)
-        with pytest.MonkeyPatch.context() as patch:
-            interrupted_at(patch, device.maker, "binding", 1)
-            with pytest.raises(KeyboardInterrupt):
-                device.flush()
+        interrupt_next_plan(device)
+        with pytest.raises(KeyboardInterrupt):
+            device.flush()
         assert result.is_pending
         np.testing.assert_array_equal(result.numpy(), expected(integers(), 400))
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from stitch.planner import Plan
+from stitch.runtime import RuntimeDevice
+
 
 def interrupted(
     call: Callable[[], object], at: int, files: tuple[str, ...], *, but: str = ""
@@ -41,3 +44,14 @@ def interrupted(
 
 def _line_of(frame: FrameType) -> str:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
+def interrupt_next_plan(device: RuntimeDevice) -> None:
+    """The next plan that a device binds is interrupted before any of it runs."""
+    left = [KeyboardInterrupt]
+
+    def interrupt(plan: Plan) -> None:
+        if left:
+            raise left.pop()
+
+    device.on_plan(interrupt)

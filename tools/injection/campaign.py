@@ -22,6 +22,7 @@ from injection.faults import Fault, Place
 from injection.model import (
     Case,
     Reference,
+    is_inconsistent,
     reference_of,
     says_lost,
     what_closing_breaks,
@@ -37,8 +38,9 @@ SECONDS_FOR_PLACES = 120.0
 
 @dataclass
 class Outcome:
-    """What a campaign saw: places in all, places tried, broken ones, and those where all is well
-    but something that was held says that it was lost.
+    """What a campaign saw: places in all, places tried, broken ones, those where all is well but
+    something that was held says that it was lost, and those where the device says that it is
+    inconsistent and closes.
 
     Each broken one is the place, its callers behind it, and what is broken.
     """
@@ -48,6 +50,7 @@ class Outcome:
     places: int = 0
     tried: int = 0
     lost: int = 0
+    inconsistent: int = 0
     broken: list[tuple[tuple[Place, ...], str]] = field(default_factory=list)
 
 
@@ -76,6 +79,7 @@ def run_campaign(
                 break  # Its end: a case for all of them is closed.
             told = message or {"broken": "the process hangs or falls"}
             outcome.lost += told.get("lost", False)
+            outcome.inconsistent += told.get("inconsistent", False)
             if told["broken"] is not None:
                 hit = tuple(Place(**place) for place in told.get("hit", ()))
                 outcome.broken.append((hit or (chosen[outcome.tried],), told["broken"]))
@@ -142,14 +146,19 @@ def _try_places(
         del error
         if broken is None and not fault.has_closed:
             broken = what_is_broken(case, reference, seconds)
-        lost = broken is None and not fault.has_closed and says_lost(case)
-        if broken is None and (fault.has_closed or not case.reusable):
+        is_over = fault.has_closed or not case.reusable
+        if not fault.visits and is_inconsistent(broken):
+            broken, inconsistent, is_over = None, True, True
+        else:
+            inconsistent = False
+        lost = broken is None and not (fault.has_closed or inconsistent) and says_lost(case)
+        if broken is None and is_over:
             broken = what_closing_breaks(case)
         hit = [asdict(place) for place in fault.hit]
-        tell({"broken": broken, "lost": lost, "hit": hit})
+        tell({"broken": broken, "lost": lost, "inconsistent": inconsistent, "hit": hit})
         if broken is not None:
             return
-        if fault.has_closed or not case.reusable:
+        if is_over:
             case = None
             gc.collect()
     if case is not None:

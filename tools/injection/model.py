@@ -17,6 +17,8 @@ import numpy as np
 from stitch.errors import TaskError
 
 Array = np.ndarray[Any, Any]
+#: What a device says that was interrupted in the middle of an update: it can be closed only.
+INCONSISTENT = "interrupted while updating its records"
 #: By name: what reads a handle, and the bytes that it must give.
 Held = Mapping[str, tuple[Callable[[], Array], Array]]
 
@@ -111,6 +113,11 @@ def what_is_broken(case: Case, reference: Reference, seconds: float) -> str | No
 def what_closing_breaks(case: Case) -> str | None:
     """What `close()` raises."""
     return _tried("close() fails", case.close)
+
+
+def is_inconsistent(broken: str | None) -> bool:
+    """Whether what is broken is a device that says that it must be opened again."""
+    return broken is not None and INCONSISTENT in broken
 
 
 def says_lost(case: Case) -> bool:
