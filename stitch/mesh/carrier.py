@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stitch.mesh.messages import Message
-from stitch.program import Array
+from stitch.program import Array, can_change
 
 #: A value on its way: known to the carrier that made it only.
 Reference: TypeAlias = Any
+
+
+def unchanging(array: Array) -> Array:
+    """Return an array, or a copy where the array can change."""
+    return array.copy() if can_change(array) else array
 
 
 class Outcome(enum.Enum):
@@ -54,7 +59,8 @@ class Carrier(Protocol):
         them are there; return for each a reference for each value of its answer."""
 
     def put(self, array: Array) -> Reference:
-        """Return a reference to an array of the client, which outlives every server."""
+        """Return a reference to an array of the client, which outlives every server; the array may
+        change afterwards."""
 
     def wait(self, references: Sequence[Reference]) -> None:
         """Wait until no reference is pending."""

@@ -169,6 +169,8 @@ class MeshClient:
         #: needs anything of a server.
         self._ended: set[int] = set()
         self._settled = 1
+        #: Whether the log holds nothing that could be noted or dropped by looking at it again.
+        self._is_noted = True
         #: Whether all that the log holds was sent, and the devices whose servers must be replaced.
         self._is_sent = True
         self._lost: set[str] = set()
@@ -315,7 +317,7 @@ class MeshClient:
                 if device not in turns:
                     turns[device] = self._turn(self._devices[device])
                 entry.turn = turns[device] = turns[device] + 1
-        self._is_sent = False
+        self._is_sent = self._is_noted = False
         self._log.extend(entries)
         for group in _together(entries):
             self._send(group)
@@ -356,13 +358,14 @@ class MeshClient:
     def end_run(self, run: int) -> None:
         """Note that no more pieces of a run will be sent."""
         self._ended.add(run)
+        self._is_noted = False
 
     def finish_run(self, run: int) -> None:
         """Wait until all pieces of a run have ended; no more of them will be sent.
 
         Raises the error of a task without results, once, as `wait` and `value` do.
         """
-        self._ended.add(run)
+        self.end_run(run)
         self.settle([entry.record for entry in self._log if entry.run == run])
         self._raise_untold()
 
@@ -430,6 +433,7 @@ class MeshClient:
             turn, names = self._turn(held), held.buffers
             answers = self._carry(held.name, Read(names), (), len(names) + 1)
             held.reading = _Reading(names, answers, turn, self._entries)
+            self._is_noted = False
 
     def _take_snapshot(self, held: _Device, reading: _Reading) -> None:
         """Replace the snapshot of a device by one that was read, unless it was read too early."""
@@ -473,7 +477,8 @@ class MeshClient:
         while True:
             self.carrier.wait(_references(values))
             if all(self._is_there(value) for value in values):
-                self._forget_done()
+                if not self._is_noted:
+                    self._forget_done()
                 return
             self.recover()
 
@@ -523,11 +528,15 @@ class MeshClient:
             if held.reading is not None:
                 self._take_snapshot(held, held.reading)
         #: Runs on a device with a turn that a restart repeats, with what that turn needs there.
-        repeated = {(e.run, e.piece.device) for e in self._log if e.turn and self._is_new(e)}
+        read = {name: held.snapshot.number for name, held in self._devices.items()}
+        repeated = {
+            (e.run, e.piece.device) for e in self._log
+            if e.turn and e.number >= read[e.piece.device]
+        }  # fmt: skip
         self._log = [
             entry for entry in self._log
             if not entry.is_done
-            or (entry.turn and self._is_new(entry))
+            or (entry.turn and entry.number >= read[entry.piece.device])
             or (entry.piece.keeps and (
                 entry.run not in closed or (entry.run, entry.piece.device) in repeated
             ))
@@ -535,10 +544,9 @@ class MeshClient:
         runs = {entry.run for entry in self._log}
         self._ended &= runs
         self._settled = min(runs - closed, default=self.runs)
-
-    def _is_new(self, entry: Entry) -> bool:
-        """Return whether the snapshot of its device was read before a run."""
-        return entry.number >= self._devices[entry.piece.device].snapshot.number
+        self._is_noted = all(entry.is_done for entry in self._log) and not any(
+            held.reading for held in self._devices.values()
+        )
 
     def recover(self) -> None:
         """Start servers again that ended, and send again what was lost."""
@@ -562,7 +570,8 @@ class MeshClient:
         for entry in self._log:
             is_lost = entry.piece.device in self._lost and (entry.turn or entry.piece.keeps)
             # Answers that are there stay: the same run gives the same bits.
-            if not entry.is_done or (is_lost and self._is_new(entry)):
+            number = self._devices[entry.piece.device].snapshot.number
+            if not entry.is_done or (is_lost and entry.number >= number):
                 self._send([entry])
         self._lost.clear()
         self._is_sent = True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stitch.errors import UsageError
-from stitch.mesh.carrier import Outcome, Sending
+from stitch.mesh.carrier import Outcome, Sending, unchanging
 from stitch.mesh.messages import Close, Message, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.program import Array
@@ -105,7 +105,7 @@ class LocalCarrier:
 
     def put(self, array: Array) -> _Cell:
         """Return a reference to an array of the client."""
-        return _Cell("", Outcome.READY, array)
+        return _Cell("", Outcome.READY, unchanging(array))
 
     def wait(self, references: Sequence[_Cell]) -> None:
         """Handle messages until no reference is pending."""

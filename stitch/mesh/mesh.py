@@ -556,7 +556,7 @@ class MeshGraph:
             return argument._value
         kind = desc.layout.data_type
         array = capture(
-            argument, desc.shape, kind.in_arrays, False, f"input {name!r} of {self.name!r}"
+            argument, desc.shape, kind.in_arrays, True, f"input {name!r} of {self.name!r}"
         )
         return self.mesh.client.put(to_wire(array))
 

@@ -38,7 +38,7 @@ from ray.exceptions import (
 from stitch.budget import machine_nbytes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine
-from stitch.mesh.carrier import Outcome, Sending
+from stitch.mesh.carrier import Outcome, Sending, unchanging
 from stitch.mesh.messages import NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
@@ -244,7 +244,7 @@ class RayCarrier:
     def put(self, array: Array) -> _Reference:
         """Return a reference to an array of the client; a large one is copied into the store."""
         self._check_process()
-        return _Reference(array if array.nbytes <= INLINE_NBYTES else ray.put(array))
+        return _Reference(unchanging(array) if array.nbytes <= INLINE_NBYTES else ray.put(array))
 
     def wait(self, references: Sequence[_Reference]) -> None:
         """Wait until no reference is pending."""

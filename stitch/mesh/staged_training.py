@@ -380,7 +380,7 @@ class StagedTraining:
 
     def _put(self, array: Any, desc: TensorDesc, what: str) -> RemoteValue:
         kind = desc.layout.data_type.in_arrays
-        return self._client.put(to_wire(capture(array, desc.shape, kind, False, what)))
+        return self._client.put(to_wire(capture(array, desc.shape, kind, True, what)))
 
     def _passes(self, values: Sequence[dict[str, RemoteValue]]) -> list[float]:
         """Send all forward and backward passes; return the losses when all have ended."""

@@ -60,7 +60,7 @@ class PreparedGraph:
     ) -> None:
         self.device, self._graph = device, PlacedGraph(device, table, title)
         graph, self._title = self._graph, self._graph.title
-        self._calls_host, self._ports = graph.calls_host, graph.ports
+        self.calls_host, self._ports = graph.calls_host, graph.ports
         self._count = len(self._ports)
         #: Numbers of its results in the order of tasks, and their order as graph outputs if it
         #: differs.
@@ -195,7 +195,7 @@ class PreparedGraph:
         if device.is_closed:
             device.refuse()
         device.check_consistent()
-        if self._calls_host:
+        if self.calls_host:
             return None
         if self._notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
             device.run_queue()
@@ -397,7 +397,7 @@ class PreparedGraph:
         while not is_queued:
             forms = self._known.forms(entries)
             binding = device.run_queue(fill)
-        if binding is not None and binding.lease is not None and not self._calls_host:
+        if binding is not None and binding.lease is not None and not self.calls_host:
             self._remember(binding, forms, numbers, made)
         return _in_order(handles[0] if len(handles) == 1 else handles, self._order)
 
