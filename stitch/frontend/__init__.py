@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from stitch.frontend.torch import (
         CallStructure,
         Explanation,
+        OverwrittenTensor,
         RelocatedParameters,
+        SharedStorage,
         array_on,
         explain,
         from_fx,
@@ -34,14 +36,16 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "torch": "CallStructure Explanation RelocatedParameters array_on explain from_fx "
-            "graph_counts loop_over tensor_on untraced_tensor_on",
+            "torch": "CallStructure Explanation OverwrittenTensor RelocatedParameters "
+            "SharedStorage array_on explain from_fx graph_counts loop_over tensor_on "
+            "untraced_tensor_on",
             "yaml": "MODULE_KEYS load_module module_from_text",
         },
     )
 
 __all__ = [
-    "MODULE_KEYS", "CallStructure", "Explanation", "RelocatedParameters", "TrainableSource",
+    "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
+    "SharedStorage", "TrainableSource",
     "array_on", "explain", "from_fx", "graph_counts", "is_torch",
     "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
     "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",

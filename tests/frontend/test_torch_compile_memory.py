@@ -14,8 +14,8 @@ from torch import nn
 
 import stitch
 from stitch.budget import BUDGET
-from stitch.frontend.torch.compile import shared_storage
-from stitch.frontend.torch.compile.shared_storage import (
+from stitch.frontend.torch import shared_storage
+from stitch.frontend.torch.shared_storage import (
     CALLS_BETWEEN_CLEANUPS,
     COPIED_BELOW,
     ArgumentSlot,

@@ -12,7 +12,7 @@ from tests.support.interrupts import interrupted
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 #: Whose lines are interrupted.
-INTERRUPTED = ("program_arguments.py", "graph_program.py", "shared_storage.py")
+INTERRUPTED = ("graph_program.py", "shared_storage.py")
 
 
 def test_replayed_calls_give_the_results_of_eager_torch() -> None:

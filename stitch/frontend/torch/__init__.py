@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.export import load_archive
     from stitch.frontend.torch.fx import captured_module, from_fx
     from stitch.frontend.torch.plain_values import CallStructure
-    from stitch.frontend.torch.tensor_bytes import (
+    from stitch.frontend.torch.shared_storage import (
+        OverwrittenTensor,
         RelocatedParameters,
-        array_on,
-        tensor_on,
-        untraced_tensor_on,
+        SharedStorage,
     )
+    from stitch.frontend.torch.tensor_bytes import array_on, tensor_on, untraced_tensor_on
     from stitch.frontend.torch.training_capture import (
         evaluation_from_torch,
         from_torch_for_training,
@@ -35,13 +35,15 @@ else:
             "export": "load_archive",
             "fx": "captured_module from_fx",
             "plain_values": "CallStructure",
-            "tensor_bytes": "RelocatedParameters array_on tensor_on untraced_tensor_on",
+            "shared_storage": "OverwrittenTensor RelocatedParameters SharedStorage",
+            "tensor_bytes": "array_on tensor_on untraced_tensor_on",
             "training_capture": "evaluation_from_torch from_torch_for_training",
         },
     )
 
 __all__ = [
-    "CallStructure", "Explanation", "RelocatedParameters", "array_on", "captured_module",
+    "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters", "SharedStorage",
+    "array_on", "captured_module",
     "device_of", "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training",
     "graph_counts", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from stitch.errors import InternalError
-from stitch.frontend.torch.torch_internals import DisableTorchFunction, disable_current_modes
+from stitch.frontend.torch.torch_internals import disable_current_modes
 from stitch.program import Array, DataType
 
 _BFLOAT16 = DataType.BFLOAT16.dtype
@@ -61,37 +61,3 @@ def untraced_tensor_on(array: Array, dtype: Any) -> Any:
     """As `tensor_on`, also while torch traces other code."""
     with disable_current_modes():
         return tensor_on(array, dtype)
-
-
-# Parameters on a device ---------------------------------------------------------------------------
-
-
-class RelocatedParameters:
-    """Parameters that share a device's memory, with their original tensors."""
-
-    __slots__ = ("_originals",)
-
-    def __init__(self) -> None:
-        #: By the id of the parameter.
-        self._originals: dict[int, tuple[Any, Any]] = {}
-
-    def relocate(self, parameter: Any, tensor: Any) -> None:
-        """Make a parameter share a tensor's memory, and its values."""
-        self._originals.setdefault(id(parameter), (parameter, parameter.data))
-        parameter.data = tensor
-        torch.autograd.graph.increment_version(parameter)
-
-    def restore(self) -> None:
-        """Copy the current values to the original tensors, and give these to the parameters.
-
-        Calling it again continues after an interrupt; torch may be tracing other code.
-        """
-        with DisableTorchFunction(), disable_current_modes(), torch.no_grad():
-            while self._originals:
-                number, (parameter, original) = next(iter(self._originals.items()))
-                if original.shape == parameter.shape:
-                    original.copy_(parameter.data)
-                else:  # The parameter was given another shape meanwhile.
-                    original = parameter.data.clone()
-                parameter.data = original
-                del self._originals[number]

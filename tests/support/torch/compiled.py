@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stitch.frontend.torch.compile import CompileSettings, shared_storage_of
-from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.shared_storage import SharedStorage
 from tests.support import garbage
 from tests.support.stitched_models import held_by
 from tests.support.torch.agreement import TOLERANCE, tensors_of

@@ -13,7 +13,7 @@ from stitch.frontend.torch.compile.backend import (
     stitch_backend,
     without_onednn,
 )
-from stitch.frontend.torch.compile.graph_report import Counts, Fallback, GraphReport
+from stitch.frontend.torch.graph_report import Counts, Fallback, GraphReport
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:

@@ -44,12 +44,12 @@ from stitch.frontend.torch.compile.graph_cache import (
     caching_compiler,
 )
 from stitch.frontend.torch.compile.graph_program import GraphLowering, GraphProgram, GraphSettings
-from stitch.frontend.torch.compile.graph_report import GraphReport, ReportListener, log_report
-from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, is_static, stitched
 from stitch.frontend.torch.compile.subgraphs import ORIGIN, copied, is_random, is_tensor, unit_of
 from stitch.frontend.torch.decompositions import decompositions
+from stitch.frontend.torch.graph_report import GraphReport, ReportListener, log_report
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.frontend.torch.shared_storage import SharedStorage
 from stitch.machine import Machine
 from stitch.program import Space
 from stitch.report import Device, open_device

@@ -15,7 +15,7 @@ from typing import Any
 
 from stitch.compile_cache import digest_of
 from stitch.frontend.torch.compile.graph_program import CompiledGraph, GraphProgram
-from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.shared_storage import SharedStorage
 from stitch.frontend.torch.torch_internals import (
     BypassAOTAutogradCache,
     OutputCode,

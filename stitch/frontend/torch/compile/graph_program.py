@@ -16,14 +16,8 @@ from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
 from stitch.frontend.torch.aten_walk import Unreadable, lower_graph, readable_type, try_lowering
-from stitch.frontend.torch.compile.shared_storage import (
-    ArgumentSlot,
-    ProgramArguments,
-    SharedStorage,
-)
 from stitch.frontend.torch.compile.subgraphs import (
     Output,
-    Result,
     axes_in_memory,
     classify_outputs,
     output_tensors,
@@ -31,6 +25,12 @@ from stitch.frontend.torch.compile.subgraphs import (
 )
 from stitch.frontend.torch.lowering import KEY_LIMIT, KEY_NAME, give_key, join_selected
 from stitch.frontend.torch.refused_nodes import Refusal, location_of, name_of
+from stitch.frontend.torch.shared_storage import (
+    ArgumentSlot,
+    ProgramArguments,
+    Result,
+    SharedStorage,
+)
 from stitch.frontend.torch.torch_internals import forward_ad
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_placement
 from stitch.program import (

@@ -20,18 +20,17 @@ import torch
 
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import StitchError, UsageError
-from stitch.frontend.torch.aten_call import data_type_of
 from stitch.frontend.torch.compile.graph_program import PRODUCER
-from stitch.frontend.torch.compile.shared_storage import (
+from stitch.frontend.torch.shared_storage import (
     ArgumentSlot,
-    ExportedTensor,
+    OverwrittenTensor,
     ProgramArguments,
+    RelocatedParameters,
     SharedStorage,
 )
-from stitch.frontend.torch.tensor_bytes import RelocatedParameters, array_at, tensor_on
 from stitch.frontend.torch.torch_internals import foreach_add
-from stitch.program import Array, DataType, Role, TensorDesc, ValueType
-from stitch.runtime import PreparedGraph, Tensor, chain_graph, lend, share
+from stitch.program import DataType, Role, TensorDesc, ValueType
+from stitch.runtime import PreparedGraph, chain_graph
 from stitch.training import (
     STEP,
     Optimizer,
@@ -46,70 +45,6 @@ from stitch.training import (
     update_graph,
 )
 from stitch.ttb import Binary
-
-# Tensors that programs overwrite ------------------------------------------------------------------
-
-
-class OverwrittenTensor:
-    """A row-major tensor of torch whose memory a program overwrites; the memory lives as long as
-    this object. Raises what allocating on the device raises."""
-
-    __slots__ = (
-        "__weakref__", "_exported", "_shape", "_strides", "start", "storage_start", "tensor",
-        "value",
-    )  # fmt: skip
-
-    def __init__(self, storage: SharedStorage, tensor: Any, desc: TensorDesc) -> None:
-        device = storage.device
-        self._exported: ExportedTensor | None = None
-        #: The tensor in its own memory, or in the device's.
-        self.tensor = tensor.detach()
-        #: The device tensor; each run that overwrites it replaces it.
-        self.value: Tensor
-        if device.reads_in_place and tensor.numel():
-            array = _array(self.tensor)
-            with device.lock:
-                self.value = lend(device, array, "a tensor of torch", shared_by=self)
-        else:
-            self.value = device.empty(desc.without_address())
-            device.write(self.value, _array(self.tensor))
-            if tensor.numel():
-                self._exported = ExportedTensor(self.value, storage.exported)
-                with device.lock:
-                    shared = share(self.value, self._exported.unregister)
-                    self.tensor = tensor_on(shared, tensor.dtype)
-                    self._exported.register(self.tensor.data_ptr())
-        self.start = self.tensor.data_ptr()
-        #: Address of its storage.
-        self.storage_start = self.tensor.untyped_storage().data_ptr()
-        self._shape, self._strides = self.tensor.shape, self.tensor.stride()
-
-    def is_at(self, tensor: Any, desc: TensorDesc) -> bool:
-        """Whether a tensor of torch has this memory, shape and strides, and a program the shape."""
-        return bool(
-            tensor.data_ptr() == self.start
-            and self._shape == desc.shape
-            and tensor.shape == self._shape
-            and tensor.stride() == self._strides
-        )
-
-    def replace_value(self, value: Tensor) -> None:
-        """Record the device tensor after a run."""
-        self.value = value
-        if self._exported is not None:
-            self._exported.tensor = value
-
-    def invalidate(self) -> None:
-        """Record that a run failed: torch's memory is valid, the device tensor is not."""
-        if self._exported is not None:
-            self._exported.unregister()
-
-
-def _array(dense: Any) -> Array:
-    """An array on a dense tensor, without a reference to it."""
-    kind = data_type_of(dense.dtype).dtype
-    return array_at(dense.data_ptr(), tuple(dense.shape), kind)
-
 
 # Update programs ----------------------------------------------------------------------------------
 
@@ -202,7 +137,7 @@ class UpdateProgram:
         program's parameters."""
         numbers: dict[str, Any] = {rate_name(i): np.float32(r) for i, r in enumerate(rates)}
         numbers[STEP] = np.int64(count)
-        own = {one.storage_start for one in overwritten}
+        own = {one.tensor.untyped_storage().data_ptr() for one in overwritten}
         tensors = []
         for position in self._gradients:
             gradient = gradients[position]
@@ -356,7 +291,7 @@ class OptimizerLoop:
         for key, slot in program.overwrites.items():
             name, entry = key[1], self._overwritten.get(key)
             tensor = stepped[slot.position] if name is None else states[slot.position].get(name)
-            if tensor is None or entry is None or not entry.is_at(tensor, slot.desc):
+            if tensor is None or entry is None or not _fits(entry, tensor, slot):
                 return None
             shared.append(entry)
         return shared
@@ -371,14 +306,19 @@ class OptimizerLoop:
             _initialize(state, parameter, group, counts=counts)
             tensor = parameter if name is None else state[name]
             entry = self._overwritten.pop(key, None)
-            if entry is None or not entry.is_at(tensor, slot.desc):
+            if entry is None or not _fits(entry, tensor, slot):
                 # load_state_dict may give a state other strides.
-                entry = OverwrittenTensor(self.storage, tensor.contiguous(), slot.desc)
+                entry = OverwrittenTensor(self.storage, tensor, slot.desc)
                 if name is not None:
                     state[name] = entry.tensor
-                elif not entry.is_at(parameter, slot.desc):
+                elif not entry.is_at(parameter):
                     self._relocated.relocate(parameter, entry.tensor)
             self._overwritten[key] = entry
+
+
+def _fits(entry: OverwrittenTensor, tensor: Any, slot: OverwrittenInput) -> bool:
+    """Whether torch has not moved a tensor, and it has the shape that a program overwrites."""
+    return entry.is_at(tensor) and entry.tensor.shape == slot.desc.shape
 
 
 def _is_plain(tensor: Any) -> bool:

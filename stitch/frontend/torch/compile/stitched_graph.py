@@ -25,8 +25,6 @@ from stitch.frontend.torch.compile.graph_program import (
     boxed,
     compile_lowered,
 )
-from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, ReportListener
-from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.subgraphs import (
     ORIGIN,
     GraphPart,
@@ -42,7 +40,9 @@ from stitch.frontend.torch.compile.subgraphs import (
     unit_of,
     unusual_strides,
 )
+from stitch.frontend.torch.graph_report import Fallback, GraphReport, ReportListener
 from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal, location_of, name_of
+from stitch.frontend.torch.shared_storage import SharedStorage
 from stitch.frontend.torch.torch_internals import FakeTensorMode, OpOverload
 
 # Symbolic sizes -----------------------------------------------------------------------------------

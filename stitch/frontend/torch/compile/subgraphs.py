@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from stitch.frontend.torch.lowering import CHECKS, RESTORE_STATE, SAVE_STATE
+from stitch.frontend.torch.shared_storage import Result
 from stitch.frontend.torch.torch_internals import HigherOrderOperator, OpOverload
 
 # Outputs ------------------------------------------------------------------------------------------
@@ -55,24 +56,6 @@ class ConstantOutput:
     """An output that is a number or None."""
 
     value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """An output of the program; `strides`: None for a dense row-major tensor; `may_be_copied`: no
-    backward pass reads it."""
-
-    index: int
-    dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    may_be_copied: bool
-    #: Addresses of the tensors that torch holds as views of device memory.
-    views: set[int] = field(default_factory=set)
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from stitch.frontend.torch.compile.backend import CompileSettings, shared_storage_of
-from stitch.frontend.torch.compile.graph_report import Counts
+from stitch.frontend.torch.graph_report import Counts
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.zoo import made
 

@@ -1,0 +1,457 @@
+"""Memory that torch and a device share, so that tensors are not copied between them.
+
+Results of programs are exported to torch. Tensors that torch owns are lent to the device: the
+machine `host` reads them in place; other machines copy them, and the runtime compares the copy in
+each call. Torch's version counters do not help, because fused optimizers, `.data`, NumPy and DLPack
+write without incrementing them. Tensors that programs overwrite (`OverwrittenTensor`) are shared in
+both directions. Unless stated otherwise, callers hold the device's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
+from stitch.frontend.torch.graph_report import Counts
+from stitch.frontend.torch.tensor_bytes import array_at, array_on, tensor_on, untraced_tensor_on
+from stitch.frontend.torch.torch_internals import DisableTorchFunction, disable_current_modes
+from stitch.program import Array, TensorDesc, host_layout
+from stitch.report import Device
+from stitch.runtime import Tensor, elements, export, lend, reshaped, share, take_back
+
+#: Maximum number of results of one output that torch holds as views of device memory; further ones
+#: are copied, because each view needs output slots of its own.
+MAX_VIEWS_HELD = 4
+#: Smaller results (bytes) that no backward pass reads are copied if the device reads torch's memory
+#: in place: tracking a view takes longer than copying it out and in again (4 us).
+COPIED_BELOW = 16 << 10
+#: Calls between two cleanups.
+CALLS_BETWEEN_CLEANUPS = 64
+#: Maximum number of tensors in one storage that stay lent after a cleanup.
+MAX_PARTS = 1024
+
+#: The type of bfloat16 in torch.from_numpy, which does not know NumPy's bfloat16.
+_BITS = np.dtype(np.int16)
+
+#: A tensor in a storage: address of the first byte, shape and type.
+Part = tuple[int, tuple[int, ...], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output of a program; `strides`: None for a dense row-major tensor; `may_be_copied`: no
+    backward pass reads it."""
+
+    index: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    may_be_copied: bool
+    #: Identities of the storages that torch holds as views of device memory.
+    views: set[int] = field(default_factory=set)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
+
+
+@dataclass(slots=True, eq=False)
+class _ExternalBuffer:
+    """A storage of torch, with the device tensors on its parts.
+
+    It is lent to the device, or it is device memory: of a result, with its address, or of a tensor
+    that programs overwrite. The weak reference to the owner prevents reuse of its identity.
+    """
+
+    owner: StorageWeakRef | None = None
+    is_lent: bool = False
+    result: Tensor | None = None
+    start: int = 0
+    parts: dict[Part, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ArgumentSlot:
+    """One argument of a program, and its state after the last call.
+
+    `is_static`: torch states that it is the same tensor in all calls; `is_fresh`: it is a new
+    tensor in each call.
+    """
+
+    position: int
+    is_static: bool
+    is_fresh: bool = False
+    #: Address of the last argument and its device tensor, if it is lent.
+    address: int = 0
+    lent: Tensor | None = None
+    #: Offset of the last argument that was a part of a result.
+    offset: int | None = None
+    #: Storage and address of the last argument that was neither lent nor a result.
+    storage: StorageWeakRef | None = None
+    unknown: int = 0
+
+
+class SharedStorage:
+    """The memory that torch and one device share: a registry of torch's storages."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        #: By identity, not by address: addresses are reused, and DLPack and NumPy make further
+        #: storages at one.
+        self._buffers: dict[int, _ExternalBuffer] = {}
+        self._reads_in_place = device.reads_in_place
+        #: A device that does not compute has nothing to copy.
+        self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
+        #: Number of calls of programs.
+        self.calls = 0
+        #: Changes when lent tensors were taken back.
+        self.generation = 0
+        #: Number of arguments that were lent for the first time, or copied.
+        self.lent = self.copied = 0
+        #: Bytes of the copied arguments and results.
+        self.copied_nbytes = 0
+        #: Totals of the graphs that run on the device.
+        self.counts = Counts()
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @property
+    def places_lent(self) -> int:
+        """Number of lent tensors."""
+        return sum(len(buffer.parts) for buffer in self._buffers.values() if buffer.is_lent)
+
+    # -- arguments ---------------------------------------------------------------------------------
+
+    def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
+        """The device tensor for a torch tensor, or an array of which the program gets a copy."""
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
+            return self.as_array(tensor.contiguous())
+        address, storage = tensor.data_ptr(), tensor.untyped_storage()
+        part = address, tuple(tensor.shape), tensor.dtype
+        buffer = self._buffers.get(storage._cdata)
+        value = None if buffer is None else buffer.parts.get(part)
+        if value is None:
+            if buffer is not None and not buffer.is_lent:
+                value = self._part_of(buffer, part, slot)
+            elif slot.is_static or self._is_repeated(slot, storage, address):
+                self.lent += 1
+                value = self._lend(storage, part)
+            if value is None:
+                return self.as_array(tensor)
+        if buffer is None or buffer.is_lent:
+            slot.address, slot.lent = address, value
+        return value
+
+    def as_array(self, tensor: Any) -> Array:
+        """An array of a dense tensor, of which the program gets a copy."""
+        self.copied += 1
+        self.copied_nbytes += tensor.nbytes
+        if tensor.dtype is torch.bfloat16:
+            return array_of(tensor)
+        try:
+            array: Array = tensor.numpy()
+        except RuntimeError:  # It requires gradients, or its sign is inverted.
+            return array_of(tensor)
+        return array
+
+    def _is_repeated(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
+        """Whether the last call had the same argument, and it may be lent."""
+        if not self._reads_in_place:
+            # Arguments that are not parameters usually change: a device would compare and copy.
+            return False
+        last = slot.storage
+        if last is not None and last.cdata == storage._cdata and slot.unknown == address:
+            return True
+        slot.storage, slot.unknown = StorageWeakRef(storage), address
+        return False
+
+    def _part_of(self, buffer: _ExternalBuffer, part: Part, slot: ArgumentSlot) -> Tensor | None:
+        """A tensor on a part of a result; None if that is impossible or would not last."""
+        address, shape, dtype = part
+        result, offset = buffer.result, address - buffer.start
+        # A program that overwrites a tensor overwrites all of it.
+        if result is None or result.data_type is not data_type_of(dtype):
+            return None
+        is_moving = slot.offset not in (None, offset)
+        slot.offset = offset
+        if is_moving or offset + math.prod(shape) * dtype.itemsize > result.volume * dtype.itemsize:
+            return None
+        desc = TensorDesc(shape, host_layout(result.data_type))
+        view = buffer.parts[part] = reshaped(self.device, result, desc, offset)
+        return view
+
+    def _lend(self, storage: Any, part: Part) -> Tensor:
+        buffer = self._buffers.get(storage._cdata)
+        if buffer is None:
+            buffer = _ExternalBuffer(StorageWeakRef(storage), is_lent=True)
+            self._buffers[storage._cdata] = buffer
+        address, shape, dtype = part
+        array = array_at(address, shape, data_type_of(dtype).dtype)
+        tensor = buffer.parts[part] = lend(self.device, array, "a tensor of torch")
+        return tensor
+
+    # -- memory of the device ----------------------------------------------------------------------
+
+    def copies(self, output: Result) -> bool:
+        """Whether torch always gets a copy of a result."""
+        return output.may_be_copied and 0 < output.nbytes < self._copied_below
+
+    def copy(self, array: Array, output: Result) -> Any:
+        """A result as a torch tensor, from an array that is already a copy."""
+        self.copied_nbytes += output.nbytes
+        dtype = output.dtype
+        if dtype in PART_TYPES:
+            return torch.view_as_complex(tensor_on(array, PART_TYPES[dtype]))
+        return tensor_on(array, dtype)
+
+    def result(self, tensor: Tensor, output: Result) -> Any:
+        """A result as a torch tensor: a view of device memory, or a copy."""
+        dtype = output.dtype
+        if 0 in output.shape:
+            return torch.empty(output.shape, dtype=dtype, device="cpu")
+        if self.copies(output) or len(output.views) >= MAX_VIEWS_HELD:
+            return self.copy(elements(tensor), output)
+        if dtype in PART_TYPES:
+            pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
+            return torch.view_as_complex(self.result(tensor, pairs))
+        buffer = _ExternalBuffer(result=tensor)
+        ended = partial(self.forget, buffer, output.views)
+        array = export(tensor, _BITS if dtype is torch.bfloat16 else None, ended)
+        shared = torch.from_numpy(array)
+        if shared.dtype is not dtype:
+            shared = tensor_on(array, dtype)
+        output.views.add(self._register(buffer, shared, tensor))
+        return shared
+
+    def overwritten(self, tensor: Tensor, dtype: Any) -> tuple[Any, _ExternalBuffer]:
+        """A torch tensor on the memory of a device tensor that programs overwrite."""
+        buffer = _ExternalBuffer()
+        shared = untraced_tensor_on(share(tensor, partial(self.forget, buffer, set())), dtype)
+        self._register(buffer, shared, tensor)
+        return shared, buffer
+
+    def _register(self, buffer: _ExternalBuffer, shared: Any, tensor: Tensor) -> int:
+        """Record a torch tensor on all of a device tensor's memory; return its storage's
+        identity."""
+        buffer.owner, buffer.start = StorageWeakRef(shared.untyped_storage()), shared.data_ptr()
+        buffer.parts[buffer.start, tuple(shared.shape), shared.dtype] = tensor
+        identity: int = buffer.owner.cdata
+        self._buffers[identity] = buffer
+        return identity
+
+    def forget(self, buffer: _ExternalBuffer, views: set[int]) -> None:
+        """Record that torch has freed device memory; calling it twice is harmless."""
+        if buffer.owner is not None:
+            self._buffers.pop(buffer.owner.cdata, None)
+            views.discard(buffer.owner.cdata)
+        buffer.result = None
+        buffer.parts.clear()
+
+    # -- cleanup -----------------------------------------------------------------------------------
+
+    def clean_up(self) -> None:
+        """Take back the tensors of storages that torch has freed, and those that were lent first of
+        a storage with many."""
+        for identity, buffer in list(self._buffers.items()):
+            if not buffer.is_lent or buffer.owner is None:
+                continue
+            parts, most = buffer.parts, 0 if buffer.owner.expired() else MAX_PARTS
+            while len(parts) > most:
+                # Before the tensor is unusable: slots may refer to it.
+                self.generation += 1
+                take_back(self.device, parts.pop(next(iter(parts))))
+            if not most:
+                del self._buffers[identity]
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+#: For `map`: no Python code runs for arguments that have not moved.
+_ADDRESS = torch.Tensor.data_ptr
+
+
+class ProgramArguments:
+    """Converts the arguments of one program, call by call; callers hold the device's lock."""
+
+    __slots__ = ("_generation", "_groups", "_slots", "_storage", "_values", "stay")
+
+    def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
+        self._storage, self._slots = storage, tuple(slots)
+        #: The device tensors of the last call; None for an array, which is not kept.
+        self._values: list[Tensor | None] = [None] * len(self._slots)
+        #: Whether all device tensors are lent and the same as in the call before.
+        self.stay = False
+        self._generation = storage.generation
+        self._groups = self._grouped(())
+
+    def arrays(self, tensors: Sequence[Any]) -> list[Array]:
+        """Begin a call with the graph's arguments; return those that the program gets as arrays."""
+        storage, values = self._storage, self._values
+        storage.calls += 1
+        if storage.calls % CALLS_BETWEEN_CLEANUPS == 0:
+            storage.clean_up()
+        arrays: list[Array] = []
+        stay, regroup = True, False
+        if self._generation != storage.generation:
+            for slot in self._slots:
+                slot.lent = None
+            self._generation, self._groups, regroup = storage.generation, self._grouped(()), True
+        pick, addresses, moving = self._groups
+        if addresses and list(map(_ADDRESS, pick(tensors))) != addresses:
+            _, _, moving = self._groups = self._grouped(())
+            regroup = True
+        for number, slot in moving:
+            tensor, lent, before = tensors[slot.position], slot.lent, values[number]
+            if slot.is_fresh and tensor.is_contiguous():
+                arrays.append(storage.as_array(tensor))
+                stay &= before is None
+                values[number] = None
+                continue
+            # A new owner of the memory does not matter: type and shape are the same, and the device
+            # reads it in place or compares it.
+            if (
+                lent is not None
+                and lent is before
+                and tensor.data_ptr() == slot.address
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
+                continue
+            one = storage.argument(tensor, slot)
+            if not isinstance(one, Tensor):
+                arrays.append(one)
+                stay &= before is None
+                values[number] = None
+                continue
+            # Tensors that are not lent, such as another program's results, never stay.
+            stay = False
+            values[number] = one
+            regroup |= slot.is_static and slot.lent is one
+        self.stay = stay
+        if regroup:
+            slots = enumerate(self._slots)
+            self._groups = self._grouped(
+                [n for n, s in slots if s.is_static and s.lent is not None and s.lent is values[n]]
+            )
+        return arrays
+
+    def all_of(self, arrays: Iterable[Array]) -> list[Any]:
+        """The program's arguments in the call that has begun: device tensors, the arrays of
+        `arrays()`, and further arrays."""
+        rest = iter(arrays)
+        values = [next(rest) if value is None else value for value in self._values]
+        values.extend(rest)
+        return values
+
+    def _grouped(
+        self, lasting: Sequence[int]
+    ) -> tuple[
+        Callable[[Sequence[Any]], tuple[Any, ...]], list[int], list[tuple[int, ArgumentSlot]]
+    ]:
+        """The arguments in two groups: a function that picks those of these numbers, which are
+        static and checked together, with their addresses, and the other slots with their numbers.
+
+        It is assigned at once: after an interrupt each slot is in one group.
+        """
+        slots = self._slots
+        together = [slots[number] for number in lasting]
+        # itemgetter of one position returns no tuple: pick it twice.
+        picked = together * 2 if len(together) == 1 else together
+        others = sorted(set(range(len(slots))).difference(lasting))
+        return (
+            itemgetter(*[slot.position for slot in picked]) if picked else tuple,
+            [slot.address for slot in picked], [(number, slots[number]) for number in others],
+        )  # fmt: skip
+
+
+# Tensors that programs overwrite ------------------------------------------------------------------
+
+
+class OverwrittenTensor:
+    """A tensor of torch whose memory programs overwrite; the memory lives as long as this object.
+
+    A device that reads torch's memory in place overwrites that, else `tensor` is on the device's.
+    Callers need no lock. Raises what allocating on the device raises.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_storage", "start", "tensor", "value")
+
+    def __init__(self, storage: SharedStorage, tensor: Any, desc: TensorDesc) -> None:
+        device, plain = storage.device, tensor.detach()
+        self._storage, self._buffer = storage, _ExternalBuffer()
+        #: The device tensor; each run that overwrites it replaces it.
+        self.value: Tensor
+        if device.reads_in_place and plain.numel() and plain.is_contiguous():
+            kind = desc.layout.data_type.dtype
+            array = array_at(plain.data_ptr(), tuple(plain.shape), kind)
+            with device.lock:
+                self.value = lend(device, array, "a tensor of torch", shared_by=self)
+        else:
+            plain = plain.contiguous()
+            self.value = device.empty(desc.without_address())
+            device.write(self.value, array_on(plain))
+            if plain.numel():
+                with device.lock:
+                    plain, self._buffer = storage.overwritten(self.value, plain.dtype)
+        #: Its address; torch may resize the storage.
+        self.start, self.tensor = plain.data_ptr(), plain
+
+    def is_at(self, tensor: Any) -> bool:
+        """Whether a tensor of torch has this memory, shape and strides."""
+        own = self.tensor
+        return bool(
+            tensor.data_ptr() == self.start
+            and tensor.shape == own.shape
+            and tensor.stride() == own.stride()
+        )
+
+    def replace_value(self, value: Tensor) -> None:
+        """Record the device tensor after a run."""
+        self.value = value
+        for part in self._buffer.parts:
+            self._buffer.parts[part] = value
+
+    def invalidate(self) -> None:
+        """Record that a run failed: torch's memory is valid, the device tensor is not."""
+        self._storage.forget(self._buffer, set())
+
+
+class RelocatedParameters:
+    """Parameters that share a device's memory, with their original tensors."""
+
+    __slots__ = ("_originals",)
+
+    def __init__(self) -> None:
+        #: By the id of the parameter.
+        self._originals: dict[int, tuple[Any, Any]] = {}
+
+    def relocate(self, parameter: Any, tensor: Any) -> None:
+        """Make a parameter share a tensor's memory, and its values."""
+        self._originals.setdefault(id(parameter), (parameter, parameter.data))
+        parameter.data = tensor
+        torch.autograd.graph.increment_version(parameter)
+
+    def restore(self) -> None:
+        """Copy the current values to the original tensors, and give these to the parameters.
+
+        Calling it again continues after an interrupt; torch may be tracing other code.
+        """
+        with DisableTorchFunction(), disable_current_modes(), torch.no_grad():
+            while self._originals:
+                number, (parameter, original) = next(iter(self._originals.items()))
+                if original.shape == parameter.shape:
+                    original.copy_(parameter.data)
+                else:  # The parameter was given another shape meanwhile.
+                    original = parameter.data.clone()
+                parameter.data = original
+                del self._originals[number]
