@@ -19,7 +19,7 @@ from stitch.errors import UsageError
 from stitch.frontend import Explanation, explain, from_fx, graph_counts
 from stitch.model import CompiledModel
 from stitch.program import Array
-from stitch.torch.shared_module import SharedModule, set_tensor_of, share, tensor_of, torch
+from stitch.torch.shared_module import SharedModule, set_tensor_of, share_module, tensor_of, torch
 from stitch.training import (
     ANY_LOSS,
     ANY_OPTIMIZER,
@@ -156,7 +156,8 @@ class CapturedModel:
         )  # fmt: skip
         if model.training is not None:
             model = replace(
-                model, training=replace(model.training, watchers=(partial(share, self.module),))
+                model,
+                training=replace(model.training, watchers=(partial(share_module, self.module),)),
             )
         self._model = model
 

@@ -28,7 +28,7 @@ from stitch.frozen_json import (
 )
 from stitch.model import CompiledModel
 from stitch.program import InputKind
-from stitch.torch.shared_module import share, torch
+from stitch.torch.shared_module import share_module, torch
 from stitch.training import OPTIMIZERS, ModelReader, TorchOptimizer, parameter_names
 
 KIND = "module"
@@ -273,7 +273,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
     # For programs for batches of other sizes.
     source = TrainableSource(graph, module, examples)
     stepped = replace(
-        training, optimizer=theirs.native, watchers=(partial(share, module),),
+        training, optimizer=theirs.native, watchers=(partial(share_module, module),),
         reader=ModelReader(source, model.placement, frozenset(names)),
     )  # fmt: skip
     return replace(model, training=stepped)

@@ -7,7 +7,7 @@ training cannot follow raise an error before the next program runs.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError, UsageError, closest
-from stitch.frontend import RelocatedParameters, array_on, tensor_on, untraced_tensor_on
-from stitch.program import Array
-from stitch.runtime import comparison_of
+from stitch.frontend import (
+    OverwrittenTensor,
+    RelocatedParameters,
+    SharedStorage,
+    array_on,
+    untraced_tensor_on,
+)
+from stitch.program import Array, DataType, Layout, Space
+from stitch.runtime import comparison_of, share
 from stitch.training import TrainingInstance, part_of, with_part
 
 try:
@@ -28,7 +34,7 @@ except ModuleNotFoundError as error:
         "stitch.torch needs the package torch", remedy="pip install 'stitch-runtime[torch]'"
     ) from error
 
-__all__ = ["SharedModule", "set_tensor_of", "share", "tensor_of", "torch"]
+__all__ = ["SharedModule", "set_tensor_of", "share_module", "tensor_of", "torch"]
 
 # Tensors of torch modules -------------------------------------------------------------------------
 
@@ -68,7 +74,7 @@ def _lookup(module: Any, name: str) -> Any:
 _owners: dict[int, SharedModule] = {}
 
 
-def share(module: Any, instance: TrainingInstance) -> SharedModule | None:
+def share_module(module: Any, instance: TrainingInstance) -> SharedModule | None:
     """Share a module's tensors with a new training; None if its device does not compute."""
     return SharedModule(module, instance) if instance.device.computes else None
 
@@ -83,44 +89,48 @@ class _ModuleTensor:
     tensor: Any
     data: Any
     address: int
-    #: If it is a constant of the programs: their value, and whether the tensor differs now.
-    constant: Array | None = None
-    differs: Callable[[], object] | None = None
 
-    def update(self, tensor: Any) -> None:
-        """Record the object and address of the tensor."""
-        self.tensor, self.data, self.address = tensor, tensor.data, tensor.data_ptr()
-        if self.constant is not None:
-            self.constant = np.asarray(self.constant, order="C")
-            self.differs = comparison_of(array_on(tensor), self.constant)
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A tensor of the training that has memory of its own: `known` is the last common value of
+    torch's array and the training, `differs` compares both."""
+
+    theirs: Array
+    known: Array
+    differs: Callable[[], object]
+
+    @staticmethod
+    def of(theirs: Array, known: Array | None = None) -> _Copy:
+        common = np.array(theirs, order="C") if known is None else np.asarray(known, order="C")
+        return _Copy(theirs, common, comparison_of(theirs, common))
 
 
 class SharedModule:
     """The tensors that a module shares with a training; raises `UsageError` if another training
-    shares one of them."""
+    shares one of them, or if they do not match the training.
+
+    Programs overwrite torch's memory, or torch uses the device's. Of tensors in another layout or
+    type, of those that programs allocate anew, and of constants, both have copies, which are
+    compared.
+    """
 
     def __init__(self, module: Any, instance: TrainingInstance) -> None:
-        self._instance = weakref.ref(instance)
-        self._relocated = RelocatedParameters()
-        self._tensors, self._parameters = list[_ModuleTensor](), dict[int, tuple[str, Any]]()
-        #: For each gradient, the training's array and the torch tensor on it.
-        self._gradients: dict[str, tuple[Array, Any]] = {}
-        trained = {parameter.name for parameter in instance.programs.parameters}
-        arrays: dict[str, Array] = {}
-        for entry in _tensors_of(module):
-            if entry.name in trained:
-                self._parameters[id(entry.tensor)] = entry.name, entry.tensor
-            if entry.name in trained or entry.name in instance.programs.buffers:
-                arrays[entry.name] = array_on(entry.data)
-            elif entry.name in instance.constants:
-                entry.constant = instance.constants[entry.name]
-                entry.update(entry.tensor)
-            self._tensors.append(entry)
+        self._instance, programs = weakref.ref(instance), instance.programs
+        self._storage, self._relocated = SharedStorage(instance.device), RelocatedParameters()
+        self._overwritten = dict[str, OverwrittenTensor]()
+        self._copies, self._constants = dict[str, _Copy](), dict[str, _Copy]()
+        #: The torch tensors on gradients that were read.
+        self._gradients = dict[str, Any]()
+        trained = {parameter.name for parameter in programs.parameters}
+        tensors = list(_tensors_of(module))
+        self._parameters = {id(e.tensor): (e.name, e.tensor) for e in tensors if e.name in trained}
+        self._named = {e.name: e for e in tensors if e.name in trained.union(programs.buffers)}
         # The programs do not use the others.
         self._tensors = [
-            entry for entry in self._tensors
-            if entry.name in arrays or entry.differs is not None
-            or id(entry.tensor) in self._parameters
+            e for e in tensors
+            if e.name in self._named or e.name in instance.constants
+            or id(e.tensor) in self._parameters
         ]  # fmt: skip
         taken = [name for number, (name, _) in self._parameters.items() if number in _owners]
         if taken:
@@ -128,6 +138,12 @@ class SharedModule:
                 "another training has the tensors of this module", got=", ".join(taken[:4]),
                 remedy="close it first: model.instance.close(), or train a copy of the module",
             )  # fmt: skip
+        wrong = [
+            f"{name} is {list(e.data.shape)}, expected {list(instance.desc_of(name).shape)}"
+            for name, e in self._named.items() if e.data.shape != instance.desc_of(name).shape
+        ]  # fmt: skip
+        if wrong:
+            raise UsageError("the tensors do not match the model: " + "; ".join(wrong[:8]))
         #: Whether gradients are hidden from torch's own step.
         self.hides_gradients = False
         #: Ends the sharing if the training is freed without being closed.
@@ -137,34 +153,63 @@ class SharedModule:
         for number, (_, parameter) in self._parameters.items():
             _owners[number] = self
             parameter.__class__ = _shared_class(self._kinds[number])
-        self._dtypes = {name: array.dtype for name, array in arrays.items()}
         try:
-            shared = instance.share(self, arrays)
+            for entry in self._tensors:
+                if entry.name in self._named:
+                    array_on(entry.data)[...] = instance.current(entry.name)
+                self._connect(entry, instance)
         except BaseException:
             self.end()
             raise
-        for name, array in shared.items():
-            if array is not arrays[name]:
-                self.moved(name, array)
+        instance.sharer = self
+
+    def _connect(self, entry: _ModuleTensor, instance: TrainingInstance) -> None:
+        """Make a tensor of the module and the training share memory, or keep copies; the training
+        has torch's values then."""
+        name, tensor = entry.name, entry.tensor
+        if name in self._named:
+            desc = instance.desc_of(name)
+            if _is_shareable(desc.layout, tensor) and name not in instance.programs.changed_buffers:
+                instance.hold(name, None)
+                shared = OverwrittenTensor(self._storage, tensor, desc)
+                instance.hold(name, shared.value)
+                shared.release_value()
+                if not shared.is_at(tensor):
+                    self._relocated.relocate(tensor, shared.tensor)
+                self._overwritten[name] = shared
+            else:
+                self._copies[name] = _Copy.of(array_on(tensor))
+                instance.write(name, self._copies[name].theirs)
+        elif name in instance.constants:
+            self._constants[name] = _Copy.of(array_on(tensor), instance.constants[name])
+        for other in self._tensors:
+            if other.tensor is tensor:
+                other.data, other.address = tensor.data, tensor.data_ptr()
 
     # -- called by the training --------------------------------------------------------------------
 
-    def take_writes(self) -> None:
-        """Copy tensors that torch has moved to the training's memory."""
+    def take_writes(self, *, runs: bool) -> None:
+        """Pass what torch has written or moved to the training; with `runs`, raise `UsageError` if
+        torch has changed a constant of the programs."""
         for entry in self._tensors:
             tensor = entry.slots.get(entry.key)
             if tensor is not entry.tensor or tensor.data_ptr() != entry.address:
                 self._take(entry, tensor)
-
-    def check_constants(self) -> None:
-        """Raise `UsageError` if torch has changed a constant of the programs."""
-        for entry in self._tensors:
-            if entry.differs is not None and entry.differs():
+        for name, copy in self._constants.items() if runs else ():
+            if copy.differs():
                 raise UsageError(
-                    f"{entry.name} was changed after the model was compiled: it is frozen, so it "
-                    "is a constant of the programs of this training",
+                    f"{name} was changed after the model was compiled: it is frozen, so it is a "
+                    "constant of the programs of this training",
                     remedy="restore its value, or compile the model again",
                 )
+        for name, copy in self._copies.items():
+            if copy.differs():
+                self._training().write(name, copy.theirs)
+
+    def _training(self) -> TrainingInstance:
+        instance = self._instance()
+        assert instance is not None, "it is the caller"
+        return instance
 
     def _take(self, entry: _ModuleTensor, tensor: Any) -> None:
         is_parameter = isinstance(entry.tensor, torch.nn.Parameter)
@@ -182,15 +227,29 @@ class SharedModule:
                 expected=f"{entry.data.dtype}{list(entry.data.shape)}",
                 got=f"{tensor.dtype}{list(tensor.shape)}", remedy="compile the model again",
             )  # fmt: skip
-        if entry.constant is not None:
-            entry.update(tensor)
-            return
-        aliases = [other for other in self._tensors if other.tensor is entry.tensor]
-        with torch.no_grad():
-            entry.data.copy_(tensor.data)
-            entry.tensor.data = entry.data
-        for other in aliases:
-            other.slots[other.key] = entry.tensor
+        entry.tensor = tensor
+        # A tied parameter has one entry that the programs know.
+        name, _ = self._parameters.get(id(tensor), (entry.name, None))
+        self._connect(self._named.get(name, entry), self._training())
+
+    def show(self, names: Iterable[str]) -> None:
+        """Update copies after programs have changed tensors."""
+        for name in names:
+            copy = self._copies.get(name)
+            if copy is not None:
+                copy.theirs[...] = self._training().current(name)
+                copy.known[...] = copy.theirs
+            else:
+                self._gradients.pop(name, None)
+
+    def written(self, name: str, *, is_moved: bool) -> None:
+        """Take over a tensor that was set by name."""
+        if is_moved and name in self._overwritten:
+            entry, instance = self._named[name], self._training()
+            array_on(entry.tensor)[...] = instance.current(name)
+            self._connect(entry, instance)
+        elif is_moved or name in self._copies:
+            self.show((name,))
 
     def check_step(self) -> None:
         """Raise `UsageError` if a parameter has a gradient of torch's own backward pass."""
@@ -203,17 +262,9 @@ class SharedModule:
                     remedy="call optimizer.zero_grad() after that pass, or use torch.autograd.grad",
                 )
 
-    def moved(self, name: str, array: Array) -> None:
-        """Make a tensor share the memory of an array, and its values."""
-        tensor = next(entry.tensor for entry in self._tensors if entry.name == name)
-        self._relocated.relocate(tensor, tensor_on(array, tensor.dtype))
-        for entry in self._tensors:
-            if entry.tensor is tensor:
-                entry.update(tensor)
-
     def gradients_dropped(self) -> None:
         """Remove all gradients."""
-        self._gradients.clear()
+        self._clear_gradients()
         for _, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:
                 _set_own_gradient(parameter, None)
@@ -245,7 +296,7 @@ class SharedModule:
     def _restore(self) -> None:
         """Each step may be repeated."""
         self._relocated.restore()
-        self._gradients.clear()
+        self._clear_gradients()
         for number, (_, parameter) in self._parameters.items():
             if _owners.get(number) is self:
                 parameter.__class__ = self._kinds[number]
@@ -258,14 +309,24 @@ class SharedModule:
         own, instance = _own_gradient(parameter), self._instance()
         if self.hides_gradients or own is not None or instance is None or instance.is_closed:
             return own
-        name, _ = self._parameters[id(parameter)]
-        array = instance.gradient(name, self._dtypes[name])
-        if array is None:
-            return None
-        entry = self._gradients.get(name)
-        if entry is None or entry[0] is not array:
-            entry = self._gradients[name] = array, untraced_tensor_on(array, parameter.dtype)
-        return entry[1]
+        name = f"{self._parameters[id(parameter)][0]}.grad"
+        if name not in self._gradients:
+            value = instance.gradient(name.removesuffix(".grad"))
+            if value is None:
+                return None
+            if _is_shareable(value.layout, parameter):
+                with instance.device.lock:
+                    array = share(value)
+            else:
+                array = value.numpy().astype(array_on(parameter).dtype)
+                self._copies[name] = _Copy.of(array)
+            self._gradients[name] = untraced_tensor_on(array, parameter.dtype)
+        return self._gradients[name]
+
+    def _clear_gradients(self, *names: str) -> None:
+        for name in names or [*self._gradients]:
+            self._gradients.pop(name, None)
+            self._copies.pop(name, None)
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """`parameter.grad = gradient`: overwrite the training's gradient if it has one; None
@@ -275,8 +336,8 @@ class SharedModule:
         if instance is None or instance.is_closed or _own_gradient(parameter) is not None:
             _set_own_gradient(parameter, gradient)
         elif gradient is None:
-            self._gradients.pop(name, None)
             instance.drop_gradient(name)
+            self._clear_gradients(f"{name}.grad")
         elif gradient is not current and not instance.set_gradient(name, array_on(gradient)):
             _set_own_gradient(parameter, gradient)
 
@@ -289,6 +350,14 @@ def _tensors_of(module: Any) -> Iterator[_ModuleTensor]:
                 if isinstance(tensor, torch.Tensor):
                     name = f"{prefix}.{key}" if prefix else key
                     yield _ModuleTensor(name, slots, key, tensor, tensor.data, tensor.data_ptr())
+
+
+def _is_shareable(layout: Layout, tensor: Any) -> bool:
+    """Whether torch and programs can use the same memory. Plans must be able to evict from L1."""
+    is_plain = layout.data_type is DataType.FLOAT32 and tensor.dtype is torch.float32
+    return bool(
+        is_plain and layout.is_dense and layout.space is not Space.L1 and tensor.numel()
+    )  # fmt: skip
 
 
 @cache

@@ -1,10 +1,9 @@
-"""Read and write the tensors of a training by name, and share them with a torch module."""
+"""Read and write the tensors of a training by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import wraps
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -13,9 +12,9 @@ import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import TaskError, UsageError, closest
-from stitch.program import Array, DataType, Space, TensorDesc, ValueType
+from stitch.program import Array, TensorDesc, ValueType
 from stitch.report import counted
-from stitch.runtime import comparison_of, lend, share
+from stitch.runtime import Tensor
 from stitch.training.graphs import KEPT_KINDS, MASTER, is_rate
 from stitch.training.observing import capture_value
 from stitch.training.programs import TrainingPrograms
@@ -64,24 +63,24 @@ def _refused(name: str, array: Array, index: Any, error: Exception) -> UsageErro
 
 
 # --------------------------------------------------------------------------------------------------
-# Tensors shared with a torch module
+# Tensors by name
 
 
 class Sharer(Protocol):
     """An object outside of a training that shares its tensors: a torch module."""
 
-    def take_writes(self) -> None:
-        """Pass on writes from outside; called before programs read."""
-
-    def check_constants(self) -> None:
-        """Raise `UsageError` if constants of the programs have changed; called before
-        programs run."""
+    def take_writes(self, *, runs: bool) -> None:
+        """Pass on writes from outside; called before tensors are read and before programs run.
+        With `runs`, raise `UsageError` if constants of the programs have changed."""
 
     def check_step(self) -> None:
         """Raise `UsageError` if an update would ignore a change; called before an update."""
 
-    def moved(self, name: str, array: Array) -> None:
-        """Use this array for a shared tensor from now on."""
+    def show(self, names: Iterable[str]) -> None:
+        """Take over the tensors that programs have changed."""
+
+    def written(self, name: str, *, is_moved: bool) -> None:
+        """Take over a tensor that was set by name, possibly in new memory."""
 
     def gradients_dropped(self) -> None: ...
 
@@ -90,133 +89,6 @@ class Sharer(Protocol):
 
     def end(self) -> None:
         """End sharing; the training's tensors still exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mirror:
-    """A copy of a training's tensor in an array outside of it.
-
-    `shown` is its last common value; `differs` compares both.
-    """
-
-    theirs: Array
-    shown: Array
-    differs: Callable[[], object]
-
-    @staticmethod
-    def of(theirs: Array) -> _Mirror:
-        shown = np.array(theirs, order="C")
-        return _Mirror(theirs, shown, comparison_of(theirs, shown))
-
-
-class SharedTensors:
-    """The tensors of a training that are shared; `moving` are those that programs reallocate."""
-
-    def __init__(self, cells: NamedCells, moving: Collection[str]) -> None:
-        self._cells, self._moving = cells, moving
-        self._mirrored: dict[str, _Mirror] = {}
-        #: Tensors in shared memory, with their sharer and its array.
-        self._shared: dict[str, tuple[Sharer, Array]] = {}
-        #: Gradients that were read: their values, and arrays on the same memory.
-        self._gradients: dict[str, tuple[object, Array]] = {}
-
-    def share(self, name: str, theirs: Array, sharer: Sharer) -> Array:
-        """Share a tensor and return the array that has its elements from now on.
-
-        The array is `theirs`, with the values of the training, or a view of the device's memory.
-        """
-        cells = self._cells
-        # Before `get` below adds a handle.
-        is_alone = cells.is_alone(cells.numbers[name])
-        device, tensor = cells.device, cells.get(name)
-        assert tensor is not None, "persistent tensors always exist"
-        layout = tensor.layout
-        is_plain = layout.data_type is DataType.FLOAT32 and theirs.dtype == np.float32
-        if is_plain and tensor.volume and layout.is_dense and name not in self._moving:
-            if device.reads_in_place and theirs.flags.c_contiguous and theirs.flags.writeable:
-                self._shared[name] = sharer, theirs
-                return self._lend(name, theirs, cells.elements(name))
-            # Not in L1, from which plans must be able to evict it.
-            if layout.space is not Space.L1 and is_alone:
-                self._shared[name] = sharer, theirs
-                with device.lock:
-                    return share(tensor)
-        theirs[...] = self.current(name)
-        self._mirrored[name] = _Mirror.of(theirs)
-        return theirs
-
-    def _lend(self, name: str, theirs: Array, elements: Array) -> Array:
-        cells, device = self._cells, self._cells.device
-        if comparison_of(theirs, elements)():
-            np.copyto(theirs, elements)
-        with device.lock:
-            # `shared_by` keeps the memory alive while programs may use it.
-            lent = lend(device, theirs, f"tensor {name!r}", shared_by=cells)
-        cells.hold(cells.numbers[name], lent)
-        return theirs
-
-    def gradient(self, name: str, dtype: np.dtype[Any]) -> Array | None:
-        """Return a parameter's gradient as a shared array, None if there is none."""
-        cells, gradient = self._cells, f"{name}.grad"
-        number = cells.numbers[gradient]
-        value, cached = cells.values[number], self._gradients.get(gradient)
-        if value is None or (cached is not None and cached[0] is value):
-            return None if value is None or cached is None else cached[1]
-        tensor = cells.tensor(number)
-        assert tensor is not None
-        layout = tensor.layout
-        is_plain = layout.data_type is DataType.FLOAT32 and dtype == np.float32
-        if is_plain and layout.is_dense and layout.space is not Space.L1 and tensor.volume:
-            with cells.device.lock:
-                array = share(tensor)
-        else:
-            array = tensor.numpy().astype(dtype)
-            self._mirrored[gradient] = _Mirror.of(array)
-        self._gradients[gradient] = value, array
-        return array
-
-    def clear_gradient(self, name: str) -> None:
-        """Set a gradient to zero."""
-        number = self._cells.numbers[f"{name}.grad"]
-        self.write(f"{name}.grad", np.zeros(self._cells.descs[number].shape, np.float32))
-
-    def gradients_dropped(self) -> None:
-        for name in self._gradients:
-            self._mirrored.pop(name, None)
-        self._gradients.clear()
-
-    def current(self, name: str) -> Array:
-        """Return a tensor's elements; for a parameter with a float32 master, those of the
-        master."""
-        master = f"{name}.{MASTER}"
-        return self._cells.elements(master if master in self._cells.numbers else name)
-
-    def write(self, name: str, array: Array) -> None:
-        """Overwrite a tensor, and a parameter's master; raise as `NamedCells.put`."""
-        cells, master = self._cells, f"{name}.{MASTER}"
-        before = cells.values[cells.numbers[name]] if name in cells.numbers else None
-        cells.put(name, array)
-        if master in cells.numbers:
-            cells.put(master, np.asarray(array).astype(np.float32))
-        shared = self._shared.get(name)
-        if shared is not None and cells.values[cells.numbers[name]] is not before:
-            sharer, theirs = shared
-            sharer.moved(name, self.share(name, theirs, sharer))
-        self.show((name,))
-
-    def take_writes(self) -> None:
-        """Copy changed mirrors into the training."""
-        for name, each in self._mirrored.items():
-            if each.differs():
-                self.write(name, each.theirs)
-
-    def show(self, names: Iterable[str] | None = None) -> None:
-        """Copy tensors to their mirrors (None: all)."""
-        for name in self._mirrored if names is None else names:
-            each = self._mirrored.get(name)
-            if each is not None:
-                each.theirs[...] = self.current(name)
-                each.shown[...] = each.theirs
 
 
 #: Constants of SplitMix64.
@@ -307,7 +179,6 @@ class TrainingTensors:
         self._gradient_names = tuple([parameter.gradient for parameter in programs.parameters])
         self._changed_buffers = programs.changed_buffers
         self._gradient_cells: tuple[int, ...] = ()
-        self._shared = SharedTensors(cells, self._changed_buffers)
         #: The object that shares tensors; parameters whose gradients it has dropped.
         self.sharer: Sharer | None = None
         self._dropped: set[str] = set()
@@ -334,26 +205,10 @@ class TrainingTensors:
         return part_of(name, self._elements(name), index)
 
     @exclusive
-    def share(self, sharer: Sharer, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """Share tensors with an outside object; return the arrays that have their elements."""
+    def gradient(self, name: str) -> Tensor | None:
+        """Return a parameter's gradient, None if there is none."""
         self._check_open()
-        descs, numbers = self._cells.descs, self._cells.numbers
-        wrong = [
-            f"{name} is {list(array.shape)}, expected {list(descs[numbers[name]].shape)}"
-            for name, array in tensors.items()
-            if array.shape != descs[numbers[name]].shape
-        ]
-        if wrong:
-            raise UsageError("the tensors do not match the model: " + "; ".join(wrong[:8]))
-        arrays = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
-        self.sharer = sharer
-        return arrays
-
-    @exclusive
-    def gradient(self, name: str, dtype: np.dtype[Any]) -> Array | None:
-        """Return a parameter's gradient as a shared array, None if there is none."""
-        self._check_open()
-        return None if name in self._dropped else self._shared.gradient(name, dtype)
+        return None if name in self._dropped else self._cells.get(f"{name}.grad")
 
     @exclusive
     def set_gradient(self, name: str, array: Array) -> bool:
@@ -361,7 +216,7 @@ class TrainingTensors:
         self._check_open()
         if self._cells.get(f"{name}.grad") is None:
             return False
-        self._shared.write(f"{name}.grad", array)
+        self.write(f"{name}.grad", array)
         self._dropped.discard(name)
         return True
 
@@ -369,9 +224,10 @@ class TrainingTensors:
     def drop_gradient(self, name: str) -> None:
         """Drop a parameter's gradient; the next backward starts a new sum."""
         self._check_open()
-        if self._cells.get(f"{name}.grad") is None:
+        gradient = f"{name}.grad"
+        if self._cells.get(gradient) is None:
             return
-        self._shared.clear_gradient(name)
+        self.write(gradient, np.zeros(self.desc_of(gradient).shape, np.float32))
         self._dropped.add(name)
         if self._dropped == {*self._parameter_names}:
             self._drop_gradients()
@@ -380,23 +236,44 @@ class TrainingTensors:
         self._cells.drop(self._gradient_cells)
         self._dropped.clear()
         if self.sharer is not None:
-            self._shared.gradients_dropped()
             self.sharer.gradients_dropped()
+
+    def desc_of(self, name: str) -> TensorDesc:
+        """Return the description of a parameter, gradient, buffer or state."""
+        return self._cells.descs[self._cells.numbers[name]]
+
+    def current(self, name: str) -> Array:
+        """Return a tensor's elements; for a parameter with a float32 master, those of the
+        master."""
+        master = f"{name}.{MASTER}"
+        return self._cells.elements(master if master in self._cells.numbers else name)
+
+    def hold(self, name: str, tensor: Tensor | None) -> None:
+        """Make programs read and overwrite this device tensor from now on."""
+        self._cells.hold(self._cells.numbers[name], tensor)
+
+    def write(self, name: str, array: Array) -> None:
+        """Overwrite a tensor, and a parameter's master; raise as `NamedCells.put`."""
+        cells, master = self._cells, f"{name}.{MASTER}"
+        before = cells.values[cells.numbers[name]] if name in cells.numbers else None
+        cells.put(name, array)
+        if master in cells.numbers:
+            cells.put(master, np.asarray(array).astype(np.float32))
+        if self.sharer is not None:
+            is_moved = cells.values[cells.numbers[name]] is not before
+            self.sharer.written(name, is_moved=is_moved)
 
     def _take_writes(self, *, runs: bool = False) -> None:
         """Apply writes from outside, before programs run or tensors are read."""
         if self.sharer is not None:
-            if runs:
-                self.sharer.check_constants()
-            self.sharer.take_writes()
-            self._shared.take_writes()
+            self.sharer.take_writes(runs=runs)
 
-    def _show(self, names: Iterable[str] | None = None) -> None:
+    def _show(self, names: Iterable[str]) -> None:
         """Update shared tensors after a call; run the queue first, so that later writes do not race
         it."""
         if self.sharer is not None:
             self.device.flush()
-            self._shared.show(names)
+            self.sharer.show(names)
 
     def _elements(self, name: str) -> Array:
         tensor = self._cells.get(name)
@@ -453,7 +330,7 @@ class TrainingTensors:
                 if master_elements is None
                 else with_part(master, master_elements, array, index)
             )
-        self._shared.write(name, array)
+        self.write(name, array)
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -519,7 +396,7 @@ class TrainingTensors:
         descs = {name: cells.descs[cells.numbers[name]] for name in self.kept_names}
         check_state(state, descs)
         for name in self.kept_names:
-            self._shared.write(name, np.asarray(state[name]))
+            self.write(name, np.asarray(state[name]))
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     def _key(self, port: Any) -> Array:

@@ -421,6 +421,11 @@ class OverwrittenTensor:
         for part in self._buffer.parts:
             self._buffer.parts[part] = value
 
+    def release_value(self) -> None:
+        """Release the device tensor: from now on the caller holds it."""
+        self._buffer.parts.clear()
+        del self.value
+
     def invalidate(self) -> None:
         """Record that a run failed: torch's memory is valid, the device tensor is not."""
         self._storage.forget(self._buffer, set())
