@@ -35,28 +35,14 @@ class CheckedValue:
     made_by: str = ""
 
 
-def all_rounds(value: CheckedValue, times: int, made_by: str) -> CheckedValue:
-    """Return the value of a result that is stacked over `times` rounds in its storage type.
-
-    Its space is open.
-    """
-    assert value.desc is not None, "it is a result"
-    kind = ValueType((times, *value.type.shape), value.type.data_type)
-    layout = host_layout(value.desc.layout.data_type.in_arrays)
-    return CheckedValue(kind, TensorDesc((times, *value.desc.shape), layout), made_by)
-
-
 #: The defined values by name, those of the innermost repeat first.
 Values: TypeAlias = ChainMap[str, CheckedValue]
 
 
 def check_pipeline(
-    pipeline: PipelineFile,
-    programs: Mapping[str, Program],
-    inputs: Mapping[str, CheckedValue],
-    *,
+    pipeline: PipelineFile, programs: Mapping[str, Program], inputs: Mapping[str, CheckedValue], *,
     strict_types: bool = False,
-) -> tuple[tuple[CheckedValue, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[CheckedValue, ...], tuple[Problem, ...]]:  # fmt: skip
     """Check the steps and outputs of a pipeline.
 
     Returns the types of the outputs, and the conversions between floating types. Raises
@@ -158,8 +144,12 @@ class _Check:
             elif len(value.type.shape) == MAX_RANK:
                 self.note("bad_collect", step.line, f"{name} would have {MAX_RANK + 1} dimensions, "
                           f"at most {MAX_RANK} are allowed")  # fmt: skip
-            else:
-                collected[name] = all_rounds(value, step.times, f"{word} of all rounds")
+            elif value.desc is not None:
+                # Stacked in the storage type of a round; the space is open.
+                shape = (step.times, *value.type.shape)
+                desc = TensorDesc(shape, host_layout(value.desc.layout.data_type.in_arrays))
+                kind = ValueType(shape, value.type.data_type)
+                collected[name] = CheckedValue(kind, desc, f"{word} of all rounds")
         return collected
 
     def _run(self, step: RunStep, values: Values, indices: Mapping[str, int]) -> None:
@@ -194,35 +184,26 @@ class _Check:
     ) -> list[int | None]:
         """Return the index of each slot, by name or position; note unknown ones as None."""
         indices: list[int | None] = []
-        used: set[int] = set()
         by_name = {name: at for at, name in enumerate(names)}
         for position, word in enumerate(words):
             index = position if word is None else _slot(by_name, word)
-            if (index is None or index >= len(names)) and self.log.is_full:
+            if index is None or index >= len(names):
                 index = None
-            elif index is None or index >= len(names):
-                near = "" if word is None else closest(word, names, "; ")
-                title = repr(word) if word is not None else f"number {position}"
-                detail = f"module {step.module!r} has no {side} {title} (it has {_listed(names)})"
-                self.note("unknown_slot", step.line, detail + near)
-                index = None
-            elif index in used:
+                if not self.log.is_full:
+                    near = "" if word is None else closest(word, names, "; ")
+                    title = f"number {position}" if word is None else repr(word)
+                    self.note("unknown_slot", step.line, f"module {step.module!r} has no {side} "
+                              f"{title} (it has {_listed(names)}){near}")  # fmt: skip
+            elif index in indices:
                 self.note("slot_twice", step.line, f"{side} {names[index]!r} is named twice")
                 index = None
-            else:
-                used.add(index)
             indices.append(index)
         return indices
 
     def _input(
-        self,
-        step: RunStep,
-        program: Program,
-        at: int,
-        reference: Reference,
-        values: Mapping[str, CheckedValue],
-        indices: Mapping[str, int],
-    ) -> None:
+        self, step: RunStep, program: Program, at: int, reference: Reference,
+        values: Mapping[str, CheckedValue], indices: Mapping[str, int],
+    ) -> None:  # fmt: skip
         value = self.named(reference.name, values, step.line)
         if value is None:
             return

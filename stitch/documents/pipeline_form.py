@@ -152,13 +152,7 @@ class ReferenceKind(FieldType[Reference]):
     wanted = "a value: x, xs[i], xs[i-1], xs[-1-i]"
 
     def value(self, node: Node, place: SourceLocation) -> Reference | None:
-        reference = parse_reference(node.raw) if is_word(node) else None
-        if reference is None:
-            place.reading.log.note(
-                "bad_value", node.line, f"{node.raw[:60]!r} must be a value: x, xs[i], xs[i-1], "
-                "xs[-1-i]"
-            )  # fmt: skip
-        return reference
+        return parse_reference(node.raw) if is_word(node) else None
 
 
 # The file.
@@ -282,6 +276,8 @@ class Devices(FieldType[str | int]):
 
 
 _BINDINGS = "a mapping from slots to values, or a list by position"
+_NAMES = "a mapping from names to values"
+_RESULTS = "a mapping or a list of names, at least one"
 _MODULE = Schema(
     ModuleEntry,
     Field("file", RelativePath("the path of a .ttb file"), needed=True),
@@ -317,10 +313,8 @@ _REPEAT: Schema[PipelineStep] = Schema(
     RepeatStep,
     Field("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
     Field("index", Name(), default="i"),
-    Field("carry", Pairs(Name(), "a mapping from values to names", by_position=False), default=()),
-    Field(
-        "collect", Pairs(Name(), "a mapping from names to values", by_position=False), default=()
-    ),
+    Field("carry", Pairs(Name(), _NAMES, by_position=False), default=()),
+    Field("collect", Pairs(Name(), _NAMES, by_position=False), default=()),
     Field("steps", _STEPS, needed=True, default=()),
 )
 
@@ -340,12 +334,10 @@ def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
         if times[name] > 1:
             log.note("duplicate_name", line, f"two outputs are called {name!r}")
     if pipeline.runs > pipeline.max_runs:
-        detail = (
-            f"one pass runs {pipeline.runs:,} programs (nested repeats multiply), at most "
-            f"{int(pipeline.max_runs):,} are allowed: reduce them, or set `max_runs`"
-        )
         longest = max(pipeline.steps, key=lambda step: runs_of([step]))
-        log.note("too_many_runs", longest.line, detail)
+        log.note("too_many_runs", longest.line, f"one pass runs {pipeline.runs:,} programs (nested "
+                 f"repeats multiply), at most {int(pipeline.max_runs):,} are allowed: reduce them, "
+                 "or set `max_runs`")  # fmt: skip
 
 
 _PIPELINE = Schema(
@@ -356,21 +348,12 @@ _PIPELINE = Schema(
     Field("modules", Entries(_MODULE), needed=True, default=()),
     Field("inputs", Entries(_INPUT), default=()),
     Field("steps", _STEPS, needed=True, default=()),
-    Field(
-        "outputs",
-        Pairs(
-            Name(), "a mapping or a list of names, at least one", 1, is_named=True, has_lines=True
-        ),
-        needed=True,
-        default=(),
-    ),
-    Field(
-        "max_runs",
-        Number(least=1, wanted="a number of at least 1, the limit of program runs of a pass"),
-        default=MAX_RUNS,
-    ),
+    Field("outputs", Pairs(Name(), _RESULTS, 1, is_named=True, has_lines=True), needed=True,
+          default=()),
+    Field("max_runs", Number(least=1, wanted="a number of program runs, at least 1"),
+          default=MAX_RUNS),
     check=_check,
-)
+)  # fmt: skip
 PIPELINE_KEYS = _PIPELINE.keys
 
 

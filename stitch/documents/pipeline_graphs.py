@@ -76,7 +76,6 @@ class Loop:
         index: The variable of the repeat, which grows from `start` by `step`; in a loop of the same
             variable, from its value there.
         body: What runs each time.
-        reads: The names of the values from before a turn that it reads.
         collected: A value of the body, and its name after each turn.
         drops: The values that nothing reads afterwards.
     """
@@ -86,7 +85,6 @@ class Loop:
     start: int
     step: int
     body: Sequence[PipelineRun]
-    reads: Set[str]
     collected: Sequence[tuple[str, Sequence[str]]]
     drops: Set[str] = frozenset()
 
@@ -100,7 +98,11 @@ def _names(run: PipelineRun) -> tuple[Set[str], Set[str]]:
         return {reference.name for reference in run.inputs}, set(run.outputs)
     if isinstance(run, Assign):
         return set(run.values.values()), run.values.keys()
-    return run.reads, {name for _, names in run.collected for name in names}
+    reads, makes = set[str](), set[str]()
+    for each in run.body:
+        read, made = _names(each)
+        reads, makes = reads | (read - makes), makes | made
+    return reads, {name for _, names in run.collected for name in names}
 
 
 def graph_runs(runs: Iterable[PipelineRun], times: int = 1) -> Iterator[tuple[GraphRun, int]]:
@@ -113,11 +115,9 @@ def graph_runs(runs: Iterable[PipelineRun], times: int = 1) -> Iterator[tuple[Gr
 
 
 def graphs_of(
-    file: PipelineFile,
-    programs: Mapping[str, ProgramSource],
-    machine: Machine,
+    file: PipelineFile, programs: Mapping[str, ProgramSource], machine: Machine,
     places: Mapping[str, str] | None = None,
-) -> tuple[Sequence[PipelineRun], tuple[str, ...]]:
+) -> tuple[Sequence[PipelineRun], tuple[str, ...]]:  # fmt: skip
     """Return the runs of one pass over a checked pipeline, and the names of its outputs.
 
     Args:
@@ -347,18 +347,13 @@ class _Builder:
     ) -> None:  # fmt: skip
         """Add a loop of bodies of `count` rounds."""
         runs, results = body
-        reads: set[str] = set()
-        makes: set[str] = set()
-        for run in runs:
-            read, made = _names(run)
-            reads, makes = reads | (read - makes), makes | made
         collected = []
         for (source, stacked), each in zip(results, pieces, strict=True):
             names = [self._free.free(source) for _ in range(turns)]
             self._types |= dict.fromkeys(names, self._types[source])
             each += [(name, stacked) for name in names]
             collected.append((source, names))
-        self.runs.append(Loop(turns, step.index, first, count, runs, reads, collected))
+        self.runs.append(Loop(turns, step.index, first, count, runs, collected))
         self._close()
 
     def _body(
@@ -419,11 +414,22 @@ class _Builder:
         return pieces[0]
 
     def _joined(self, pieces: Sequence[_Piece]) -> _Piece:
-        """Stack at most `MAX_JOINED` pieces by one program."""
+        """Stack at most `MAX_JOINED` pieces by one program, in their storage type: the bits stay
+        the same."""
         counts = tuple([stacked for _, stacked in pieces])
         value = pieces[0][0]
         shape, kind = self._types[value] if isinstance(value, str) else _type_of(value)
-        program = self._join(shape[1:] if counts[0] else shape, kind, counts)
+        key = shape[1:] if counts[0] else shape, kind, counts
+        if key not in self._joins:
+            builder = ComputationGraphBuilder("collect")
+            parts = []
+            for number, count in enumerate(counts):
+                own = (count, *key[0]) if count else key[0]
+                piece = builder.input(f"piece{number}", own, kind)
+                parts.append(piece if count else builder.unsqueeze(piece, 0))
+            builder.output("all", builder.concat(parts, 0))
+            self._joins[key] = compile_graph(builder.build(), self._machine).program
+        program = self._joins[key]
         agent, arguments = program_agent(program), []
         for at, (value, _) in enumerate(pieces):
             inside = self._inside(value)
@@ -431,20 +437,6 @@ class _Builder:
                 inside = self._input(Reference(self._outside(value, "piece")), agent, at)
             arguments.append(inside)
         return self._graph().call(program, *arguments), sum(max(1, count) for count in counts)
-
-    def _join(self, shape: tuple[int, ...], kind: DataType, counts: tuple[int, ...]) -> Program:
-        """Return the program that stacks tensors, in their storage type: the bits stay the same."""
-        key = shape, kind, counts
-        if key not in self._joins:
-            builder = ComputationGraphBuilder("collect")
-            parts = []
-            for number, count in enumerate(counts):
-                own = (count, *shape) if count else shape
-                piece = builder.input(f"piece{number}", own, kind)
-                parts.append(piece if count else builder.unsqueeze(piece, 0))
-            builder.output("all", builder.concat(parts, 0))
-            self._joins[key] = compile_graph(builder.build(), self._machine).program
-        return self._joins[key]
 
 
 def _indices(

@@ -23,8 +23,9 @@ from stitch.documents.pipeline_graphs import (
     graph_runs,
     graphs_of,
 )
-from stitch.errors import FormatError, Problem, StitchError, UsageError
+from stitch.errors import FormatError, Problem, UsageError
 from stitch.forms import read_array
+from stitch.frozen_json import located
 from stitch.machine import Machine, machine_names
 from stitch.mesh import Mesh, MeshGraph, RemoteTensor
 from stitch.program import Array, DataType, Program, TensorDesc, ValueType
@@ -52,12 +53,8 @@ def _read_input(entry: InputEntry, file: str, converted: list[Problem]) -> Pipel
     kind = stored if entry.data_type is None else entry.data_type
     shape = array.shape if entry.shape is None else entry.shape
     what = f"input {entry.name!r}"
-    try:
+    with located(f"{file}:{entry.line}"):
         fitted = capture(array, shape, kind, True, what)
-    except StitchError as error:
-        raise FormatError(
-            error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
-        ) from error
     if stored is not kind and kind.is_floating:
         detail = f"{what} is converted from {stored.value} to {kind.value}"
         converted.append(Problem("converted", f"{file}:{entry.line}", detail))
@@ -115,11 +112,8 @@ def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPip
     binaries = {m.name: load(m.file) for m in file.modules}
     programs: dict[str, Program] = {}
     for module in file.modules:
-        try:
+        with located(f"{file.file}:{module.line}"):
             programs[module.name] = binaries[module.name].program(module.program or 0)
-        except StitchError as error:
-            where = f"{file.file}:{module.line}"
-            raise FormatError(error.what, where=where, expected=error.expected) from error
     converted: list[Problem] = []
     inputs = tuple([_read_input(entry, file.file, converted) for entry in file.inputs])
     if strict_types and converted:
@@ -179,19 +173,16 @@ class YamlPipeline:
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.
         """
-        results = self.run(self._arranged(arguments, named))
+        what = f"pipeline {self.checked.file.name!r}"
+        types = [(one.name, one.type.text()) for one in self.inputs]
+        defaults = {one.name: one.given for one in self.inputs if one.given is not None}
+        results = self.run(arranged(what, types, arguments, named, defaults))
         return results[0] if len(results) == 1 else results
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{one.name}: {one.type.text()}" for one in self.inputs)
         outputs = ", ".join(self.output_names)
         return f"<YamlPipeline {self.checked.file.name}({inputs}) -> {outputs} on {self.device!r}>"
-
-    def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        what = f"pipeline {self.checked.file.name!r}"
-        types = [(one.name, one.type.text()) for one in self.inputs]
-        defaults = {one.name: one.given for one in self.inputs if one.given is not None}
-        return arranged(what, types, arguments, named, defaults)
 
     def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Any, ...]:
         """Run once on a value for each input, in order; `borrow` as for a loaded program."""
@@ -289,23 +280,19 @@ def _value_of(
 
 
 def _places(file: PipelineFile, mesh: Mesh) -> dict[str, str]:
-    """Return the device of each module that names one; raise `UsageError` for an unknown one."""
+    """Return the device of each module that names one; raise `FormatError` for an unknown one."""
     places = {}
     for module in file.modules:
         if module.device is not None:
-            try:
+            with located(f"{file.file}:{module.line}"):
                 mesh.specification.entry(module.device)
-            except UsageError as error:
-                error.where = f"{file.file}:{module.line}"
-                raise
             places[module.name] = module.device
     return places
 
 
 def _read_whole_by_several(runs: Sequence[PipelineRun]) -> frozenset[str]:
     """Return the values that several runs of graphs read, and none reads an element of."""
-    reads: Counter[str] = Counter()
-    sliced = set()
+    reads, sliced = Counter[str](), set[str]()
     for run, times in graph_runs(runs):
         for reference in run.inputs:
             reads[reference.name] += times
