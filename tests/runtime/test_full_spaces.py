@@ -5,19 +5,17 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
 from stitch.machine import Machine
-from stitch.planner import Copy, Plan, predicted_cost
+from stitch.planner import Copy, Plan, plan, predicted_cost
 from stitch.program import Array, DataType, Layout, Space
-from stitch.runtime.recording.recording import Executable
-from stitch.runtime.recording.task_batch import TaskBatch
-from stitch.runtime.recording.window_plans import Planned, WindowPlans
-from stitch.runtime.values import ValueRecord
+from stitch.runtime import RuntimeDevice
 from tests.support.grids import every_row
 from tests.support.stitched_models import model, one, scaled, tiny
 
@@ -28,14 +26,9 @@ DEEP = tiny(l1_nbytes=8192, dram_nbytes=1 << 20)
 X = np.arange(512, dtype=np.float32).reshape(SHAPE)
 
 
-def who_leaves(planned: Planned, window: TaskBatch) -> list[ValueRecord]:
+def who_leaves(plan: Plan) -> list[int]:
     """The values that a plan evicts, in order."""
-    bystanders = planned.picture.bystanders
-    return [
-        bystanders[step.value] if step.value in bystanders else window.values[step.value]
-        for step in planned.plan.copies
-        if isinstance(step, Copy) and step.kind == "evict"
-    ]
+    return [s.value for s in plan.copies if isinstance(s, Copy) and s.kind == "evict"]
 
 
 def sizes_leaving(plan: Plan) -> list[int]:
@@ -52,23 +45,28 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
     costs more, and where something leaves, the same tensors leave in the same order; or others of
     their sizes at the same cost, as where things lie says which of these needs no move."""
     pairs: list[tuple[Plan, Plan]] = []
-    place = WindowPlans.placed
+    begin = RuntimeDevice.__init__
 
-    def compared(
-        self: WindowPlans, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
-    ) -> Planned | None:
-        found = place(self, variants, window, kept)
-        if found is not None:
-            fresh = self.planned(window, kept)
-            costs = predicted_cost(found.plan), predicted_cost(fresh.plan)
+    def opened(self: RuntimeDevice, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        made = 0
+
+        def compare(found: Plan) -> None:
+            nonlocal made
+            before, made = made, self.statistics().plans_made
+            if made != before:
+                return  # It was planned for this.
+            fresh = plan(found.request)
+            costs = predicted_cost(found), predicted_cost(fresh)
             assert costs[0] <= costs[1]
-            if who_leaves(found, window) != who_leaves(fresh, window):
+            if who_leaves(found) != who_leaves(fresh):
                 assert costs[0] == costs[1]
-                assert sizes_leaving(found.plan) == sizes_leaving(fresh.plan)
-            pairs.append((found.plan, fresh.plan))
-        return found
+                assert sizes_leaving(found) == sizes_leaving(fresh)
+            pairs.append((found, fresh))
 
-    monkeypatch.setattr(WindowPlans, "placed", compared)
+        self.on_plan(compare)
+
+    monkeypatch.setattr(RuntimeDevice, "__init__", opened)
     yield pairs
 
 

@@ -8,6 +8,7 @@ those that were too much to try are counted.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -22,11 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from stitch import planner
 from stitch.errors import OutOfMemoryError
-from stitch.planner import PlanRequest
+from stitch.planner import Plan, PlanRequest
 from stitch.runtime.executors import EXECUTORS
-from stitch.runtime.recording.task_batch import TaskBatch
-from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.grids import every
 from tests.support.handle_world import STEPS, World
@@ -115,7 +115,7 @@ def campaign(
     one kind, or nothing of it), but at most four times the steps: some seeds draw none of it for
     long.
     """
-    planned = WindowPlans.planned
+    plan = planner.plan
 
     class Use(AnyUse):
         seen: ClassVar[Counter[str]] = Counter()
@@ -123,12 +123,11 @@ def campaign(
 
     Use.window, Use.executor = window, executor
 
-    def remembering(self: WindowPlans, work: TaskBatch, kept: tuple[bool, ...]) -> Planned:
+    def remembering(request: PlanRequest, **options: Any) -> Plan:
         try:
-            return planned(self, work, kept)
+            return plan(request, **options)
         except OutOfMemoryError:
-            spare = self._device.records.spare_leases()
-            Use.refused.append(self._request(work, kept, spare, ())[0])
+            Use.refused.append(request)
             raise
 
     drawn = settings(
@@ -136,7 +135,9 @@ def campaign(
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WindowPlans, "planned", remembering)
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("stitch.runtime") and vars(module).get("plan") is plan:
+                patch.setattr(module, "plan", remembering)
         for draw in itertools.count(number, len(COMBINATIONS)):
             run_state_machine_as_test(seed(SEED + draw)(Use), settings=drawn)
             seen = Use.seen
