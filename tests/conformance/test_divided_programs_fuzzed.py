@@ -23,8 +23,8 @@ from stitch.memory import prepare_copy
 from stitch.program import Array, Ownership, TensorDesc, Value, host_layout
 from stitch.runtime.executors import BoundProgram, Workspace, as_bytes
 from stitch.runtime.executors.automatic import AutomaticExecutor
-from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.onnx.onnxruntime_executor import Segment, Sessions
+from stitch.runtime.executors.host import ForeignCall, PreparedKernels
+from stitch.runtime.executors.onnx.onnxruntime_executor import Sessions
 from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
 from tests.support.executors.named_prices import ATEN
 from tests.support.stitched_models import model
@@ -110,7 +110,7 @@ def drawn_runs(random: Random, able: Sequence[bool]) -> list[list[int]]:
     return runs
 
 
-def segments(drawn: DrawnProgram, runs: list[list[int]]) -> list[Segment]:
+def segments(drawn: DrawnProgram, runs: list[list[int]]) -> list[ForeignCall]:
     """The sessions of a division, without what ONNX Runtime turns out not to do."""
     able = SESSIONS.able(drawn.program)
     while True:

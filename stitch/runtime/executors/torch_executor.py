@@ -31,7 +31,13 @@ from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.executor import PreparedProgram, Workspace
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
-from stitch.runtime.executors.prices import AtenPrices, Prices, operator_name, products_rate
+from stitch.runtime.executors.prices import (
+    AtenConvolutions,
+    AtenPrices,
+    Prices,
+    operator_name,
+    products_rate,
+)
 
 # Convolutions, transposed convolutions and weight gradients, which oneDNN computes
 
@@ -319,56 +325,57 @@ KERNELS: Mapping[tuple[str, str], Binding] = {
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
-@dataclass(frozen=True, slots=True)
-class AtenKernels(KernelLibrary):
-    """PyTorch's kernels as a library, priced for `threads` threads."""
+def aten_kernels(prices: AtenPrices, threads: int = 1) -> KernelLibrary:
+    """Return PyTorch's kernels as a library, priced for `threads` threads."""
+    return KernelLibrary(partial(_price, prices, threads), _bind)
 
-    prices: AtenPrices
-    threads: int = 1
 
-    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        kinds = [
-            program.values[v].type for v in (*operation.inputs, *operation.outputs) if v != ABSENT
-        ]
-        if (operation.domain, operation.op) not in KERNELS or any(map(_is_unsupported, kinds)):
-            return math.inf
-        if (operation.domain, operation.op) in CONVOLUTIONS:
-            return self._convolution_price(program, operation, products)
-        if operation.op in PRODUCTS:
-            spent = products / products_rate(self.prices, program, operation).at(products)
-            spent += batch * self.prices.matrix_us if batch > 1 else 0.0
-        else:
-            size, figures = max(math.prod(k.shape) for k in kinds), self.prices.functions_ns
-            figure = figures.get(operator_name(operation))
-            spent = math.inf if figure is None else size * figure.at(size) / 1000
-        return self.prices.call_us + spent / self.threads
+def _price(
+    prices: AtenPrices, threads: int, program: Program, operation: Operation, products: int,
+    batch: int,
+) -> float:  # fmt: skip
+    kinds = [program.values[v].type for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
+    if (operation.domain, operation.op) not in KERNELS or any(map(_is_unsupported, kinds)):
+        return math.inf
+    if (operation.domain, operation.op) in CONVOLUTIONS:
+        return _convolution_price(prices.convolutions, threads, program, operation, products)
+    if operation.op in PRODUCTS:
+        spent = products / products_rate(prices, program, operation).at(products)
+        spent += batch * prices.matrix_us if batch > 1 else 0.0
+    else:
+        size = max(math.prod(k.shape) for k in kinds)
+        figure = prices.functions_ns.get(operator_name(operation))
+        spent = math.inf if figure is None else size * figure.at(size) / 1000
+    return prices.call_us + spent / threads
 
-    def _convolution_price(self, program: Program, operation: Operation, products: int) -> float:
-        prices = self.prices.convolutions
-        if prices is None:
-            return math.inf
-        *operands, result = (
-            program.values[v].type.shape for v in (*operation.inputs[:2], operation.outputs[0])
-        )
-        windows = aten_windows(operation.op, operands, result, operation.attributes)
-        if windows is None:
-            return math.inf
-        size, computed = sum(map(math.prod, (*operands, result))), products * windows.filled
-        spent = size * prices.element_ns.at(size) / 1000
-        spent += computed / prices.products_per_us.at(int(computed))
-        return prices.call_us + spent / self.threads
 
-    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
-        """Return an operation's steps; None if ATen would copy its arrays."""
-        results = [array for array in arguments.outputs if array is not None]
-        if len({a.dtype for a in (*arguments.inputs, *results) if a is not None}) != 1:
-            return None
-        binding = KERNELS[operation.domain, operation.op]
-        # Tensors of inference mode cannot be written outside of it.
-        with suppress(RuntimeError, ValueError), torch.inference_mode(False):
-            operands = [None if a is None else _tensor(a) for a in arguments.inputs]
-            return binding(operands, [_tensor(a) for a in results], arguments.attributes)
+def _convolution_price(
+    prices: AtenConvolutions | None, threads: int, program: Program, operation: Operation,
+    products: int,
+) -> float:  # fmt: skip
+    *operands, result = (
+        program.values[v].type.shape for v in (*operation.inputs[:2], operation.outputs[0])
+    )
+    windows = aten_windows(operation.op, operands, result, operation.attributes)
+    if prices is None or windows is None:
+        return math.inf
+    size, computed = sum(map(math.prod, (*operands, result))), products * windows.filled
+    spent = size * prices.element_ns.at(size) / 1000
+    spent += computed / prices.products_per_us.at(int(computed))
+    return prices.call_us + spent / threads
+
+
+def _bind(operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
+    """Return an operation's steps; None if ATen would copy its arrays."""
+    results = [array for array in arguments.outputs if array is not None]
+    if len({a.dtype for a in (*arguments.inputs, *results) if a is not None}) != 1:
         return None
+    binding = KERNELS[operation.domain, operation.op]
+    # Tensors of inference mode cannot be written outside of it.
+    with suppress(RuntimeError, ValueError), torch.inference_mode(False):
+        operands = [None if a is None else _tensor(a) for a in arguments.inputs]
+        return binding(operands, [_tensor(a) for a in results], arguments.attributes)
+    return None
 
 
 def _is_unsupported(kind: ValueType) -> bool:
@@ -394,7 +401,7 @@ class TorchExecutor(AutomaticExecutor):
     def __init__(self, prices: Prices | None = None) -> None:
         super().__init__(1, prices=prices)
         if self.prices.torch is not None:
-            self.library = AtenKernels(self.prices.torch, torch.get_num_threads())
+            self.library = aten_kernels(self.prices.torch, torch.get_num_threads())
 
     def takes_foreign(self) -> bool:
         # ONNX Runtime is optional here.

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stitch.runtime.executors import load_prices
-from stitch.runtime.executors.torch_executor import AtenKernels
+from stitch.runtime.executors.torch_executor import aten_kernels
 
 #: Round figures, and none of convolutions by PyTorch.
 FILE = Path(__file__).with_name("round_prices.yaml")
 TABLE, OTHER = load_prices(FILE), load_prices("x86_avx512_amd")
 assert TABLE.torch is not None and OTHER.torch is not None
 ATEN_PRICES = replace(TABLE.torch, convolutions=OTHER.torch.convolutions)
-ATEN = AtenKernels(ATEN_PRICES)
+ATEN = aten_kernels(ATEN_PRICES)

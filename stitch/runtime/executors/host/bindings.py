@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol, Self
+from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 
@@ -46,38 +48,34 @@ from stitch.runtime.executors.host.staging import (
 # Kernels of a program
 
 
-class ForeignCall(Protocol):
-    """Consecutive operations that one call of another runtime computes."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ForeignCall:
+    """Consecutive operations that one call of another runtime computes.
 
-    @property
-    def operations(self) -> tuple[int, ...]:
-        """The indices of the operations, in the program's order."""
+    Attributes:
+        operations: Their indices, in the program's order.
+        inputs, outputs: The values that it reads, and those that others read.
+        bind: Returns the steps on dense arrays of the compute types, by value.
+    """
 
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The values that it reads."""
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """The values that it computes and others read."""
-
-    def bind(self, arrays: dict[int, Array]) -> Sequence[Thunk]:
-        """Return the steps on dense arrays of the compute types, by value."""
+    operations: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    bind: Callable[[dict[int, Array]], Sequence[Thunk]]
 
 
-class KernelLibrary(Protocol):
-    """Kernels of another library for single operations, on strided arrays."""
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """Kernels of another library for single operations, on strided arrays.
 
-    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        """Return the microseconds of an operation; infinite if there is no kernel for it.
+    Attributes:
+        price: Returns the microseconds of an operation, from the multiply-adds of a product and the
+            number of matrices that it multiplies; infinite if there is no kernel for it.
+        bind: Returns the steps of an operation; None if its arrays do not suit.
+    """
 
-        Args:
-            products: Multiply-adds of a product.
-            batch: Matrices that it multiplies.
-        """
-
-    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
-        """Return the steps of an operation; None if its arrays do not suit."""
+    price: Callable[[Program, Operation, int, int], float]
+    bind: Callable[[Operation, KernelArguments], Sequence[Thunk] | None]
 
 
 class Kernels:
@@ -158,55 +156,119 @@ class Kernels:
         return arrange(self.program, self.units, self.constants)
 
 
-class OperationBinding:
-    """A binding under construction, operation by operation, every value in a separate array."""
+class Binding:
+    """A binding under construction.
 
-    #: Whether the library's kernels are used.
-    uses_library = False
+    Args:
+        arrangement: Where values are stored; by default each is an array of its own.
+        workspace: The bytes of that arrangement; by default those of `prepared`.
+        uses_library: Whether the library's kernels are used.
+    """
 
-    def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
+    def __init__(
+        self,
+        prepared: Kernels,
+        regions: StagedRegions,
+        arrangement: Arrangement | None = None,
+        workspace: Array | None = None,
+        *,
+        uses_library: bool = True,
+    ) -> None:
         self.prepared = prepared
         self.regions = regions
         self.values = prepared.program.values
-        self.workspace: Array = np.empty(0, np.uint8)
+        self.library = prepared.library if uses_library else None
         self.steps: list[Thunk] = []
         self.written: dict[int, tuple[Thunk, ...]] = {}
         self.arrays: dict[int, Array] = dict(prepared.constants)
         for slot in prepared.program.inputs:
             if slot.value in prepared.readers:
                 self.arrays[slot.value] = regions.read(slot.value, self.steps)
+        self.arrangement = arrangement or Arrangement({}, {}, 0, {})
+        nbytes = self.arrangement.nbytes
+        self.workspace = prepared.workspace.region(nbytes) if workspace is None else workspace
+        #: By root, the number of values in its bytes.
+        self.sharers = Counter(stored.root for stored in self.arrangement.storage.values())
+        for value, stored in self.arrangement.storage.items():
+            if value not in self.arrays and stored.root in self.arrays:
+                # A view of an input or a constant.
+                self.arrays[value] = self.output(value)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the binding takes outside the regions."""
         return self.prepared.staging.nbytes + self.workspace.nbytes
 
-    def bound(self) -> BoundProgram:
-        """Bind all operations, one after the other."""
+    def bound(self, calls: Mapping[int, ForeignCall] = MappingProxyType({})) -> BoundProgram:
+        """Bind operation by operation; `calls` are foreign calls of single ones."""
         marks = [len(self.steps)]
-        for index, operation in enumerate(self.prepared.program.operations):
-            self.append(index, operation)
+        for index in range(len(self.prepared.program.operations)):
+            if index in calls:
+                self.call(calls[index])
+            else:
+                self.append(index)
             marks.append(len(self.steps))
         spans = tuple([(i, a, b) for i, (a, b) in enumerate(pairwise(marks))])
         return BoundProgram(
             tuple(self.steps), spans, self.arrays, self.nbytes, written=self.written
         )
 
-    def output(self, value: int) -> Array:
-        """Return the array that an operation writes a value into."""
-        return self.regions.output(value)
+    def bound_by_units(self) -> BoundProgram:
+        """Bind all units, one after the other."""
+        for unit in self.prepared.units:
+            call = self.prepared.calls.get(unit.operations)
+            if call is not None:
+                self.call(call)
+            elif unit.is_chunked:
+                self.append_chunked(unit.operations)
+            else:
+                self.append(*unit.operations)
+        return BoundProgram(tuple(self.steps), (), self.arrays, self.nbytes)
 
-    def append(self, index: int, operation: Operation) -> None:
-        """Append the steps of one operation."""
-        self.prepared.workspace.kernels.restart()
-        self.steps += self.kernel_steps(index, self.arguments(index, operation))
-        self.write(operation.outputs)
+    def output(self, value: int) -> Array:
+        """Return the array that an operation writes a value into, in the bytes of its root."""
+        stored = self.arrangement.storage.get(value)
+        if stored is None:
+            return self.regions.output(value)
+        root = self.arrays.get(stored.root)
+        if root is None:
+            root = self.arrays[stored.root] = self._root_array(stored.root)
+        shape = self.values[value].type.shape
+        if stored.root == value:
+            return root
+        if 0 in shape:
+            # NumPy refuses the strides of an empty view.
+            return np.empty(shape, root.dtype)
+        return np.ndarray(shape, root.dtype, root, stored.offset, stored.strides)
+
+    def _root_array(self, root: int) -> Array:
+        offset = self.arrangement.offsets.get(root)
+        if offset is None:
+            return self.regions.output(root)
+        kind = self.values[root].type
+        return np.ndarray(kind.shape, kind.data_type.compute_dtype, self.workspace, offset)
+
+    def append(self, index: int) -> None:
+        """Append the steps of one operation; of a movement the copies that are not views."""
+        operation = self.prepared.program.operations[index]
+        copied = self.arrangement.moved.get(index)
+        if copied is None:
+            self.prepared.workspace.kernels.restart()
+            self.steps += self.kernel_steps(index, self.arguments(index, operation))
+            self.write(operation.outputs)
+            return
+        for value in operation.outputs:
+            if value != ABSENT:
+                self.arrays[value] = self.output(value)
+        for piece in copied:
+            source = piece.source(self.arrays[operation.inputs[piece.input]])
+            target = piece.target(self.arrays[operation.outputs[piece.output]])
+            self.steps += [partial(np.copyto, *pair) for pair in row_copies(target, source)]
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """Return the steps of the library's kernel if it is chosen and suits; else of NumPy's."""
-        library = self.prepared.library if self.uses_library else None
-        if library is not None and index in self.prepared.chosen:
-            steps = library.bind(self.prepared.program.operations[index], arguments)
+        if self.library is not None and index in self.prepared.chosen:
+            steps = self.library.bind(self.prepared.program.operations[index], arguments)
             if steps is not None:
                 return steps
         return self.prepared.definitions[index].steps(arguments)
@@ -262,87 +324,6 @@ class OperationBinding:
             bodies=self.prepared.program.bodies,
         )
         return np.zeros(kinds[output].shape, kinds[output].data_type.compute_dtype)
-
-
-class ApartBinding(OperationBinding):
-    """Bind each operation separately, with the runtime that computes it in the whole program."""
-
-    uses_library = True
-
-    def append(self, index: int, operation: Operation) -> None:
-        call = self.prepared.calls_apart.get(index)
-        if call is None:
-            super().append(index, operation)
-        else:
-            self.call(call)
-
-
-class UnitBinding(OperationBinding):
-    """A binding with values stored as arranged, unit by unit or operation by operation."""
-
-    uses_library = True
-
-    def __init__(
-        self, prepared: Kernels, regions: StagedRegions, workspace: Array | None = None
-    ) -> None:
-        super().__init__(prepared, regions)
-        self.arrangement = prepared.arrangement
-        nbytes = self.arrangement.nbytes
-        self.workspace = prepared.workspace.region(nbytes) if workspace is None else workspace
-        #: By root, the number of values in its bytes.
-        self.sharers = Counter(stored.root for stored in self.arrangement.storage.values())
-        for value, stored in self.arrangement.storage.items():
-            if value not in self.arrays and stored.root in self.arrays:
-                # A view of an input or a constant.
-                self.arrays[value] = self.output(value)
-
-    def bound_by_units(self) -> BoundProgram:
-        """Bind all units, one after the other."""
-        for unit in self.prepared.units:
-            call = self.prepared.calls.get(unit.operations)
-            if call is not None:
-                self.call(call)
-            elif unit.is_chunked:
-                self.append_chunked(unit.operations)
-            else:
-                (index,) = unit.operations
-                self.append(index, self.prepared.program.operations[index])
-        return BoundProgram(tuple(self.steps), (), self.arrays, self.nbytes)
-
-    def output(self, value: int) -> Array:
-        """Return a value's array, in the bytes of its root."""
-        stored = self.arrangement.storage[value]
-        root = self.arrays.get(stored.root)
-        if root is None:
-            root = self.arrays[stored.root] = self._root_array(stored.root)
-        shape = self.values[value].type.shape
-        if stored.root == value:
-            return root
-        if 0 in shape:
-            # NumPy refuses the strides of an empty view.
-            return np.empty(shape, root.dtype)
-        return np.ndarray(shape, root.dtype, root, stored.offset, stored.strides)
-
-    def _root_array(self, root: int) -> Array:
-        offset = self.arrangement.offsets.get(root)
-        if offset is None:
-            return self.regions.output(root)
-        kind = self.values[root].type
-        return np.ndarray(kind.shape, kind.data_type.compute_dtype, self.workspace, offset)
-
-    def append(self, index: int, operation: Operation) -> None:
-        """Append the steps of one operation; of a movement the copies that are not views."""
-        copied = self.arrangement.moved.get(index)
-        if copied is None:
-            super().append(index, operation)
-            return
-        for value in operation.outputs:
-            if value != ABSENT:
-                self.arrays[value] = self.output(value)
-        for piece in copied:
-            source = piece.source(self.arrays[operation.inputs[piece.input]])
-            target = piece.target(self.arrays[operation.outputs[piece.output]])
-            self.steps += [partial(np.copyto, *pair) for pair in row_copies(target, source)]
 
     def append_chunked(self, operations: tuple[int, ...]) -> None:
         """Append a chunked unit; split it where a result overlaps another array."""
@@ -410,7 +391,8 @@ class BodyBinding:
                     kernels.staging, tuple(map(as_bytes, stored_in)),
                     tuple(map(as_bytes, stored_out)), scratch,
                 )  # fmt: skip
-                bound = UnitBinding(kernels, regions, region).bound_by_units()
+                binding = Binding(kernels, regions, kernels.arrangement, region)
+                bound = binding.bound_by_units()
         return (*before, *bound.steps, *after)
 
     def _stored(self, value: int, array: Array) -> Array:

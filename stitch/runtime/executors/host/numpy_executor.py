@@ -42,12 +42,8 @@ from stitch.runtime.executors.executor import (
     cached_attribute,
     with_fp_errors_ignored,
 )
-from stitch.runtime.executors.host.bindings import (
-    ApartBinding,
-    Kernels,
-    OperationBinding,
-    UnitBinding,
-)
+from stitch.runtime.executors.host.arrangement import Arrangement
+from stitch.runtime.executors.host.bindings import Binding, Kernels
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.staging import StagedRegions, as_bytes, compute_type
 
@@ -89,41 +85,33 @@ class PreparedKernels(Kernels, PreparedProgram):
         if self.is_plain or not _are_disjoint(self.program, inputs, outputs):
             return self.bind_plainly(inputs, outputs, scratch)
 
-        def binding() -> UnitBinding:
-            return UnitBinding(self, StagedRegions(self.staging, inputs, outputs, scratch))
+        def binding(arrangement: Arrangement | None) -> Binding:
+            regions = StagedRegions(self.staging, inputs, outputs, scratch)
+            return Binding(self, regions, arrangement)
 
         @cache
         def one_by_one() -> BoundProgram:
-            if self.calls:
-                return self.bind_apart(inputs, outputs, scratch)
-            # Operands keep their strides: NumPy's products of strided matrices differ in the last
-            # bits from those of dense ones.
             with self.workspace.kernels:
-                return binding().bound()
+                if self.calls:
+                    return binding(None).bound(self.calls_apart)
+                # Operands keep their strides: NumPy's products of strided matrices differ in the
+                # last bits from those of dense ones.
+                return binding(self.arrangement).bound()
 
         with self.workspace.kernels:
-            return replace(binding().bound_by_units(), one_by_one=one_by_one)
+            bound = binding(self.arrangement).bound_by_units()
+        return replace(bound, one_by_one=one_by_one)
 
     def on_thread(self, workspace: Workspace) -> PreparedProgram:
         return self.in_workspace(workspace)
-
-    def bind_apart(
-        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
-    ) -> BoundProgram:
-        """Bind operation by operation with the runtimes that compute them in the whole program."""
-        if not _are_disjoint(self.program, inputs, outputs):
-            return self.bind_plainly(inputs, outputs, scratch)
-        with self.workspace.kernels:
-            return ApartBinding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
         """Bind operation by operation with NumPy's kernels, each value in a separate array."""
+        regions = StagedRegions(self.staging, inputs, outputs, scratch)
         with self.workspace.kernels:
-            return OperationBinding(
-                self, StagedRegions(self.staging, inputs, outputs, scratch)
-            ).bound()
+            return Binding(self, regions, uses_library=False).bound()
 
 
 def _are_disjoint(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -34,6 +33,7 @@ from stitch.runtime.executors.executor import (
     checked_threads,
 )
 from stitch.runtime.executors.host import (
+    ForeignCall,
     PartOfProgram,
     PreparedKernels,
     WholeProgram,
@@ -52,30 +52,25 @@ from stitch.runtime.executors.onnx.session import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Consecutive operations; `part` is the same as a separate host program.
+def _bound(
+    part: Program, inputs: Sequence[int], outputs: Sequence[int], session: Session,
+    arrays: Mapping[int, Array],
+) -> Sequence[Thunk]:  # fmt: skip
+    """Bind a session to arrays by value of the whole program.
 
-    `inputs` and `outputs` are the program's values, in the order of the part's slots.
+    Args:
+        part: The operations of the session as a program; `inputs` and `outputs` are the values of
+            the whole program in the order of its slots.
     """
-
-    operations: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    part: Program
-    session: Session
-
-    def bind(self, arrays: Mapping[int, Array]) -> Sequence[Thunk]:
-        """Bind the call to dense arrays of the compute types, by the program's values."""
-        own = {s.value: arrays[v] for s, v in zip(self.part.inputs, self.inputs, strict=True)}
-        before = _checks(self.part, own)
-        after: list[Thunk] = []
-        for slot, value in zip(self.part.outputs, self.outputs, strict=True):
-            own[slot.value] = output = arrays[value]
-            if _is_read_while_written(self.part, slot.value, own):
-                own[slot.value] = np.empty_like(output)
-                after.append(partial(np.copyto, output, own[slot.value]))
-        return (*before, session_call(self.session, own, self.part), *after)
+    own = {s.value: arrays[v] for s, v in zip(part.inputs, inputs, strict=True)}
+    before = _checks(part, own)
+    after: list[Thunk] = []
+    for slot, value in zip(part.outputs, outputs, strict=True):
+        own[slot.value] = output = arrays[value]
+        if _is_read_while_written(part, slot.value, own):
+            own[slot.value] = np.empty_like(output)
+            after.append(partial(np.copyto, output, own[slot.value]))
+    return (*before, session_call(session, own, part), *after)
 
 
 def _is_read_while_written(part: Program, result: int, arrays: Mapping[int, Array]) -> bool:
@@ -127,20 +122,20 @@ class Sessions:
 
         return [can(operation) for operation in program.operations]
 
-    def call(self, program: Program, operations: Sequence[int]) -> Segment:
+    def call(self, program: Program, operations: Sequence[int]) -> ForeignCall:
         """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
         return self._segment(WholeProgram(program), operations)
 
     def calls(
         self, program: Program, runs: Sequence[Sequence[int]], able: Sequence[bool]
-    ) -> tuple[list[Segment] | None, list[bool]]:
+    ) -> tuple[list[ForeignCall] | None, list[bool]]:
         """Create the segments of a division.
 
         Returns:
             The segments, or None if ONNX Runtime refuses one; and for each operation whether ONNX
             Runtime can run it, for the next attempt.
         """
-        can_run, segments, whole = list(able), list[Segment](), WholeProgram(program)
+        can_run, segments, whole = list(able), list[ForeignCall](), WholeProgram(program)
         for run in runs:
             try:
                 segments.append(self._segment(whole, run))
@@ -174,7 +169,7 @@ class Sessions:
             )
         return None
 
-    def calls_apart(self, program: Program, operations: Iterable[int]) -> list[Segment]:
+    def calls_apart(self, program: Program, operations: Iterable[int]) -> list[ForeignCall]:
         """Return a segment for each operation that runs alone; all of its results are outputs."""
         whole, segments = WholeProgram(program), []
         for index in operations:
@@ -191,7 +186,7 @@ class Sessions:
 
     def _segment(
         self, whole: WholeProgram, operations: Sequence[int], held: Collection[int] = ()
-    ) -> Segment:
+    ) -> ForeignCall:
         """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
         writing = PartOfProgram(whole, operations, held)
         part = writing.program_of_part()
@@ -201,7 +196,8 @@ class Sessions:
         if session is None:
             session = self._found[key] = Session(model, self.threads)
         inputs, outputs = tuple(writing.inputs), tuple(writing.outputs)
-        return Segment(tuple(operations), inputs, outputs, part, session)
+        bind = partial(_bound, part, inputs, outputs, session)
+        return ForeignCall(tuple(operations), inputs, outputs, bind)
 
 
 class OnnxRuntimeExecutor(Executor):
