@@ -6,16 +6,18 @@ import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stitch.mesh.messages import Message
+import numpy as np
+
+from stitch.mesh.messages import Failure, Message
 from stitch.program import Array, can_change
 
 #: A value on its way: known to the carrier that made it only.
 Reference: TypeAlias = Any
 
 
-def unchanging(array: Array) -> Array:
-    """Return an array, or a copy where the array can change."""
-    return array.copy() if can_change(array) else array
+def unchanging(value: Array | Failure) -> Array | Failure:
+    """Return an array, or a copy where it can change; a failure as it is."""
+    return value.copy() if isinstance(value, np.ndarray) and can_change(value) else value
 
 
 class Outcome(enum.Enum):
@@ -58,8 +60,8 @@ class Carrier(Protocol):
         """Send messages that are handled one after the other, perhaps when the values of all of
         them are there; return for each a reference for each value of its answer."""
 
-    def put(self, array: Array) -> Reference:
-        """Return a reference to an array of the client, which outlives every server; the array may
+    def put(self, value: Array | Failure) -> Reference:
+        """Return a reference to a value of the client, which outlives every server; an array may
         change afterwards."""
 
     def wait(self, references: Sequence[Reference]) -> None:
@@ -69,7 +71,7 @@ class Carrier(Protocol):
         """Return what became of a value by now."""
 
     def values(self, references: Sequence[Reference]) -> list[Any]:
-        """Return values that are ready."""
+        """Return values that are ready; `Outcome.LOST` for one that ended with what held it."""
 
     def has_ended(self, device: str) -> bool:
         """Return whether the server of a device has ended."""

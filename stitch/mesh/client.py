@@ -495,15 +495,18 @@ class MeshClient:
         reference = value.reference
         return reference is not None and self.carrier.outcome(reference) is Outcome.READY
 
-    def value(self, value: RemoteValue) -> Array:
-        """Return an array as it travelled; raise the error of the task that failed."""
-        return self.values([value])[0]
+    def value(self, value: RemoteValue, name: str = "a value") -> Array:
+        """Return an array as it travelled; raise the error of the task that failed, or `TaskError`
+        if it was lost. `name`: of the value, for errors."""
+        return self.values([value], name)[0]
 
-    def values(self, values: Sequence[RemoteValue]) -> list[Array]:
-        """Return arrays as they travelled; raise the error of the first task that failed."""
+    def values(self, values: Sequence[RemoteValue], name: str = "a value") -> list[Array]:
+        """Return arrays as `value` does; raise the first error."""
         self.settle(values)
         arrays = self.carrier.values(_references(values))
-        for array in arrays:
+        for value, array in zip(values, arrays, strict=True):
+            if array is Outcome.LOST:
+                raise _lost(value, name).error()
             if isinstance(array, Failure):
                 raise array.error()
         self._raise_untold()
@@ -565,6 +568,8 @@ class MeshClient:
                 min(self._lost, default=self._log[0].piece.device if self._log else "?"),
                 f"{sum(not entry.is_done for entry in self._log)} runs of pieces",
             )  # fmt: skip
+        if self._retries > 1:
+            self._fail_lost_inputs()
         for name in sorted(self._lost):
             self._restart(self._devices[name])
         for entry in self._log:
@@ -575,6 +580,14 @@ class MeshClient:
                 self._send([entry])
         self._lost.clear()
         self._is_sent = True
+
+    def _fail_lost_inputs(self) -> None:
+        """Replace values that are lost by failures, of which runs that read them are told."""
+        for entry in self._log:
+            for value in () if entry.is_done else filter(self._is_there, entry.inputs):
+                (found,) = self.carrier.values([value.reference])
+                if found is Outcome.LOST:
+                    value.reference = self.carrier.put(_lost(value, "a value"))
 
     def _restart(self, held: _Device) -> None:
         """Start the server of a device and send what it held; runs follow."""
@@ -607,6 +620,15 @@ class MeshClient:
         """End all servers. Closing twice is allowed."""
         self._log.clear()
         self.carrier.close()
+
+
+def _lost(value: RemoteValue, name: str) -> Failure:
+    """Return the error of a value that no server and no store holds any more."""
+    device, piece, run = value.maker or ("of the client", 0, 0)
+    return Failure(
+        "TaskError", f"{name} of device {device!r} is lost", f"run {run} of piece {piece}",
+        got="the node that held it ended", remedy="call again",
+    )  # fmt: skip
 
 
 def _together(entries: Iterable[Entry]) -> list[list[Entry]]:

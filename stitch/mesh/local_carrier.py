@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stitch.errors import UsageError
 from stitch.mesh.carrier import Outcome, Sending, unchanging
-from stitch.mesh.messages import Close, Message, NotDone
+from stitch.mesh.messages import Close, Failure, Message, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.program import Array
 
@@ -103,9 +103,9 @@ class LocalCarrier:
                 pass
         return call.answers
 
-    def put(self, array: Array) -> _Cell:
-        """Return a reference to an array of the client."""
-        return _Cell("", Outcome.READY, unchanging(array))
+    def put(self, value: Array | Failure) -> _Cell:
+        """Return a reference to a value of the client."""
+        return _Cell("", Outcome.READY, unchanging(value))
 
     def wait(self, references: Sequence[_Cell]) -> None:
         """Handle messages until no reference is pending."""

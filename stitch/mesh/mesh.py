@@ -147,7 +147,7 @@ class RemoteTensor:
         is closed.
         """
         client = self.mesh.open_client(f"tensor {self.name!r}", is_read=True)
-        array = from_wire(client.value(self._value), self.data_type)
+        array = from_wire(client.value(self._value, f"tensor {self.name!r}"), self.data_type)
         return array.copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import ray
 import ray._private.worker as ray_worker
 from ray.exceptions import (
@@ -39,7 +40,7 @@ from stitch.budget import machine_nbytes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.carrier import Outcome, Sending, unchanging
-from stitch.mesh.messages import NotDone
+from stitch.mesh.messages import Failure, NotDone
 from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from stitch.program import Array
@@ -241,10 +242,11 @@ class RayCarrier:
             for number, sending in enumerate(sendings)
         ]  # fmt: skip
 
-    def put(self, array: Array) -> _Reference:
-        """Return a reference to an array of the client; a large one is copied into the store."""
+    def put(self, value: Array | Failure) -> _Reference:
+        """Return a reference to a value of the client; a large array is copied into the store."""
         self._check_process()
-        return _Reference(unchanging(array) if array.nbytes <= INLINE_NBYTES else ray.put(array))
+        is_large = isinstance(value, np.ndarray) and value.nbytes > INLINE_NBYTES
+        return _Reference(ray.put(value) if is_large else unchanging(value))
 
     def wait(self, references: Sequence[_Reference]) -> None:
         """Wait until no reference is pending."""
@@ -321,7 +323,8 @@ class RayCarrier:
         self._polled = now
 
     def values(self, references: Sequence[_Reference]) -> list[Any]:
-        """Return values that are ready; arrays are views of the store."""
+        """Return values that are ready, or `Outcome.LOST` where a node ended with one; arrays are
+        views of the store."""
         self._check_process()
         found = [
             each.call.answers[each.number]
@@ -329,9 +332,19 @@ class RayCarrier:
             for each in references
         ]  # fmt: skip
         places = [i for i, each in enumerate(found) if isinstance(each, ray.ObjectRef)]
-        for i, value in zip(places, ray.get([found[i] for i in places]), strict=True):
+        try:
+            values = ray.get([found[i] for i in places])
+        except ObjectLostError:
+            values = [self._value_or_lost(found[i]) for i in places]
+        for i, value in zip(places, values, strict=True):
             found[i] = value
         return found
+
+    def _value_or_lost(self, reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except ObjectLostError:
+            return Outcome.LOST
 
     def has_ended(self, device: str) -> bool:
         """Return whether a message told that the actor of a device has ended."""

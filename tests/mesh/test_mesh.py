@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import FunctionType
@@ -16,6 +16,7 @@ import pytest
 import stitch
 from stitch.errors import LinkError, TaskError, UsageError
 from stitch.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
+from stitch.mesh.carrier import Outcome, Sending
 from stitch.mesh.local_carrier import FAULTS, LocalCarrier
 from stitch.mesh.messages import Message
 from stitch.mesh.server import DeviceServer
@@ -445,3 +446,42 @@ def test_pieces_of_graphs_that_were_dropped_are_dropped_by_servers_and_client() 
             assert len(held.files) == len(device._binaries) <= 2
             assert len(held.snapshot.buffers) <= 2 and len(device._state.buffers) <= 2
         assert mesh.client.restarts["device0"] == 1
+
+
+class LosingCarrier(LocalCarrier):
+    """A carrier that loses values after they were made; messages with them are lost, too."""
+
+    lost: tuple[Any, ...] = ()
+
+    def values(self, references: Sequence[Any]) -> list[Any]:
+        values = super().values(references)
+        pairs = zip(references, values, strict=True)
+        return [Outcome.LOST if each in self.lost else value for each, value in pairs]
+
+    def send(self, device: str, *sendings: Sending) -> list[tuple[Any, ...]]:
+        answers = []
+        for sending in sendings:
+            if any(value in self.lost for value in sending.values):
+                lost = replace(self.put(np.zeros(1)), outcome=Outcome.LOST)
+                answers.append((lost,) * sending.returns)
+            else:
+                answers += super().send(device, sending)
+        return answers
+
+
+def test_a_value_that_is_lost_after_it_was_made_is_an_error_of_what_reads_it() -> None:
+    graph, expected = chain()
+    (x,) = batches(1)
+    carrier = LosingCarrier(lambda name: DeviceServer(name, stitch.open_device("host")))
+    with Mesh(MachineSpecification.of(2, "host"), carrier) as mesh:
+        run = mesh.prepare(graph)
+        second, third, _ = run(x)
+        third.settle()
+        carrier.lost = (third._value.reference,)
+        with pytest.raises(TaskError, match=r"(?s)tensor 'third' of device 'device0' is lost"):
+            third.numpy()
+        for result in run(third):
+            with pytest.raises(TaskError, match="a value of device 'device0' is lost"):
+                result.numpy()
+        assert np.array_equal(second.numpy(), expected(x)[0])
+        assert np.array_equal(run(second)[0].numpy(), expected(second.numpy())[0])
