@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
-from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, InputPort, Status, ValueRecord, capture
 from stitch.tasks import Handle, Transformation
@@ -19,7 +14,6 @@ if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
 
 PENDING, READY = Status.PENDING, Status.READY
-PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 
 
 class Taking(Protocol):
@@ -28,39 +22,6 @@ class Taking(Protocol):
     name: str
     ports: tuple[InputPort, ...]
     transformation: Transformation
-
-
-def link_arguments(
-    device: RuntimeDevice, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
-) -> list[ValueRecord]:
-    """Return the values of the arguments, after checking shapes and types; enqueues nothing.
-
-    Arrays may be copied, and converting a list may run user code, so no lock is held.
-    """
-    if type(arguments) is not tuple:
-        arguments = tuple(arguments)
-    if len(arguments) != agent.takes:
-        raise ValueError(f"{agent.name!r} takes {agent.takes} arguments")
-    values: list[ValueRecord] = []
-    # `zip` with `strict` costs as much as four arguments.
-    for position, port in enumerate(agent.ports):
-        argument = arguments[position]
-        if type(argument) is Tensor:
-            value = argument._record
-            if value.desc_key not in port.accepted:
-                link_value(device, agent.name, port, value)
-        elif (
-            type(argument) is np.ndarray
-            and port.is_small
-            and argument.dtype is port.dtype
-            and argument.shape == port.shape
-        ):
-            # Copying a small array is faster than checking whether a copy is needed.
-            value = ArgumentRecord(device, argument if borrow else argument.copy(), port)
-        else:
-            value = link_argument(device, agent.name, port, argument, borrow)
-        values.append(value)
-    return values
 
 
 def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
@@ -96,23 +57,6 @@ def link_argument(
     allowed = device.host_memory.allowed
     host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
     return ArgumentRecord(device, host, port)
-
-
-def check_submission(agent: object, arguments: object) -> None:
-    """Raise `UsageError` for a non-program, or a wrong type or number of arguments.
-
-    Called only after a call has failed.
-    """
-    PROGRAM.check("device.submit", "agent", agent)
-    LIST.check("device.submit", "arguments", arguments)
-    assert isinstance(agent, LoadedProgram)
-    assert isinstance(arguments, Sequence)
-    if len(arguments) != len(agent.ports):
-        raise UsageError(
-            f"device.submit got the wrong number of arguments for {agent.name!r}",
-            expected=f"{len(agent.ports)}: {', '.join(port.name for port in agent.ports)}",
-            got=str(len(arguments)),
-        )
 
 
 def link_value(device: RuntimeDevice, name: str, port: InputPort, value: ValueRecord) -> None:

@@ -16,25 +16,28 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
-from stitch.argument_kinds import INDEX_OR_NAME, instance_of, takes
-from stitch.errors import StitchError, TaskError, UsageError
+from stitch.argument_kinds import INDEX_OR_NAME, LIST, instance_of, takes
+from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
-from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
+from stitch.runtime.arguments import (
+    Taking,
+    check_inputs,
+)
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, Prices, PriceTable, is_own, make_executor
 from stitch.runtime.functions import HostAgents, HostResult, QueuedCall, queue_call
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
-from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.queued_views import QueuedViews
 from stitch.runtime.recording import RecordingMaker, Recordings
-from stitch.runtime.tensor import Tensor, handle_on, handles_on
+from stitch.runtime.tensor import Tensor, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
     ConstantRecord,
@@ -49,6 +52,7 @@ from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
 
 HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunction)
+PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 #: Default number of tasks per batch.
 DEFAULT_WINDOW = 64
 #: Each is one thread; no machine has this many processors.
@@ -326,45 +330,19 @@ class RuntimeDevice(TensorAccess):
 
     # -- queueing ----------------------------------------------------------------------------------
 
-    def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
-               borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+    def submit(self, agent: LoadedProgram, arguments: Sequence[Any]) -> Tensor | tuple[Tensor, ...]:
         """Enqueue one run of a loaded program; see `LoadedProgram.__call__`."""
-        try:
-            holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
-            if self.is_closed or holds_run_lock() or holds_queue_lock() or agent.device is not self:
-                self.check_may_queue()
-                self.check_open()
-                self.check_program(agent)
-            inputs = link_arguments(self, agent, arguments, borrow)
-            if len(self.deaths.dropped) > MANY_NOTES:
-                self.drain_if_free()
-            if agent.transformation.donated:
-                self._drain_for(agent, inputs)
-            elif agent.is_constant_evaluable:
-                _ = agent.content_hash  # Slow on first use: not under the lock.
-            tasks = self.tasks
-            with self.queue_lock:
-                if self.is_closed:
-                    self.check_open()
-                if not tasks.queued.is_whole:
-                    tasks.rebuild_bookkeeping()
-                check_inputs(agent, inputs)
-                if agent.is_constant_evaluable:
-                    results = self._remembered(agent, inputs)
-                else:
-                    values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
-                    results = handle_on(values[0]) if len(values) == 1 else handles_on(values)
-                is_full = (
-                    tasks.queued.graph.length >= tasks.limit
-                    and not holds_run_lock()
-                    and tasks.is_full()
-                )
-            if is_full:
-                self.flush()
-            return results
-        except (AttributeError, TypeError, ValueError, StitchError):
-            check_submission(agent, arguments)
-            raise
+        PROGRAM.check("device.submit", "agent", agent)
+        LIST.check("device.submit", "arguments", arguments)
+        self.check_program(agent)
+        if len(arguments) != agent.takes:
+            raise UsageError(
+                f"device.submit got the wrong number of arguments for {agent.name!r}",
+                expected=f"{agent.takes}: {', '.join(port.name for port in agent.ports)}",
+                got=str(len(arguments)),
+            )
+        results: Tensor | tuple[Tensor, ...] = agent(*arguments)
+        return results
 
     def call(self, function: HostFunction, *arguments: Any, **named: Any) -> Any:
         """Enqueue one call of a host function (`stitch.task`).
@@ -394,33 +372,21 @@ class RuntimeDevice(TensorAccess):
             HOST_FUNCTION.check("device.call", "function", function)
             agent, call, inputs = self.host_agents.call(function, arguments, named)
             if agent.transformation.donated:
-                self._drain_for(agent, inputs)
+                self.drain_for(agent, inputs)
         result = None if agent.outputs else HostResult(self, agent.name)
         tasks, queued = self.tasks, QueuedCall(agent, call, result)
         with self.queue_lock:
             if self.is_closed:
                 self.check_open()
-            window = tasks.queued
-            following = window.graph.following
-            if (
-                quick is not None
-                and following is not None
-                and following.transformation is agent.transformation
-                and window.is_whole
-            ):
-                # Same task as the last time this batch was built, and it has no values.
+            handles: Tensor | tuple[Tensor, ...] = ()
+            if quick is not None:
                 tasks.is_idle = False
-                window.take(following, queued, (), ())
-                handles: Tensor | tuple[Tensor, ...] = ()
+                tasks.queued.append(agent.transformation, queued, (), ())
             else:
-                if not window.is_whole:
-                    tasks.rebuild_bookkeeping()
                 check_inputs(agent, inputs)
                 handles = handles_on(queue_call(tasks, agent, queued, inputs))
             is_full = (
-                tasks.queued.graph.length >= tasks.limit
-                and not holds_run_lock()
-                and tasks.is_full()
+                len(tasks.queued.agents) >= tasks.limit and not holds_run_lock() and tasks.is_full()
             )
         if is_full:
             self.flush()
@@ -447,7 +413,7 @@ class RuntimeDevice(TensorAccess):
                 remedy="load its file here: device.load(file)",
             )
 
-    def _drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
+    def drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
         """Release unreferenced values that still share the buffer of a donated input.
 
         A dropped view, another thread's release, or a queued task that reads the value for the last
@@ -460,7 +426,7 @@ class RuntimeDevice(TensorAccess):
             if any(map(_is_shared, given)):
                 self.flush()
 
-    def _remembered(
+    def remembered(
         self, agent: LoadedProgram, inputs: list[ValueRecord]
     ) -> Tensor | tuple[Tensor, ...]:
         """Return the cached result of a constant-only program, or enqueue a run and cache its

@@ -165,7 +165,6 @@ class DeviceLocking:
         if self.records.pending_recovery is not None:
             self.records.pending_recovery()
         with self.queue_lock:
-            self.tasks.rebuild_bookkeeping()
             self.deaths.rebuild_bookkeeping(self.tasks.queued.values)
 
     def drain(self, *, resting: bool = True) -> None:
@@ -175,12 +174,7 @@ class DeviceLocking:
         self._read_notes(resting=resting)
 
     def _read_notes(self, *, resting: bool) -> None:
-        tasks = self.tasks
-        if not tasks.queued.is_whole:
-            # A partially enqueued task is dropped: its inputs are not in use.
-            with self.queue_lock:
-                tasks.rebuild_bookkeeping()
-        self.deaths.read(tasks.queued.number, resting=resting)
+        self.deaths.read(self.tasks.queued.number, resting=resting)
 
     def drain_if_free(self) -> None:
         """As `drain`, unless another thread runs, which processes the notes itself."""

@@ -20,6 +20,7 @@ from stitch.program import (
     ValueType,
     host_layout,
 )
+from stitch.runtime.arguments import check_donations, link_argument, link_value
 from stitch.runtime.executors import (
     PreparedProgram,
     ProgramBytes,
@@ -28,19 +29,16 @@ from stitch.runtime.executors import (
     least_microseconds,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status, ValueRecord
+from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status
 from stitch.tasks import Transformation, transformation_of
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
 
-# Module-level aliases: an enum attribute lookup costs 40 ns.
-PENDING, READY = Status.PENDING, Status.READY
-ndarray = np.ndarray
+# Module-level alias: an enum attribute lookup costs 40 ns.
+READY = Status.READY
 #: Queued finalizer notes that a call tolerates before it drains them.
 MANY_NOTES = 256
-#: A call with more inputs does not try the fast path of repeated work.
-MOST_TRIED = 8
 
 
 class LoadedProgram:
@@ -85,11 +83,6 @@ class LoadedProgram:
         self.is_constant_evaluable = bool(program.inputs) and all(
             slot.kind is InputKind.PARAMETER for slot in program.inputs
         )
-        #: The transformation if the fast path of repeated work applies: no donations, no cached
-        #: results, few inputs.
-        is_plain = not (self.is_constant_evaluable or self.transformation.donated)
-        is_plain = is_plain and self.takes <= MOST_TRIED
-        self._followed = self.transformation if is_plain else None
 
     def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
@@ -107,71 +100,53 @@ class LoadedProgram:
             what = f"program {self.name!r}"
             arguments = arranged(what, types, arguments, named, states=self.state_names)
         device = self.device
-        tasks, holds_run_lock, holds_queue_lock = (
-            device.tasks,
-            device.holds_run_lock,
-            device.holds_queue_lock,
-        )
-        if holds_run_lock() or holds_queue_lock() or len(device.deaths.dropped) > MANY_NOTES:
-            return device.submit(self, arguments)
-        handles: Tensor | tuple[Tensor, ...] | None = None
-        is_full = False
-        with device.queue_lock:
-            window = tasks.queued
-            graph = window.graph.following
-            # The successor recorded the last time is the same task if its inputs have the same
-            # numbers.
-            if (
-                graph is not None
-                and graph.transformation is self._followed
-                and window.is_whole
-                and not device.is_closed
+        holds_run_lock = device.holds_run_lock
+        if device.is_closed or holds_run_lock() or device.holds_queue_lock():
+            device.check_may_queue()
+            device.check_open()
+        if len(device.deaths.dropped) > MANY_NOTES:
+            device.drain_if_free()
+        # Converting a list may run user code, so no lock is held.
+        inputs = []
+        for port, argument in zip(self.ports, arguments):  # noqa: B905 (costs as 4 arguments)
+            if type(argument) is Tensor:
+                value = argument._record
+                if value.desc_key not in port.accepted:
+                    link_value(device, self.name, port, value)
+            elif (
+                type(argument) is np.ndarray
+                and port.is_small
+                and argument.dtype is port.dtype
+                and argument.shape == port.shape
             ):
-                # Inlined: each function call here costs a tenth of the total time.
-                now, values = window.number, window.values
-                known = number = len(values)
-                fresh: list[ValueRecord] = []
-                for port, argument, at in zip(self.ports, arguments, graph.inputs):  # noqa: B905
-                    if type(argument) is Tensor:
-                        value = argument._record
-                        status = value.status
-                        if (
-                            (status is not PENDING and status is not READY)
-                            or value.consumed
-                            or value.desc_key not in port.accepted
-                            or value.device is not device
-                        ):
-                            break
-                        if at < number:
-                            if (values[at] if at < known else fresh[at - known]) is not value:
-                                break
-                            continue
-                        if value.window == now or value in fresh:
-                            break
-                    elif (
-                        type(argument) is ndarray
-                        and port.is_small
-                        and argument.dtype is port.dtype
-                        and argument.shape == port.shape
-                    ):
-                        # Copying a small array is faster than checking whether a copy is needed.
-                        value = ArgumentRecord(device, argument.copy(), port)
-                    else:
-                        break
-                    if at != number:
-                        break
-                    fresh.append(value)
-                    number += 1
-                else:
-                    tasks.is_idle = False
-                    results = []
-                    for desc, key in self.outputs:
-                        results.append(ValueRecord(device, desc, key, self.name))
-                    window.take(graph, self, fresh, results)
-                    handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
-                    is_full = graph.length >= tasks.limit and tasks.is_full()
-        if handles is None:
-            return device.submit(self, arguments)
+                # Copying a small array is faster than checking whether a copy is needed.
+                value = ArgumentRecord(device, argument.copy(), port)
+            else:
+                value = link_argument(device, self.name, port, argument, borrow=False)
+            inputs.append(value)
+        what, tasks = self.transformation, device.tasks
+        if what.donated:
+            device.drain_for(self, inputs)
+        elif self.is_constant_evaluable:
+            _ = self.content_hash  # Slow on first use: not under the lock.
+        with device.queue_lock:
+            if device.is_closed:
+                device.check_open()
+            for value in inputs:
+                if value.consumed or value.status > READY:
+                    value.check_usable()
+            if what.donated:
+                check_donations(self, inputs)
+            handles: Tensor | tuple[Tensor, ...]
+            if self.is_constant_evaluable:
+                handles = device.remembered(self, inputs)
+            else:
+                tasks.is_idle = False
+                results = tasks.queued.append(what, self, inputs, self.outputs)
+                handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
+            is_full = (
+                len(tasks.queued.agents) >= tasks.limit and not holds_run_lock() and tasks.is_full()
+            )
         if is_full:
             device.flush()
         return handles

@@ -382,7 +382,6 @@ class TensorAccess(DeviceLocking):
             Whether the batch is full and should run now.
         """
         with self.queue_lock:
-            self.tasks.rebuild_bookkeeping()
             fill()
             return self.tasks.is_full()
 

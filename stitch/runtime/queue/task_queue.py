@@ -40,7 +40,7 @@ class TaskQueue:
         """`size`: number of tasks per batch for work that does not repeat."""
         self._device, self.records, self.lock = device, records, lock
         self.size = self.limit = size
-        self.queued = TaskBatch(0, TaskSequence())
+        self.queued = TaskBatch(device, 0, TaskSequence())
         self.running: TaskBatch | None = None
         #: Whether nothing is queued or running; calls check this flag.
         self.is_idle = True
@@ -48,12 +48,6 @@ class TaskQueue:
         self._cutting = BatchSplitter(records, device.machine.shape)
 
     # -- queueing; `lock` is held ------------------------------------------------------------------
-
-    def rebuild_bookkeeping(self) -> None:
-        """Drop a partially enqueued task."""
-        if not self.queued.is_whole:
-            self.queued = TaskBatch.of(self.queued.number + 1, self.queued)
-        self.is_idle = self.running is None and not self.queued.agents
 
     def append(
         self,
@@ -64,12 +58,7 @@ class TaskQueue:
     ) -> list[ValueRecord]:
         """Enqueue one run of a program; returns its pending outputs."""
         self.is_idle = False
-        results = []
-        for desc, key in outputs:
-            results.append(ValueRecord(self._device, desc, key, what.name))
-        graph, fresh, gone = self.queued.after(what, inputs)
-        self.queued.take(graph, agent, fresh, results, gone)
-        return results
+        return self.queued.append(what, agent, inputs, outputs)
 
     def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
         """Enqueue a layout conversion; returns its pending output."""
@@ -128,20 +117,18 @@ class TaskQueue:
         but their results and their plan has at most so many copies; else they stay queued.
         """
         with self.lock:
-            if not self.queued.is_whole:
-                self.rebuild_bookkeeping()
             if fill is not None:
                 fill()
             window = self.queued
             if not window.agents:
-                # Only a partially enqueued task was there.
+                # A call that raised has cleared the flag.
                 self.is_idle = self.running is None
                 return None
             flags = []
             for value in window.values:
                 flags.append(value.handles > 0 and not value.consumed)  # noqa: PERF401 (a call less)
             kept = tuple(flags)
-            following = TaskBatch(window.end, window.nothing)
+            following = TaskBatch(self._device, window.end, window.nothing)
             # From here on, calls enqueue into the next batch and may donate what this one reads.
             # Atomic under the GIL: no call in between.
             self.running = window

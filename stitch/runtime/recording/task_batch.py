@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from stitch.program import TensorDesc
 from stitch.runtime.executors import FunctionCall
 from stitch.runtime.recording.agent import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
 from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
 
 
 class TaskBatch:
@@ -18,13 +23,13 @@ class TaskBatch:
     """
 
     __slots__ = (
-        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "nothing", "number",
+        "agents", "device", "given_up", "graph", "is_done", "is_planned", "nothing", "number",
         "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
-    def __init__(self, number: int, nothing: TaskSequence) -> None:
+    def __init__(self, device: RuntimeDevice, number: int, nothing: TaskSequence) -> None:
         """`nothing`: the device's empty task sequence, the root of all its sequences."""
-        self.number = number
+        self.device, self.number = device, number
         self.graph = self.nothing = nothing
         #: Whether sources may be written from outside; whether tasks may read failed results of the
         #: previous batch.
@@ -32,84 +37,88 @@ class TaskBatch:
         #: Whether it is planned (before that, an interrupt returns it to the queue), and whether it
         #: has finished.
         self.is_planned = self.is_done = False
-        #: Whether no task is partially enqueued.
-        self.is_whole = True
         #: All values by number, and the agent of each task.
         self.values: list[ValueRecord] = []
         self.agents: list[Agent | None] = []
         #: Values freed while it ran.
         self.given_up: list[ValueRecord] = []
 
-    def after(
-        self, what: Transformation, inputs: Sequence[ValueRecord]
-    ) -> tuple[TaskSequence, Iterable[ValueRecord], Sequence[ValueRecord]]:
-        """Number the inputs of one more task.
-
-        Returns:
-            The sequence with the task, the inputs without a number so far, and the donated inputs:
-            arguments of `take`.
-        """
-        now, number = self.number, len(self.values)
-        fresh, numbers = [], []
-        # Incomplete until the sequence contains the task: see `of`.
-        self.is_whole = False
-        for value in inputs:
-            if value.window != now:
-                value.window, value.number = now, number
-                fresh.append(value)
-                number += 1
-            numbers.append(value.number)
-        gone = [inputs[index] for index in what.donated]
-        return self.graph.after(what, tuple(numbers), len(fresh)), fresh, gone
-
-    def take(
+    def append(
         self,
-        graph: TaskSequence,
+        what: Transformation,
         agent: Agent | None,
-        fresh: Iterable[ValueRecord],
-        outputs: Sequence[ValueRecord],
-        gone: Sequence[ValueRecord] = (),
-    ) -> None:
-        """Append the last task of `graph`.
+        inputs: Sequence[ValueRecord],
+        outputs: Sequence[tuple[TensorDesc, int]],
+        made: Sequence[ValueRecord] = (),
+    ) -> list[ValueRecord]:
+        """Append a task; returns its pending outputs.
 
-        `fresh`: its inputs without a number; `outputs`: its new values; `gone`: its donated inputs.
+        Donated inputs are consumed. If an exception is raised, nothing has changed.
+
+        Args:
+            what: What it does.
+            agent: What runs it; None for a copy.
+            inputs: Its inputs.
+            outputs: Descriptors of its outputs with the device's keys.
+            made: Its outputs if they exist already.
         """
-        now, values = self.number, self.values
+        now, values, device = self.number, self.values, self.device
         number = len(values)
-        self.is_whole = False
-        for value in fresh:
-            if value.is_exposed:
-                self.reads_exposed = True
-            value.window, value.number = now, number
-            number += 1
-        values += fresh
-        for value in outputs:
-            value.window, value.number = now, number
-            number += 1
-        values += outputs
-        self.agents.append(agent)
-        self.graph = graph
-        for value in gone:
-            assert graph.transformation is not None
-            value.consumed = True
-            value.lease = None
-            value.by = f"donated to {graph.transformation.name!r}"
-        self.is_whole = True
+        fresh: list[ValueRecord] = []
+        numbers: list[int] = []
+        gone: Sequence[ValueRecord] = ()
+        try:
+            for value in inputs:
+                if value.window != now:
+                    fresh.append(value)
+                    value.window, value.number = now, number
+                    number += 1
+                    if value.is_exposed:
+                        self.reads_exposed = True
+                numbers.append(value.number)
+            graph, reads = self.graph.following, tuple(numbers)
+            if (
+                graph is None
+                or graph.transformation is not what
+                or graph.first != number
+                or graph.inputs != reads
+            ):
+                graph = self.graph.after(what, reads, len(fresh))
+            results = [*made]
+            for value in made:
+                value.window, value.number = now, number
+                number += 1
+            for desc, key in outputs:
+                results.append(ValueRecord(device, desc, key, what.name, number, now))
+                number += 1
+            if what.donated:
+                gone = [inputs[index] for index in what.donated]
+                by = f"donated to {what.name!r}"
+                for value in gone:
+                    value.consumed, value.lease, value.by = True, None, by
+            # Atomic under the GIL: no call in between.
+            values += fresh
+            values += results
+            self.agents += (agent,)
+            self.graph = graph
+            return results
+        except BaseException:
+            for value in fresh:
+                value.window = -1
+            for value in gone:
+                value.consumed = False
+            raise
 
     @classmethod
     def of(cls, number: int, *windows: TaskBatch) -> TaskBatch:
-        """Concatenate batches, without a partially enqueued task.
-
-        The new number is at least `number`, and above any that an interrupted attempt has assigned.
-        """
+        """Concatenate batches; the new number is at least `number`, and above all earlier ones."""
         after = [value.window + 1 for window in windows for value in window.values]
-        joined = cls(max([number, *after]), windows[0].nothing)
+        joined = cls(windows[0].device, max([number, *after]), windows[0].nothing)
         for window in windows:
-            for task, agent in zip(window.graph.tasks, window.agents, strict=False):
+            for task, agent in zip(window.graph.tasks, window.agents, strict=True):
                 inputs = [window.values[n] for n in task.inputs]
                 results = [window.values[n] for n in task.outputs]
-                graph, fresh, gone = joined.after(task.transformation, inputs)
-                joined.take(graph, agent, fresh, results, gone)
+                joined.append(task.transformation, agent, inputs, (), results)
             joined.reads_exposed |= window.reads_exposed
             joined.reads_failed |= window.reads_failed
         return joined
@@ -143,11 +152,11 @@ class TaskBatch:
 
     def following(self) -> TaskBatch:
         """Return an empty batch that follows this one."""
-        return TaskBatch(self.end, self.nothing)
+        return TaskBatch(self.device, self.end, self.nothing)
 
     def alone(self, index: int, task: NumberedTask) -> tuple[TaskBatch, list[int]]:
         """Return one task as a separate batch, and the numbers of its values in this one."""
-        single = TaskBatch(self.number, self.nothing)
+        single = TaskBatch(self.device, self.number, self.nothing)
         single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
         inputs = tuple([numbers.index(number) for number in task.inputs])
@@ -160,7 +169,7 @@ class TaskBatch:
     def piece(self, cut: Cut, kept: Sequence[bool]) -> tuple[TaskBatch, tuple[bool, ...]]:
         """Return a stretch of tasks as a separate batch, and which of its values are kept: also
         those that later pieces read."""
-        piece = TaskBatch(self.number + cut.start, self.nothing)
+        piece = TaskBatch(self.device, self.number + cut.start, self.nothing)
         piece.graph, piece.reads_exposed = cut.graph, self.reads_exposed
         piece.values = [self.values[number] for number in cut.numbers]
         piece.agents = self.agents[cut.start : cut.stop]

@@ -139,7 +139,10 @@ class ValueRecord:
     #: Whether it is a constant of a loaded program.
     is_constant = False
 
-    def __init__(self, device: TensorAccess, desc: TensorDesc, desc_key: int, by: str = "") -> None:
+    def __init__(
+        self, device: TensorAccess, desc: TensorDesc, desc_key: int, by: str = "",
+        number: int = -1, window: int = -1,
+    ) -> None:  # fmt: skip
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
@@ -147,7 +150,7 @@ class ValueRecord:
         self.status = PENDING
         self.handles = self.last_used = self.version = 0
         #: Its number in the batch that last used it.
-        self.number = self.window = -1
+        self.number, self.window = number, window
         #: `is_exposed`: its bytes may be written from outside at any time, without notice.
         self.retain = self.consumed = self.is_exposed = False
         #: The output slots in which it was computed, while it is only read: they may reuse it once
