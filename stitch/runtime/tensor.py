@@ -110,7 +110,7 @@ class Tensor:
     @property
     def is_pending(self) -> bool:
         """Whether the tensor is not computed yet."""
-        return self._record.status is Status.PENDING
+        return self._record.status is Status.PENDING and not self._record.consumed
 
     @property
     def is_allocated(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from stitch.errors import TaskError
@@ -38,7 +38,7 @@ class TaskSequence:
 
     __slots__ = (
         "__weakref__", "_others", "_period", "_sources", "before", "first", "following", "inputs",
-        "length", "transformation", "values",
+        "length", "recent", "transformation", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,6 +54,8 @@ class TaskSequence:
         #: The one with a task more that was asked for last, and the others that are referred to.
         self.following: TaskSequence | None = None
         self._others: WeakValueDictionary[tuple[int, ...], TaskSequence] | None = None
+        #: What its device ran last for it, which is looked at first.
+        self.recent: Any = None
         self._period = -1
         self._sources: tuple[int, ...] | None = None
 

@@ -14,14 +14,20 @@ from stitch.runtime.recording import (
     Agent,
     Binding,
     TaskBatch,
-    leave_results,
     run_binding,
     said_of,
     tell_run,
     undo_donation,
 )
 from stitch.runtime.values import Records, Status, ValueRecord
-from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation, TransformationKind
+from stitch.tasks import (
+    SHORTEST,
+    Cut,
+    NumberedTask,
+    TaskSequence,
+    Transformation,
+    TransformationKind,
+)
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
@@ -116,6 +122,7 @@ class TaskQueue:
         queue more tasks first, atomically. With `at_most`, tasks run only if they change nothing
         but their results and their plan has at most so many copies; else they stay queued.
         """
+        device = self._device
         with self.lock:
             if fill is not None:
                 fill()
@@ -124,19 +131,17 @@ class TaskQueue:
                 # A call that raised has cleared the flag.
                 self.is_idle = self.running is None
                 return None
-            flags = []
-            for value in window.values:
-                flags.append(value.handles > 0 and not value.consumed)  # noqa: PERF401 (a call less)
-            kept = tuple(flags)
-            following = TaskBatch(self._device, window.end, window.nothing)
+            kept = tuple([value.handles > 0 and not value.consumed for value in window.values])
+            following = TaskBatch(device, window.end, window.nothing)
             # From here on, calls enqueue into the next batch and may donate what this one reads.
             # Atomic under the GIL: no call in between.
             self.running = window
             self.queued = following
         try:
             # With `fill`, the caller needs one plan, to replay it without the queue.
-            is_one = fill is not None or self._device.inter_op_threads > 1
-            cuts = () if is_one else self._cutting.cuts(window, kept)
+            is_one = fill is not None or device.inter_op_threads > 1
+            is_short = is_one or len(window.agents) < SHORTEST
+            cuts = () if is_short else self._cutting.cuts(window, kept)
             binding = None
             if cuts:
                 self._run_in_pieces(window, kept, cuts)
@@ -186,12 +191,6 @@ class TaskQueue:
         self._begin(window)
         try:
             ran = run_binding(device, binding, window)
-            with self.lock:
-                leave_results(device, binding, window.values, window.end)
-                if self.running is window:
-                    # Listeners may read its outputs.
-                    window.is_done = True
-                    self._end(window, self.queued)
             if ran is not True:
                 tell_run(device, binding, ran)
         except Exception as error:
@@ -201,6 +200,13 @@ class TaskQueue:
                 self._run_each(window, kept, left)
             raise
         return binding
+
+    def has_run(self, window: TaskBatch) -> None:
+        """End the running batch, whose results are in the records; the lock is held."""
+        if self.running is window:
+            # Listeners may read its outputs.
+            window.is_done = True
+            self._end(window, self.queued)
 
     def _run_in_pieces(self, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut]) -> None:
         """Run the pieces of a batch; raises the first error after the last piece."""

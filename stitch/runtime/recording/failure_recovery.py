@@ -98,7 +98,7 @@ def after_failure(
     torn = {n for n in _donated_to(plan, failed) if n not in intact}
     fail = partial(_fail, plan, window, why, wanted, torn)
     records.apply(effects, value_of, device.lost_all, fail)
-    for number in recording.passing:
+    for number in recording.unreferenced:
         value = values[number]
         if value.instances and number not in wanted and not value.kept:
             records.release(value)

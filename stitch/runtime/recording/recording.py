@@ -36,6 +36,7 @@ from stitch.runtime.values import (
     BufferRecord,
     ConstantRecord,
     Effects,
+    Forms,
     InstanceRecord,
     MemorySnapshot,
     OutputSlots,
@@ -45,6 +46,7 @@ from stitch.runtime.values import (
     Records,
     ValueRecord,
 )
+from stitch.tasks import TaskSequence
 
 #: Limit for the output slots of one executable; a result held longer than so many later runs leaves
 #: its slots. Each costs about 2 KB, and device memory that others can use while it is idle.
@@ -107,6 +109,18 @@ class Binding:
         self.tally.is_closed = True
 
 
+@dataclass(slots=True, eq=False)
+class PlanKey:
+    """A kind of work (tasks, kept values, source signatures) and its executables, newest first."""
+
+    graph: TaskSequence
+    kept: tuple[bool, ...]
+    forms: Forms
+    recordings: list[Executable]
+    #: Clock value of its last lookup.
+    last_used: int = 0
+
+
 class Executable:
     """One plan for a kind of work, with its guard, output slots and bindings.
 
@@ -118,7 +132,8 @@ class Executable:
         self,
         plan: Plan,
         effects: Effects,
-        kept: Sequence[bool],
+        kept: tuple[bool, ...],
+        existing: Sequence[int],
         places: Places | None,
         shared: tuple[int, ...],
         programs: Sequence[PreparedProgram | None],
@@ -135,6 +150,7 @@ class Executable:
             effects: Its effects on the memory records.
             kept: Which values of the batch were referenced when it left the queue (a later task may
                 have taken one since).
+            existing: Numbers of the values that were there before, without the arrays of calls.
             places: Required addresses of the sources; None if the plan changes only its results,
                 which then go to output slots, with sources at any addresses.
             shared: Which sources share buffers; see `sharing`.
@@ -157,9 +173,13 @@ class Executable:
         self.overwrites = plan.overwrites
         #: The spaces that a snapshot must include to rebind the plan.
         self.gives_way_in = frozenset(plan.pressured_spaces | {space for space, _ in plan.leaving})
+        #: The kind of work that it is cached for; set by the cache.
+        self.kind: PlanKey | None = None
         #: The numbers of existing values, and of those that are unreferenced after the run.
-        self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
-        self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
+        self.kept = tuple([number for number in existing if kept[number]])
+        self.passing = tuple([number for number in existing if not kept[number]])
+        #: All values that are unreferenced after the run: a failed one may leave some in memory.
+        self.unreferenced = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
         self.programs, self.bodies, self.assignment = tuple(programs), tuple(bodies), assignment
         #: By task: holder for the host function call of a run.

@@ -53,6 +53,12 @@ class RecordingMaker:
         """
         device = self._device
         forms, places = window.forms()
+        recent = device.recordings.recent(window.graph, kept, forms, device.records.generation)
+        if recent is not None and not self._next_uses.is_wanted and at_most is None:
+            # The steady state: nothing has changed since the last run.
+            binding = self._steady(recent, places)
+            if binding is not None:
+                return binding
         variants = device.recordings.of(window.graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
@@ -65,7 +71,18 @@ class RecordingMaker:
             planned = planned or self._planned_alone(window, kept, at_most)
             if planned is not None:
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
+        if binding is not None and binding.lease is not None:
+            window.graph.recent = binding.recording
         return binding
+
+    def _steady(self, recording: Executable, places: Places) -> Binding | None:
+        """Return the binding with code, to the slots to use next, of an executable that may run."""
+        device, idle = self._device, recording.idle
+        if not idle or device.copies_forbidden or (idle[-1].shares and idle[-1].is_blocked):
+            return None
+        binding = idle[-1].bindings.get(places)
+        straight = None if binding is None else binding.straight
+        return binding if straight is not None and straight.observers == device.observers else None
 
     def _planned_alone(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
@@ -98,17 +115,10 @@ class RecordingMaker:
         device = self._device
         if not variants:
             return None
-        recording = variants[0]
-        lease = recording.ready()
-        if (
-            recording.generation == device.records.generation
-            and lease is not None
-            and not device.copies_forbidden
-        ):
-            # The steady state: nothing has changed since the last run.
-            binding = lease.bindings.get(places)
-            straight = None if binding is None else binding.straight
-            if straight is not None and straight.observers == device.observers:
+        if variants[0].generation == device.records.generation:
+            # Nothing has changed since the last run.
+            binding = self._steady(variants[0], places)
+            if binding is not None:
                 return binding
         try:
             binding = self._again(variants, places, window)
@@ -199,7 +209,9 @@ class RecordingMaker:
         )
         kernels = [None if a is None else a.prepared() for a in agents]
         recording = Executable(
-            plan, effects_of(plan, device.desc_key), kept, None if only_results else places,
+            plan, effects_of(plan, device.desc_key), kept,
+            [number for number, value in window.sources if not value.is_array],
+            None if only_results else places,
             sharing(places), on_threads(kernels, plan, assignment, device.backend),
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],

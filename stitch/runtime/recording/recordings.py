@@ -7,28 +7,15 @@ key differ in what was in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stitch.planner import ranges_of
-from stitch.runtime.recording.recording import Executable
+from stitch.runtime.recording.recording import Executable, PlanKey
 from stitch.runtime.values import Forms, Ranges, Records
 from stitch.tasks import TaskSequence
 
 #: Limits for cached keys, and for executables per key.
 MAX_KINDS = 512
 MAX_VARIANTS = 64
-
-
-@dataclass(slots=True, eq=False)
-class PlanKey:
-    """A kind of work (tasks, kept values, source signatures) and its executables, newest first."""
-
-    graph: TaskSequence
-    kept: tuple[bool, ...]
-    forms: Forms
-    recordings: list[Executable]
-    #: Clock value of its last lookup.
-    last_used: int = 0
 
 
 class Recordings:
@@ -62,6 +49,19 @@ class Recordings:
                 return kind.recordings
         return ()
 
+    def recent(
+        self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, generation: int
+    ) -> Executable | None:
+        """Return the executable that ran last for a sequence, if it can run again at once."""
+        recent: Executable | None = graph.recent
+        if recent is None or recent.generation != generation:
+            return None
+        kind = recent.kind
+        if kind is None or kind.kept != kept or kind.forms != forms:
+            return None
+        kind.last_used = self._now = self._now + 1
+        return recent
+
     def works(self) -> Ranges:
         """Return the working regions of all executables."""
         if self._works is None:
@@ -79,6 +79,7 @@ class Recordings:
         if kind is None:
             kind = PlanKey(graph, kept, forms, [], self._now)
             self._kinds[graph] = (*kinds, kind)
+        recording.kind = kind
         kind.recordings.insert(0, recording)
         self.made += 1
         for old in kind.recordings[MAX_VARIANTS:]:
@@ -109,6 +110,8 @@ class Recordings:
     def _drop(self, recording: Executable) -> None:
         self._works = None
         recording.is_dropped, recording.generation = True, -1
+        if recording.kind is not None and recording.kind.graph.recent is recording:
+            recording.kind.graph.recent = None
         # Free its parts: a pipeline may still refer to the executable.
         recording.claim = None
         if recording.parts is not None:

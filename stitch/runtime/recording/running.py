@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
-PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
+READY, FREED = Status.READY, Status.FREED
 #: Runs after which code is generated (about 10 us per step, once).
 RUNS_TO_STRAIGHTEN = 2
 #: Longer plans are run by a loop: the call overhead matters less there.
@@ -33,19 +33,15 @@ MAX_LINES = 1024
 
 
 def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> Ran:
-    """Run a plan on the values of a batch; on failure keep completed outputs.
-
-    After a run that overwrites values, call `leave_results`.
-    """
-    values = window.values
-    arrays = []
-    for number in binding.recording.arrays:
-        arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
+    """Run a plan on the values of a batch and update the records; on failure keep completed
+    outputs."""
+    values, recording = window.values, binding.recording
+    arrays = [values[number].host_array() for number in recording.arrays]
     progress: list[int] | None = None
     if binding.lease is None:
-        arrays += binding.recording.constant_arrays
+        arrays += recording.constant_arrays
         progress = binding.bound.progress
-    elif binding.recording.overwrites:
+    elif recording.overwrites:
         progress = binding.bound.progress
     if progress is not None:
         # Recovery must know the progress, since moved and overwritten values change during the run.
@@ -54,10 +50,10 @@ def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> R
         progress[0], progress[1] = 0, UNTOUCHED
         device.records.pending_recovery = interrupted
         device.records.is_consistent = False
-    for index, box in binding.recording.boxes:
+    for index, box in recording.boxes:
         box.call = window.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
     try:
-        return perform(device, binding, arrays)
+        ran = perform(device, binding, arrays)
     except BaseException as error:
         stopped = stopped_by(error)
         if progress is None:
@@ -68,6 +64,10 @@ def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> R
         _stopped(device, binding, window, error, progress, stopped)
         tell_stopped(device, binding, stopped)
         raise
+    with device.queue_lock:
+        leave_results(device, binding, values, window.end)
+        device.tasks.has_run(window)
+    return ran
 
 
 def _stopped(
@@ -87,29 +87,30 @@ def _stopped(
 def leave_results(
     device: RuntimeDevice, binding: Binding, values: Sequence[ValueRecord], now: int
 ) -> None:
-    """Update the records after a run; the queue lock is held. Idempotent."""
+    """Update the records after a run; the queue lock is held. Idempotent.
+
+    Nobody refers to the intermediate values of a batch, so their records are left as they are.
+    """
     records, recording, lease = device.records, binding.recording, binding.lease
-    effects = recording.effects
     records.is_consistent = False
-    if lease is None:
-        place_all(values)
-        records.apply(effects, finder_of(recording, records, values), device.lost_all)
-    else:
-        results = []
-        for number in recording.own:
-            results.append(values[number])  # noqa: PERF401 (a call less)
+    results = [values[number] for number in recording.own]
+    if lease is not None:
         lease.take(results, now)
-        for carried in effects.carried:
+        for carried in recording.effects.carried:
             entry = values[carried.entry]
             records.hand_on(entry, values[carried.result], carried.ref)
             device.lost_all(entry)
+    else:
+        place_all(values)
+        effects = recording.effects
+        records.apply(effects, finder_of(recording, records, values), device.lost_all)
+        for value in results:
+            value.last_used = now
     for number in recording.kept:
         values[number].last_used = now
     for number in recording.passing:
         value = values[number]
-        if value.status is PENDING:
-            value.status = FREED
-        elif value.status is READY and not value.is_array:
+        if value.status is READY:
             # Still in memory, but unreferenced or donated: release it.
             place = value.lease
             if value.consumed or place is None or not place.release_value(value):
