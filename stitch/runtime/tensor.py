@@ -110,7 +110,10 @@ class Tensor:
     @property
     def is_pending(self) -> bool:
         """Whether the tensor is not computed yet."""
-        return self._record.status is Status.PENDING and not self._record.consumed
+        value = self._record
+        if value.status is not Status.PENDING:
+            return False
+        return not value.consumed or value.device.tasks.awaits(value)
 
     @property
     def is_allocated(self) -> bool:
@@ -181,7 +184,8 @@ class Tensor:
                     elements, separator=", ", prefix="Tensor(", threshold=SHOWN_ELEMENTS
                 )
                 return f"Tensor({shown}, {text})"
-        return f"<Tensor {text} {status.name.lower()}>"
+        is_over = status is Status.PENDING and not self.is_pending
+        return f"<Tensor {text} {'freed' if is_over else status.name.lower()}>"
 
     # -- what it holds ---------------------------------------------------------------------------
 

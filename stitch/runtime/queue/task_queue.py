@@ -90,6 +90,10 @@ class TaskQueue:
         self.limit = tasks - tasks % period if period else self.size
         return True
 
+    def awaits(self, value: ValueRecord) -> bool:
+        """Return whether a task that is queued or running computes or reads a value."""
+        return value.window >= (self.running or self.queued).number
+
     def give_up(self, value: ValueRecord, by: str) -> bool:
         """Mark a value for release after the batch that uses it; False if none does."""
         running = self.running
