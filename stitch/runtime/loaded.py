@@ -124,8 +124,8 @@ class LoadedProgram:
             else:
                 value = link_argument(device, self.name, port, argument, borrow=False)
             inputs.append(value)
-        what, tasks = self.transformation, device.tasks
-        if what.donated:
+        task, tasks = self.transformation, device.tasks
+        if task.donated:
             device.drain_for(self, inputs)
         elif self.is_constant_evaluable:
             _ = self.content_hash  # Slow on first use: not under the lock.
@@ -135,14 +135,14 @@ class LoadedProgram:
             for value in inputs:
                 if value.consumed or value.status > READY:
                     value.check_usable()
-            if what.donated:
+            if task.donated:
                 check_donations(self, inputs)
             handles: Tensor | tuple[Tensor, ...]
             if self.is_constant_evaluable:
                 handles = device.remembered(self, inputs)
             else:
                 tasks.is_idle = False
-                results = tasks.queued.append(what, self, inputs, self.outputs)
+                results = tasks.queued.append(task, self, inputs, self.outputs)
                 handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
             is_full = (
                 len(tasks.queued.agents) >= tasks.limit and not holds_run_lock() and tasks.is_full()
