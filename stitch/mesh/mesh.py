@@ -139,20 +139,25 @@ class RemoteTensor:
         """The NumPy type of its elements."""
         return self.data_type.in_arrays.dtype
 
-    @one_at_a_time
     def numpy(self) -> Array:
-        """Return the elements as a NumPy array; wait for them.
+        """Return the elements as a NumPy array of its own; wait for them.
 
         Raises the error of the task that failed, or of one without results; `TaskError` if the mesh
         is closed.
         """
+        return self.__array__(copy=True)
+
+    @one_at_a_time
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the elements; unless `copy` or another type asks for a copy, as a view that cannot
+        be written, on Ray of its store."""
         client = self.mesh.open_client(f"tensor {self.name!r}", is_read=True)
         array = from_wire(client.value(self._value, f"tensor {self.name!r}"), self.data_type)
-        return array.copy()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        if copy or dtype not in (None, array.dtype):
+            return array.astype(dtype or array.dtype)
+        view = array.view()
+        view.flags.writeable = False
+        return view
 
     @one_at_a_time
     def settle(self) -> None:

@@ -335,8 +335,9 @@ class StagedTraining:
     def step(self, batches: Sequence[tuple[Any, Any]]) -> list[float]:
         """Train on micro-batches with one update for all of them; return their losses.
 
-        After an error, weights, states and counters are as before the step, unless the update
-        itself failed: then only `load_state_dict` or `close` is possible.
+        The update may still run when this returns. After an error, weights, states and counters are
+        as before the step, unless an update itself failed, which the next call tells: then only
+        `load_state_dict` or `close` is possible.
 
         Args:
             batches: Pairs of inputs and target, as for `TrainingInstance.step`.
@@ -345,7 +346,7 @@ class StagedTraining:
             UsageError: There is another number of micro-batches, or one does not fit the model.
             TaskError: A loss is NaN or infinite, or a device could not go on.
         """
-        self._check_usable()
+        self._check_open()
         pairs = micro_batches_of(batches, self.parallel.micro_batches)
         values = [self._values(index, *pair) for index, pair in enumerate(pairs)]
         losses = self._passes(values)
@@ -393,6 +394,7 @@ class StagedTraining:
             self._add(entries, pieces.of(action), runs[index], values[index])
         self._submit(entries)
         client.settle([entry.record for entry in entries])
+        self._finish_update()
         key = f"F{len(self._first) - 1}.{LOSS}"
         losses = client.values([each[key] for each in values])
         client.finish(entries)
@@ -442,8 +444,8 @@ class StagedTraining:
             if entries and client.has_sent(entries[0]):
                 self.steps += 1
                 self.forwards += self.parallel.micro_batches
-        self._finish_update()
         if self._clipping is not None:
+            self._finish_update()
             self.gradient_norm = float(client.value(values[GRADIENT_NORM]))
         if self.steps % SAVE_EVERY == 0:
             for device in self._used:
@@ -451,11 +453,14 @@ class StagedTraining:
 
     # -- tensors -----------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         self.mesh.open_client("the training")
         if self._is_partial:
             raise TaskError("load_state_dict() of this training did not come to its end",
                             remedy="load_state_dict() of a checkpoint")  # fmt: skip
+
+    def _check_usable(self) -> None:
+        self._check_open()
         self._finish_update()
 
     def _finish_update(self) -> None:

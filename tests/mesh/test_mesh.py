@@ -382,6 +382,8 @@ def test_arrays_of_the_caller_may_change_after_a_call_and_results_are_its_own() 
         given[...] = 7
         for result, wanted in zip(results, expected(x), strict=True):
             result.numpy()[...] = 7
+            with pytest.raises(ValueError, match="read-only"):
+                np.asarray(result)[...] = 7
             assert np.array_equal(result.numpy(), wanted)
 
 

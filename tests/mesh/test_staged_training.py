@@ -23,7 +23,9 @@ from stitch.mesh import (
     StagedTraining,
     compile_stages,
 )
+from stitch.mesh.carrier import Sending
 from stitch.mesh.local_carrier import LocalCarrier
+from stitch.mesh.messages import Failure, Write
 from stitch.mesh.schedules import SCHEDULES
 from stitch.mesh.server import DeviceServer
 from stitch.program import DataType, TensorDesc, host_layout
@@ -325,6 +327,26 @@ def test_a_failed_call_of_another_graph_on_the_mesh_concerns_no_training() -> No
         assert trained(training, model, range(2)) == trained(instance, model, range(2))
         with pytest.raises(TaskError):
             run.read("h")
+        assert_equal(training.state_dict(), instance.state_dict())
+
+
+def test_an_update_that_failed_is_told_until_all_tensors_are_loaded() -> None:
+    model = model_of(MODELS["mlp"]())
+    with mesh_of(2) as mesh, unsplit(model) as instance:
+        training, client = staged(model, mesh, {"stages": 2}), mesh.client
+        assert trained(training, model, range(1)) == trained(instance, model, range(1))
+        state, first = training.state_dict(), training._first[0]
+        # A state of the optimizer, which only the update reads.
+        name = max(first.descs.keys() - {slot.name for slot in first.stage.forward.inputs})
+        message = Write((first.buffer(name),), client._turn(client._devices[first.device]))
+        failure = client.carrier.put(Failure("TaskError", "broken"))
+        client.carrier.send(first.device, Sending(message, [failure]))
+        trained(training, model, range(1, 2))
+        for act in (training.state_dict, lambda: trained(training, model, range(2, 3))):
+            with pytest.raises(TaskError, match=r"an update of this training failed .*broken"):
+                act()
+        training.load_state_dict(state)
+        assert trained(training, model, range(1, 3)) == trained(instance, model, range(1, 3))
         assert_equal(training.state_dict(), instance.state_dict())
 
 
