@@ -1,7 +1,7 @@
 """The task queue: the pending batch, its execution, and recovery after a failure."""
 
-from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.queue.exposure import (
+    ConstantCache,
     comparison_of,
     invalidate_stale_copies,
     mark_externally_writable,

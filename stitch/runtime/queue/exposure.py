@@ -1,19 +1,82 @@
-"""Externally writable buffers: NumPy, torch or the owner of a borrowed array may write them.
+"""Values whose bytes others may write, and the cache of results that depend on parameters only.
 
-Such writes are not reported, so the bytes of copies are compared each time a value is used by a
-run.
+NumPy, torch or the owner of a borrowed array may write exported or borrowed buffers. Such writes
+are not reported, so the bytes of copies are compared each time a value is used by a run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from stitch.program import Array
 from stitch.runtime.backends import InstanceBytes
-from stitch.runtime.queue.constant_cache import ConstantCache
+from stitch.runtime.recording import Agent
 from stitch.runtime.values import InstanceRecord, Records, ValueRecord
+
+Key = tuple[bytes | int, ...]
+_next_version = itertools.count(1).__next__
+
+
+class ConstantCache:
+    """The cached results of one device; `hits` and `misses` count the calls."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        #: Results, each with the handles that keep it alive.
+        self._entries: dict[Key, tuple[tuple[ValueRecord, ...], object]] = {}
+        self._by_version: dict[int, set[Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def key(self, agent: Agent, inputs: Sequence[ValueRecord]) -> Key | None:
+        """Return the cache key of a call; None if an input is an array or externally writable."""
+        if any(value.handles == 0 or value.is_exposed for value in inputs):
+            self.misses += 1
+            return None
+        for value in inputs:
+            if value.version == 0:
+                value.version = _next_version()
+                value.lease = None
+        return (agent.content_hash, *(value.version for value in inputs))
+
+    def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
+        """Return the values of a cached result, if they still exist."""
+        entry = self._entries.get(key)
+        if entry is not None and all(value.is_usable for value in entry[0]):
+            self.hits += 1
+            return entry[0]
+        self.misses += 1
+        return None
+
+    def remember(
+        self, key: Key, inputs: Sequence[ValueRecord], results: tuple[ValueRecord, ...],
+        handles: object,
+    ) -> None:  # fmt: skip
+        """Cache a result and keep it alive until an input is freed, or the result is written or
+        exported."""
+        self._entries[key] = results, handles
+        for value in results:
+            if value.version == 0:
+                value.version = _next_version()
+                value.lease = None
+        for value in (*inputs, *results):
+            self._by_version.setdefault(value.version, set()).add(key)
+
+    def forget(self, value: ValueRecord) -> None:
+        """Drop the entries that read or contain a value, which was freed or changed."""
+        for key in self._by_version.pop(value.version, ()) if value.version else ():
+            self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+        self._by_version.clear()
+
 
 #: The C library's memcmp: memory speed, no temporary array, stops at the first difference.
 _compare = ctypes.CDLL(None).memcmp

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue.constant_cache import ConstantCache
-from stitch.runtime.queue.exposure import invalidate_stale_copies
+from stitch.runtime.queue.exposure import ConstantCache, invalidate_stale_copies
 from stitch.runtime.values import Notes, Records, Status, ValueRecord, rebuild_bookkeeping
 
 # Module-level alias: an enum attribute lookup costs 40 ns.

@@ -1,13 +1,10 @@
 """Executables: work that has been planned, bound and compiled to Python once, and is replayed."""
 
-from stitch.runtime.recording.agent import Agent
-from stitch.runtime.recording.code import GeneratedRunner, Ran
-from stitch.runtime.recording.failure_recovery import said_of, undo_donation
-from stitch.runtime.recording.forked import Stopped
+from stitch.runtime.recording.executable import Binding, Executable, Recordings
+from stitch.runtime.recording.generated_code import GeneratedRunner, Ran, Stopped
 from stitch.runtime.recording.overwriting import BEGUN, COMPLETE, UNTOUCHED
-from stitch.runtime.recording.recording import Binding, Executable
-from stitch.runtime.recording.recording_maker import RecordingMaker
-from stitch.runtime.recording.recordings import Recordings
+from stitch.runtime.recording.planning import RecordingMaker
+from stitch.runtime.recording.recovery import said_of, undo_donation
 from stitch.runtime.recording.running import (
     leave_results,
     perform,
@@ -16,7 +13,7 @@ from stitch.runtime.recording.running import (
     tell_run,
     tell_stopped,
 )
-from stitch.runtime.recording.task_batch import TaskBatch
+from stitch.runtime.recording.task_batch import Agent, TaskBatch
 
 __all__ = [
     "BEGUN", "COMPLETE", "UNTOUCHED", "Agent", "Binding", "Ran", "Executable",

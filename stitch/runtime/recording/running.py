@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
 from stitch.runtime.executors import with_fp_errors_ignored
-from stitch.runtime.recording.code import GeneratedRunner, Ran, written
-from stitch.runtime.recording.failure_recovery import after_failure, finder_of, place_all
-from stitch.runtime.recording.forked import Stopped
-from stitch.runtime.recording.observed import observed
-from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun
-from stitch.runtime.recording.recording import Binding
+from stitch.runtime.recording.executable import Binding
+from stitch.runtime.recording.generated_code import GeneratedRunner, Ran, Stopped, written
+from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun, observed
+from stitch.runtime.recording.recovery import after_failure, finder_of, place_all
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Status, ValueRecord
 

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from stitch.program import TensorDesc
-from stitch.runtime.executors import FunctionCall
-from stitch.runtime.recording.agent import Agent
+from stitch.program import Program, TensorDesc
+from stitch.runtime.backends import Taker
+from stitch.runtime.executors import FunctionCall, PreparedProgram
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
 from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
+
+
+class Agent(Taker, Protocol):
+    """A loaded program or a host function call, as planning uses it."""
+
+    @property
+    def program(self) -> Program | None:
+        """The program; None for a host function."""
+
+    @property
+    def constants(self) -> Sequence[ConstantRecord]:
+        """Its constants."""
+
+    @property
+    def with_constants(self) -> Transformation:
+        """The transformation with the constants as additional inputs."""
+
+    @property
+    def content_hash(self) -> bytes:
+        """Equal for programs that compute the same."""
+
+    @property
+    def least_microseconds(self) -> float | None:
+        """A lower bound of a run's host time; None for a host function, which runs alone."""
+
+    def prepared(self) -> PreparedProgram:
+        """Return the executor's prepared program."""
 
 
 class TaskBatch:

@@ -1,24 +1,133 @@
-"""The text of generated code: lines, functions, and names of objects.
+"""The generated code of a plan: one Python function for all steps, and one per thread of a fork.
 
-All names in the source are generated; objects are passed as arguments.
+All names in the source are generated; objects are passed as arguments, so bindings to different
+addresses share the code. The lines of the steps tell which were completed when one raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from time import perf_counter
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stitch.memory import Arrivals
-from stitch.planner import Fork
-from stitch.runtime.backends import ThreadPool, Thunk, stage
+from stitch.planner import Buffer, Fork, Free, Plan, Region, touched_by
+from stitch.runtime.backends import ThreadFunction, ThreadPool, ThreadRun, Thunk, stage
+from stitch.runtime.executors import prepared_context_run, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
-from stitch.runtime.recording.forked import WrittenFork
+from stitch.runtime.recording.bound_parts import PlacedObjects
+
+#: Finds a free address for a buffer outside the given regions.
+FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]
+
+
+@dataclass(slots=True, eq=False)
+class WrittenFork:
+    """A fork in generated code: for each thread its steps, and their last lines relative to its
+    function."""
+
+    threads: ThreadPool
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    ends: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __call__(self, functions: Sequence[ThreadFunction], arrays: Sequence[Any]) -> list[Any]:
+        """Run the thread functions in parallel and return their results.
+
+        If some fail, wait for all, and raise the error of the earliest step.
+        """
+        runs = self.threads.beside(functions, arrays)
+        for run in runs:
+            if run.error is not None:
+                self._fail(runs)
+        return [run.result for run in runs]
+
+    def _fail(self, runs: Sequence[ThreadRun]) -> None:
+        done: list[int] = []
+        failures: list[ThreadFailure] = []
+        for run, steps, ends in zip(runs, self.steps, self.ends, strict=True):
+            error, run.error = run.error, None
+            count = len(steps)
+            if not run.is_done:
+                code: CodeType = run.function.__code__
+                count = 0 if error is None else steps_before(error, code, ends)
+            done += steps[:count]
+            if error is not None:
+                failures.append(ThreadFailure(steps[count:] or steps[-1:], error))
+        # Interrupts come before failures.
+        failures.sort(key=lambda each: (isinstance(each.error, Exception), each.steps[0]))
+        try:
+            error = failures[0].error
+            error.__dict__["stitch_beside"] = tuple(done), tuple(failures)
+            raise error
+        finally:
+            # Break the cycle: the traceback references this frame.
+            del error, failures, run, runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadFailure:
+    """The exception of a thread, and its steps from the failed one on."""
+
+    steps: tuple[int, ...]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stopped:
+    """An incomplete run: the completed steps in plan order, and the thread failures, the raised one
+    first."""
+
+    steps: Sequence[int] = ()
+    failures: tuple[ThreadFailure, ...] = ()
+
+    @classmethod
+    def at(cls, count: int, error: BaseException) -> Stopped:
+        """Create from `count` steps outside forks, and those that the error recorded inside
+        forks."""
+        beside = error.__dict__.pop("stitch_beside", None)
+        if beside is None:
+            return cls(range(count))
+        done, failures = beside
+        return cls(sorted([*range(count), *done]), failures)
+
+    def plan(self, plan: Plan) -> tuple[Plan, int]:
+        """Return the plan reordered so that the completed steps come first, and their number.
+
+        The order is valid: steps of one thread keep their order, and threads are independent.
+        Buffers that remaining steps read are not freed yet.
+        """
+        if isinstance(self.steps, range):
+            return plan, len(self.steps)
+        done = set(self.steps)
+        left = [i for i in range(len(plan.steps)) if i not in done]
+        needed = {b for i in left for side in touched_by(plan.steps[i]) for b in side}
+        early = {i for i in done if isinstance(s := plan.steps[i], Free) and s.buffer in needed}
+        order = [*[i for i in self.steps if i not in early], *sorted([*left, *early])]
+        steps = tuple([plan.steps[i] for i in order])
+        return replace(plan, steps=steps), len(done) - len(early)
+
+
+def steps_before(error: BaseException, code: CodeType, ends: Sequence[int]) -> int:
+    """Return the number of completed steps of a generated function when it raised; 0 if another
+    function raised `error`.
+
+    `ends`: the last line of each step, relative to the function.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is code:
+            return bisect_left(ends, traceback.tb_lineno - code.co_firstlineno)
+        traceback = traceback.tb_next
+    return 0
+
 
 #: NumPy deprecates a positional `out` here.
 _BY_KEYWORD = (np.maximum, np.minimum)
@@ -251,3 +360,115 @@ class Source:
         space: dict[str, Any] = {}
         exec(_compiled(text), space)
         return space["make"](*self.shared.objects), tuple(self._main.ends)
+
+
+#: Required type and shape of an array.
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
+#: Result of a run: the start and the end of each step if timed, else True.
+Ran: TypeAlias = "tuple[float, ...] | bool"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeneratedRunner:
+    """Generated code for one binding.
+
+    `run(arrays)` returns False without running if an array has the wrong type or shape;
+    `run(arrays, True)` skips the check. It runs in a context in which NumPy ignores errors: a
+    private one if it only calls kernels, else a copy of the caller's. `observers`: the observers
+    for which it was generated. `ends`: the last line of each step, relative to the function.
+    """
+
+    run: Callable[..., Ran]
+    observers: int
+    code: CodeType
+    ends: tuple[int, ...]
+
+    def stopped(self, error: BaseException) -> Stopped:
+        """Return the steps completed before `error`; none if another function raised it."""
+        return Stopped.at(steps_before(error, self.code, self.ends), error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """The generated code of an executable, for all bindings: they differ only in the objects."""
+
+    #: Returns the function, given the objects of the varying steps.
+    bind: Callable[..., Callable[..., Ran]]
+    #: The lines of the varying steps.
+    own_lines: tuple[str, ...]
+    order: tuple[int, ...]
+    observers: int
+    ends: tuple[int, ...]
+    #: Calls the function in a context in which NumPy ignores errors.
+    in_context: Callable[..., Any]
+    #: The objects for other addresses, if they can be recreated without binding kernels.
+    placed: PlacedObjects | None = None
+
+    def objects(self, own: Iterable[Sequence[Thunk]]) -> list[list[object]] | None:
+        """Return the objects of a binding by varying step, or None if its text differs.
+
+        `own`: the thunks of the varying steps.
+        """
+        source = Source(self.order)
+        named = [0]
+        for thunks in own:
+            for thunk in thunks:
+                source.step(thunk, is_own=True)
+            named.append(len(source.own.objects))
+        if tuple(source.own_lines) != self.own_lines:
+            return None
+        return [source.own.objects[start:end] for start, end in pairwise(named)]
+
+    def straight(self, objects: Iterable[object], tally: Tally) -> GeneratedRunner:
+        """Return the function for a binding with these objects; `tally` counts its runs."""
+        run = self.bind(*objects, tally)
+        code = run.__code__
+        return GeneratedRunner(partial(self.in_context, run), self.observers, code, self.ends)
+
+
+def written(
+    steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
+    order: Sequence[int], tally: Tally, observers: int = 0, *,
+    is_timed: bool = False, calls_others: bool = False,
+    forks: Sequence[Fork] = (), threads: ThreadPool | None = None,
+) -> Code:  # fmt: skip
+    """Generate code that checks its arrays and calls all steps.
+
+    Args:
+        steps: The thunks of each step, and whether they vary between bindings.
+        kinds: Required type and shape per array.
+        order: `order[p]` is the array at argument position p of `stage`.
+        tally: Counts the runs.
+        observers: Bits of the observers.
+        is_timed: Return the start and the end of each step; then for each fork when all threads had
+            ended and when each began.
+        calls_others: Whether it calls hooks, host functions or user kernels.
+        forks: Sections that run in parallel; each of their threads becomes a function.
+        threads: The thread pool for the forks.
+    """
+    source = Source(order)
+    source.take_arrays(len(kinds))
+    for i, kind in enumerate(kinds):
+        source.check(i, *kind)
+    source.begin(is_timed)
+    starts = {fork.start: fork for fork in forks}
+    fork: Fork | None = None
+    for index, (thunks, is_own) in enumerate(steps):
+        if index in starts:
+            fork = starts[index]
+            assert threads is not None, "forks have threads"
+            source.fork(fork, threads)
+        if fork is not None:
+            source.enter(index)
+        for thunk in thunks:
+            source.step(thunk, is_own=is_own)
+        source.step_ended(has_run=bool(thunks))
+        if fork is not None and index + 1 == fork.stop:
+            source.join()
+            fork = None
+    source.end(tally)
+    # Runs of a device come one after another.
+    is_alone = not (observers or calls_others)
+    in_context = prepared_context_run() if is_alone else with_fp_errors_ignored
+    bind, ends = source.function()
+    return Code(bind, tuple(source.own_lines), tuple(order), observers, ends, in_context)

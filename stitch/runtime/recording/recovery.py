@@ -5,24 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError
 from stitch.planner import (
+    Allocate,
     Buffer,
     Copy,
     Execute,
+    Free,
     Plan,
     Region,
     Step,
     after_steps,
     ranges_of,
 )
-from stitch.runtime.recording.forked import Stopped, ThreadFailure, without_own_places
+from stitch.runtime.recording.executable import Binding, Executable, overlap
+from stitch.runtime.recording.generated_code import FindPlace, Stopped, ThreadFailure
 from stitch.runtime.recording.overwriting import BEGUN
-from stitch.runtime.recording.recording import Binding, Executable
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask
@@ -229,3 +232,50 @@ def _tasks_of(step: Step, tasks: Sequence[NumberedTask]) -> Iterator[int]:
         yield step.task
     elif isinstance(step, Copy) and step.made != step.value:
         yield from (i for i, task in enumerate(tasks) if step.made in task.outputs)
+
+
+def without_own_places(
+    plan: Plan, steps_done: int, own: Collection[int], wanted: Collection[int], find: FindPlace
+) -> tuple[Plan, int, list[Buffer]]:
+    """Remove the buffers in thread arenas from a stopped plan, except those that tasks in `wanted`
+    still read.
+
+    The remaining ones get an address in their space: the plan's if it is free, else one from
+    `find`. Those without a free address are freed.
+    """
+    buffers, values = after_steps(plan, steps_done)
+    passing = [number for number in buffers if number in own]
+    needed = set()
+    for value in wanted:
+        lying = [instance.buffer for instance in values.get(value, ())]
+        if lying and all(number in own for number in lying):
+            needed.update(lying)
+    taken = [_region_of(buffers[number]) for number in buffers if number not in own]
+    kept: dict[int, Buffer] = {}
+    for number in passing:
+        buffer = buffers[number]
+        if number not in needed:
+            continue
+        region = _region_of(buffer)
+        if any(overlap(region, other) for other in taken):
+            address = find(buffer, taken)
+            if address is None:
+                continue
+            buffer = buffer.where({number: address})
+        kept[number] = buffer
+        taken.append(_region_of(buffer))
+    steps = [
+        Allocate(kept[step.buffer.number])
+        if isinstance(step, Allocate) and step.buffer.number in kept
+        else step
+        for step in plan.steps
+    ]
+    frees = [Free(number) for number in passing if number not in kept]
+    steps[steps_done:steps_done] = frees
+    return replace(plan, steps=tuple(steps)), steps_done + len(frees), [*kept.values()]
+
+
+def _region_of(buffer: Buffer) -> Region:
+    if buffer.address is None:
+        return buffer.space, 0, 0
+    return buffer.space, buffer.address, buffer.size_per_bank
