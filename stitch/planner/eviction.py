@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Policy, round_up
-from stitch.memory import Allocator
+from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.packing import pack
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
 from stitch.planner.plan import (
@@ -138,51 +138,63 @@ def certificate_of(problem: SpaceProblem) -> Certificate:
     return Certificate("packing", pieces, gaps, Branches(steps, packing.refutation.by_sums))
 
 
-#: Rank, buffer, and whether its values have other copies.
-Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
+#: Buffer, next use, and whether its values have other copies.
+Victim: TypeAlias = tuple[Buffer, int, bool]
 
 
 def eviction_candidates(state: PlanState, demand: SpaceDemand) -> list[Victim]:
-    """Rank the buffers that may be evicted: by the rule, next use, copies, idle time, size."""
+    """Return the buffers that may be evicted, ranked by next use, copies, idle time and size."""
     ranked = []
-    for buffer in state.in_space(demand.space):
-        if buffer.pinned or buffer.number in demand.locked or buffer.number in demand.relocate:
+    for buffer in state.buffers.values():
+        number, users = buffer.number, state.users[buffer.number]
+        if (
+            buffer.space is not demand.space
+            or buffer.pinned
+            or not users
+            or number in demand.locked
+            or number in demand.relocate
+            or buffer.address is None
+            or buffer.address >= LENT_ADDRESSES
+        ):
             continue
-        users = state.users[buffer.number]
-        if not users:
-            continue
-        soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
+        soonest = min([state.soonest(v, demand.space) for v in users])
         spare = is_spare(state, buffer)
-        idle = min((state.idle.get(v, 0) for v in users), default=0)
+        idle = min([state.idle.get(v, 0) for v in users])
         # `map_evictions` relies on the order of these keys.
-        rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
-        ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
-    return sorted(ranked, key=lambda f: f[0])
+        rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address)
+        ranked.append((rank, (buffer, soonest, spare)))
+    ranked.sort()
+    return [victim for _, victim in ranked]
 
 
-def _price(
-    state: PlanState, demand: SpaceDemand, buffer: Buffer, soonest: int, spare: bool
-) -> tuple[float, ...]:
-    """Return the first key of the rule: the bytes to write now and to bring back later."""
-    if state.rule == "farthest":
-        return ()
-    if state.rule == "chosen":
-        end = len(state.request.tasks)
-        uses = ((v, state.soonest(v, demand.space)) for v in state.users[buffer.number])
-        return (not any((v, min(use, end)) in state.away for v, use in uses),)
-    size = buffer.size_per_bank
-    price = (0 if spare else size) + (0 if soonest == NEVER else size)
-    away = min(soonest, len(state.request.tasks) + 1) - state.task
-    if state.rule == "cheapest":
-        return (price / max(1, away),)
+def _by_rule(
+    state: PlanState, demand: SpaceDemand, candidates: Sequence[Victim]
+) -> Sequence[Victim]:
+    """Sort candidates by the rule's price: the bytes to write now and to bring back later."""
+    end = len(state.request.tasks)
     wanted = sum(n for _, n, _ in demand.fixed) + sum(n for n, _ in demand.floating)
-    enough = size >= wanted - state.allocators[demand.space].free_nbytes
-    return (not enough, price if enough else -soonest)
+    missing = wanted - state.allocators[demand.space].free_nbytes
+
+    def price(victim: Victim) -> tuple[float, ...]:
+        buffer, soonest, spare = victim
+        if state.rule == "chosen":
+            uses = ((v, state.soonest(v, demand.space)) for v in state.users[buffer.number])
+            return (not any((v, min(use, end)) in state.away for v, use in uses),)
+        size = buffer.size_per_bank
+        price = (0 if spare else size) + (0 if soonest == NEVER else size)
+        if state.rule == "cheapest":
+            return (price / max(1, min(soonest, end + 1) - state.task),)
+        return (size < missing, price if size >= missing else -soonest)
+
+    # The sort is stable.
+    return candidates if state.rule == "farthest" else sorted(candidates, key=price)
 
 
 def is_spare(state: PlanState, buffer: Buffer) -> bool:
     """Whether every value of a buffer has another copy."""
     users = state.users[buffer.number]
+    if any(len(state.values[v]) < 2 for v in users):
+        return False
     return not _is_shared_home(state, buffer) and all(
         state.is_spare(v, i) for v in users for i in state.values[v] if i.buffer == buffer.number
     )
@@ -209,7 +221,7 @@ def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool
         len(instances) < 2 or state.next_use(v, demand.space) != NEVER for v, instances in values
     ):
         return False
-    for _, buffer, _ in eviction_candidates(state, demand):
+    for buffer, *_ in _by_rule(state, demand, eviction_candidates(state, demand)):
         if dropped and dropped >= needed:
             break
         # Buffers that the task reads in place are locked, so only later uses count.
@@ -217,6 +229,7 @@ def drop_idle_copies(state: PlanState, demand: SpaceDemand, needed: int) -> bool
         # Test again: of two copies only one may be dropped.
         if idle and is_spare(state, buffer):
             drop(state, buffer)
+            state.decide(buffer.number)
             dropped += buffer.size_per_bank
     return dropped > 0
 
@@ -270,26 +283,34 @@ def find_addresses(state: PlanState, demand: SpaceDemand) -> list[int]:
         return free
     undo: Callable[[], None] | None = None
     gone: list[int] = []
+    problem = problem_of(state, demand)
+    candidates: list[Victim] | None = None
     while True:
-        problem = problem_of(state, demand)
-        arrangement = _move_displaced(state, demand, problem)
         missing = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
+        arrangement = None if missing > 0 else _move_displaced(state, demand, problem)
         if arrangement is None and drop_idle_copies(state, demand, missing):
+            problem, candidates = problem_of(state, demand), None
             continue
-        arrangement = arrangement or _try_arrange(problem)
+        arrangement = arrangement or (None if missing > 0 else _try_arrange(problem))
         if arrangement is not None:
             break
         if undo is None:
             _check_capacity(state, demand, problem)
             undo = state.checkpoint()
-        state.pressed = True
-        certificate, victims = certificate_of(problem), eviction_candidates(state, demand)
-        gone.append(_evict_one(state, demand, victims, certificate))
+        state.pressed, steps = True, len(state.steps)
+        if candidates is None:
+            candidates = eviction_candidates(state, demand)
+        gone.append(_evict_one(state, demand, candidates, problem, proves=not gone))
+        problem = problem.without(gone[-1:])
+        # If more than one tensor was evicted, or copies were dropped, others may be redundant now.
+        is_simple = len(state.steps) == steps + 3
+        candidates = [c for c in candidates if c[0].number != gone[-1]] if is_simple else None
     if undo is not None and len(gone) > 1:
         undo()
-        problem = _evict_together(state, demand, gone)
-        arrangement = _move_displaced(state, demand, problem) or _try_arrange(problem)
-        assert arrangement is not None
+        before, problem = problem, _evict_together(state, demand, gone)
+        if problem != before:
+            arrangement = _move_displaced(state, demand, problem) or _try_arrange(problem)
+            assert arrangement is not None
     return list(_relocate(state, demand, problem, arrangement).pieces)
 
 
@@ -303,7 +324,10 @@ def _try_arrange(problem: SpaceProblem, *, in_order: bool = False) -> Repacking 
 
 def _has_room(problem: SpaceProblem) -> bool:
     """Whether `_try_arrange` succeeds; searches only if packing is undecided."""
-    packing = pack(problem.all_pieces, [size for _, size in problem.gaps], placements=0)
+    pieces, gaps = problem.all_pieces, [size for _, size in problem.gaps]
+    if sum(pieces) > sum(gaps):
+        return False
+    packing = pack(pieces, gaps, placements=0)
     return packing.chosen is not None if packing.ended else _try_arrange(problem) is not None
 
 
@@ -363,6 +387,8 @@ def _move_displaced(
 
 def _check_capacity(state: PlanState, demand: SpaceDemand, problem: SpaceProblem) -> None:
     """Raise OutOfMemoryError if the demand does not fit even with every candidate evicted."""
+    if not demand.evicts:
+        return
     buffers = {number for number, *_ in (*problem.movable, *problem.displaced)}
     left = problem.without({n for n in buffers if n not in demand.locked and state.users[n]})
     certificate = certificate_of(left)
@@ -381,42 +407,57 @@ def _evict_together(state: PlanState, demand: SpaceDemand, gone: Sequence[int]) 
         if others and _has_room(left):
             leaving = others
     for number in leaving:
-        certificate = certificate_of(whole.without([n for n in leaving if n != number]))
-        buffer = state.buffers[number]
-        victim = (), buffer, is_spare(state, buffer)
-        _evict_one(state, demand, [victim], certificate)
+        buffer, rest = state.buffers[number], whole.without([n for n in leaving if n != number])
+        _evict_one(state, demand, [(buffer, 0, is_spare(state, buffer))], rest)
     return whole.without(leaving)
 
 
 def _evict_one(
     state: PlanState,
     demand: SpaceDemand,
-    victims: Sequence[Victim],
-    certificate: Certificate,
+    candidates: Sequence[Victim],
+    problem: SpaceProblem,
+    *,
+    proves: bool = True,
 ) -> int:
-    """Evict the first victim that fits elsewhere, or drop it if redundant; return its number."""
-    why = _reason(demand, certificate), certificate
+    """Evict the first candidate that fits elsewhere, or drop it if redundant; return its number.
+
+    `proves`: add the certificate that the problem has no solution without an eviction.
+    """
+    victims = _by_rule(state, demand, candidates)
+    certificate = certificate_of(problem) if proves and demand.evicts else None
+    why = "" if certificate is None else _reason(demand, certificate), certificate
     refused: OutOfMemoryError | None = None
     outlets = state.outlets[demand.space] if demand.evicts else ()
     nearer = tuple(space for space in outlets if space is not Space.HOST)
     # Use the host only if nothing can be evicted without it.
     for spills, spaces in ((False, nearer), (True, outlets)):
         refused = None
-        for _, buffer, spare in victims:
+        #: The least size that a space cannot hold.
+        too_large: dict[Space, int] = {}
+        for buffer, _, spare in victims:
             if spare:
                 drop(state, buffer)
+                state.decide(buffer.number)
                 return buffer.number
             for space in spaces:
+                size = state.size_of(evicted_desc(buffer.desc, space))
+                if space in too_large and size >= too_large[space]:
+                    continue
                 undo = state.checkpoint()
                 try:
                     _evict(state, buffer, space, why, spills)
                 except OutOfMemoryError as error:
                     # It does not fit there; a smaller or redundant one may.
                     undo()
-                    refused = refused or error
+                    refused, too_large[space] = refused or error, size
                 else:
+                    state.decide(buffer.number)
                     return buffer.number
-    raise refused or out_of_memory(state, demand, certificate)
+    if not demand.evicts:
+        # Every caller that allows no evictions discards the error.
+        raise OutOfMemoryError(f"{demand.space.value} has no room without evictions")
+    raise refused or out_of_memory(state, demand, certificate or certificate_of(problem))
 
 
 def _reason(demand: SpaceDemand, certificate: Certificate) -> str:

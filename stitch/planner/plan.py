@@ -463,6 +463,8 @@ def predicted_cost(plan: Plan) -> tuple[float, int]:
     predicted to be read.
     """
     request = plan.request
+    if not request.later:
+        return round(plan.seconds, 15), plan.carried_nbytes
     seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
     seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
     left = {r.value: {i.desc for i in r.instances} for r in plan.final_values}

@@ -7,7 +7,7 @@ finished plan runs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -40,30 +40,20 @@ RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 ViewOption: TypeAlias = tuple[int, bool]
 
 
+class RepeatedPlan(Exception):
+    """The rule has made all decisions of an earlier plan, so the rest would be the same."""
+
+
 class PlanState:
     """Buffers, values and free regions during planning; every change appends a step.
 
     Args:
         request: The state before the plan.
-        rule: Ranks buffers for eviction.
-        away: For rule `chosen`: (value, task) pairs to evict before that use; the number of tasks
-            stands for the end.
         spills: Whether tensors may be evicted to the host.
-        slack_seconds: Total extra time allowed for moves inside a space instead of staging outside.
     """
 
-    def __init__(
-        self,
-        request: PlanRequest,
-        rule: Rule = "farthest",
-        away: frozenset[tuple[int, int]] = frozenset(),
-        *,
-        spills: bool = True,
-        slack_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, request: PlanRequest, *, spills: bool = True) -> None:
         self.request = request
-        self.rule = rule
-        self.slack_seconds = slack_seconds
         #: Options in effect for the views that the current task reads, and further ones to try.
         self.chosen_views: frozenset[ViewOption] = frozenset()
         self.views: frozenset[ViewOption] = frozenset()
@@ -74,12 +64,8 @@ class PlanState:
             Space.DRAM: tuple([s for s in (Space.HOST,) if s in spaces]),
             Space.HOST: (),
         }
-        self.away = away
-        #: Whether something was evicted, so that the rule mattered.
-        self.pressed = False
-        #: Whether an address was chosen because of a later task.
-        self.used_lookahead = False
         self.machine = request.machine
+        self.slack_seconds = 0.0
         self.steps: list[Step] = []
         self.task = 0
         self.reading: frozenset[int] = frozenset()
@@ -107,6 +93,35 @@ class PlanState:
         self._uses = _uses(request)
         end = len(request.tasks)
         self._later = {v: max(end, use) for v, use in request.later if v in request.kept}
+        self.begin_plan()
+
+    def begin_plan(
+        self,
+        rule: Rule = "farthest",
+        away: frozenset[tuple[int, int]] = frozenset(),
+        slack_seconds: float = 0.0,
+        known: Collection[list[int]] = (),
+    ) -> Callable[[], None]:
+        """Set the rule for the plan that follows; return a function that undoes the plan.
+
+        Args:
+            rule: Ranks buffers for eviction.
+            away: For rule `chosen`: (value, task) pairs to evict before that use; the number of
+                tasks stands for the end.
+            slack_seconds: Total extra time allowed for moves inside a space instead of staging
+                outside.
+            known: The decisions of earlier plans that differ in the rule only.
+        """
+        undo = self.checkpoint()
+        self.rule, self.away, self.slack_seconds = rule, away, slack_seconds
+        #: Whether something was evicted, so that the rule mattered.
+        self.pressed = False
+        #: Whether an address was chosen because of a later task.
+        self.used_lookahead = False
+        #: The buffers that the rule has chosen, in order, whether or not that was undone.
+        self.decisions: list[int] = []
+        self._known_decisions = known
+        return undo
 
     def shape(self, space: Space) -> SpaceShape:
         return self.machine.shape.space(space)
@@ -130,6 +145,12 @@ class PlanState:
         """Add an instance of a value; the first one becomes its primary."""
         self.values[value] = (*self.values.get(value, ()), instance)
         self.users[instance.buffer] |= {value}
+
+    def decide(self, buffer: int) -> None:
+        """Note which buffer the rule has chosen; raises `RepeatedPlan`."""
+        self.decisions.append(buffer)
+        if self.decisions in self._known_decisions:
+            raise RepeatedPlan
 
     def begin(self, task: int, chosen_views: frozenset[ViewOption] = frozenset()) -> None:
         """Advance to a task, and set how it reads its views."""

@@ -10,6 +10,7 @@ addresses.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,7 +28,7 @@ from stitch.planner.plan import (
     copy_cost,
     predicted_cost,
 )
-from stitch.planner.plan_state import RULES, PlanState, scratch_in_l1
+from stitch.planner.plan_state import RULES, PlanState, RepeatedPlan, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import (
     BlockReturn,
@@ -67,22 +68,29 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     found: list[_Candidate] = []
     refused: StitchError | None = None
     away, first, least = frozenset[tuple[int, int]](), 0.0, 0.0
-    addresses = RequiredAddresses(request)
+    addresses, state = RequiredAddresses(request), PlanState(request, spills=spills)
+    #: The decisions of finished plans, by slack and whether required addresses were considered.
+    decisions: defaultdict[tuple[float, bool], list[list[int]]] = defaultdict(list)
     for rule in RULES:
         if rule == "chosen":
             away, first, least = _chosen(request)
         pressed, slack = False, least * (NEAR - 1)
         tries: list[RequiredAddresses | None] = [addresses or None]
         for required in tries:
-            state = PlanState(request, rule, away, spills=spills, slack_seconds=slack)
+            known = decisions[slack, required is None]
+            undo = state.begin_plan(rule, away, slack, known)
             candidate: Plan | None = None
             try:
                 candidate = _plan_by(state, required)
+                known.append(state.decisions)
+            except RepeatedPlan:
+                pass
             except (OutOfMemoryError, LayoutError) as error:
                 if not state.used_lookahead:
                     refused = refused or error
             else:
                 found.append(_Candidate(candidate, *predicted_cost(candidate), required))
+            undo()
             pressed |= state.pressed
             # Addresses chosen for later tasks may have caused the evictions: retry without them.
             gives_way = candidate is None or candidate.is_pressed
@@ -99,7 +107,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     choice = _preferred(found, first)
     best = choice.plan
     if not pressed:
-        best = _with_static_layout(best, choice.required, spills=spills)
+        best = _with_static_layout(best, choice.required, state)
     if request.later:
         # The cost of predicted uses is outside the plan, so it has no bound of its own.
         return best
@@ -165,12 +173,12 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, fl
     return frozenset(away), chain.first_seconds, chain.first_seconds + choice.least_seconds
 
 
-def _with_static_layout(made: Plan, required: RequiredAddresses | None, *, spills: bool) -> Plan:
+def _with_static_layout(made: Plan, required: RequiredAddresses | None, state: PlanState) -> Plan:
     """Return the plan with a static layout if that is cheaper, else the plan itself."""
     static_layout = find_static_layout(made)
     if static_layout is None:
         return made
-    state = PlanState(made.request, spills=spills)
+    state.begin_plan()
     try:
         candidate = _plan_by(state, required, static_layout)
     except (OutOfMemoryError, LayoutError):

@@ -2,16 +2,18 @@
 
 Chains are queued on a device with the null executor, each as one window: tasks whose results are
 all dropped, or all kept; weights in turn under pressure, in room for two thirds of them; a chain
-beside live tensors; results kept in an L1 so fragmented that each needs moves; and, where all fits
-without moves, a chain, a tree and independent tasks, all kept, of twice as many tasks each time
-(`--doubled`). `planning`: what the device takes to find a plan (it may make several); `binding`: to
-bind it; `elsewhere`: to bind the same work at other addresses, as what it gave the first time is
-held (where all fits); `replayed`: to run the same work once more, when it is queued again (its
-recording, guards, records of results). `--traces` plans the requests of records (`stitch-run
---record`). Least of `--rounds`, time of this thread.
+beside live tensors; results kept in an L1 so fragmented that each needs moves; one allocation into
+such an L1 of all that is free (`full`), or of more while DRAM is full too (`evicting`); and, where
+all fits without moves, a chain, a tree and independent tasks, all kept, of twice as many tasks each
+time (`--doubled`). `planning`: what the device takes to find a plan (it may make several);
+`binding`: to bind it; `elsewhere`: to bind the same work at other addresses, as what it gave the
+first time is held (where all fits); `replayed`: to run the same work once more, when it is queued
+again (its recording, guards, records of results). `--traces` plans the requests of records
+(`stitch-run --record`). Least of `--rounds`, time of this thread.
 
 `--check` exits 1 where a goal is missed: planning at most 1 ms a task up to 64 live tensors, 5 ms
-beside more and fragmented; the longest chain of a kind at most 1.3 times what 100 tasks take, for
+beside more and fragmented, 10 ms for one allocation that needs it all, beside 200 at most 3.5 times
+what it takes beside 64; the longest chain of a kind at most 1.3 times what 100 tasks take, for
 each; where all fits at most 0.5 ms, and a task of twice as many takes at most 1.2 times as long;
 bound elsewhere at most 20 us a task, replayed at most 1 us, both from 100 tasks on.
 """
@@ -43,6 +45,7 @@ TASKS, LIVE = (10, 100, 1_000, 10_000), (10, 64, 200, 2_000)
 DOUBLED = (64, 128, 256, 512, 1_024, 2_048, 4_096)
 #: Up to so many live tensors a task is planned in so many microseconds, and beyond.
 FEW_LIVE, FEW_GOAL_US, MANY_GOAL_US = 64, 1e3, 5e3
+ALONE_GOAL_US, ALONE_GROWTH_GOAL = 10e3, 3.5
 GROWTH_GOAL, ELSEWHERE_GOAL_US, REPLAYED_GOAL_US = 1.3, 20.0, 1.0
 #: The same for kinds that grow by doubling, a doubling each.
 FITTING_GOAL_US, DOUBLING_GOAL = 500.0, 1.2
@@ -55,6 +58,8 @@ GRANULE = 32
 NBYTES, WEIGHTS, BESIDE, MOVING = 32, 9, 100, 10
 #: Live tensors among which moves are searched, at most.
 MOST_FRAGMENTS = 200
+#: What fills DRAM where it is full.
+DRAM_NBYTES, DRAM_TENSORS = 64, 64
 #: How often work is run again, and how often where it is bound anew each time.
 AGAIN, PATIENCE = 40, 12
 
@@ -179,6 +184,23 @@ def fragmented(work: Work, live: int) -> Chain:
     return (beside, x), queue
 
 
+def full(work: Work, live: int, more: int = 0) -> Chain:
+    """One result takes all that is free in L1, and `more` bytes per bank."""
+    sizes = fragments(live)
+    tensors = [work.tensor(nbytes) for nbytes in sizes]
+    beside, x = tensors[::2], work.tensor(sum(sizes[1::2]) + more, Space.HOST)
+    del tensors
+    layout = Layout(DataType.FLOAT32, Space.L1)
+    return (beside, x), lambda tasks: [work.device.to_layout(x, layout) for _ in range(tasks)]
+
+
+def evicting(work: Work, live: int) -> Chain:
+    """A tensor has to leave L1 for the host, as DRAM is full."""
+    in_dram = [work.tensor(DRAM_NBYTES, Space.DRAM) for _ in range(DRAM_TENSORS)]
+    beside, queue = full(work, live, GRANULE)
+    return (in_dram, beside), queue
+
+
 def tree(work: Work, live: int) -> Chain:
     """Each result is of two others, all of which are held; the first ones are of one tensor."""
     x = work.tensor(NBYTES)
@@ -201,21 +223,26 @@ def independent(work: Work, live: int) -> Chain:
 
 KINDS: dict[str, Callable[[Work, int], Chain]] = {
     "dropped": dropped, "kept": kept, "pressed": pressed, "beside": dropped,
-    "fragmented": fragmented, "chain": kept, "tree": tree, "independent": independent,
+    "fragmented": fragmented, "full": full, "evicting": evicting,
+    "chain": kept, "tree": tree, "independent": independent,
 }  # fmt: skip
 GROWING = ("chain", "tree", "independent")
 #: Where what is held changes what has to move.
-TIGHT = ("pressed", "fragmented")
+ALONE = ("full", "evicting")
+TIGHT = ("pressed", "fragmented", *ALONE)
 
 
 def machine_for(kind: str, live: int) -> Machine:
     """`wormhole_n150`, with as much L1 as the chain leaves it."""
     machine = load_machine("wormhole_n150")
-    nbytes = {"pressed": NBYTES * (2 * WEIGHTS // 3 + 2), "fragmented": sum(fragments(live))}
-    l1 = machine.shape.l1
-    assert l1 is not None
+    nbytes = dict.fromkeys(("fragmented", *ALONE), sum(fragments(live)))
+    nbytes["pressed"] = NBYTES * (2 * WEIGHTS // 3 + 2)
+    l1, dram = machine.shape.l1, machine.shape.dram
+    assert l1 is not None and dram is not None
     l1 = replace(l1, limit=l1.base + nbytes[kind]) if kind in nbytes else l1
-    return replace(machine, shape=replace(machine.shape, l1=l1))
+    if kind == "evicting":
+        dram = replace(dram, limit=dram.base + DRAM_NBYTES * DRAM_TENSORS)
+    return replace(machine, shape=replace(machine.shape, l1=l1, dram=dram))
 
 
 def measure(kind: str, tasks: int, live: int, rounds: int) -> Row:
@@ -229,8 +256,9 @@ def measure(kind: str, tasks: int, live: int, rounds: int) -> Row:
         ) as device:
             work = Work(device)
             alive, queue = KINDS[kind](work, live)
-            queue(1)
-            device.run_queue()
+            if kind not in ALONE:
+                queue(1)
+                device.run_queue()
             made, found = Clock(device.maker.plans, "planned"), Clock(device.maker, "binding")
             for number in range(1 + AGAIN):
                 made.seconds = found.seconds = 0.0
@@ -271,6 +299,8 @@ def points(
         yield from ((kind, n, 0) for n in tasks)
     yield from (("beside", BESIDE, n) for n in live)
     yield from (("fragmented", MOVING, n) for n in live if n <= MOST_FRAGMENTS)
+    for kind in ALONE:
+        yield from ((kind, 1, n) for n in live if n <= MOST_FRAGMENTS)
     for kind in GROWING:
         yield from ((kind, n, 0) for n in doubled)
 
@@ -296,15 +326,20 @@ def misses(rows: Sequence[Row]) -> list[str]:
     """The goals that these rows miss."""
     found = []
     short = {r.kind: r.planning_us for r in rows if r.tasks == SHORT and not r.live}
+    alone = {(r.kind, r.live): r.planning_us for r in rows if r.kind in ALONE}
     half = {(r.kind, 2 * r.tasks): r.planning_us for r in rows if r.kind in GROWING}
     for r in rows:
         name = f"{r.kind}, {r.tasks} tasks, {r.live} live"
         goal = MANY_GOAL_US if r.live > FEW_LIVE or r.kind == "fragmented" else FEW_GOAL_US
         goal = FITTING_GOAL_US if r.kind in GROWING else goal
+        goal = ALONE_GOAL_US if r.kind in ALONE else goal
         if r.planning_us > goal:
             found.append(f"{name}: {r.planning_us:.0f} us of planning a task")
         if r.tasks > SHORT and r.kind in short and r.planning_us > GROWTH_GOAL * short[r.kind]:
             found.append(f"{name}: {r.planning_us / short[r.kind]:.2f} of what {SHORT} tasks take")
+        few = alone.get((r.kind, FEW_LIVE), r.planning_us)
+        if r.kind in ALONE and r.live > FEW_LIVE and r.planning_us > ALONE_GROWTH_GOAL * few:
+            found.append(f"{name}: {r.planning_us / few:.2f} of what {FEW_LIVE} live take")
         before = half.get((r.kind, r.tasks))
         if before is not None and r.planning_us > DOUBLING_GOAL * before:
             found.append(f"{name}: {r.planning_us / before:.2f} of what half as many take")

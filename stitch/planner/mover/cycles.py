@@ -484,6 +484,8 @@ MOST_FREE = 16
 PATIENCE = 3.0
 #: Bytes leave the space only if that is cheaper by this factor.
 CHEAPER = 1.05
+#: An option within this factor of the lower bound ends the search.
+ENOUGH = 1.01
 #: With more transfers per move and widest piece than this, slower options with fewer transfers are
 #: tried, up to this factor.
 TRANSFERS, SLOWER = 4, 1.1
@@ -557,6 +559,14 @@ class _Search:
     ) -> None:
         self.moves, self.free, self.prices, self.granule = moves, free, prices, granule
         self.pieces = Pieces(moves)
+        inside = prices.inside
+        self.inside_seconds = sum(inside(m.size) for m in moves)
+        # One inside transfer of each move is not enough: one is staged outside, or is cut.
+        apart = [prices.out(m.size) + prices.back(m.size) - inside(m.size) for m in moves]
+        further = 2 * inside(granule) - inside(2 * granule)
+        further = min(further, prices.out(granule) + prices.back(granule), *apart)
+        least = self.inside_seconds + sum(min(0.0, more) for more in apart)
+        self.enough = (least + max(0.0, further)) * ENOUGH
 
     def by_cut(self, limit: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
         """Stage parts that close the cycles, at most `limit` bytes."""
@@ -591,7 +601,8 @@ class _Search:
         smallest = sorted(moves, key=lambda move: move.size) if len(moves) <= MOST_LEFT else []
         for gone in smallest:
             price = prices.out(gone.size) + prices.back(gone.size)
-            if gone.size > limit or price + prices.inside(self.pieces.nbytes - gone.size) >= most:
+            least = price + self.inside_seconds - prices.inside(gone.size)
+            if gone.size > limit or least >= most or most <= self.enough:
                 break
             rest = [move for move in moves if move != gone]
             within = _Search(rest, _free_without(rest, [gone], self.free), prices, self.granule)
@@ -614,6 +625,8 @@ class _Search:
     ) -> tuple[list[Move] | None, float]:
         """Fill holes of one piece size, of which at most `limit` bytes are staged."""
         moves, prices, pieces = self.moves, self.prices, self.pieces
+        if most <= self.enough:
+            return best, most
         limit += pieces.widest if away else nbytes_of(pieces.open)
         sizes = _sizes(moves, limit, self.granule)
         if away:
