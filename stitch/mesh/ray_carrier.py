@@ -28,6 +28,7 @@ import numpy as np
 import ray
 import ray._private.worker as ray_worker
 from ray.exceptions import (
+    GetTimeoutError,
     ObjectLostError,
     ObjectStoreFullError,
     OutOfDiskError,
@@ -60,6 +61,10 @@ POLL_SECONDS: Final = 10e-3
 CONNECT_SECONDS: Final = 5.0
 #: `open_server` with its options.
 OpenServer: TypeAlias = Callable[..., DeviceServer]
+#: How long a wait lasts until the cluster is asked whether it is there.
+ALIVE_SECONDS: Final = 5.0
+#: Errors of a store that is full, and of a disk that has no room for what it would move there.
+_FULL: Final = (ObjectStoreFullError, OutOfDiskError)
 _SHARED_MEMORY = Path("/dev/shm")
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"
 
@@ -173,8 +178,9 @@ class RayCarrier:
 
     Raises:
         UsageError: The address is malformed, or another cluster than the one in use.
-        TaskError: Nothing answers at the address, or another version; no node has a label; the
-            shared memory of this computer is too small for a store.
+        TaskError: Nothing answers at the address, or another version; no node has a label, or the
+            nodes have fewer CPUs than devices; the shared memory of this computer is too small for
+            a store.
     """
 
     def __init__(
@@ -191,15 +197,37 @@ class RayCarrier:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         stores = [int(node["Resources"].get("object_store_memory", 0)) for node in nodes]
         self.capacity: int | None = min(stores)
+        is_own = connection is not None and connection.folder is not None
+        try:
+            self._check_nodes(nodes, is_own)
+        except TaskError:
+            self.close()
+            raise
+
+    def _check_nodes(self, nodes: Sequence[Any], is_own: bool) -> None:
+        """Raise `TaskError` for labels that no node has, and for a cluster of others with fewer
+        CPUs than devices: they would take turns."""
+        entries = self._specification.devices
         labels = {node["Labels"].get(NODE_LABEL) for node in nodes}
-        for name, entry in specification.devices.items():
+        for name, entry in entries.items():
             if entry.node is not None and entry.node not in labels:
-                self.close()
                 raise TaskError(
                     f"no node of the cluster has the label of device {name!r}",
                     expected=f"{NODE_LABEL}={entry.node}",
                     got=", ".join(sorted(str(label) for label in labels if label)) or "no labels",
                     remedy=f"ray start --labels={NODE_LABEL}={entry.node}",
+                )
+        for label in () if is_own else dict.fromkeys([None, *[e.node for e in entries.values()]]):
+            devices = [n for n, entry in entries.items() if label in (None, entry.node)]
+            there = [n for n in nodes if label in (None, n["Labels"].get(NODE_LABEL))]
+            cpus = int(sum(node["Resources"].get("CPU", 0) for node in there))
+            if cpus < len(devices):
+                raise TaskError(
+                    "the cluster has too few CPUs for the devices",
+                    where="all nodes" if label is None else f"nodes {NODE_LABEL}={label}",
+                    expected=f"{len(devices)}: one for each of {', '.join(devices)}",
+                    got=f"{cpus} on {len(there)} nodes",
+                    remedy="ray start --num-cpus=N, another node, or fewer devices",
                 )
 
     # -- the carrier -------------------------------------------------------------------------------
@@ -207,6 +235,7 @@ class RayCarrier:
     def start(self, device: str) -> None:
         """Start an actor for a device; an actor that was there before is killed."""
         self._check_process()
+        self._check_cluster()
         before = self._actors.pop(device, None)
         if before is not None:
             ray.kill(before.handle)
@@ -245,8 +274,12 @@ class RayCarrier:
     def put(self, value: Array | Failure) -> _Reference:
         """Return a reference to a value of the client; a large array is copied into the store."""
         self._check_process()
-        is_large = isinstance(value, np.ndarray) and value.nbytes > INLINE_NBYTES
-        return _Reference(ray.put(value) if is_large else unchanging(value))
+        if not isinstance(value, np.ndarray) or value.nbytes <= INLINE_NBYTES:
+            return _Reference(unchanging(value))
+        try:
+            return _Reference(ray.put(value))
+        except _FULL as error:
+            raise self._store_is_full(f"an array of {value.nbytes:,} bytes") from error
 
     def wait(self, references: Sequence[_Reference]) -> None:
         """Wait until no reference is pending."""
@@ -258,14 +291,34 @@ class RayCarrier:
         if not calls:
             return
         last = [call.last for call in calls]
-        try:
-            answers = ray.get(last)
-        except RayError:  # Each tells of itself; this came perhaps before the others were there.
-            ray.wait(last, num_returns=len(last), fetch_local=False)
-        else:
-            for call, answer in zip(calls, answers, strict=True):
-                call.settle(answer)
+        is_waiting = True
+        while is_waiting:
+            try:
+                for call, answer in zip(calls, ray.get(last, timeout=ALIVE_SECONDS), strict=True):
+                    call.settle(answer)
+                is_waiting = False
+            except GetTimeoutError:
+                self._check_cluster()
+            except RayError:  # Each tells of itself; others are perhaps not there yet.
+                _, left = ray.wait(
+                    last, num_returns=len(last), timeout=ALIVE_SECONDS, fetch_local=False
+                )
+                is_waiting = bool(left)
         self._pending.difference_update(last)
+
+    def _check_cluster(self) -> None:
+        """Raise `TaskError` if the cluster has ended: Ray itself would wait for a minute, and then
+        end this process."""
+        address = ray.get_runtime_context().gcs_address
+        host, _, port = address.rpartition(":")
+        try:
+            with suppress(TimeoutError):  # It is busy.
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise TaskError(
+                "the Ray cluster has ended", where=address, got=str(error),
+                remedy="close this mesh, and open one on another cluster",
+            ) from error  # fmt: skip
 
     def outcome(self, reference: _Reference) -> Outcome:
         """Return what became of a value by now; raise `TaskError` if the store is full."""
@@ -301,16 +354,20 @@ class RayCarrier:
             call.outcome = Outcome.LOST
         except ObjectLostError:
             call.outcome = Outcome.LOST
-        except (ObjectStoreFullError, OutOfDiskError) as error:
-            raise TaskError(
-                "the object store of the cluster is full", where=self.whereabouts(call.device),
-                got=f"{self.capacity:,} bytes", remedy="fewer calls in flight, or free results",
-            ) from error  # fmt: skip
+        except _FULL as error:
+            call.outcome = Outcome.SILENT  # The next look sends the message again.
+            raise self._store_is_full(self.whereabouts(call.device)) from error
         except RayError as error:
             raise TaskError(
                 f"the server of device {call.device!r} failed",
                 where=self.whereabouts(call.device), got=str(error).strip().splitlines()[-1],
             ) from error  # fmt: skip
+
+    def _store_is_full(self, where: str) -> TaskError:
+        return TaskError(
+            "the object store of the cluster is full", where=where,
+            got=f"{self.capacity:,} bytes", remedy="fewer calls in flight, or free results",
+        )  # fmt: skip
 
     def _poll(self) -> None:
         """Ask Ray which of all pending messages are answered, unless it was asked just now."""
