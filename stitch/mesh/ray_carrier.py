@@ -487,7 +487,7 @@ def _start(devices: int) -> _Connection:
     except BaseException as error:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-        if not isinstance(error, RuntimeError | ValueError | RayError):
+        if not isinstance(error, Exception):  # Ray raises any kind.
             raise
         raise TaskError(
             "no Ray cluster can be started on this computer", got=str(error).strip(),
