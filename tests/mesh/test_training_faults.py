@@ -128,10 +128,12 @@ def test_kills_at_messages_of_a_training_change_no_byte(name: str, tmp_path: Pat
 
 @pytest.mark.campaign("mesh")
 @pytest.mark.parametrize("name", PLANS)
-def test_kills_at_every_message_of_a_training_change_no_byte(name: str, tmp_path: Path) -> None:
-    restarts, kills = check_faults(name, range(TRAININGS), tmp_path)
-    print(f"{name}: {TRAININGS} trainings, {kills} kills, {restarts} servers started again")
-    assert kills <= TRAININGS and restarts >= TRAININGS // 2
+@pytest.mark.parametrize("first", range(0, TRAININGS, 100))
+def test_kills_at_every_message_of_a_training_change_no_byte(
+    first: int, name: str, tmp_path: Path
+) -> None:
+    restarts, kills = check_faults(name, range(first, first + 100), tmp_path)
+    assert kills <= TRAININGS and restarts >= 50
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_training_as_they_were(
