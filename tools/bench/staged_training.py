@@ -152,6 +152,7 @@ def measured(width: int, batch: int, count: int, rounds: int, machine: str) -> R
             for _ in range(rounds):
                 begun = time.perf_counter()
                 training.step(given)
+                training.mesh.wait()  # Until the update has ended.
                 between = time.perf_counter()
                 theirs.step()
                 times.append((between - begun, time.perf_counter() - between))
