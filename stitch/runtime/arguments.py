@@ -24,19 +24,6 @@ class Taking(Protocol):
     transformation: Transformation
 
 
-def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
-    """Raise `TaskError` for inputs that are gone or must not be donated.
-
-    The queue lock is held, so that this stays true until they are enqueued.
-    """
-    for value in values:
-        status = value.status
-        if (status is not READY and status is not PENDING) or value.consumed:
-            value.check_usable()
-    if agent.transformation.donated:
-        check_donations(agent, values)
-
-
 def link_argument(
     device: RuntimeDevice, name: str, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:

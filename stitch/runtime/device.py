@@ -23,7 +23,7 @@ from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.arguments import (
     Taking,
-    check_inputs,
+    check_donations,
 )
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
@@ -383,7 +383,8 @@ class RuntimeDevice(TensorAccess):
                 tasks.is_idle = False
                 tasks.queued.append(agent.transformation, queued, (), ())
             else:
-                check_inputs(agent, inputs)
+                if agent.transformation.donated:
+                    check_donations(agent, inputs)
                 handles = handles_on(queue_call(tasks, agent, queued, inputs))
             is_full = (
                 len(tasks.queued.agents) >= tasks.limit and not holds_run_lock() and tasks.is_full()

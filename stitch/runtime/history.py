@@ -236,7 +236,9 @@ class History:
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
         """Count a read of a tensor; `key` identifies its descriptor."""
-        self.reads_of(key, desc, nbytes)[0] += 1
+        counted = self._reads.get(key)
+        times = self.reads_of(key, desc, nbytes) if counted is None else counted[2]
+        times[0] += 1
 
     def reads_of(self, key: int, desc: TensorDesc, nbytes: int) -> list[int]:
         """Return the counter of reads of such tensors, for callers that increment it themselves."""

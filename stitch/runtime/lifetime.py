@@ -171,9 +171,6 @@ class DeviceLocking:
         """Process the notes of finalizers: see `Reclaimer.read`."""
         # An interrupted batch may have to return to the queue: values that it reads must stay.
         self.check_consistent()
-        self._read_notes(resting=resting)
-
-    def _read_notes(self, *, resting: bool) -> None:
         self.deaths.read(self.tasks.queued.number, resting=resting)
 
     def drain_if_free(self) -> None:
@@ -202,7 +199,7 @@ class DeviceLocking:
             self.rebuild_bookkeeping()
         is_empty = fill is None and tasks.is_idle
         if deaths.dropped or deaths.notes.left or (deaths.resting and not is_empty):
-            self._read_notes(resting=not is_empty)
+            deaths.read(tasks.queued.number, resting=not is_empty)
         if is_empty:
             return None
         ran = tasks.run(fill, at_most)

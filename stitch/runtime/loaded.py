@@ -132,9 +132,6 @@ class LoadedProgram:
         with device.queue_lock:
             if device.is_closed:
                 device.check_open()
-            for value in inputs:
-                if value.consumed or value.status > READY:
-                    value.check_usable()
             if task.donated:
                 check_donations(self, inputs)
             handles: Tensor | tuple[Tensor, ...]

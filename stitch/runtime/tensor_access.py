@@ -119,7 +119,10 @@ class TensorAccess(DeviceLocking):
         is_timed = self.events.active
         if is_timed and asked is None:
             asked = perf_counter()
-        self.settle_now(value)
+        if value.status is PENDING and not value.consumed and not self.is_closed:
+            self.run_queue()
+        if value.status is not READY or value.consumed or self.is_closed:
+            self.settle_now(value)
         ready = perf_counter() if is_timed else 0.0
         if not self.contents.has_data:
             raise TaskError(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from stitch.errors import UsageError
 from stitch.linker import check_link
 from stitch.program import Program, TensorDesc, ValueType, host_layout
-from stitch.runtime.arguments import check_inputs, link_value
+from stitch.runtime.arguments import check_donations, link_value
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
 from stitch.runtime.loaded import LoadedProgram
@@ -185,7 +185,8 @@ class PlacedGraph:
                 inputs[0].check_usable()
                 values.append(tasks.convert(inputs[0], row.desc))
                 continue
-            check_inputs(agent, inputs)
+            if agent.transformation.donated:
+                check_donations(agent, inputs)
             if isinstance(agent, HostAgent):
                 assert row.call is not None, "a host function's"
                 values += queue_call(tasks, agent, QueuedCall(agent, row.call, None), inputs)

@@ -217,7 +217,10 @@ class TaskQueue:
                 # A call that raised has cleared the flag.
                 self.is_idle = self.running is None
                 return None
-            kept = tuple([value.handles > 0 and not value.consumed for value in window.values])
+            flags = []
+            for value in window.values:
+                flags.append(value.handles > 0 and not value.consumed)  # noqa: PERF401 (a call less)
+            kept = tuple(flags)
             following = TaskBatch(device, window.end, window.nothing)
             # From here on, calls enqueue into the next batch and may donate what this one reads.
             # Atomic under the GIL: no call in between.
@@ -289,10 +292,15 @@ class TaskQueue:
 
     def has_run(self, window: TaskBatch) -> None:
         """End the running batch, whose results are in the records; the lock is held."""
-        if self.running is window:
-            # Listeners may read its outputs.
-            window.is_done = True
+        if self.running is not window:
+            return
+        # Listeners may read its outputs.
+        window.is_done = True
+        if window.given_up:
             self._end(window, self.queued)
+        else:
+            self.running = None
+            self.is_idle = not self.queued.agents
 
     def _run_in_pieces(self, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut]) -> None:
         """Run the pieces of a batch; raises the first error after the last piece."""

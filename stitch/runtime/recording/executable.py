@@ -557,26 +557,17 @@ class Recordings:
         """Return a copy as a list: a garbage collection may run finalizers that use the device."""
         return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
+    def use(self, kind: PlanKey) -> None:
+        """Count a use of a kind of work."""
+        kind.last_used = self._now = self._now + 1
+
     def of(self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms) -> Sequence[Executable]:
         """Return the executables of a key, newest first."""
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
-                kind.last_used = self._now = self._now + 1
+                self.use(kind)
                 return kind.recordings
         return ()
-
-    def recent(
-        self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, generation: int
-    ) -> Executable | None:
-        """Return the executable that ran last for a sequence, if it can run again at once."""
-        recent: Executable | None = graph.recent
-        if recent is None or recent.generation != generation:
-            return None
-        kind = recent.kind
-        if kind is None or kind.kept != kept or kind.forms != forms:
-            return None
-        kind.last_used = self._now = self._now + 1
-        return recent
 
     def works(self) -> Ranges:
         """Return the working regions of all executables."""

@@ -327,15 +327,23 @@ class RecordingMaker:
             at_most: If given, accept only a plan that changes nothing but its results, with at most
                 so many copies; otherwise return None.
         """
-        device = self._device
+        device, graph = self._device, window.graph
         forms, places = window.forms()
-        recent = device.recordings.recent(window.graph, kept, forms, device.records.generation)
-        if recent is not None and not self._next_uses.is_wanted and at_most is None:
+        recent: Executable | None = graph.recent
+        if (
+            recent is not None
+            and recent.generation == device.records.generation
+            and recent.kind is not None
+            and recent.kind.kept == kept
+            and recent.kind.forms == forms
+            and not (self._next_uses.is_wanted or at_most is not None)
+        ):
             # The steady state: nothing has changed since the last run.
             binding = self._steady(recent, places)
             if binding is not None:
+                device.recordings.use(recent.kind)
                 return binding
-        variants = device.recordings.of(window.graph, kept, forms)
+        variants = device.recordings.of(graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
         binding = self.again(variants, places, window)
@@ -348,7 +356,7 @@ class RecordingMaker:
             if planned is not None:
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
         if binding is not None and binding.lease is not None:
-            window.graph.recent = binding.recording
+            graph.recent = binding.recording
         return binding
 
     def _steady(self, recording: Executable, places: Places) -> Binding | None:

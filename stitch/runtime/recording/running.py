@@ -17,7 +17,7 @@ from stitch.runtime.recording.generated_code import GeneratedRunner, Ran, Stoppe
 from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun, observed
 from stitch.runtime.recording.recovery import after_failure, finder_of, place_all
 from stitch.runtime.recording.task_batch import TaskBatch
-from stitch.runtime.values import Status, ValueRecord
+from stitch.runtime.values import ArgumentRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
@@ -34,7 +34,10 @@ def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> R
     """Run a plan on the values of a batch and update the records; on failure keep completed
     outputs."""
     values, recording = window.values, binding.recording
-    arrays = [values[number].host_array() for number in recording.arrays]
+    arrays = []
+    for number in recording.arrays:
+        value = values[number]
+        arrays.append(value.array if type(value) is ArgumentRecord else value.host_array())
     progress: list[int] | None = None
     if binding.lease is None:
         arrays += recording.constant_arrays
@@ -91,7 +94,9 @@ def leave_results(
     """
     records, recording, lease = device.records, binding.recording, binding.lease
     records.is_consistent = False
-    results = [values[number] for number in recording.own]
+    results = []
+    for number in recording.own:
+        results.append(values[number])  # noqa: PERF401 (a call less)
     if lease is not None:
         lease.take(results, now)
         for carried in recording.effects.carried:

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Protocol
 from stitch.program import Program, TensorDesc
 from stitch.runtime.backends import Taker
 from stitch.runtime.executors import FunctionCall, PreparedProgram
-from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
+from stitch.runtime.values import (
+    ArgumentRecord,
+    ConstantRecord,
+    Forms,
+    Places,
+    Status,
+    ValueRecord,
+)
 from stitch.tasks import Cut, NumberedTask, TaskSequence, Transformation
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
+
+# Module-level aliases: an enum attribute lookup costs 40 ns.
+PENDING, READY = Status.PENDING, Status.READY
 
 
 class Agent(Taker, Protocol):
@@ -80,7 +90,8 @@ class TaskBatch:
     ) -> list[ValueRecord]:
         """Append a task; returns its pending outputs.
 
-        Donated inputs are consumed. If an exception is raised, nothing has changed.
+        Donated inputs are consumed. If an exception is raised, nothing has changed: `TaskError` for
+        inputs that are gone.
 
         Args:
             what: What it does.
@@ -96,6 +107,9 @@ class TaskBatch:
         gone: Sequence[ValueRecord] = ()
         try:
             for value in inputs:
+                status = value.status
+                if (status is not READY and status is not PENDING) or value.consumed:
+                    value.check_usable()
                 if value.window != now:
                     fresh.append(value)
                     value.window, value.number = now, number
