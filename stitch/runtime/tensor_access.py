@@ -121,8 +121,10 @@ class TensorAccess(DeviceLocking):
             asked = perf_counter()
         if value.status is PENDING and not value.consumed and not self.is_closed:
             self.run_queue()
-        if value.status is not READY or value.consumed or self.is_closed:
+        elif self.is_closed or self.tasks.running is not None or not self.records.is_consistent:
             self.settle_now(value)
+        if value.status is not READY or value.consumed:
+            value.check_usable()
         ready = perf_counter() if is_timed else 0.0
         if not self.contents.has_data:
             raise TaskError(

@@ -98,7 +98,7 @@ class TaskBatch:
             agent: What runs it; None for a copy.
             inputs: Its inputs.
             outputs: Descriptors of its outputs with the device's keys.
-            made: Its outputs if they exist already.
+            made: Its outputs if it was queued before; then its inputs are not checked again.
         """
         now, values, device = self.number, self.values, self.device
         number = len(values)
@@ -108,7 +108,7 @@ class TaskBatch:
         try:
             for value in inputs:
                 status = value.status
-                if (status is not READY and status is not PENDING) or value.consumed:
+                if ((status is not READY and status is not PENDING) or value.consumed) and not made:
                     value.check_usable()
                 if value.window != now:
                     fresh.append(value)
