@@ -14,9 +14,9 @@ from stitch.errors import UsageError
 from stitch.machine import load_machine
 from stitch.program import Array, Program
 from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes
-from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.onnx.onnxruntime_executor import Sessions
+from stitch.runtime.executors.prices import divide
 from tests.support.executors.named_prices import TABLE
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.stitched_models import model, one

@@ -12,19 +12,19 @@ import yaml
 
 import stitch
 from stitch.errors import FormatError, UsageError
-from stitch.runtime.executors import make_executor, prices
-from stitch.runtime.executors.prices import (
+from stitch.runtime import executors
+from stitch.runtime.executors import make_executor
+from stitch.runtime.executors.prices import load_prices, parse_prices, tables
+from stitch.runtime.executors.prices.tables import (
     Processor,
-    load_prices,
     nearest_table,
     parse_cpuinfo,
-    parse_prices,
 )
 from stitch.runtime.executors.torch_executor import CONVOLUTIONS, KERNELS
 from tests.support.executors.named_prices import FILE
 
 SHIPPED = ("x86_avx512_amd", "x86_avx512_intel")
-FOLDER = Path(prices.__file__).parent / "price_tables"
+FOLDER = Path(executors.__file__).parent / "price_tables"
 
 
 def text_of(name: str = "") -> str:
@@ -221,14 +221,14 @@ def test_a_family_is_read_from_cpuinfo(cpuinfo: str, vendor: str) -> None:
 
 
 def test_without_cpuinfo_a_table_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(prices, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(prices, "CACHES", tmp_path)
-    prices.this_processor.cache_clear()
+    monkeypatch.setattr(tables, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(tables, "CACHES", tmp_path)
+    tables.this_processor.cache_clear()
     try:
-        assert prices.this_processor() == Processor("", 0)
+        assert tables.this_processor() == Processor("", 0)
         assert load_prices().name in SHIPPED
     finally:
-        prices.this_processor.cache_clear()
+        tables.this_processor.cache_clear()
 
 
 # -- what is chosen --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stitch.planner import Fork, Plan, inter_op_threads
-from stitch.runtime.executors import operation_prices
+from stitch.runtime.executors.prices import operation_prices
 
 
 def shorten(patch: pytest.MonkeyPatch) -> list[tuple[Fork, ...]]:

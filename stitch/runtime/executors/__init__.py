@@ -27,12 +27,13 @@ from stitch.runtime.executors.host import (
     dense_view,
     program_peak,
 )
-from stitch.runtime.executors.operation_prices import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.prices import (
     LIBRARY_PRICES,
     Curve,
     Prices,
     PriceTable,
+    least_copy_microseconds,
+    least_microseconds,
     load_prices,
     parse_prices,
     price_names,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from stitch.errors import CompileError, UsageError
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program, TensorDesc, as_read_only
-from stitch.runtime.executors.prices import PriceTable
+
+if TYPE_CHECKING:
+    from stitch.runtime.executors.prices import PriceTable
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -13,9 +13,9 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Program
-from stitch.runtime.executors import blocked_convolutions
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN
 from stitch.runtime.executors.onnx.onnx_model import write_model
+from stitch.runtime.executors.prices import blocked_convolutions
 
 
 def drawn(graph: ComputationGraph, seed: int) -> dict[str, np.ndarray]:

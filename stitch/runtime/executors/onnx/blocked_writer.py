@@ -18,16 +18,6 @@ from onnx import TensorProto, helper
 from stitch.machine import round_up
 from stitch.ops import attributes_of, float_of, int_of, transposed_windows, turned_windows
 from stitch.program import ABSENT, Array, Operation
-from stitch.runtime.executors.blocked_convolutions import (
-    POOLS,
-    REORDERED,
-    BlockedConvolution,
-    BlockedPart,
-    filters_of,
-    is_depthwise,
-    is_narrow,
-    is_whole,
-)
 from stitch.runtime.executors.onnx.expansions import with_explicit_pads
 from stitch.runtime.executors.onnx.model_writer import (
     IR_VERSION,
@@ -38,6 +28,16 @@ from stitch.runtime.executors.onnx.model_writer import (
     value_name,
 )
 from stitch.runtime.executors.onnx.session import SESSION_ERRORS, tried
+from stitch.runtime.executors.prices import (
+    POOLS,
+    REORDERED,
+    BlockedConvolution,
+    BlockedPart,
+    filters_of,
+    is_depthwise,
+    is_narrow,
+    is_whole,
+)
 
 DOMAIN = "com.microsoft.nchwc"
 

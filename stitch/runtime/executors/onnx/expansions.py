@@ -22,13 +22,13 @@ from stitch.ops import (
     windows_of,
 )
 from stitch.program import ABSENT, DataType, Operation, Program, ValueType
-from stitch.runtime.executors.element_runs import chunk_count
 from stitch.runtime.executors.onnx.model_writer import (
     Attributes,
     ModelWriter,
     as_lists,
     value_name,
 )
+from stitch.runtime.executors.prices import chunk_count
 
 # Windows
 

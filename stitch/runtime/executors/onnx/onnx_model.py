@@ -28,8 +28,6 @@ from stitch.program import (
     ValueType,
     is_scan,
 )
-from stitch.runtime.executors.blocked_convolutions import blocked_part
-from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.host import compute_type
 from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
 from stitch.runtime.executors.onnx.model_writer import ModelWriter, OnnxModel, value_name
@@ -39,6 +37,7 @@ from stitch.runtime.executors.onnx.rewrites import (
     write_empty,
     write_over_empty,
 )
+from stitch.runtime.executors.prices import ElementRun, blocked_part, element_runs
 
 # Gelu fusion
 

@@ -14,14 +14,14 @@ from itertools import pairwise
 from stitch.linker import expanded, program_of_body
 from stitch.ops import RESHAPING, multiply_adds, program_work
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
-from stitch.runtime.executors.blocked_convolutions import (
+from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
+from stitch.runtime.executors.prices.blocked_convolutions import (
     NO_BLOCKS,
     blocked_part,
     weight_conversion_ns,
 )
-from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
-from stitch.runtime.executors.prices import (
+from stitch.runtime.executors.prices.element_runs import element_runs
+from stitch.runtime.executors.prices.tables import (
     Curve,
     NumpyPrices,
     OnnxPrices,
