@@ -93,10 +93,9 @@ def fails(
             else:
                 world.convert(draw.randrange(64), draw.randrange(64))
         world.device.flush()
-    calls = mines.count - before
+    calls, mines.at = mines.count - before, set()
     world.check()
     ended = [fate(held.tensor) for held in world.held]
-    mines.at = set()
     for _ in range(6):
         world.step(draw)
     world.flush()

@@ -1,6 +1,6 @@
 """An interrupt before a plan runs leaves its tasks in the queue, one around a move what is held.
 
-`tools/inject` interrupts at any instruction.
+`test_signals.py` interrupts at random times.
 """
 
 from __future__ import annotations
