@@ -33,10 +33,10 @@ from stitch.runtime.executors import (
     program_peak,
     this_processor,
 )
-from stitch.runtime.functions import HostResult
 from stitch.runtime.graphs import PreparedGraph, Replay, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
+from stitch.runtime.host_calls import HostResult
 from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import check_program

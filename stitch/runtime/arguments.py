@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
 
 PENDING, READY = Status.PENDING, Status.READY
-
-
-class Taking(Protocol):
-    """A loaded program or a host function: something with input ports."""
-
-    name: str
-    ports: tuple[InputPort, ...]
-    transformation: Transformation
 
 
 def link_argument(
@@ -65,10 +57,10 @@ def link_value(device: RuntimeDevice, name: str, port: InputPort, value: ValueRe
         port.accepted.add(value.desc_key)
 
 
-def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
+def check_donations(what: Transformation, inputs: list[ValueRecord]) -> None:
     """Raise `TaskError` if a donated input is also used elsewhere."""
-    for index in agent.transformation.donated:
-        value, name = inputs[index], agent.ports[index].name
+    for index in what.donated:
+        value = inputs[index]
         # Another thread may be releasing a value: take the list once.
         sharers = {id(u) for i in value.instances for u in tuple(i.buffer.users)} - {id(value)}
         pinned = any(not i.buffer.is_open for i in value.instances)
@@ -77,6 +69,6 @@ def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
             if inputs.count(value) > 1:
                 why = "it is passed twice"
             raise TaskError(
-                f"input {name!r} of {agent.name!r} is donated, but {why}",
+                f"input {what.input_name(index)!r} of {what.name!r} is donated, but {why}",
                 remedy="donate a tensor without other references, or a copy of it",
             )

@@ -21,16 +21,13 @@ from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
-from stitch.runtime.arguments import (
-    Taking,
-    check_donations,
-)
+from stitch.runtime.arguments import check_donations
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, Prices, PriceTable, is_own, make_executor
-from stitch.runtime.functions import HostAgents, HostResult, QueuedCall, queue_call
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
+from stitch.runtime.host_calls import HostAgents, HostResult, QueuedCall
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
@@ -48,10 +45,9 @@ from stitch.runtime.values import (
     ValueRecord,
     dispose,
 )
-from stitch.tasks import HostFunction
+from stitch.tasks import HostFunction, Transformation
 from stitch.ttb import SOURCE, Binary, load
 
-HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunction)
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 #: Default number of tasks per batch.
 DEFAULT_WINDOW = 64
@@ -364,34 +360,24 @@ class RuntimeDevice(TensorAccess):
         if self.is_closed or holds_run_lock() or self.holds_queue_lock():
             self.check_may_queue()
             self.check_open()
-        quick = None if named else self.host_agents.call_on_objects(function, arguments)
-        if quick is not None:
-            inputs: list[ValueRecord] = []
-            agent, call = quick
-        else:
-            HOST_FUNCTION.check("device.call", "function", function)
-            agent, call, inputs = self.host_agents.call(function, arguments, named)
-            if agent.transformation.donated:
-                self.drain_for(agent, inputs)
+        agent, call, inputs = self.host_agents.link(function, arguments, named)
+        if agent.transformation.donated:
+            self.drain_for(agent.transformation, inputs)
         result = None if agent.outputs else HostResult(self, agent.name)
         tasks, queued = self.tasks, QueuedCall(agent, call, result)
         with self.queue_lock:
             if self.is_closed:
                 self.check_open()
-            handles: Tensor | tuple[Tensor, ...] = ()
-            if quick is not None:
-                tasks.is_idle = False
-                tasks.queued.append(agent.transformation, queued, (), ())
-            else:
-                if agent.transformation.donated:
-                    check_donations(agent, inputs)
-                handles = handles_on(queue_call(tasks, agent, queued, inputs))
+            if agent.transformation.donated:
+                check_donations(agent.transformation, inputs)
+            values = agent.enqueue(queued, inputs)
+            handles = None if result else handles_on(values)
             is_full = (
                 len(tasks.queued.agents) >= tasks.limit and not holds_run_lock() and tasks.is_full()
             )
         if is_full:
             self.flush()
-        return handles if result is None else result
+        return result or handles
 
     def settle_result(self, result: HostResult) -> None:
         """Run the queue until a host function's result exists or its task failed."""
@@ -414,13 +400,13 @@ class RuntimeDevice(TensorAccess):
                 remedy="load its file here: device.load(file)",
             )
 
-    def drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
+    def drain_for(self, what: Transformation, inputs: list[ValueRecord]) -> None:
         """Release unreferenced values that still share the buffer of a donated input.
 
         A dropped view, another thread's release, or a queued task that reads the value for the last
         time may otherwise make the donation fail.
         """
-        given = [inputs[index] for index in agent.transformation.donated]
+        given = [inputs[index] for index in what.donated]
         if any(map(_is_shared, given)) and not self.holds_run_lock():
             with self.lock:
                 self.drain()

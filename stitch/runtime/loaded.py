@@ -126,14 +126,14 @@ class LoadedProgram:
             inputs.append(value)
         task, tasks = self.transformation, device.tasks
         if task.donated:
-            device.drain_for(self, inputs)
+            device.drain_for(task, inputs)
         elif self.is_constant_evaluable:
             _ = self.content_hash  # Slow on first use: not under the lock.
         with device.queue_lock:
             if device.is_closed:
                 device.check_open()
             if task.donated:
-                check_donations(self, inputs)
+                check_donations(task, inputs)
             handles: Tensor | tuple[Tensor, ...]
             if self.is_constant_evaluable:
                 handles = device.remembered(self, inputs)

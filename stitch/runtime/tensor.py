@@ -15,12 +15,13 @@ from stitch.argument_kinds import WHOLE
 from stitch.errors import LayoutError, StitchError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.runtime.values import Status, ValueRecord
+from stitch.tasks import Handle
 
 #: `repr` summarises tensors with more elements than this.
 SHOWN_ELEMENTS = 1000
 
 
-class Tensor:
+class Tensor(Handle):
     """A value on a device. Reading its elements or its address runs the queue; its shape does not.
 
     Using a handle whose value was freed, donated or lost raises `TaskError`, which names the task

@@ -9,6 +9,7 @@ from typing import Any, Protocol, overload
 from stitch.program import TensorDesc
 from stitch.tasks.agents import Agent, TaskRow
 from stitch.tasks.host_calls import InputPlace, OutputPlace
+from stitch.tasks.host_functions import Handle
 
 #: The producer of a graph's inputs.
 OUTSIDE = -1
@@ -31,7 +32,7 @@ class Graph(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Future:
+class Future(Handle):
     """A value of a task graph, perhaps pending: an output of a task, or an input."""
 
     graph: Graph

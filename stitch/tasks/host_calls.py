@@ -26,10 +26,6 @@ class OutputPlace:
     index: int
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 class HostCall(NamedTuple):
     """The agent of a host task: a function with its arguments by position and by name.
 
@@ -86,23 +82,34 @@ class HostCall(NamedTuple):
         self,
         inputs: Sequence[Array],
         written: Sequence[Array] = (),
-        settled: Callable[[Any], Any] = _as_it_is,
+        pending: type | None = None,
     ) -> Any:
         """Call the function with the arrays of its inputs and of the outputs that it fills.
 
-        `settled` returns the value of an argument that was pending at the call.
+        `pending`: type of the arguments that were pending at the call and have a `result()` now.
         """
-
-        def passed(value: object) -> object:
-            if type(value) is InputPlace:
-                return inputs[value.index]
-            return written[value.index] if type(value) is OutputPlace else settled(value)
-
-        arguments = map(passed, self.arguments)
+        passed = _passed(self.arguments, inputs, written, pending)
         if not self.named:
-            return self.function.function(*arguments)
-        named = {name: passed(value) for name, value in self.named}
-        return self.function.function(*arguments, **named)
+            return self.function.function(*passed)
+        names, values = zip(*self.named, strict=True)
+        by_name = dict(zip(names, _passed(values, inputs, written, pending), strict=True))
+        return self.function.function(*passed, **by_name)
+
+
+def _passed(
+    values: Sequence[Any], inputs: Sequence[Array], written: Sequence[Array], pending: type | None
+) -> list[Any]:
+    """Return what the function gets for these arguments."""
+    passed: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is InputPlace:
+            passed.append(inputs[value.index])
+        elif kind is OutputPlace:
+            passed.append(written[value.index])
+        else:
+            passed.append(value.result() if kind is pending else value)
+    return passed
 
 
 _CONTAINERS = (list, tuple, set, dict)

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
+from typing import Any, TypeAlias, overload
 
 from stitch.argument_kinds import (
     CALLABLE,
@@ -80,20 +80,15 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ANY_ARGUMENTS = inspect.signature(lambda *arguments, **named: None)
 
 
-class FunctionQueue(Protocol):
-    """What queues host functions: a task graph, a device."""
+class Handle:
+    """Base class of references to values that may be pending: tensors, results, futures."""
 
-    def call(self, function: Any, *arguments: Any, **named: Any) -> Any:
-        """Queue one call; gives what stands for its results."""
-
-
-@runtime_checkable
-class Handle(Protocol):
-    """A reference to a value that may be pending; knows the device or graph that queues work."""
+    __slots__ = ()
 
     @property
-    def function_queue(self) -> FunctionQueue:
-        """Who queues a function that is called with it."""
+    def function_queue(self) -> Any:
+        """The device or graph whose `call` queues a function that is called with it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ def increment(x: Array, by: float = 1.0) -> None:
     x += by
 
 
+@task(returns=DESC, writes="out")
+def blend(x: Array, by: float, y: Array, out: Array, plus: float = 0.0) -> None:
+    np.add(x * by, y + plus, out=out)
+
+
 @task()
 def named(name: str, *more: Any) -> tuple[Any, ...]:
     return (name, *more)
@@ -183,8 +188,13 @@ def test_repeated_calls_share_one_plan_for_all_arguments() -> None:
             np.testing.assert_array_equal(y.numpy(), X * 2 + i)
         for i in range(40):
             assert device.call(named, "n", i).result() == ("n", i)
+        for i in range(3):
+            y = one(device.call(blend, x, float(i), X + i, 2.0))
+            np.testing.assert_array_equal(y.numpy(), X * i + X + i + 2)
+            y = one(device.call(blend, X, 3.0, x))
+            np.testing.assert_array_equal(y.numpy(), X * 4)
         # The first brings x into a space.
-        assert device.statistics().plans_made == 3
+        assert device.statistics().plans_made == 5
 
 
 def test_the_null_executor_calls_nothing() -> None:

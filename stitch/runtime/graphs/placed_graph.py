@@ -11,7 +11,7 @@ from stitch.linker import check_link
 from stitch.program import Program, TensorDesc, ValueType, host_layout
 from stitch.runtime.arguments import check_donations, link_value
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
+from stitch.runtime.host_calls import HostAgent, QueuedCall
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
@@ -186,10 +186,10 @@ class PlacedGraph:
                 values.append(tasks.convert(inputs[0], row.desc))
                 continue
             if agent.transformation.donated:
-                check_donations(agent, inputs)
+                check_donations(agent.transformation, inputs)
             if isinstance(agent, HostAgent):
                 assert row.call is not None, "a host function's"
-                values += queue_call(tasks, agent, QueuedCall(agent, row.call, None), inputs)
+                values += agent.enqueue(QueuedCall(agent, row.call, None), inputs)
             else:
                 values += tasks.append(agent.transformation, agent, inputs, agent.outputs)
         return values
