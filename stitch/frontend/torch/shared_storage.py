@@ -283,16 +283,28 @@ _ADDRESS = torch.Tensor.data_ptr
 class ProgramArguments:
     """Converts the arguments of one program, call by call; callers hold the device's lock."""
 
-    __slots__ = ("_generation", "_groups", "_slots", "_storage", "_values", "stay")
+    __slots__ = (
+        "_addresses", "_all", "_generation", "_moving", "_pick", "_static", "_storage", "_values",
+        "stay",
+    )  # fmt: skip
 
     def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
-        self._storage, self._slots = storage, tuple(slots)
+        self._storage, self._all = storage, list(enumerate(slots))
         #: The device tensors of the last call; None for an array, which is not kept.
-        self._values: list[Tensor | None] = [None] * len(self._slots)
+        self._values: list[Tensor | None] = [None] * len(self._all)
         #: Whether all device tensors are lent and the same as in the call before.
         self.stay = False
         self._generation = storage.generation
-        self._groups = self._grouped(())
+        #: Static arguments are checked together, by their addresses in the last call; None if one
+        #: of them was not lent.
+        self._static = [(number, slot) for number, slot in self._all if slot.is_static]
+        self._moving = [(number, slot) for number, slot in self._all if not slot.is_static]
+        self._addresses: list[int] | None = None
+        picked = [slot.position for _, slot in self._static]
+        # itemgetter of one position returns no tuple: pick it twice.
+        picked = picked * 2 if len(picked) == 1 else picked
+        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+        self._pick = itemgetter(*picked) if picked else lambda _: ()
 
     def arrays(self, tensors: Sequence[Any]) -> list[Array]:
         """Begin a call with the graph's arguments; return those that the program gets as arrays."""
@@ -301,16 +313,16 @@ class ProgramArguments:
         if storage.calls % CALLS_BETWEEN_CLEANUPS == 0:
             storage.clean_up()
         arrays: list[Array] = []
-        stay, regroup = True, False
+        stay = True
         if self._generation != storage.generation:
-            for slot in self._slots:
+            for _, slot in self._all:
                 slot.lent = None
-            self._generation, self._groups, regroup = storage.generation, self._grouped(()), True
-        pick, addresses, moving = self._groups
-        if addresses and list(map(_ADDRESS, pick(tensors))) != addresses:
-            _, _, moving = self._groups = self._grouped(())
-            regroup = True
-        for number, slot in moving:
+            self._generation, self._addresses = storage.generation, None
+        addresses, slots = list(map(_ADDRESS, self._pick(tensors))), self._moving
+        if addresses != self._addresses:
+            # Until all are converted: the call may be interrupted.
+            self._addresses, slots = None, self._all
+        for number, slot in slots:
             tensor, lent, before = tensors[slot.position], slot.lent, values[number]
             if slot.is_fresh and tensor.is_contiguous():
                 arrays.append(storage.as_array(tensor))
@@ -336,13 +348,11 @@ class ProgramArguments:
             # Tensors that are not lent, such as another program's results, never stay.
             stay = False
             values[number] = one
-            regroup |= slot.is_static and slot.lent is one
         self.stay = stay
-        if regroup:
-            slots = enumerate(self._slots)
-            self._groups = self._grouped(
-                [n for n, s in slots if s.is_static and s.lent is not None and s.lent is values[n]]
-            )
+        if self._addresses is None and all(
+            slot.lent is not None and slot.lent is values[number] for number, slot in self._static
+        ):
+            self._addresses = addresses
         return arrays
 
     def all_of(self, arrays: Iterable[Array]) -> list[Any]:
@@ -352,26 +362,6 @@ class ProgramArguments:
         values = [next(rest) if value is None else value for value in self._values]
         values.extend(rest)
         return values
-
-    def _grouped(
-        self, lasting: Sequence[int]
-    ) -> tuple[
-        Callable[[Sequence[Any]], tuple[Any, ...]], list[int], list[tuple[int, ArgumentSlot]]
-    ]:
-        """The arguments in two groups: a function that picks those of these numbers, which are
-        static and checked together, with their addresses, and the other slots with their numbers.
-
-        It is assigned at once: after an interrupt each slot is in one group.
-        """
-        slots = self._slots
-        together = [slots[number] for number in lasting]
-        # itemgetter of one position returns no tuple: pick it twice.
-        picked = together * 2 if len(together) == 1 else together
-        others = sorted(set(range(len(slots))).difference(lasting))
-        return (
-            itemgetter(*[slot.position for slot in picked]) if picked else tuple,
-            [slot.address for slot in picked], [(number, slots[number]) for number in others],
-        )  # fmt: skip
 
 
 # Tensors that programs overwrite ------------------------------------------------------------------

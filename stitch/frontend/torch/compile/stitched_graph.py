@@ -7,6 +7,7 @@ import copy
 import keyword
 import logging
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -177,6 +178,8 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
 
 # Generated code that calls programs and torch's operators -----------------------------------------
 
+#: The names of values in the generated code, where they are no keywords; other objects are `c0`...
+_NAME = re.compile(r"\b[vp]\d+\b(?!=)")
 #: The file name in tracebacks of the generated code.
 FILE = "<stitched graph>"
 
@@ -187,9 +190,7 @@ class HostGraph:
 
     def __init__(self, module: Any, *, is_backward: bool) -> None:
         self._module, self._is_backward = module, is_backward
-        #: The statements, each with the names that it reads.
-        self._lines: list[tuple[str, set[str]]] = []
-        self._read: set[str] = set()
+        self._lines: list[str] = []
         self._objects: list[Any] = []
         #: The names of values; the values of programs; the names of restrided values.
         self._names: dict[Any, str] = {}
@@ -201,8 +202,8 @@ class HostGraph:
         nodes = list(self._module.graph.nodes)
         placeholders = [self._named(node) for node in nodes if node.op == "placeholder"]
         if placeholders:
-            self._emit(f"{', '.join(placeholders)}, = arguments")
-        self._emit("arguments.clear()")
+            self._lines.append(f"{', '.join(placeholders)}, = arguments")
+        self._lines.append("arguments.clear()")
         rest = iter(runs)
         for step in steps:
             if isinstance(step, GraphPart):
@@ -210,7 +211,7 @@ class HostGraph:
             else:
                 self._call(step, exact=True)
         results = self._text(list(nodes[-1].args[0]), exact=False)
-        self._emit(f"return {results}")
+        self._lines.append(f"return {results}")
         names = ", ".join(f"c{number}" for number in range(len(self._objects)))
         body = "".join(f"        {line}\n" for line in self._with_deletions())
         text = f"def bind({names}):\n    def run(arguments):\n{body}    return run\n"
@@ -226,7 +227,7 @@ class HostGraph:
         inputs = self._text(list(part.inputs), exact=False)
         results = [self._named(node) for node in part.outputs]
         self._of_programs.update(part.outputs)
-        self._emit(f"{', '.join(results)}, = {self._object(run)}({inputs})")
+        self._lines.append(f"{', '.join(results)}, = {self._object(run)}({inputs})")
 
     def _call(self, node: Any, *, exact: bool) -> None:
         target = node.target
@@ -247,20 +248,15 @@ class HostGraph:
             call = f"{operands[0]}[{operands[1]}]"
         else:
             call = f"{self._object(target)}({', '.join(operands)})"
-        self._emit(f"{self._named(node)} = {call}")
-
-    def _emit(self, line: str) -> None:
-        """Add a statement that reads the names collected since the last one."""
-        self._lines.append((line, self._read))
-        self._read = set()
+        self._lines.append(f"{self._named(node)} = {call}")
 
     def _with_deletions(self) -> list[str]:
         """The statements, each followed by `del` of the names that are not read later."""
-        last = {name: at for at, (_, read) in enumerate(self._lines) for name in read}
+        last = {name: at for at, line in enumerate(self._lines) for name in _NAME.findall(line)}
         lines: list[str] = []
-        for at, (line, read) in enumerate(self._lines):
+        for at, line in enumerate(self._lines):
             lines.append(line)
-            unused = sorted(name for name in read if last[name] == at)
+            unused = sorted({name for name in _NAME.findall(line) if last[name] == at})
             if unused and not line.startswith("return"):
                 lines.append(f"del {', '.join(unused)}")
         return lines
@@ -270,7 +266,6 @@ class HostGraph:
     def _named(self, node: Any) -> str:
         """A new name for the result of a statement."""
         name = self._names[node] = f"v{len(self._names)}"
-        self._read.add(name)
         return name
 
     def _object(self, value: Any) -> str:
@@ -301,28 +296,18 @@ class HostGraph:
 
     def _name(self, node: Any) -> str:
         if node not in self._names:
-            # Constants, and nodes without operands, are emitted before their first reader.
-            read, self._read = self._read, set()
+            # Constants, and nodes without operands, are computed before their first reader.
             self._call(node, exact=False)
-            self._read = read
-        name = self._names[node]
-        if name.startswith("v"):
-            self._read.add(name)
-        return name
+        return self._names[node]
 
     def _exact_name(self, node: Any) -> str:
         name = self._name(node)
         if not self._may_differ(node):
             return name
         if node not in self._restrided:
-            read, self._read = self._read, {name}
             strides = self._object(tuple(node.meta["val"].stride()))
             exact = self._restrided[node] = f"p{len(self._restrided)}"
-            self._read.add(exact)
-            self._emit(f"{exact} = {self._object(restrided)}({name}, {strides})")
-            self._read = read
-        self._read.discard(name)
-        self._read.add(self._restrided[node])
+            self._lines.append(f"{exact} = {self._object(restrided)}({name}, {strides})")
         return self._restrided[node]
 
     def _may_differ(self, node: Any) -> bool:
