@@ -60,34 +60,27 @@ from stitch.runtime import Executor
 _is_grad_enabled = torch.is_grad_enabled
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
-    """A graph without gradients: its number of arguments, aot_autograd's metadata, and whether it
-    consists of torch's own operators."""
+#: For the function of a graph without gradients, aot_autograd's wrapper of it, and examples of its
+#: arguments: the function for arguments like these, which is the first if no wrapper is needed.
+Unwrap = Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any]], Callable[..., Any]]
 
-    arguments: int
-    metadata: Any
-    is_torchs: bool
 
-    @staticmethod
-    def of(graph: Any, metadata: Any) -> Inference:
-        """Describe a graph of aot_autograd, before it is cut."""
-        arguments = sum(node.op == "placeholder" for node in graph.nodes)
-        return Inference(arguments, metadata, all(map(_is_torchs, graph.nodes)))
+def unwrapping(graph: Any, metadata: Any) -> Unwrap:
+    """Return how to call a graph of aot_autograd, which is cut afterwards; `metadata` is torch's
+    description of it."""
+    count = sum(node.op == "placeholder" for node in graph.nodes)
+    is_torchs = all(map(_is_torchs, graph.nodes))
 
     def unwrapped(
-        self, run: Callable[..., Any], wrapped: Callable[..., Any], examples: Sequence[Any]
+        run: Callable[..., Any], wrapped: Callable[..., Any], examples: Sequence[Any]
     ) -> Callable[..., Any]:
-        """The function for arguments like the examples: `run` if no wrapper is needed."""
         # aot_autograd may drop duplicate arguments, add some, or flatten lists.
-        is_flat = self.arguments == len(examples) and all(
-            isinstance(example, torch.Tensor) for example in examples
-        )
-        if not is_flat or self.metadata is None or not _is_plain(self.metadata):
+        is_flat = count == len(examples) and all(isinstance(e, torch.Tensor) for e in examples)
+        if not is_flat or metadata is None or not _is_plain(metadata):
             return wrapped
         if isinstance(getattr(run, "__self__", None), GraphProgram):
             return lambda *arguments: run(list(arguments))
-        if not self.is_torchs:
+        if not is_torchs:
             return wrapped
 
         def run_without_modes(*arguments: Any) -> Any:
@@ -97,6 +90,8 @@ class Inference:
             return run(list(arguments))
 
         return run_without_modes
+
+    return unwrapped
 
 
 def _is_torchs(node: Any) -> bool:
@@ -324,7 +319,7 @@ def compiled_graph(
     report of each graph that aot_autograd makes of it."""
     storage = shared_storage_of(settings)
     is_cached = settings.cache is not None and listener is None
-    inferences: list[tuple[Inference, Run]] = []
+    inferences: list[tuple[Unwrap, Run]] = []
 
     def compiler(role: str) -> Callable[..., Any]:
         compile_graph = _compiler(storage, settings, role, listener, inferences.append)
@@ -344,8 +339,8 @@ def compiled_graph(
             decompositions=decompositions(),
         )(module, examples)  # fmt: skip
     while inferences:
-        graph, unwrapped = inferences.pop()
-        run = graph.unwrapped(unwrapped, run, examples)
+        unwrapped, inner = inferences.pop()
+        run = unwrapped(inner, run, examples)
     if settings.optimizer is not None:
         from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 
@@ -372,7 +367,7 @@ def without_onednn() -> Iterator[None]:
 
 def _compiler(
     storage: SharedStorage, settings: CompileSettings, role: str, listener: ReportListener | None,
-    add_inference: Callable[[tuple[Inference, Run]], object],
+    add_inference: Callable[[tuple[Unwrap, Run]], object],
 ) -> Callable[..., Any]:  # fmt: skip
     def report_graph(report: GraphReport) -> None:
         storage.counts.add(report)
@@ -390,10 +385,10 @@ def _compiler(
         )  # fmt: skip
         # Constants of the graph are read, so tracing modes must be off.
         with internals.disable_current_modes():
-            graph = Inference.of(module.graph, _metadata())
+            unwrapped = unwrapping(module.graph, _metadata())
             run = stitched(module, storage, wanted, report_graph)
         if role == "inference":
-            add_inference((graph, run))
+            add_inference((unwrapped, run))
         return run
 
     return compile_graph

@@ -109,18 +109,17 @@ class CompiledGraph:
 
     def as_bytes(self) -> bytes:
         """Serialize for torch's cache, which has pickles."""
-        binary = None if self.binary is None else encode(self.binary)
-        rest = (self.positions, self.static, self.has_key, self.outputs, self.complex, self.fresh)
-        return pickle.dumps((self.name, binary, *rest))
+        encoded = None if self.binary is None else encode(self.binary)
+        return pickle.dumps((replace(self, binary=None), encoded))
 
     @staticmethod
     def of_bytes(data: bytes) -> CompiledGraph:
         """Read the bytes of `as_bytes`; torch trusts its cache."""
-        name, encoded, positions, static, has_key, outputs, *rest = pickle.loads(data)
-        binary = None if encoded is None else load(encoded, verify="full")
-        for result in results_of(outputs):
+        graph: CompiledGraph
+        graph, encoded = pickle.loads(data)
+        for result in results_of(graph.outputs):
             result.views.clear()
-        return CompiledGraph(name, binary, positions, static, has_key, outputs, *rest)
+        return replace(graph, binary=None if encoded is None else load(encoded, verify="full"))
 
 
 def compile_lowered(lowering: GraphLowering, device: Device) -> CompiledGraph:
@@ -204,9 +203,10 @@ class GraphLowering:
         for operation, node in zip(self.graph.operations, self._nodes, strict=True):
             if node not in reasons:
                 try:
-                    _check_runs(_one_operation(self.graph, operation), device, self.settings)
-                except CompileError as alone:
-                    reasons[node] = alone.what
+                    alone = _one_operation(self.graph, operation)
+                    device.load(_binary(alone, device, self.settings)).prepared()
+                except CompileError as refusal:
+                    reasons[node] = refusal.what
         for node in () if reasons else dict.fromkeys(self._nodes):
             reasons[node] = error.what
         return [Refusal(n, name_of(n), location_of(n), why) for n, why in reasons.items()]
@@ -254,11 +254,6 @@ class GraphLowering:
             return value
         constant = self.builder.parameter(target, array_of(in_pairs(value)))
         return ComplexTensor(constant) if is_complex(value) else constant
-
-
-def _check_runs(graph: ComputationGraph, device: Device, settings: GraphSettings) -> None:
-    """Raise `CompileError` if the device's executor refuses the program."""
-    device.load(_binary(graph, device, settings)).prepared()
 
 
 def _one_operation(graph: ComputationGraph, operation: Operation) -> ComputationGraph:

@@ -260,10 +260,8 @@ class OptimizerLoop:
                 return
             if not program.fits(stepped):
                 program = self._new_program(key, stepped)
-            self._share(program, stepped)
+            overwritten = self._share(program, stepped)
             states = [self.theirs.state[p] for p in stepped]
-            overwritten = self._shared(program, stepped, states)
-            assert overwritten is not None, "_share has put all tensors there"
         try:
             program.run(overwritten, native.rates(count), count, [p.grad for p in stepped])
         except BaseException:
@@ -296,7 +294,7 @@ class OptimizerLoop:
             shared.append(entry)
         return shared
 
-    def _share(self, program: UpdateProgram, stepped: Sequence[Any]) -> None:
+    def _share(self, program: UpdateProgram, stepped: Sequence[Any]) -> list[OverwrittenTensor]:
         """Make torch and the device share the tensors that a program overwrites."""
         native, counts = self._follower.native, self._follower.counts
         for key, slot in program.overwrites.items():
@@ -314,6 +312,7 @@ class OptimizerLoop:
                 elif not entry.is_at(parameter):
                     self._relocated.relocate(parameter, entry.tensor)
             self._overwritten[key] = entry
+        return [self._overwritten[key] for key in program.overwrites]
 
 
 def _fits(entry: OverwrittenTensor, tensor: Any, slot: OverwrittenInput) -> bool:
