@@ -173,7 +173,7 @@ class SharedModule:
                 instance.hold(name, None)
                 shared = OverwrittenTensor(self._storage, tensor, desc)
                 instance.hold(name, shared.value)
-                shared.release_value()
+                shared.invalidate()
                 if not shared.is_at(tensor):
                     self._relocated.relocate(tensor, shared.tensor)
                 self._overwritten[name] = shared

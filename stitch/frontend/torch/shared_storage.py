@@ -56,7 +56,7 @@ class Result:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     may_be_copied: bool
-    #: Identities of the storages that torch holds as views of device memory.
+    #: Addresses of the tensors that torch holds as views of device memory.
     views: set[int] = field(default_factory=set)
     nbytes: int = field(init=False)
 
@@ -65,18 +65,25 @@ class Result:
 
 
 @dataclass(slots=True, eq=False)
-class _ExternalBuffer:
-    """A storage of torch, with the device tensors on its parts.
+class _LentStorage:
+    """A storage of torch, with the device tensors on its parts."""
 
-    It is lent to the device, or it is device memory: of a result, with its address, or of a tensor
-    that programs overwrite. The weak reference to the owner prevents reuse of its identity.
+    owner: StorageWeakRef
+    parts: dict[Part, Tensor] = field(default_factory=dict)
+
+
+class _Exported:
+    """Device memory that torch holds from the address `start` on, with its device tensor.
+
+    It is a result, or a tensor that programs overwrite, which has no parts.
     """
 
-    owner: StorageWeakRef | None = None
-    is_lent: bool = False
-    result: Tensor | None = None
-    start: int = 0
-    parts: dict[Part, Tensor] = field(default_factory=dict)
+    __slots__ = ("is_overwritten", "parts", "start", "tensor")
+
+    def __init__(self, tensor: Tensor, *, is_overwritten: bool = False) -> None:
+        self.tensor: Tensor | None = tensor
+        self.is_overwritten, self.start = is_overwritten, 0
+        self.parts: dict[Part, Tensor] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +113,10 @@ class SharedStorage:
     def __init__(self, device: Device) -> None:
         self.device = device
         #: By identity, not by address: addresses are reused, and DLPack and NumPy make further
-        #: storages at one.
-        self._buffers: dict[int, _ExternalBuffer] = {}
+        #: storages at one. The weak reference to the owner prevents reuse of the identity.
+        self._lent: dict[int, _LentStorage] = {}
+        #: By address: this memory is the device's, so any storage that starts there has its bytes.
+        self._exported: dict[int, _Exported] = {}
         self._reads_in_place = device.reads_in_place
         #: A device that does not compute has nothing to copy.
         self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
@@ -123,12 +132,12 @@ class SharedStorage:
         self.counts = Counts()
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return len(self._lent) + len(self._exported)
 
     @property
     def places_lent(self) -> int:
         """Number of lent tensors."""
-        return sum(len(buffer.parts) for buffer in self._buffers.values() if buffer.is_lent)
+        return sum(len(storage.parts) for storage in self._lent.values())
 
     # -- arguments ---------------------------------------------------------------------------------
 
@@ -138,19 +147,19 @@ class SharedStorage:
             return self.as_array(tensor.contiguous())
         address, storage = tensor.data_ptr(), tensor.untyped_storage()
         part = address, tuple(tensor.shape), tensor.dtype
-        buffer = self._buffers.get(storage._cdata)
-        value = None if buffer is None else buffer.parts.get(part)
-        if value is None:
-            if buffer is not None and not buffer.is_lent:
-                value = self._part_of(buffer, part, slot)
-            elif slot.is_static or self._is_repeated(slot, storage, address):
-                self.lent += 1
-                value = self._lend(storage, part)
-            if value is None:
+        exported = self._exported.get(storage.data_ptr()) if self._exported else None
+        if exported is not None:
+            value = self._part_of(exported, part, slot)
+            return self.as_array(tensor) if value is None else value
+        lender = self._lent.get(storage._cdata)
+        lent = None if lender is None else lender.parts.get(part)
+        if lent is None:
+            if not (slot.is_static or self._is_repeated(slot, storage, address)):
                 return self.as_array(tensor)
-        if buffer is None or buffer.is_lent:
-            slot.address, slot.lent = address, value
-        return value
+            self.lent += 1
+            lent = self._lend(storage, part)
+        slot.address, slot.lent = address, lent
+        return lent
 
     def as_array(self, tensor: Any) -> Array:
         """An array of a dense tensor, of which the program gets a copy."""
@@ -175,29 +184,33 @@ class SharedStorage:
         slot.storage, slot.unknown = StorageWeakRef(storage), address
         return False
 
-    def _part_of(self, buffer: _ExternalBuffer, part: Part, slot: ArgumentSlot) -> Tensor | None:
-        """A tensor on a part of a result; None if that is impossible or would not last."""
+    def _part_of(self, exported: _Exported, part: Part, slot: ArgumentSlot) -> Tensor | None:
+        """The exported tensor, or a tensor on a part of its memory; None if neither is possible."""
         address, shape, dtype = part
-        result, offset = buffer.result, address - buffer.start
-        # A program that overwrites a tensor overwrites all of it.
-        if result is None or result.data_type is not data_type_of(dtype):
+        tensor, offset = exported.tensor, address - exported.start
+        if tensor is None or tensor.data_type is not data_type_of(dtype):
             return None
+        if not offset and tensor.shape == shape:
+            return tensor
         is_moving = slot.offset not in (None, offset)
         slot.offset = offset
-        if is_moving or offset + math.prod(shape) * dtype.itemsize > result.volume * dtype.itemsize:
+        end = offset + math.prod(shape) * dtype.itemsize
+        # A program that overwrites a tensor overwrites all of it.
+        if is_moving or exported.is_overwritten or end > tensor.volume * dtype.itemsize:
             return None
-        desc = TensorDesc(shape, host_layout(result.data_type))
-        view = buffer.parts[part] = reshaped(self.device, result, desc, offset)
+        view = exported.parts.get(part)
+        if view is None:
+            desc = TensorDesc(shape, host_layout(tensor.data_type))
+            view = exported.parts[part] = reshaped(self.device, tensor, desc, offset)
         return view
 
     def _lend(self, storage: Any, part: Part) -> Tensor:
-        buffer = self._buffers.get(storage._cdata)
-        if buffer is None:
-            buffer = _ExternalBuffer(StorageWeakRef(storage), is_lent=True)
-            self._buffers[storage._cdata] = buffer
+        lender = self._lent.get(storage._cdata)
+        if lender is None:
+            lender = self._lent[storage._cdata] = _LentStorage(StorageWeakRef(storage))
         address, shape, dtype = part
         array = array_at(address, shape, data_type_of(dtype).dtype)
-        tensor = buffer.parts[part] = lend(self.device, array, "a tensor of torch")
+        tensor = lender.parts[part] = lend(self.device, array, "a tensor of torch")
         return tensor
 
     # -- memory of the device ----------------------------------------------------------------------
@@ -224,54 +237,49 @@ class SharedStorage:
         if dtype in PART_TYPES:
             pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
             return torch.view_as_complex(self.result(tensor, pairs))
-        buffer = _ExternalBuffer(result=tensor)
-        ended = partial(self.forget, buffer, output.views)
+        exported = _Exported(tensor)
+        ended = partial(self._forget, exported, output.views)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, ended)
         shared = torch.from_numpy(array)
         if shared.dtype is not dtype:
             shared = tensor_on(array, dtype)
-        output.views.add(self._register(buffer, shared, tensor))
+        start = exported.start = shared.data_ptr()
+        self._exported[start] = exported
+        output.views.add(start)
         return shared
 
-    def overwritten(self, tensor: Tensor, dtype: Any) -> tuple[Any, _ExternalBuffer]:
+    def overwritten(self, tensor: Tensor, dtype: Any) -> tuple[Any, _Exported]:
         """A torch tensor on the memory of a device tensor that programs overwrite."""
-        buffer = _ExternalBuffer()
-        shared = untraced_tensor_on(share(tensor, partial(self.forget, buffer, set())), dtype)
-        self._register(buffer, shared, tensor)
-        return shared, buffer
+        exported = _Exported(tensor, is_overwritten=True)
+        shared = untraced_tensor_on(share(tensor, partial(self.forget, exported)), dtype)
+        exported.start = shared.data_ptr()
+        self._exported[exported.start] = exported
+        return shared, exported
 
-    def _register(self, buffer: _ExternalBuffer, shared: Any, tensor: Tensor) -> int:
-        """Record a torch tensor on all of a device tensor's memory; return its storage's
-        identity."""
-        buffer.owner, buffer.start = StorageWeakRef(shared.untyped_storage()), shared.data_ptr()
-        buffer.parts[buffer.start, tuple(shared.shape), shared.dtype] = tensor
-        identity: int = buffer.owner.cdata
-        self._buffers[identity] = buffer
-        return identity
+    def forget(self, exported: _Exported) -> None:
+        """Record that torch has freed device memory, or that its tensor is invalid; calling it
+        twice is harmless."""
+        self._exported.pop(exported.start, None)
+        exported.tensor = None
+        exported.parts.clear()
 
-    def forget(self, buffer: _ExternalBuffer, views: set[int]) -> None:
-        """Record that torch has freed device memory; calling it twice is harmless."""
-        if buffer.owner is not None:
-            self._buffers.pop(buffer.owner.cdata, None)
-            views.discard(buffer.owner.cdata)
-        buffer.result = None
-        buffer.parts.clear()
+    def _forget(self, exported: _Exported, views: set[int]) -> None:
+        self.forget(exported)
+        views.discard(exported.start)
 
     # -- cleanup -----------------------------------------------------------------------------------
 
     def clean_up(self) -> None:
         """Take back the tensors of storages that torch has freed, and those that were lent first of
         a storage with many."""
-        for identity, buffer in list(self._buffers.items()):
-            if not buffer.is_lent or buffer.owner is None:
-                continue
-            parts, most = buffer.parts, 0 if buffer.owner.expired() else MAX_PARTS
+        for identity, lender in list(self._lent.items()):
+            parts, most = lender.parts, 0 if lender.owner.expired() else MAX_PARTS
             while len(parts) > most:
                 # Before the tensor is unusable: slots may refer to it.
                 self.generation += 1
                 take_back(self.device, parts.pop(next(iter(parts))))
             if not most:
-                del self._buffers[identity]
+                del self._lent[identity]
 
 
 # Arguments ----------------------------------------------------------------------------------------
@@ -374,11 +382,12 @@ class OverwrittenTensor:
     Callers need no lock. Raises what allocating on the device raises.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_storage", "start", "tensor", "value")
+    __slots__ = ("__weakref__", "_exported", "_storage", "start", "tensor", "value")
 
     def __init__(self, storage: SharedStorage, tensor: Any, desc: TensorDesc) -> None:
         device, plain = storage.device, tensor.detach()
-        self._storage, self._buffer = storage, _ExternalBuffer()
+        self._storage = storage
+        self._exported: _Exported | None = None
         #: The device tensor; each run that overwrites it replaces it.
         self.value: Tensor
         if device.reads_in_place and plain.numel() and plain.is_contiguous():
@@ -392,7 +401,7 @@ class OverwrittenTensor:
             device.write(self.value, array_on(plain))
             if plain.numel():
                 with device.lock:
-                    plain, self._buffer = storage.overwritten(self.value, plain.dtype)
+                    plain, self._exported = storage.overwritten(self.value, plain.dtype)
         #: Its address; torch may resize the storage.
         self.start, self.tensor = plain.data_ptr(), plain
 
@@ -408,17 +417,16 @@ class OverwrittenTensor:
     def replace_value(self, value: Tensor) -> None:
         """Record the device tensor after a run."""
         self.value = value
-        for part in self._buffer.parts:
-            self._buffer.parts[part] = value
-
-    def release_value(self) -> None:
-        """Release the device tensor: from now on the caller holds it."""
-        self._buffer.parts.clear()
-        del self.value
+        if self._exported is not None:
+            self._exported.tensor = value
 
     def invalidate(self) -> None:
-        """Record that a run failed: torch's memory is valid, the device tensor is not."""
-        self._storage.forget(self._buffer, set())
+        """Record that a run failed, so that torch's memory is valid and the device tensor is not,
+        or that the caller holds the device tensor from now on."""
+        del self.value
+        if self._exported is not None:
+            self._storage.forget(self._exported)
+            self._exported = None
 
 
 class RelocatedParameters:

@@ -336,9 +336,12 @@ class GraphProgram:
         #: Whether torch gets copies of all results; then the last run can be replayed.
         self._copies = all(map(storage.copies, results_of(compiled.outputs)))
         self._replay: Replay | None = None
+        made = {result.index: result for result in results_of(compiled.outputs)}
         #: Whether the outputs are the results, without views and strides.
-        self._is_plain = all(map(_is_plain, compiled.outputs))
-        self._nbytes = sum(result.nbytes for result in results_of(compiled.outputs))
+        self._is_plain = len(made) == len(compiled.outputs) and all(
+            map(_is_plain, compiled.outputs)
+        )
+        self._nbytes = sum(result.nbytes for result in made.values())
 
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:

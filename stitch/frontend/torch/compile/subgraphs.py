@@ -68,14 +68,7 @@ class View:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatedOutput:
-    """An output that is the earlier output of this number."""
-
-    number: int
-
-
-Output = Argument | ArgumentView | ConstantOutput | Result | View | RepeatedOutput
+Output = Argument | ArgumentView | ConstantOutput | Result | View
 RawResult = TypeVar("RawResult")
 
 
@@ -85,22 +78,21 @@ def output_tensors(
 ) -> list[Any]:  # fmt: skip
     """The outputs as torch tensors; `to_torch` converts a result of the program to a dense one."""
     tensors: list[Any] = []
-    shared: dict[int, Any] = {}
+    converted: dict[int, Any] = {}
     for output in outputs:
-        if isinstance(output, Result):
-            tensor = to_torch(results[output.index], output)
-            tensors.append(tensor if output.strides is None else _strided(tensor, output))
-        elif isinstance(output, View):
-            index = output.result.index
-            if index not in shared:
-                shared[index] = _strided(to_torch(results[index], output.result), output.result)
-            tensors.append(shared[index].as_strided(output.shape, output.strides, output.offset))
+        if isinstance(output, Result | View):
+            result = output if isinstance(output, Result) else output.result
+            tensor = converted.get(result.index)
+            if tensor is None:
+                tensor = _strided(to_torch(results[result.index], result), result)
+                converted[result.index] = tensor
+            if isinstance(output, View):
+                tensor = tensor.as_strided(output.shape, output.strides, output.offset)
+            tensors.append(tensor)
         elif isinstance(output, Argument):
             tensors.append(arguments[output.position])
         elif isinstance(output, ArgumentView):
             tensors.append(output.of(arguments[output.position]))
-        elif isinstance(output, RepeatedOutput):
-            tensors.append(tensors[output.number])
         else:
             tensors.append(output.value)
     return tensors
@@ -148,7 +140,7 @@ def classify_outputs(
     sources = _sources(graph, end.args[0][:exact]) if share else {}
     classifier = _OutputClassifier(positions, sources, arguments, may_copy)
     for number, value in enumerate(end.args[0]):
-        classifier.add(number, value, is_exact=number < exact)
+        classifier.add(value, is_exact=number < exact)
     end.args = (tuple(classifier.nodes),)
     return tuple(classifier.results), tuple(classifier.outputs)
 
@@ -206,10 +198,11 @@ class _OutputClassifier:
         #: The nodes of the results.
         self.nodes: list[Any] = []
         self.results: list[Result] = []
-        self._numbers: dict[Any, int] = {}
+        #: Row-major results, which the user does not see: outputs may repeat them.
+        self._plain: dict[Any, Result] = {}
         self._shared: dict[Any, Result] = {}
 
-    def add(self, number: int, value: Any, *, is_exact: bool) -> None:
+    def add(self, value: Any, *, is_exact: bool) -> None:
         """Add an output."""
         if not is_tensor(value):
             constant = value.meta["val"] if hasattr(value, "meta") else value
@@ -220,12 +213,12 @@ class _OutputClassifier:
             self.outputs.append(view)
         elif value in self.sources:
             self.outputs.append(self._view(value))
-        elif not is_exact and value in self._numbers:
-            self.outputs.append(RepeatedOutput(self._numbers[value]))
+        elif not is_exact and value in self._plain:
+            self.outputs.append(self._plain[value])
         else:
             result = self._result(value, is_exact)
             if result.strides is None:
-                self._numbers[value] = number
+                self._plain[value] = result
             self.outputs.append(result)
 
     def _view_of_argument(self, value: Any) -> ArgumentView | None:
