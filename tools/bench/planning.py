@@ -259,7 +259,7 @@ def measure(kind: str, tasks: int, live: int, rounds: int) -> Row:
             if kind not in ALONE:
                 queue(1)
                 device.run_queue()
-            made, found = Clock(device.maker.plans, "planned"), Clock(device.maker, "binding")
+            made, found = Clock(device.maker, "planned"), Clock(device.maker, "binding")
             for number in range(1 + AGAIN):
                 made.seconds = found.seconds = 0.0
                 held = queue(tasks)

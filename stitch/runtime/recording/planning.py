@@ -10,7 +10,6 @@ recently run first. If only addresses prevent the replay of an executable, its p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,6 +42,7 @@ from stitch.runtime.recording.predictions import EvictionPrediction, NextUses
 from stitch.runtime.recording.task_batch import Agent, TaskBatch
 from stitch.runtime.values import (
     ConstantRecord,
+    Effects,
     Forms,
     MemorySnapshot,
     OutputSlots,
@@ -59,153 +59,16 @@ if TYPE_CHECKING:
 class Planned:
     """A plan, its snapshot, and the output slots whose spare memory it uses.
 
-    `only_results`: it changes nothing but its results, for any source addresses. `is_known`: its
-    steps are those of an earlier plan, rebound.
+    `effects`: on the memory records. `only_results`: it changes nothing but its results, for any
+    source addresses. `is_known`: its steps are those of an earlier plan, rebound.
     """
 
     plan: Plan
+    effects: Effects
     picture: MemorySnapshot
     leases: list[OutputSlots]
     only_results: bool
     is_known: bool = False
-
-
-class WindowPlans:
-    """Makes and rebinds the plans for the batches of one device."""
-
-    def __init__(self, device: RuntimeDevice, next_uses: NextUses) -> None:
-        self._device = device
-        self._next_uses = next_uses
-
-    def placed(
-        self, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
-    ) -> Planned | None:
-        """Rebind the plan of an executable of the same work to the current addresses.
-
-        Returns None if no plan fits, or a constant was evicted.
-        """
-        taken = self._device.records.all_allocators()
-        requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
-        for recording in variants if window.has_constants_placed else ():
-            if not recording.may_be_placed:
-                continue
-            only_results, spaces = asked = recording.places is None, recording.gives_way_in
-            if asked not in requests:
-                staying = _passing(window, kept) if only_results else ()
-                requests[asked] = self._request(window, kept, (), staying, spaces=spaces)
-            request, picture = requests[asked]
-            plan = rebind_plan(recording.plan, request, taken)
-            if plan is not None:
-                return Planned(plan, picture, [], only_results, is_known=True)
-        return None
-
-    def planned(self, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
-        """Plan a batch in the current state.
-
-        Constants keep their addresses, unless one that it reads is evicted, memory is short, or
-        evicting other values costs more than fetching constants again.
-        """
-        best: Planned | None = None
-        if window.has_constants_placed:
-            try:
-                best = self._planned_around(window, kept)
-            except StitchError:
-                if not self._constants_may_leave(tuple(Space)):
-                    raise
-            else:
-                if not self._constants_may_leave(best.plan.pressured_spaces):
-                    return best
-        try:
-            other = self._planned_around(window, kept, window.constants)
-        except (StitchError, MemoryError):
-            if best is None:
-                raise
-            return best
-        return other if best is None else min(best, other, key=_foreseen)
-
-    def _constants_may_leave(self, spaces: Collection[Space]) -> bool:
-        """Return whether these spaces contain a constant, and eviction is allowed."""
-        return self._device.spills and any(
-            buffer.holds_constant and buffer.space in spaces
-            for buffer in self._device.records.all_buffers().values()
-        )
-
-    def _planned_around(
-        self, window: TaskBatch, kept: tuple[bool, ...],
-        constants: Sequence[ConstantRecord] | None = None,
-    ) -> Planned:  # fmt: skip
-        """Plan a batch; `constants`: those that it reads, if all constants may be evicted."""
-        records, spills = self._device.records, self._device.spills
-        spare = records.spare_leases()
-        best: Planned | None = None
-        staying = _passing(window, kept) if constants is None else ()
-        request, picture = self._request(window, kept, (), staying, constants)
-        # Revoke no slots, then the older half, then all; if nothing has to stay, the first snapshot
-        # is the actual state.
-        counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
-        to_try = [count for count in counts if picture.keeps_some or count]
-        try:
-            first = plan(request, spills=spills)
-            only_results = (
-                constants is None
-                and first.moves_nothing
-                and not _reads_fixed(first, window)
-                and effects_of(first, records.desc_key).is_simple
-            )
-            if only_results:
-                return Planned(first, picture, [], True)
-            if not picture.keeps_some:
-                best = Planned(first, picture, [], False)
-        except StitchError:
-            # Do not store the error: its frames would keep the caller's objects alive.
-            if not to_try:
-                raise
-        # Keep the first plan unless revoking more slots is faster.
-        for count in to_try:
-            if best is not None and not best.plan.is_pressed:
-                break
-            leases = spare[:count]
-            try:
-                request, picture = self._request(window, kept, leases, (), constants)
-                candidate = Planned(plan(request, spills=spills), picture, leases, False)
-            except (StitchError, MemoryError):
-                if best is None and count == to_try[-1]:
-                    raise
-                continue
-            if best is None or _foreseen(candidate) < _foreseen(best):
-                best = candidate
-        assert best is not None, "the last that failed was raised"
-        return best
-
-    def _request(
-        self,
-        window: TaskBatch,
-        kept: tuple[bool, ...],
-        without: Collection[OutputSlots],
-        staying: Collection[int],
-        constants: Sequence[ConstantRecord] | None = None,
-        spaces: Collection[Space] | None = None,
-    ) -> tuple[PlanRequest, MemorySnapshot]:
-        """Return a plan request and its snapshot.
-
-        `spaces`: spaces to include, besides values with predicted uses (None: all).
-        """
-        device, values = self._device, window.values
-        for value in values:
-            value.place()
-        picture = MemorySnapshot(
-            device.records, window.sources, len(values), window.number, without, staying, constants,
-            spaces, () if spaces is None else self._next_uses.expected(window),
-        )  # fmt: skip
-        tasks = window.graph.tasks
-        if constants is not None:
-            tasks = _with_constants(window, picture)
-        picture.kept.update(i for i, alive in enumerate(kept) if alive)
-        request = PlanRequest(
-            device.machine, tasks, tuple(picture.buffers), tuple(picture.residents),
-            frozenset(picture.kept), self._next_uses.predicted(window, kept, picture.bystanders),
-        )  # fmt: skip
-        return request, picture
 
 
 def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[NumberedTask, ...]:
@@ -312,7 +175,6 @@ class RecordingMaker:
     def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._next_uses = NextUses()
-        self.plans = WindowPlans(device, self._next_uses)
 
     def binding(
         self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
@@ -351,9 +213,16 @@ class RecordingMaker:
             self._next_uses.note(window)
         if binding is None:
             self._next_uses.learn()
-            planned = self.plans.placed(variants, window, kept)
-            planned = planned or self._planned_alone(window, kept, at_most)
-            if planned is not None:
+            planned = self._rebound(variants, window, kept)
+            try:
+                planned = planned or self.planned(window, kept)
+            except StitchError:
+                if at_most is None:
+                    raise
+            # Else it is better planned with later tasks.
+            if planned is not None and (
+                at_most is None or (planned.only_results and len(planned.plan.copies) <= at_most)
+            ):
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
         if binding is not None and binding.lease is not None:
             graph.recent = binding.recording
@@ -367,19 +236,6 @@ class RecordingMaker:
         binding = idle[-1].bindings.get(places)
         straight = None if binding is None else binding.straight
         return binding if straight is not None and straight.observers == device.observers else None
-
-    def _planned_alone(
-        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
-    ) -> Planned | None:
-        """Plan a batch; None if the plan violates `at_most` (it is then better planned with later
-        tasks)."""
-        if at_most is None:
-            return self.plans.planned(window, kept)
-        with suppress(StitchError):
-            planned = self.plans.planned(window, kept)
-            if planned.only_results and len(planned.plan.copies) <= at_most:
-                return planned
-        return None
 
     # -- again -----------------------------------------------------------------------------------
 
@@ -464,6 +320,142 @@ class RecordingMaker:
             device.records, device.recordings.works, device.host_memory.reuse
         )
 
+    # -- planning ---------------------------------------------------------------------------------
+
+    def _rebound(
+        self, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
+    ) -> Planned | None:
+        """Rebind the plan of an executable of the same work to the current addresses.
+
+        Returns None if no plan fits, or a constant was evicted.
+        """
+        taken = self._device.records.all_allocators()
+        requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
+        for recording in variants if window.has_constants_placed else ():
+            if not recording.may_be_placed:
+                continue
+            only_results, spaces = asked = recording.places is None, recording.gives_way_in
+            if asked not in requests:
+                staying = _passing(window, kept) if only_results else ()
+                requests[asked] = self._request(window, kept, (), staying, spaces=spaces)
+            request, picture = requests[asked]
+            plan = rebind_plan(recording.plan, request, taken)
+            if plan is not None:
+                effects = effects_of(plan, self._device.desc_key)
+                return Planned(plan, effects, picture, [], only_results, is_known=True)
+        return None
+
+    def planned(self, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
+        """Plan a batch in the current state.
+
+        Constants keep their addresses, unless one that it reads is evicted, memory is short, or
+        evicting other values costs more than fetching constants again.
+        """
+        best: Planned | None = None
+        if window.has_constants_placed:
+            try:
+                best = self._planned_around(window, kept)
+            except StitchError:
+                if not self._constants_may_leave(tuple(Space)):
+                    raise
+            else:
+                if not self._constants_may_leave(best.plan.pressured_spaces):
+                    return best
+        try:
+            other = self._planned_around(window, kept, window.constants)
+        except (StitchError, MemoryError):
+            if best is None:
+                raise
+            return best
+        return other if best is None else min(best, other, key=_foreseen)
+
+    def _constants_may_leave(self, spaces: Collection[Space]) -> bool:
+        """Return whether these spaces contain a constant, and eviction is allowed."""
+        return self._device.spills and any(
+            buffer.holds_constant and buffer.space in spaces
+            for buffer in self._device.records.all_buffers().values()
+        )
+
+    def _planned_around(
+        self, window: TaskBatch, kept: tuple[bool, ...],
+        constants: Sequence[ConstantRecord] | None = None,
+    ) -> Planned:  # fmt: skip
+        """Plan a batch; `constants`: those that it reads, if all constants may be evicted."""
+        records, spills = self._device.records, self._device.spills
+        spare = records.spare_leases()
+        best: Planned | None = None
+        staying = _passing(window, kept) if constants is None else ()
+        request, picture = self._request(window, kept, (), staying, constants)
+        # Revoke no slots, then the older half, then all; if nothing has to stay, the first snapshot
+        # is the actual state.
+        counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
+        to_try = [count for count in counts if picture.keeps_some or count]
+        try:
+            first = plan(request, spills=spills)
+            effects = effects_of(first, records.desc_key)
+            only_results = (
+                constants is None
+                and first.moves_nothing
+                and not _reads_fixed(first, window)
+                and effects.is_simple
+            )
+            if only_results or not picture.keeps_some:
+                best = Planned(first, effects, picture, [], only_results)
+            if only_results:
+                return best
+        except StitchError:
+            # Do not store the error: its frames would keep the caller's objects alive.
+            if not to_try:
+                raise
+        # Keep the first plan unless revoking more slots is faster.
+        for count in to_try:
+            if best is not None and not best.plan.is_pressed:
+                break
+            leases = spare[:count]
+            try:
+                request, picture = self._request(window, kept, leases, (), constants)
+                made = plan(request, spills=spills)
+                effects = effects_of(made, records.desc_key)
+                candidate = Planned(made, effects, picture, leases, False)
+            except (StitchError, MemoryError):
+                if best is None and count == to_try[-1]:
+                    raise
+                continue
+            if best is None or _foreseen(candidate) < _foreseen(best):
+                best = candidate
+        assert best is not None, "the last that failed was raised"
+        return best
+
+    def _request(
+        self,
+        window: TaskBatch,
+        kept: tuple[bool, ...],
+        without: Collection[OutputSlots],
+        staying: Collection[int],
+        constants: Sequence[ConstantRecord] | None = None,
+        spaces: Collection[Space] | None = None,
+    ) -> tuple[PlanRequest, MemorySnapshot]:
+        """Return a plan request and its snapshot.
+
+        `spaces`: spaces to include, besides values with predicted uses (None: all).
+        """
+        device, values = self._device, window.values
+        for value in values:
+            value.place()
+        picture = MemorySnapshot(
+            device.records, window.sources, len(values), window.number, without, staying, constants,
+            spaces, () if spaces is None else self._next_uses.expected(window),
+        )  # fmt: skip
+        tasks = window.graph.tasks
+        if constants is not None:
+            tasks = _with_constants(window, picture)
+        picture.kept.update(i for i, alive in enumerate(kept) if alive)
+        request = PlanRequest(
+            device.machine, tasks, tuple(picture.buffers), tuple(picture.residents),
+            frozenset(picture.kept), self._next_uses.predicted(window, kept, picture.bystanders),
+        )  # fmt: skip
+        return request, picture
+
     # -- new -------------------------------------------------------------------------------------
 
     def _new(
@@ -493,7 +485,7 @@ class RecordingMaker:
         )
         kernels = [None if a is None else a.prepared() for a in agents]
         recording = Executable(
-            plan, effects_of(plan, device.desc_key), kept,
+            plan, planned.effects, kept,
             [number for number, value in window.sources if not value.is_array],
             None if only_results else places,
             sharing(places), on_threads(kernels, plan, assignment, device.backend),
