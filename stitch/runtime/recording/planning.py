@@ -399,10 +399,10 @@ class RecordingMaker:
                 and not _reads_fixed(first, window)
                 and effects.is_simple
             )
-            if only_results or not picture.keeps_some:
-                best = Planned(first, effects, picture, [], only_results)
             if only_results:
-                return best
+                return Planned(first, effects, picture, [], True)
+            if not picture.keeps_some:
+                best = Planned(first, effects, picture, [], False)
         except StitchError:
             # Do not store the error: its frames would keep the caller's objects alive.
             if not to_try:
