@@ -577,7 +577,13 @@ class World:
             for _ in range(1 + steps % 4):
                 self.passes += 1
                 self.count += 7
-                self.training.step(self.count, reads_loss=bool(looks % 2))
+                try:
+                    self.training.step(self.count, reads_loss=bool(looks % 2))
+                except (Planted, KeyboardInterrupt, StitchError):
+                    # What a failed step has done of its gradients is not modelled.
+                    self.training.close()
+                    self.training = None
+                    raise
             if looks % 3 == 0:
                 self.training.check()
 
