@@ -497,7 +497,7 @@ def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Buffer], Values]
             del buffers[step.buffer]
             _forget(values, step.buffer)
         elif isinstance(step, Copy):
-            _copy(step, plan, buffers, values)
+            _copy(step, values)
         elif isinstance(step, Relocate):
             for buffer, address in step.targets:
                 buffers[buffer] = replace(buffers[buffer], address=address)
@@ -515,7 +515,7 @@ def _forget(values: Values, buffer: int) -> None:
             del values[value]
 
 
-def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) -> None:
+def _copy(step: Copy, values: Values) -> None:
     if step.kind == "copy":
         values.setdefault(step.made, []).append(step.target)
         return

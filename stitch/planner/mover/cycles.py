@@ -486,14 +486,9 @@ PATIENCE = 3.0
 CHEAPER = 1.05
 #: An option within this factor of the lower bound ends the search.
 ENOUGH = 1.01
-#: With more transfers per move and widest piece than this, slower options with fewer transfers are
-#: tried, up to this factor.
-TRANSFERS, SLOWER = 4, 1.1
 #: Holes narrower than a piece by these factors are widened instead of filled: for pieces outside,
 #: and inside. The second is tried only with few moves.
 AWAY_NARROW, NARROWS, FEW = 4, (2, 4), 3
-#: No limit on how often holes are widened.
-MANY = 1 << 30
 
 
 def break_cycles(
@@ -545,7 +540,7 @@ def break_cycles(
         best, least = search.by_pieces(best, outside, least, patience, away=True)
         best, least = search.with_one_outside(best, outside, least)
         if best is not None:
-            return search.in_fewer_transfers(best)
+            return best
         if most < float("inf"):
             return []
     raise AssertionError("no byte is free to stage a part in")
@@ -573,25 +568,6 @@ class _Search:
         best = cheapest_cut(self.moves, self.pieces.open, self.free, limit, self.prices, away=away)
         seconds = most if best is None else self.prices.seconds(best)
         return (best, seconds) if seconds < most else (None, most)
-
-    def in_fewer_transfers(self, best: list[Move]) -> list[Move]:
-        """Use fewer transfers if there are many: each costs host time."""
-        moves, prices, nbytes = self.moves, self.prices, self.pieces.nbytes
-        most = SLOWER * prices.seconds(best)
-        sizes = _sizes(moves, nbytes, self.granule) if self._is_long(best) else set[int]()
-        count = len(best)
-        for size in sorted(size for size in sizes if 2 * nbytes <= size * count):
-            for times in (1, MANY):
-                done = _through_holes(moves, size, self.free, prices, most, 1, times)
-                if done is None or len(done) >= count or self._is_long(done):
-                    continue
-                if (seconds := prices.seconds(done)) < most:
-                    best, most = done, seconds
-        return best
-
-    def _is_long(self, done: list[Move]) -> bool:
-        pieces = -(-self.pieces.nbytes // max(move.size for move in done))
-        return len(done) > TRANSFERS * (len(self.moves) + pieces)
 
     def with_one_outside(
         self, best: list[Move] | None, limit: int, most: float
@@ -713,13 +689,12 @@ def _through_holes(
     prices: Prices,
     most: float,
     narrow: int,
-    times: int = MANY,
 ) -> list[Move] | None:
     """Move everything through holes, widened to `size` by staging; None if it costs `most`.
 
     If the widest hole is narrower than `size` by the factor `narrow`, bytes beside it are staged in
     other free regions. Holes are filled until they are too narrow (staged bytes have returned, or
-    tensor borders have cut the holes), and widened at most `times`.
+    tensor borders have cut the holes), and widened again.
     """
     targets = union(spans_of(moves, "target"))
     spare = minus(union([*free, *spans_of(moves, "source")]), targets)
@@ -740,7 +715,6 @@ def _through_holes(
             )
             lying = pieces.sources_in(staged)
         staged = staged if lying else (0, 0)
-        times -= bool(lying)
         pieces.split_at(staged)
         places = assign_staging(lying, free, minus(pieces.open, [staged]))
         taken = union((place, place + taken) for _, place, taken in places)
@@ -770,7 +744,6 @@ def _through_holes(
             ],
             places,
         )
-        size = size if times else 0
         most -= prices.seconds(step)
         if core and most <= 0:
             return None
