@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from stitch import ops
 from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, optional, takes
 from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
-from stitch.machine import Machine, load_machine
+from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, InputKind, Role
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
@@ -32,7 +33,6 @@ from stitch.training.local_backend.signatures import (
     SlotKind,
     TaskBinding,
     TaskInvocation,
-    TaskPort,
     TaskSignature,
     TensorSlot,
     backward_binding,
@@ -41,21 +41,20 @@ from stitch.training.local_backend.signatures import (
     gradient_name,
     input_slot,
     layer_graph,
+    named,
     operator_graph,
     output_slot,
     summing_graph,
     task_signature,
-    update_slots,
+    update_task,
     zero_gradient,
 )
 from stitch.training.local_backend.store import (
-    LoadedTask,
     ProgramTask,
     TaskArgumentAccessor,
     TaskImplementation,
     TaskStore,
     execute,
-    program_task,
 )
 from stitch.training.losses import LOSS_KIND, Loss, loss_from_config
 from stitch.training.optimizers import OPTIMIZER_KIND, Optimizer, optimizer_from_config
@@ -76,9 +75,10 @@ class LayerTasks:
     """The compiled tasks of a model: `tasks` by id, `stages` by the part of a training step."""
 
     def __init__(
-        self, layers: LayerGraph, machine: Machine, loss: Loss | None, optimizer: Optimizer | None
-    ) -> None:
-        self.layers, self.machine = layers, machine
+        self, layers: LayerGraph, device: RuntimeDevice, loss: Loss | None,
+        optimizer: Optimizer | None,
+    ) -> None:  # fmt: skip
+        self.layers, self.device = layers, device
         self.tasks: dict[str, ProgramTask] = {}
         self._ids: dict[object, str] = {}
         self._counts: Counter[str] = Counter()
@@ -94,26 +94,48 @@ class LayerTasks:
 
     def outputs_of(self, role: Role) -> tuple[str, ...]:
         """Return the tensors that the tasks of a stage write, each once."""
-        return self._tensors(role, "outputs")
+        return tuple(dict.fromkeys(
+            name for layer in self.stages[role]
+            for name, _ in self.of(layer).outputs(layer.invocation.binding)
+        ))  # fmt: skip
 
-    def live_outputs(self, role: Role) -> frozenset[str]:
-        """Return the outputs of a stage that are used outside of it: outputs of the graph, inputs
-        of backward tasks, gradients in `wanted`, parameters and states."""
+    def of(self, layer: LayerTask) -> ProgramTask:
+        return self.tasks[layer.invocation.task_id]
+
+    def graph(self, role: Role, name: str) -> TaskGraph:
+        """Return the tasks of a stage as calls of their programs in a task graph.
+
+        Its outputs are what is used outside of the stage: outputs of the model, inputs of backward
+        tasks, gradients in `wanted`, parameters and states.
+        """
+        graph = TaskGraph(name)
+        #: The newest value of each tensor.
+        now: dict[str, Future] = {}
+        for layer in self.stages[role]:
+            task, binding = self.of(layer), layer.invocation.binding
+            operands = []
+            for tensor, desc in task.inputs(binding):
+                if tensor not in now:
+                    now[tensor] = graph.input(desc, tensor)
+                operands.append(now[tensor])
+            results = graph.call(task.program, *operands)
+            futures = (results,) if isinstance(results, Future) else results
+            names = [tensor for tensor, _ in task.outputs(binding)]
+            now.update(zip(names, futures, strict=True))
+        outputs = self.outputs_of(role)
+        live: Collection[str] = outputs
         if role is Role.FORWARD:
             layers = self.layers
-            read = self._tensors(Role.BACKWARD, "inputs")
-            return frozenset((*read, *[layers.names[slot.value] for slot in layers.graph.outputs]))
-        if role is Role.BACKWARD:
-            return frozenset(map(gradient_name, self.layers.wanted))
-        return frozenset(self.outputs_of(role))
-
-    def _tensors(self, role: Role, side: Literal["inputs", "outputs"]) -> tuple[str, ...]:
-        names: dict[str, None] = {}
-        for layer in self.stages[role]:
-            task = self.tasks[layer.invocation.task_id]
-            ports = task.inputs if side == "inputs" else task.outputs
-            names |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
-        return tuple(names)
+            live = {layers.names[slot.value] for slot in layers.graph.outputs}
+            for layer in self.stages[Role.BACKWARD]:
+                read = self.of(layer).inputs(layer.invocation.binding)
+                live |= {tensor for tensor, _ in read}
+        elif role is Role.BACKWARD:
+            live = {*map(gradient_name, self.layers.wanted)}
+        for tensor in outputs:
+            if tensor in live:
+                graph.output(now[tensor], tensor)
+        return graph
 
     def _forward(self, index: int) -> LayerTask:
         layers = self.layers
@@ -216,7 +238,7 @@ class LayerTasks:
         """Return the task that computes the loss and the prediction's gradient."""
         differentiated = self.layers.differentiated
         assert differentiated is not None
-        ((name, seed),) = differentiated.seeds
+        ((name, _),) = differentiated.seeds
         graph = self.layers.graph
         index = next(i for i, slot in enumerate(graph.outputs) if slot.name == name)
         judged = loss_graph(loss, differentiated, graph.output_type(index), TrainingOptions())
@@ -232,9 +254,7 @@ class LayerTasks:
         binding = TaskBinding(
             {slot: slot for slot in (name, LABEL, LOSS)}, {name: gradient_name(name)}, _PROFILING
         )
-        ports = {slot: TaskPort("tensor", slot) for slot in (name, LABEL, LOSS)}
-        ports[seed] = TaskPort("gradient", name)
-        task_id = self._task_id(judged, LOSS, Role.LOSS, signature, ports)
+        task_id = self._task(judged, LOSS, Role.LOSS, signature)
         return LayerTask(LOSS, loss.name, "", TaskInvocation(task_id, binding))
 
     def _update(self, optimizer: Optimizer) -> LayerTask:
@@ -245,8 +265,8 @@ class LayerTasks:
             if slot.name in self.layers.wanted and slot.kind is InputKind.PARAMETER
         ]
         graph = update_graph(f"{whole.name}_update", parameters, optimizer)
-        signature, binding, ports = update_slots(graph, parameters)
-        task_id = self._task_id(graph, "update", Role.UPDATE, signature, ports)
+        signature, binding = update_task(graph, parameters)
+        task_id = self._task(graph, "update", Role.UPDATE, signature)
         return LayerTask("update", optimizer.name, "", TaskInvocation(task_id, binding))
 
     def _layer_task(self, index: int, invocation: TaskInvocation) -> LayerTask:
@@ -257,17 +277,6 @@ class LayerTasks:
     def _task(
         self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature
     ) -> str:
-        """Return the id of the task of a graph that has an operator's slots."""
-        ports = {}
-        for name in [*(slot.name for slot in graph.inputs), *(s.name for s in graph.outputs)]:
-            plain = name.removesuffix(gradient_name(""))
-            ports[name] = TaskPort("tensor" if plain == name else "gradient", plain)
-        return self._task_id(graph, stem, role, signature, ports)
-
-    def _task_id(
-        self, graph: ComputationGraph, stem: str, role: Role, signature: TaskSignature,
-        ports: Mapping[str, TaskPort],
-    ) -> str:  # fmt: skip
         """Return the id of an equal task, or compile a new one."""
         slots = graph.inputs, graph.outputs, signature.tensors, tuple(signature.arguments)
         key = stem, slots, graph.meaning
@@ -277,38 +286,10 @@ class LayerTasks:
         self._counts[stem] += 1
         number = self._counts[stem]
         task_id = stem if number == 1 else f"{stem}.{number}"
-        self.tasks[task_id] = program_task(graph, task_id, role, self.machine, signature, ports)
+        graph = replace(graph, name=task_id)
+        self.tasks[task_id] = ProgramTask(graph, role, signature, self.device)
         self._ids[key] = task_id
         return task_id
-
-
-def stage_graph(
-    name: str, stage: Sequence[LayerTask], tasks: Mapping[str, ProgramTask], live: Collection[str]
-) -> TaskGraph:
-    """Return the tasks of a stage as calls of their programs in a task graph.
-
-    `live`: the tensors that become outputs of the graph.
-    """
-    graph = TaskGraph(name)
-    #: The newest value of each tensor.
-    now: dict[str, Future] = {}
-    written: dict[str, None] = {}
-    for layer in stage:
-        task, binding = tasks[layer.invocation.task_id], layer.invocation.binding
-        operands = []
-        for i, port in enumerate(task.inputs):
-            tensor = port.name(binding)
-            if tensor not in now:
-                now[tensor] = graph.input(task.program.input_desc(i), tensor)
-            operands.append(now[tensor])
-        results = graph.call(task.program, *operands)
-        names = [port.name(binding) for port in task.outputs]
-        now.update(zip(names, (results,) if isinstance(results, Future) else results, strict=True))
-        written |= dict.fromkeys(names)
-    for tensor in written:
-        if tensor in live:
-            graph.output(now[tensor], tensor)
-    return graph
 
 
 # --------------------------------------------------------------------------------------------------
@@ -420,13 +401,10 @@ class LocalTaskBackend:
         layers, values = trained_layers(graph, self.loss, wanted, weights or {})
         if not layers.wanted and (self.loss or self.optimizer):
             raise CompileError(f"graph {graph.name!r} has no parameters to train")
-        machine = load_machine(_TARGET) if device is None else device.machine
         self.layers = layers
-        self._compiled = LayerTasks(layers, machine, self.loss, self.optimizer)
         self._owns_device = device is None
-        device = Device(machine) if device is None else device
-        self.device = device
-        self.store = TaskStore(device, {
+        self.device = Device(load_machine(_TARGET)) if device is None else device
+        self.store = TaskStore(self.device, {
             RuntimeArgument.DEVICE_STATE: lambda: self.device,
             RuntimeArgument.ITERATION: lambda: self.iteration,
             RuntimeArgument.PROFILING: lambda: self.profiling,
@@ -437,34 +415,24 @@ class LocalTaskBackend:
         #: Whether a complete backward pass has run.
         self._has_gradients = False
         try:
-            self._register()
+            self._compiled = LayerTasks(layers, self.device, self.loss, self.optimizer)
+            for task_id, compiled in self._compiled.tasks.items():
+                self.register_task(task_id, compiled.signature, compiled)
+            for role in Role:
+                for layer in self.tasks(role):
+                    task, binding = self._compiled.of(layer), layer.invocation.binding
+                    for name, desc in (*task.inputs(binding), *task.outputs(binding)):
+                        self.store.add_tensor(name, desc)
             self._start(values)
         except BaseException:
             self.close()
             raise
 
-    def _register(self) -> None:
-        for task_id, compiled in self._compiled.tasks.items():
-            self.register_task(task_id, compiled.signature, LoadedTask(compiled, self.device))
-        for tasks in self._compiled.stages.values():
-            for task in tasks:
-                self._add_tensors(task.invocation)
-
-    def _add_tensors(self, invocation: TaskInvocation) -> None:
-        task = self._compiled.tasks[invocation.task_id]
-        program = task.program
-        for i, port in enumerate(task.inputs):
-            if port.what != "argument":
-                self.store.add_tensor(port.name(invocation.binding), program.input_desc(i))
-        for i, port in enumerate(task.outputs):
-            self.store.add_tensor(port.name(invocation.binding), program.output_desc(i))
-
     def _start(self, values: Mapping[str, Any]) -> None:
         """Write the initial optimizer state and weights."""
-        for task in self._compiled.stages[Role.UPDATE]:
-            update = self._compiled.tasks[task.invocation.task_id]
-            for slot, port in zip(update.program.inputs, update.inputs, strict=True):
-                if slot.kind is InputKind.STATE and port.what == "tensor":
+        for layer in self.tasks(Role.UPDATE):
+            for slot in self._compiled.of(layer).program.inputs:
+                if slot.kind is InputKind.STATE and slot.name in layer.invocation.binding.tensors:
                     desc = self.store.desc(slot.name)
                     parameter, _, state = slot.name.rpartition(".")
                     assert self.optimizer is not None
@@ -562,12 +530,7 @@ class LocalTaskBackend:
 
     def _check_known(self, task_id: str) -> None:
         self.check_open()
-        if task_id not in self._implementations:
-            raise TaskError(
-                f"no task {task_id!r} is registered",
-                expected=", ".join(self._implementations) or "none",
-                remedy=closest(task_id, self._implementations) or None,
-            )
+        named(task_id, self._implementations, f"no task {task_id!r} is registered", TaskError)
 
     def execute(self, invocation: TaskInvocation) -> Any:
         """Run one task; see `stitch.training.execute`."""
@@ -589,15 +552,13 @@ class LocalTaskBackend:
         role = Role(role)
         for layer in self.tasks(role):
             task_id = layer.invocation.task_id
-            if not isinstance(self._implementations[task_id], LoadedTask):
+            if self._implementations[task_id] is not self._compiled.tasks[task_id]:
                 raise TaskError(
                     f"task {task_id!r} of layer {layer.layer!r} was registered again: its "
                     "implementation is not a program",
                     remedy="register functions under other ids",
                 )
-        compiled = self._compiled
-        name = f"{self.graph.name}_{role.value}"
-        return stage_graph(name, self.tasks(role), compiled.tasks, compiled.live_outputs(role))
+        return self._compiled.graph(role, f"{self.graph.name}_{role.value}")
 
     @contextmanager
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:

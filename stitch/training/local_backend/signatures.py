@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, UnionType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from stitch.argument_kinds import MAPPING, WORDS, takes
 from stitch.compiler import (
@@ -22,7 +22,7 @@ from stitch.compiler import (
     optimize,
     write_graph,
 )
-from stitch.errors import CompileError, UsageError, closest
+from stitch.errors import CompileError, StitchError, UsageError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.linker import drop_unused_values
 from stitch.program import (
@@ -38,6 +38,21 @@ from stitch.program import (
 )
 from stitch.tasks import Permission
 from stitch.training.graphs import LEARNING_RATE, Parameter
+
+_T = TypeVar("_T")
+
+
+def named(
+    name: str, entries: Mapping[str, _T], what: str, error: type[StitchError] = UsageError
+) -> _T:
+    """Return an entry; raise an error that lists the names if there is none."""
+    if name not in entries:
+        raise error(
+            what, expected=", ".join(entries) or "none",
+            remedy=closest(name, entries) or None,
+        )  # fmt: skip
+    return entries[name]
+
 
 # --------------------------------------------------------------------------------------------------
 # Signatures
@@ -89,35 +104,18 @@ class TaskSignature:
 
     def tensor(self, name: str) -> TensorSlot:
         """Return the tensor slot `name`; raise `UsageError` if there is none."""
-        for slot in self.tensors:
-            if slot.name == name:
-                return slot
-        names = [slot.name for slot in self.tensors]
-        raise UsageError(
-            f"the task has no tensor slot {name!r}", expected=", ".join(names) or "none",
-            remedy=closest(name, names) or None,
-        )  # fmt: skip
+        slots = {slot.name: slot for slot in self.tensors}
+        return named(name, slots, f"the task has no tensor slot {name!r}")
 
     def argument(self, name: str) -> type | UnionType:
         """Return the type of an argument slot; raise `UsageError` if there is none."""
-        if name not in self.arguments:
-            raise UsageError(
-                f"the task has no argument slot {name!r}",
-                expected=", ".join(self.arguments) or "none",
-                remedy=closest(name, self.arguments) or None,
-            )
-        return self.arguments[name]
+        return named(name, self.arguments, f"the task has no argument slot {name!r}")
 
 
 @takes(
-    inputs=WORDS,
-    optional=WORDS,
-    untrainable=WORDS,
-    weights=WORDS,
-    outputs=WORDS,
-    variadic=WORDS,
+    inputs=WORDS, optional=WORDS, untrainable=WORDS, weights=WORDS, outputs=WORDS, variadic=WORDS,
     arguments=MAPPING,
-)
+)  # fmt: skip
 def task_signature(
     *,
     inputs: Iterable[str] = (),
@@ -310,20 +308,12 @@ def backward_binding(
     return TaskBinding(forward.tensors, gradients, forward.arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPort:
-    """The source or target of a program's slot: a tensor, a gradient or an argument."""
-
-    what: Literal["tensor", "gradient", "argument"]
-    slot: str
-
-    def name(self, binding: TaskBinding) -> str:
-        """Return the tensor that `binding` names, or the argument's own name."""
-        if self.what == "argument":
-            return self.slot
-        bound = (binding.tensors if self.what == "tensor" else binding.gradients)[self.slot]
-        assert isinstance(bound, str), "programs have a slot for each tensor"
-        return bound
+def tensor_of(binding: TaskBinding, slot: str) -> str:
+    """Return the tensor of a program's slot, which has the name of a tensor slot or of its
+    gradient."""
+    bound = binding.tensors.get(slot) or binding.gradients[slot.removesuffix(gradient_name(""))]
+    assert isinstance(bound, str), "programs have a slot for each tensor"
+    return bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,44 +563,30 @@ def zero_gradient(kind: ValueType) -> ComputationGraph:
     return b.build()
 
 
-def update_slots(
+def update_task(
     graph: ComputationGraph, parameters: Sequence[Parameter]
-) -> tuple[TaskSignature, TaskBinding, dict[str, TaskPort]]:
-    """Return signature, binding and ports of the update task: a slot for each parameter and state.
+) -> tuple[TaskSignature, TaskBinding]:
+    """Return signature and binding of the update task: a slot for each parameter and state.
 
     Slots that the update replaces are read and written; gradients are read; the learning rate is an
     argument by reference.
     """
-    gradients = {parameter.gradient: parameter.name for parameter in parameters}
-    taken = {slot.name: slot for slot in graph.inputs if slot.name != LEARNING_RATE}
-    names = [name for name in taken if name not in gradients]
+    gradients = {parameter.name: parameter.gradient for parameter in parameters}
+    taken = {slot.name: slot.ownership for slot in graph.inputs if slot.name != LEARNING_RATE}
+    names = [name for name in taken if name not in gradients.values()]
     names += [slot.name for slot in graph.outputs if slot.name not in taken]
     slots = []
     for name in names:
-        is_input = name in taken
-        replaced = not is_input or taken[name].ownership is Ownership.DONATE
-        kind = SlotKind.WEIGHT if name in gradients.values() else SlotKind.UNTRAINABLE
-        slots.append(
-            TensorSlot(
-                name,
-                kind if is_input else SlotKind.OUTPUT,
-                _permission(reads=is_input, writes=replaced),
-                Permission.READ_ONLY if kind is SlotKind.WEIGHT else Permission.NONE,
-            )
-        )
-    arguments = {LEARNING_RATE: float, "profiling": bool}
+        kind, permission = SlotKind.OUTPUT, Permission.WRITE_ONLY
+        if name in taken:
+            kind = SlotKind.WEIGHT if name in gradients else SlotKind.UNTRAINABLE
+            is_replaced = taken[name] is Ownership.DONATE
+            permission = Permission.READ_WRITE if is_replaced else Permission.READ_ONLY
+        read = Permission.READ_ONLY if name in gradients else Permission.NONE
+        slots.append(TensorSlot(name, kind, permission, read))
     binding = TaskBinding(
-        {name: name for name in names},
-        {name: gradient for gradient, name in gradients.items()},
+        {name: name for name in names}, gradients,
         {LEARNING_RATE: RuntimeArgument.LEARNING_RATE, "profiling": RuntimeArgument.PROFILING},
-    )
-    ports = {name: TaskPort("tensor", name) for name in names}
-    ports |= {gradient: TaskPort("gradient", name) for gradient, name in gradients.items()}
-    ports[LEARNING_RATE] = TaskPort("argument", LEARNING_RATE)
-    signature = TaskSignature(tuple(slots), arguments, float | None)
-    return signature, binding, ports
-
-
-def _permission(*, reads: bool, writes: bool) -> Permission:
-    one = Permission.READ_ONLY if reads else Permission.NONE
-    return one.join(Permission.WRITE_ONLY if writes else Permission.NONE)
+    )  # fmt: skip
+    arguments = {LEARNING_RATE: float, "profiling": bool}
+    return TaskSignature(tuple(slots), arguments, float | None), binding

@@ -10,32 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from stitch.argument_kinds import instance_of, takes, with_method
-from stitch.compiler import CompileOptions, compile_graph
-from stitch.errors import TaskError, UsageError, closest
+from stitch.errors import TaskError, UsageError
 from stitch.graph import ComputationGraph
-from stitch.machine import Machine
-from stitch.program import Array, Program, Role, TensorDesc
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.program import Array, Role, TensorDesc
+from stitch.runtime import RuntimeDevice, Tensor
 from stitch.tasks import Permission
 from stitch.training.local_backend.signatures import (
     LayerTask,
     RuntimeArgument,
+    TaskBinding,
     TaskInvocation,
-    TaskPort,
     TaskSignature,
     check_binding,
+    gradient_name,
+    named,
     names_of,
+    tensor_of,
 )
 from stitch.training.observing import LayerTime, profile_operations
-from stitch.training.programs import slot_places
-from stitch.training.stitching import NamedCells
-from stitch.ttb import Binary
+from stitch.training.programs import compilation
+from stitch.training.stitching import NamedCells, load_program
 
 
 class TaskStore:
@@ -47,9 +46,8 @@ class TaskStore:
     def __init__(
         self, device: RuntimeDevice, references: Mapping[RuntimeArgument, Callable[[], Any]]
     ) -> None:
-        self.device = device
+        self.device, self.references = device, references
         self.signatures: dict[str, TaskSignature] = {}
-        self._references = references
         self._cells = NamedCells(device)
 
     @property
@@ -93,22 +91,18 @@ class TaskStore:
     def hold(self, name: str, tensor: Tensor) -> None:
         """Check a tensor as `check` does and store it under a name."""
         self.check(name, tensor)
-        self.replace(name, tensor)
+        self._cells.hold(self._number(name), tensor)
 
     def check(self, name: str, tensor: Tensor) -> None:
         """Raise `UsageError` for a tensor of another shape, element type or device than
         declared."""
-        expected = self.desc(name)
+        expected, actual = self.desc(name), tensor.desc
         self.device.check_device(tensor, f"tensor {name!r}")
-        actual = tensor.desc
         if (actual.shape, actual.layout.data_type) != (expected.shape, expected.layout.data_type):
             raise UsageError(
                 f"tensor {name!r} has another shape or data type", expected=expected.text(),
                 got=actual.text(),
             )  # fmt: skip
-
-    def replace(self, name: str, tensor: Tensor) -> None:
-        self._cells.hold(self._number(name), tensor)
 
     def write(self, name: str, array: Any) -> None:
         """Overwrite the elements of a tensor; allocate it if needed.
@@ -126,17 +120,7 @@ class TaskStore:
         self._cells.close()
 
     def _number(self, name: str) -> int:
-        number = self._cells.numbers.get(name)
-        if number is None:
-            raise UsageError(
-                f"there is no tensor {name!r}", expected=", ".join(self.names) or "none",
-                remedy=closest(name, self.names) or None,
-            )  # fmt: skip
-        return number
-
-    def argument(self, value: Any) -> Any:
-        """Return an argument's value; a reference is replaced by its current value."""
-        return self._references[value]() if isinstance(value, RuntimeArgument) else value
+        return named(name, self._cells.numbers, f"there is no tensor {name!r}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -150,39 +134,28 @@ _PERMISSION = instance_of(
 class _OpenTensor:
     """A tensor while one task runs, shared by all slots that are bound to it.
 
-    It is replaced by `replacement`, or by `elements`, which the task writes to.
+    `written` replaces it: a tensor, or an array that the task writes to. `read` is the array that
+    read-only slots have.
     """
 
-    __slots__ = ("_store", "desc", "elements", "name", "read", "replacement")
+    __slots__ = ("desc", "name", "read", "store", "written")
 
     def __init__(self, store: TaskStore, name: str) -> None:
-        self.name, self.desc, self._store = name, store.desc(name), store
-        self.replacement: Tensor | None = None
-        self.elements: Array | None = None
-        #: The array that read-only slots have.
+        self.name, self.desc, self.store = name, store.desc(name), store
+        self.written: Tensor | Array | None = None
         self.read: Array | None = None
 
-    @property
-    def is_there(self) -> bool:
-        is_written = self.replacement is not None or self.elements is not None
-        return is_written or self._store.find(self.name) is not None
-
     def tensor(self) -> Tensor:
-        if self.elements is not None:
-            return self._store.device.tensor(self.elements)
-        return self._store.tensor(self.name) if self.replacement is None else self.replacement
-
-    def take(self, tensor: Tensor) -> None:
-        """Replace the tensor when the task ends; earlier writes of the task are lost."""
-        self._store.check(self.name, tensor)
-        self.replacement, self.elements, self.read = tensor, None, None
+        if isinstance(self.written, np.ndarray):
+            return self.store.device.tensor(self.written)
+        return self.store.tensor(self.name) if self.written is None else self.written
 
     def finish(self) -> None:
         """Store the changes at the end of the task."""
-        if self.elements is not None:
-            self._store.write(self.name, self.elements)
-        elif self.replacement is not None:
-            self._store.replace(self.name, self.replacement)
+        if isinstance(self.written, np.ndarray):
+            self.store.write(self.name, self.written)
+        elif self.written is not None:
+            self.store.hold(self.name, self.written)
 
 
 class TensorAccessor:
@@ -215,12 +188,13 @@ class TensorAccessor:
         return self._used.tensor()
 
     def put(self, tensor: Tensor) -> None:
-        """Replace the tensor when the task ends.
+        """Replace the tensor when the task ends; earlier writes of the task are lost.
 
         Raises `TaskError` without permission to write, `UsageError` for a tensor that does not fit.
         """
         self._require(self.permission.writes, "written")
-        self._used.take(tensor)
+        self._used.store.check(self.name, tensor)
+        self._used.written, self._used.read = tensor, None
 
     def numpy(self) -> Array:
         """Return the elements.
@@ -232,12 +206,12 @@ class TensorAccessor:
         self._require(self.permission is not Permission.NONE, "read or written")
         used = self._used
         if self.permission.writes:
-            if used.elements is None:
-                used.elements = self._elements()
-            return used.elements
-        if used.elements is not None:
+            if not isinstance(used.written, np.ndarray):
+                used.written = self._elements()
+            return used.written
+        if isinstance(used.written, np.ndarray):
             # A view, so that only this accessor's array is read-only.
-            used.read = used.elements.view()
+            used.read = used.written.view()
         elif used.read is None:
             used.read = self._elements()
         used.read.flags.writeable = False
@@ -245,9 +219,8 @@ class TensorAccessor:
 
     def _elements(self) -> Array:
         used = self._used
-        if used.replacement is not None or (
-            self.permission.reads and (used.is_there or not self._zeros)
-        ):
+        is_new = self._zeros and used.store.find(self.name) is None
+        if used.written is not None or (self.permission.reads and not is_new):
             return used.tensor().numpy()
         return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
 
@@ -307,8 +280,9 @@ class TaskArgumentAccessor:
         Raises `UsageError` for an unknown slot, `TaskError` if a reference has another type than
         declared.
         """
-        kind = self.signature.argument(slot)
-        value = self._store.argument(self.binding.arguments[slot])
+        kind, value = self.signature.argument(slot), self.binding.arguments[slot]
+        if isinstance(value, RuntimeArgument):
+            value = self._store.references[value]()
         if not isinstance(value, kind):
             raise TaskError(
                 f"argument {slot!r} of task {self.task_id!r} has another type than declared",
@@ -485,42 +459,35 @@ class ModelTrainingInstance:
 # Programs as tasks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ProgramTask:
-    """A program as a task; `inputs` and `outputs` are the ports of its slots, in order."""
+    """A graph compiled and loaded as the implementation of a task.
 
-    program: Program
-    signature: TaskSignature
-    inputs: tuple[TaskPort, ...]
-    outputs: tuple[TaskPort, ...]
-
-
-def program_task(
-    graph: ComputationGraph, task_id: str, role: Role, machine: Machine,
-    signature: TaskSignature, ports: Mapping[str, TaskPort],
-) -> ProgramTask:  # fmt: skip
-    """Compile a graph as a task; `ports` has the port of each slot of the graph."""
-    graph = replace(graph, name=task_id)
-    placement = tuple(slot_places(graph, machine, {}))
-    program = compile_graph(graph, machine, CompileOptions(placement=placement, role=role)).program
-    return ProgramTask(
-        program,
-        signature,
-        tuple([ports[slot.name] for slot in program.inputs]),
-        tuple([ports[slot.name] for slot in program.outputs]),
-    )
-
-
-class LoadedTask:
-    """A program task loaded on a device: the implementation that is registered for it.
-
+    The graph's slots have the names of the task's tensor slots, their gradients and its arguments.
     It returns the seconds of its operations while profiling, else None.
     """
 
-    def __init__(self, task: ProgramTask, device: RuntimeDevice) -> None:
-        self.task = task
-        binary = Binary((task.program,), device.machine.shape, "stitch training")
-        self._agent: LoadedProgram = device.load(binary)
+    def __init__(
+        self, graph: ComputationGraph, role: Role, signature: TaskSignature, device: RuntimeDevice
+    ) -> None:
+        self.signature = signature
+        self.program = compilation(role, graph, device.machine, {}).program
+        self._agent = load_program(device, self.program)
+
+    def inputs(self, binding: TaskBinding) -> list[tuple[str, TensorDesc]]:
+        """Return the tensors that the program reads."""
+        program, arguments = self.program, self.signature.arguments
+        return [
+            (tensor_of(binding, slot.name), program.input_desc(i))
+            for i, slot in enumerate(program.inputs) if slot.name not in arguments
+        ]  # fmt: skip
+
+    def outputs(self, binding: TaskBinding) -> list[tuple[str, TensorDesc]]:
+        """Return the tensors that the program writes."""
+        program = self.program
+        return [
+            (tensor_of(binding, slot.name), program.output_desc(i))
+            for i, slot in enumerate(program.outputs)
+        ]
 
     def __call__(self, accessor: TaskArgumentAccessor) -> float | None:
         if not accessor.get_argument("profiling"):
@@ -531,23 +498,21 @@ class LoadedTask:
 
     def _queue(self, accessor: TaskArgumentAccessor) -> None:
         operands = [
-            np.asarray(accessor.get_argument(port.slot), input_port.dtype)
-            if port.what == "argument"
-            else _access(accessor, port, Permission.READ_ONLY).tensor
-            for port, input_port in zip(self.task.inputs, self._agent.ports, strict=True)
+            np.asarray(accessor.get_argument(port.name), port.dtype)
+            if port.name in self.signature.arguments
+            else _access(accessor, port.name, Permission.READ_ONLY).tensor
+            for port in self._agent.ports
         ]
         written = [
-            _access(accessor, port, Permission.WRITE_ONLY) for port in self.task.outputs
-        ]  # fmt: skip
+            _access(accessor, slot.name, Permission.WRITE_ONLY) for slot in self.program.outputs
+        ]
         results = accessor.device.submit(self._agent, operands)
         tensors = (results,) if isinstance(results, Tensor) else results
         for access, tensor in zip(written, tensors, strict=True):
             access.put(tensor)
 
 
-def _access(
-    accessor: TaskArgumentAccessor, port: TaskPort, permission: Permission
-) -> TensorAccessor:
-    if port.what == "gradient":
-        return accessor.get_tensor_grad(port.slot, permission)
-    return accessor.get_tensor(port.slot, permission)
+def _access(accessor: TaskArgumentAccessor, slot: str, permission: Permission) -> TensorAccessor:
+    if slot in accessor.binding.tensors:
+        return accessor.get_tensor(slot, permission)
+    return accessor.get_tensor_grad(slot.removesuffix(gradient_name("")), permission)
