@@ -30,7 +30,7 @@ from stitch.argument_kinds import (
 )
 from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions, split_graph
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, closest, unknown
 from stitch.frontend import (
     TrainableSource,
     opened,
@@ -368,10 +368,9 @@ def _parallel(parallel: Mapping[str, Any], algorithm: str) -> ParallelOptions:
     from stitch.mesh import ParallelOptions
 
     known = [field.name for field in fields(ParallelOptions)]
-    unknown = [str(name) for name in parallel if name not in known]
-    if unknown:
-        raise UsageError(f"parallel= takes no {', '.join(unknown)}", expected=", ".join(known),
-                         remedy=closest(unknown[0], known) or None)  # fmt: skip
+    others = [str(name) for name in parallel if name not in known]
+    if others:
+        raise unknown(f"parallel= takes no {', '.join(others)}", others[0], known)
     if algorithm != "none":
         raise UsageError("compile takes algorithm= only without parallel=", got=algorithm)
     return ParallelOptions(**parallel)

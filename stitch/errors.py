@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 #: Known names compared with an unknown one, at most.
 MAX_NEAR_NAMES = 1_000
@@ -146,6 +147,18 @@ class TaskError(StitchError):
 
 class InternalError(StitchError):
     """A defect of Stitch itself, not of its input: exit code 6."""
+
+
+def unknown(
+    what: str, word: object, known: Collection[str], kind: type[StitchError] = UsageError, *,
+    remedy: str | None = None, none: str = "none", **more: Any,
+) -> StitchError:  # fmt: skip
+    """Return the error for an unknown word: it lists the known ones and names the nearest.
+
+    `remedy` is for words without a near one, `none` the text if none is known.
+    """
+    near = closest(str(word), known) or remedy
+    return kind(what, remedy=near, **({"expected": ", ".join(known) or none} | more))
 
 
 def closest(word: str, known: Iterable[str], before: str = "") -> str:

@@ -26,7 +26,7 @@ from stitch.argument_kinds import (
 )
 from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
-from stitch.errors import LinkError, TaskError, UsageError, closest
+from stitch.errors import LinkError, TaskError, UsageError, closest, unknown
 from stitch.files import OutputFiles, atomic_write, make_folder, text_of, write_files
 from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import (
@@ -187,11 +187,8 @@ class ModelSession:
         taken: dict[str, Any] = {}
         for name, value in values.items():
             if name not in names:
-                raise UsageError(
-                    f"model {program.name!r} has no state {name!r}",
-                    expected=", ".join(names) or "no states: the module writes no buffers",
-                    remedy=closest(name, names) or None,
-                )
+                what = f"model {program.name!r} has no state {name!r}"
+                raise unknown(what, name, names, none="no states: the module writes no buffers")
             what = f"state {name!r} of {program.name!r}"
             expected = types[name]
             if isinstance(value, Tensor):

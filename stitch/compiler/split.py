@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 
 from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
-from stitch.errors import CompileError, closest
+from stitch.errors import CompileError, unknown
 from stitch.graph import ComputationGraph, PlacementOption
 from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
@@ -99,12 +99,11 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
     listed = [[name] if name in places else name.split(",") for name in names]
     for name in filter(None, chain.from_iterable(listed)):
         if name not in places:
-            near = closest(name, places)
-            raise CompileError(
-                f"graph {graph.name!r} has no node {name!r} to cut after",
+            raise unknown(
+                f"graph {graph.name!r} has no node {name!r} to cut after", name, places,
+                CompileError,
                 expected="a node, or a value that one makes; nodes on constants alone are folded",
-                remedy=near or None,
-            )
+            )  # fmt: skip
         end = places[name]
         if end in ends or end == len(graph.operations):
             why = f"is the same as after {ends[end]!r}" if end in ends else "is at the end"

@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch.argument_kinds import TEXT, instance_of, optional, takes
 from stitch.compiler import CompileOptions, check_schedule, compile_graph, rated_executor
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, unknown
 from stitch.fractal.current import (
     CallReport,
     ExecutionMode,
@@ -205,9 +205,7 @@ def mode(
         UsageError: Mode or schedule is unknown, or `sequential` has a schedule.
     """
     if name not in MODES:
-        raise UsageError(
-            f"unknown mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
-        )
+        raise unknown(f"unknown mode {name!r}", name, MODES)
     check_schedule(schedule)
     if schedule is not None and name != "parallel":
         raise UsageError(f"mode {name} has no loop schedules", got=f"schedule={schedule!r}",

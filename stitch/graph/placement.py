@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stitch.errors import CompileError, LayoutError, UsageError, closest
+from stitch.errors import CompileError, LayoutError, UsageError, unknown
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -184,16 +184,7 @@ def requested_layout(default: Layout, placement: Iterable[PlacementOption]) -> L
 
 def _one_of(what: str, name: str, allowed: Collection[str], where: str) -> None:
     if name not in allowed:
-        raise _unknown(what, name, allowed, where)
-
-
-def _unknown(what: str, value: object, allowed: Collection[str], where: str) -> UsageError:
-    return UsageError(
-        f"unknown {what}: {value!r}",
-        where=where,
-        expected=", ".join(allowed),
-        remedy=closest(str(value), allowed) or None,
-    )
+        raise unknown(f"unknown {what}: {name!r}", name, allowed, where=where)
 
 
 def _checked(field: str, value: PlacementValue, where: str) -> PlacementValue:
@@ -216,7 +207,7 @@ def _meant(field: str, value: PlacementValue, where: str) -> PlacementValue:
             return meant
     elif isinstance(value, enum.Enum) and value in words.values():
         return value
-    raise _unknown(field, value, words, where)
+    raise unknown(f"unknown {field}: {value!r}", value, words, where=where)
 
 
 def _address(value: PlacementValue, where: str) -> PlacementValue:

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from stitch.errors import CompileError, closest
+from stitch.errors import CompileError, unknown
 from stitch.ops.batching import Batching, broadcasting
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import Attributes, Inference, WithAttributes
@@ -175,12 +175,8 @@ def resolve_attributes(
     where = definition.name + (f" at {location}" if location else "")
     for name in attributes:
         if name not in definition.attributes:
-            raise CompileError(
-                f"{definition.name} has no attribute {name!r}",
-                where=where,
-                expected=", ".join(definition.attributes) or "no attributes",
-                remedy=closest(name, definition.attributes) or None,
-            )
+            what, names = f"{definition.name} has no attribute {name!r}", definition.attributes
+            raise unknown(what, name, names, CompileError, where=where, none="no attributes")
     resolved: dict[str, AttributeValue] = {}
     for name, declared in definition.attributes.items():
         if name in attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from stitch.errors import UsageError
 from stitch.program import Program, TensorDesc
@@ -74,31 +74,12 @@ class CopyAgent:
     """A copy into another layout: `to_layout`."""
 
     desc: TensorDesc
-
-    @property
-    def name(self) -> str:
-        """Return the name of copies in errors."""
-        return "to_layout"
-
-    @property
-    def takes(self) -> int:
-        """Return 1."""
-        return 1
-
-    @property
-    def makes(self) -> int:
-        """How many outputs it has."""
-        return 1
-
-    @property
-    def consumes(self) -> frozenset[int]:
-        """Return nothing: the source stays valid."""
-        return frozenset()
-
-    @property
-    def aliases(self) -> tuple[tuple[int, int], ...]:
-        """Return nothing: a copy shares no bytes."""
-        return ()
+    name: ClassVar[str] = "to_layout"
+    takes: ClassVar[int] = 1
+    makes: ClassVar[int] = 1
+    #: The source stays valid, and shares no bytes with the copy.
+    consumes: ClassVar[frozenset[int]] = frozenset()
+    aliases: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
         """Return the descriptor of the copy."""

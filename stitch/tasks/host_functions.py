@@ -24,7 +24,7 @@ from stitch.argument_kinds import (
     several,
     takes,
 )
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, unknown
 from stitch.program import TensorDesc
 
 # --------------------------------------------------------------------------------------------------
@@ -224,11 +224,8 @@ def _check_names(
         for name in names:
             parameter = signature.parameters.get(name)
             if parameter is None:
-                raise UsageError(
-                    f"task {task!r} has no parameter {name!r}, which {word}= names",
-                    expected=", ".join(signature.parameters) or "a function with parameters",
-                    remedy=closest(name, signature.parameters) or None,
-                )
+                what = f"task {task!r} has no parameter {name!r}, which {word}= names"
+                raise unknown(what, name, signature.parameters, none="a function with parameters")
             if name in seen:
                 remedy = "updates= is for arrays that are read and written"
                 both = "twice" if seen[name] == word else f"in {seen[name]}="

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stitch.argument_kinds import MAPPING
-from stitch.errors import FormatError, Problem, UsageError, closest
+from stitch.errors import FormatError, Problem, UsageError, unknown
 from stitch.frozen_json import (
     MAX_CHARACTERS,
     check_format,
@@ -253,8 +253,8 @@ def table_as_json(table: TaskTable, files: ProgramFiles | None = None) -> str:
     MAPPING.check("graph.as_json", "files", files)
     for name, file in files.items():
         if name not in names.programs:
-            raise UsageError(f"the graph calls no program {name!r}, which files= names",
-                             remedy=closest(name, names.programs) or None)  # fmt: skip
+            what = f"the graph calls no program {name!r}, which files= names"
+            raise unknown(what, name, names.programs, expected=None)
         if not (isinstance(file, tuple) and _names_a_file(*file)):
             raise UsageError(f"the file of program {name!r} has no such name",
                              expected=f"a tuple of {_FILE_NAME}", got=repr(file)[:80])  # fmt: skip
@@ -458,9 +458,8 @@ _Found = TypeVar("_Found")
 
 def _named(kind: str, name: str, given: Mapping[str, _Found], where: str) -> _Found:
     if name not in given:
-        raise FormatError(
-            f"{kind} {name[:60]!r} is not given", where=where, remedy=closest(name, given) or None
-        )
+        what = f"{kind} {name[:60]!r} is not given"
+        raise unknown(what, name, given, FormatError, where=where, expected=None)
     return given[name]
 
 

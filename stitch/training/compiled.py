@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stitch.errors import FormatError, UsageError, closest
+from stitch.errors import FormatError, UsageError, unknown
 from stitch.frozen_json import from_plain, located, to_plain
 from stitch.graph import ComputationGraph, PlacementOption, array_of_bytes
 from stitch.machine import Machine
@@ -183,12 +183,11 @@ class CompiledTraining:
         if name in self.constants:
             return self.constants[name]
         if name not in self.values:
-            raise UsageError(
-                f"the training has no initial value {name!r}",
-                remedy=closest(name, self.values)
-                or "call the model first: activations and "
-                "gradients exist only in a running training",
-            )
+            raise unknown(
+                f"the training has no initial value {name!r}", name, self.values, expected=None,
+                remedy="call the model first: activations and gradients exist only in a running "
+                "training",
+            )  # fmt: skip
         return self.values[name]
 
     def as_data(self, *, weights: bool = True) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stitch.compiler import rewrite_graph, write_graph
-from stitch.errors import CompileError, UsageError, closest
+from stitch.errors import CompileError, UsageError, unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.ops import onnx_code
 from stitch.program import (
@@ -234,13 +234,12 @@ def _promote_constants(
     missing = (wanted or set()).difference(trained, values)
     if missing:
         names = [*trained, *(graph.values[c.value].name for c in graph.constants)]
-        raise UsageError(
+        raise unknown(
             f"graph {graph.name!r} has no parameter and no floating constant "
             f"{', '.join(sorted(missing))} to train",
-            expected=", ".join(names) or "none",
-            remedy=closest(min(missing), names)
-            or "omit trainable=: requires_grad of a torch module's parameters decides",
-        )
+            min(missing), names,
+            remedy="omit trainable=: requires_grad of a torch module's parameters decides",
+        )  # fmt: skip
     moved = {slot.value for slot in slots}
     constants = tuple(c for c in graph.constants if c.value not in moved)
     return replace(graph, inputs=(*graph.inputs, *slots), constants=constants), values

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from stitch.argument_kinds import NUMBER, WHOLE, instance_of
-from stitch.errors import CompileError, UsageError, closest
+from stitch.errors import CompileError, UsageError, unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
 
@@ -480,12 +480,10 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
     named = str(settings.pop("loss", ""))
     kind = _BY_NAME.get(named)
     if kind is None:
-        raise UsageError(
-            "unknown loss",
+        raise unknown(
+            "unknown loss", _ALSO_CALLED.get(named, named), _BY_NAME, got=repr(named),
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
-            got=repr(named),
-            remedy=closest(_ALSO_CALLED.get(named, named), _BY_NAME) or None,
-        )
+        )  # fmt: skip
     try:
         return kind(**settings)
     except TypeError as error:

@@ -6,15 +6,23 @@ import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, Protocol, TypeAlias, final
 
 from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, unknown
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
 
+Builder: TypeAlias = ComputationGraphBuilder
+#: A parameter's states by name, the scalars of `write_rates`, and the results of `write`.
+States: TypeAlias = Mapping[str, Any]
+Rates: TypeAlias = tuple[Any, ...]
+Step: TypeAlias = tuple[Any, dict[str, Any]]
+#: What `schedule` may be.
+Schedules: TypeAlias = Schedule | str | dict[str, Any] | None
 _NUMBERS = several("numbers", NUMBER)
+_FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
 BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
 
 
@@ -43,14 +51,16 @@ class Optimizer(ABC):
     counts_steps: bool = False
     #: Whether weight decay is decoupled: applied to the parameter, not to the gradient.
     shrinks: bool = False
+    lr: float
+    weight_decay: float
+    maximize: bool
 
-    def __init__(
-        self, lr: float, weight_decay: float, schedule: Any, maximize: bool = False
-    ) -> None:
-        self.lr = self._at_least_zero("lr", lr)
-        self.weight_decay = self._at_least_zero("weight_decay", weight_decay)
-        self.schedule: Schedule = schedule_from_config(schedule)
-        self.maximize = bool(maximize)
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Check and store the constructor arguments of the class, from its local variables."""
+        self.schedule: Schedule = schedule_from_config(settings["schedule"])
+        for word in inspect.signature(type(self)).parameters:
+            if word != "schedule":
+                setattr(self, word, self._checked(word, settings[word]))
         #: Parameter groups: an optimizer of the same kind with other settings, and its parameters.
         self._groups: list[tuple[Optimizer, tuple[str, ...]]] = []
         self._stepping: weakref.ref[Any] | None = None
@@ -58,35 +68,30 @@ class Optimizer(ABC):
         #: Number of changes of settings that are constants of the update program.
         self.changes = 0
 
-    def _at_least_zero(self, word: str, value: float) -> float:
-        NUMBER.check(type(self).__name__, word, value)
-        if not value >= 0 or value == float("inf"):
-            raise UsageError(f"{word} of {type(self).__name__} must be finite and at least 0",
-                             got=str(value))  # fmt: skip
+    def _checked(self, word: str, value: Any) -> Any:
+        """Return a setting: a flag, shares in [0, 1), or a finite number of at least 0."""
+        kind = type(self).__name__
+        if word in _FLAGS:
+            return bool(value)
+        if word == "betas":
+            BETAS.check(kind, word, value)
+            return tuple([self._checked(f"betas[{i}]", beta) for i, beta in enumerate(value)])
+        NUMBER.check(kind, word, value)
+        if word.startswith("betas"):
+            if not 0 <= value < 1:
+                raise UsageError(f"{word} of {kind} must be in [0, 1)", got=str(value))
+        elif not 0 <= value < float("inf"):
+            raise UsageError(f"{word} of {kind} must be finite and at least 0", got=str(value))
         return float(value)
 
-    def _share(self, word: str, value: float) -> float:
-        """Return a number in [0, 1)."""
-        NUMBER.check(type(self).__name__, word, value)
-        if not 0 <= value < 1:
-            raise UsageError(f"{word} of {type(self).__name__} must be in [0, 1)", got=str(value))
-        return float(value)
-
-    def _two_shares(self, betas: tuple[float, float]) -> tuple[float, float]:
-        BETAS.check(type(self).__name__, "betas", betas)
-        return self._share("betas[0]", betas[0]), self._share("betas[1]", betas[1])
-
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         """Write the scalars that all parameters share, from the learning rate and the step count
         (from 1)."""
         return (rate,)
 
     @abstractmethod
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """Write one step of a float32 parameter: return its new value and its new states.
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
+        """Write one step of a float32 parameter's value: return the new value and states.
 
         Weight decay is in the gradient, unless the optimizer `shrinks` parameters.
         """
@@ -135,12 +140,10 @@ class Optimizer(ABC):
         if twice:
             raise UsageError(f"{kind}: parameters are in two groups", got=", ".join(twice))
         allowed = [*inspect.signature(type(self)).parameters]
-        unknown = sorted(settings.keys() - set(allowed))
-        if unknown:
-            raise UsageError(
-                f"{kind} has no setting {', '.join(map(repr, unknown))}",
-                expected=", ".join(allowed), remedy=closest(unknown[0], allowed) or None,
-            )  # fmt: skip
+        others = sorted(settings.keys() - set(allowed))
+        if others:
+            what = f"{kind} has no setting {', '.join(map(repr, others))}"
+            raise unknown(what, others[0], allowed)
         self._groups.append((type(self)(**{**self.settings(), **settings}), names))
 
     def change_settings(self, number: int, **settings: Any) -> None:
@@ -246,15 +249,10 @@ class AdamLike(Optimizer):
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     counts_steps = True
 
-    def __init__(
-        self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
-        schedule: Any, maximize: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(lr, weight_decay, schedule, maximize)
-        self.betas = self._two_shares(betas)
-        self.eps = self._at_least_zero("eps", eps)
+    betas: tuple[float, float]
+    eps: float
 
-    def _count(self, b: ComputationGraphBuilder, step: Any) -> tuple[Any, list[Any]]:
+    def _count(self, b: Builder, step: Any) -> tuple[Any, list[Any]]:
         """Return the step count and the bias corrections `1 - beta ** step`, in float64.
 
         In float32 the corrections of the first steps would lose three digits.
@@ -283,30 +281,26 @@ class Adam(AdamLike):
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, amsgrad: bool = False, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
-        self.amsgrad = bool(amsgrad)
+        super().__init__(locals())
         if amsgrad:
             self.states = (*AdamLike.states, "max_exp_avg_sq")
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         _, corrections = self._count(b, step)
         size = b.cast(b.cast(rate, DataType.FLOAT64) / corrections[0], DataType.FLOAT32)
         return rate, size, b.cast(b.op("Sqrt", corrections[1]), DataType.FLOAT32)
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         rate, size, root = rates
         average, square = self._averages(gradient, states)
         after = {"exp_avg": average, "exp_avg_sq": square}
-        if self.amsgrad:
+        if "max_exp_avg_sq" in self.states:
             square = after["max_exp_avg_sq"] = b.op("Max", states["max_exp_avg_sq"], square)
         # Epsilon after the bias correction, as in PyTorch.
         change = average * size / (b.op("Sqrt", square) / root + self.eps)
-        return self._stepped(parameter, change, rate), after
+        return self._stepped(value, change, rate), after
 
 
 @final
@@ -318,7 +312,7 @@ class AdamW(Adam):
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, *, amsgrad: bool = False, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
         super().__init__(
             lr, betas, eps, weight_decay, amsgrad=amsgrad, maximize=maximize, schedule=schedule
@@ -330,6 +324,7 @@ class NAdam(AdamLike):
     """`torch.optim.NAdam`: Nesterov momentum with a rising coefficient."""
 
     name = "nadam"
+    momentum_decay: float
     states = (*AdamLike.states, "mu_product")
     scalar_states: ClassVar[tuple[str, ...]] = ("mu_product",)
 
@@ -337,16 +332,15 @@ class NAdam(AdamLike):
         self, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, momentum_decay: float = 4e-3, *,
         decoupled_weight_decay: bool = False, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
-        self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
-        self.momentum_decay = self._at_least_zero("momentum_decay", momentum_decay)
+        super().__init__(locals())
+        self.shrinks = bool(decoupled_weight_decay)
 
     def start_of(self, state: str) -> float:
         return 1.0 if state == "mu_product" else 0.0
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         count, corrections = self._count(b, step)
         root = b.cast(b.op("Sqrt", corrections[1]), DataType.FLOAT32)
         return (
@@ -357,14 +351,11 @@ class NAdam(AdamLike):
             self._mu(b, count + 1),
         )
 
-    def _mu(self, b: ComputationGraphBuilder, count: Any) -> Any:
+    def _mu(self, b: Builder, count: Any) -> Any:
         power = b.op("Pow", b.constant(_WIDE(_RISE)), count * self.momentum_decay)
         return (1.0 - power * 0.5) * self.betas[0]
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         wide, rate, root, mu, mu_next = rates
         average, square = self._averages(gradient, states)
         product = states["mu_product"] * b.cast(mu, DataType.FLOAT32)
@@ -372,7 +363,7 @@ class NAdam(AdamLike):
         own = b.cast(wide * (1.0 - mu) / (1.0 - wide_product), DataType.FLOAT32)
         momentum_rate = b.cast(wide * mu_next / (1.0 - wide_product * mu_next), DataType.FLOAT32)
         below = b.op("Sqrt", square) / root + self.eps
-        stepped = self._stepped(parameter, (gradient * own + average * momentum_rate) / below, rate)
+        stepped = self._stepped(value, (gradient * own + average * momentum_rate) / below, rate)
         return stepped, {"exp_avg": average, "exp_avg_sq": square, "mu_product": product}
 
 
@@ -385,12 +376,12 @@ class RAdam(AdamLike):
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, decoupled_weight_decay: bool = False, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule, maximize)
-        self.shrinks = self.decoupled_weight_decay = bool(decoupled_weight_decay)
+        super().__init__(locals())
+        self.shrinks = bool(decoupled_weight_decay)
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         count, corrections = self._count(b, step)
         longest = 2.0 / (1.0 - self.betas[1]) - 1.0
         length = longest - count * (1.0 - corrections[1]) * 2.0 / corrections[1]
@@ -403,16 +394,13 @@ class RAdam(AdamLike):
         plain = b.cast(size, DataType.FLOAT32)
         return rate, plain, b.cast(adaptive, DataType.FLOAT32), adapts
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         rate, plain, adaptive, adapts = rates
         average, square = self._averages(gradient, states)
         below = b.op("Sqrt", square) + self.eps
         change = average * b.op("Where", adapts, adaptive / below, plain)
         after = {"exp_avg": average, "exp_avg_sq": square}
-        return self._stepped(parameter, change, rate), after
+        return self._stepped(value, change, rate), after
 
 
 # --------------------------------------------------------------------------------------------------
@@ -428,41 +416,38 @@ class SGD(Optimizer):
     """
 
     name = "sgd"
+    momentum: float
+    dampening: float
+    nesterov: bool
 
     def __init__(
         self, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False, *, dampening: float = 0.0, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, weight_decay, schedule, maximize)
-        self.momentum = self._at_least_zero("momentum", momentum)
-        self.dampening = self._at_least_zero("dampening", dampening)
-        self.nesterov = bool(nesterov)
+        super().__init__(locals())
         if nesterov and (not momentum or dampening):
             raise UsageError("nesterov=True of SGD requires momentum > 0 and dampening = 0",
                              got=f"momentum={momentum}, dampening={dampening}")  # fmt: skip
         self.states = ("momentum_buffer",) if momentum else ()
         self.counts_steps = bool(momentum and dampening)
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         if not self.counts_steps:
             return rate, None
         first = b.op("Equal", step, 1)
         return rate, b.op("Where", first, b.constant(1.0), b.constant(1.0 - self.dampening))
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         rate, share = rates
         if not self.momentum:
-            return parameter - gradient * rate, {}
+            return value - gradient * rate, {}
         before = states["momentum_buffer"]
         # momentum v + g, written so that the last operation reads what it overwrites.
         added = gradient if share is None else gradient * share
         after = before + (added - before * (1.0 - self.momentum))
         step = gradient + after * self.momentum if self.nesterov else after
-        return parameter - step * rate, {"momentum_buffer": after}
+        return value - step * rate, {"momentum_buffer": after}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -475,24 +460,21 @@ class RMSprop(Optimizer):
     `centered`."""
 
     name = "rmsprop"
+    alpha: float
+    eps: float
+    momentum: float
+    centered: bool
 
     def __init__(
         self, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
         momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, weight_decay, schedule, maximize)
-        self.alpha = self._at_least_zero("alpha", alpha)
-        self.eps = self._at_least_zero("eps", eps)
-        self.momentum = self._at_least_zero("momentum", momentum)
-        self.centered = bool(centered)
+        super().__init__(locals())
         more = [("momentum_buffer", momentum), ("grad_avg", centered)]
         self.states = ("square_avg", *(name for name, is_used in more if is_used))
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         (rate,) = rates
         square = states["square_avg"]
         square = square + (gradient * gradient - square) * (1.0 - self.alpha)
@@ -506,7 +488,7 @@ class RMSprop(Optimizer):
             before = states["momentum_buffer"]
             change = before + (change - before * (1.0 - self.momentum))
             after["momentum_buffer"] = change
-        return parameter - change * rate, after
+        return value - change * rate, after
 
 
 @final
@@ -514,38 +496,33 @@ class Adagrad(Optimizer):
     """`torch.optim.Adagrad`: divides by the root of the sum of all squares; the rate decays."""
 
     name = "adagrad"
+    lr_decay: float
+    initial_accumulator_value: float
+    eps: float
     states = ("sum",)
 
     def __init__(
         self, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
-        schedule: Schedule | str | dict[str, Any] | None = None,
+        schedule: Schedules = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, weight_decay, schedule, maximize)
-        self.lr_decay = self._at_least_zero("lr_decay", lr_decay)
-        self.initial_accumulator_value = self._at_least_zero(
-            "initial_accumulator_value", initial_accumulator_value
-        )
-        self.eps = self._at_least_zero("eps", eps)
+        super().__init__(locals())
         self.counts_steps = bool(lr_decay)
 
     def start_of(self, state: str) -> float:
         return self.initial_accumulator_value
 
-    def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
+    def write_rates(self, b: Builder, rate: Any, step: Any) -> Rates:
         if not self.counts_steps:
             return (rate,)
         before = b.cast(step - 1, DataType.FLOAT64)
         fallen = b.cast(rate, DataType.FLOAT64) / (before * self.lr_decay + 1.0)
         return (b.cast(fallen, DataType.FLOAT32),)
 
-    def write(
-        self, b: ComputationGraphBuilder, parameter: Any, gradient: Any,
-        states: Mapping[str, Any], rates: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def write(self, b: Builder, value: Any, gradient: Any, states: States, rates: Rates) -> Step:
         (rate,) = rates
         total = states["sum"] + gradient * gradient
-        return parameter - gradient * rate / (b.op("Sqrt", total) + self.eps), {"sum": total}
+        return value - gradient * rate / (b.op("Sqrt", total) + self.eps), {"sum": total}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -574,10 +551,7 @@ def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer
     named = str(settings.pop("optimizer", "")).lower()
     kind = _BY_NAME.get(named)
     if kind is None:
-        raise UsageError(
-            "unknown optimizer", expected=", ".join(_BY_NAME), got=repr(config)[:100],
-            remedy=closest(named, _BY_NAME) or None,
-        )  # fmt: skip
+        raise unknown("unknown optimizer", named, _BY_NAME, got=repr(config)[:100])
     groups = settings.pop("groups", ())
     _GROUPS.check("training", "groups of an optimizer", groups)
     if isinstance(settings.get("betas"), list):

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.compiler import Recompute
-from stitch.errors import OutOfMemoryError, UsageError, closest
+from stitch.errors import OutOfMemoryError, unknown
 from stitch.frozen_json import from_plain, to_plain
 from stitch.graph import ComputationGraph
 from stitch.linker import choose_scratch, pack_scratch
@@ -339,10 +339,7 @@ class AlgorithmConfig:
 def check_algorithm(word: object) -> None:
     """Raise `UsageError` for an unknown algorithm."""
     if word not in ALGORITHMS:
-        raise UsageError(
-            "unknown algorithm", expected=", ".join(ALGORITHMS), got=repr(word),
-            remedy=closest(str(word), ALGORITHMS) or None,
-        )  # fmt: skip
+        raise unknown("unknown algorithm", word, ALGORITHMS, got=repr(word))
 
 
 @takes(
@@ -385,10 +382,10 @@ def optimize(
                 break
     for name in options.spaces:
         if name not in names:
-            raise UsageError(
+            raise unknown(
                 f"spaces= names {name!r}, which is not a tensor between programs of this training",
-                remedy=closest(name, names) or f"one of {', '.join(sorted(names)[:12])}",
-            )
+                name, names, expected=None, remedy=f"one of {', '.join(sorted(names)[:12])}",
+            )  # fmt: skip
     if not results:
         raise _refusal(case, result.cost_values, kinds, config)
     return min(results, key=lambda result: result.cost_values.seconds)

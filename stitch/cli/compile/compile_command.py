@@ -21,7 +21,7 @@ from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
 from stitch.documents import MACHINE, MODULE, kind_of
-from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
+from stitch.errors import CompileError, FormatError, StitchError, UsageError, unknown
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
 from stitch.frontend import opened
 from stitch.graph import ComputationGraph, from_json
@@ -57,10 +57,8 @@ def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Map
     factory = getattr(module, name, None)
     if not callable(factory):
         callables = [key for key, value in vars(module).items() if callable(value)]
-        raise UsageError(
-            f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}",
-            remedy=closest(name, callables) or None,
-        )  # fmt: skip
+        what, where = f"{module.__name__} has no factory {name!r}", f"--entry={entry}"
+        raise unknown(what, name, callables, expected=None, where=where)
     try:
         returned = factory()
     except StitchError:

@@ -29,7 +29,7 @@ from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION
 from stitch.documents import MACHINE, MODULE, kind_of
-from stitch.errors import StitchError, UsageError, closest
+from stitch.errors import StitchError, UsageError, unknown
 from stitch.files import nearest_file
 from stitch.machine import load_machine, machine_names
 from stitch.mesh import BACKENDS, IN_FLIGHT
@@ -54,10 +54,7 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
     """
     sources = _sources()
     if name not in sources:
-        raise UsageError(
-            f"there is no example {name!r}", expected=", ".join(example_names()),
-            remedy=closest(name, example_names()) or None,
-        )  # fmt: skip
+        raise unknown(f"there is no example {name!r}", name, example_names())
     source = sources[name]
     target = Path(folder) / source.name
     if target.exists() or target.is_symlink():

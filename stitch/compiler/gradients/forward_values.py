@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from stitch import ops
 from stitch.compiler.body_graphs import body_of_graph, write_operation
-from stitch.errors import UsageError, closest
+from stitch.errors import unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
 from stitch.program import (
@@ -32,10 +32,8 @@ def check_recompute(word: object) -> Recompute:
     for kind in get_args(Recompute):
         if word == kind:
             return kind  # type: ignore[no-any-return]  # one of the literals
-    raise UsageError(
-        "recompute must be none, cheap or all", got=repr(word),
-        remedy=closest(str(word), get_args(Recompute)) or None,
-    )  # fmt: skip
+    what = "recompute must be none, cheap or all"
+    raise unknown(what, word, get_args(Recompute), expected=None, got=repr(word))
 
 
 #: Operators that move elements: as cheap as elementwise ones.

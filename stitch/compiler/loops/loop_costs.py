@@ -12,7 +12,7 @@ from functools import cache
 
 from stitch.compiler.dependence import reachable_from
 from stitch.compiler.loops.batch_axes import batched_scan_of, states_that_vary
-from stitch.errors import UsageError, closest
+from stitch.errors import unknown
 from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
@@ -269,11 +269,8 @@ RATED_EXECUTORS = (*LOOP_EXECUTORS, *_COMPUTE_AS)
 def check_executor(executor: str | None) -> None:
     """Raise `UsageError` for an executor without rates."""
     if executor is not None and executor not in RATED_EXECUTORS:
-        raise UsageError(
-            f"there is no executor {executor!r}",
-            expected=", ".join(RATED_EXECUTORS),
-            remedy=closest(executor, RATED_EXECUTORS) or "omit it to use the default's rates",
-        )
+        what, remedy = f"there is no executor {executor!r}", "omit it to use the default's rates"
+        raise unknown(what, executor, RATED_EXECUTORS, remedy=remedy)
 
 
 def rated_executor(name: str) -> str | None:

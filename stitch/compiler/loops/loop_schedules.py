@@ -18,7 +18,7 @@ from stitch.compiler.loops.schedules import (
     ScheduledLoops,
     candidates_for,
 )
-from stitch.errors import UsageError, closest
+from stitch.errors import unknown
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, inline
 from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, ScanForm, is_scan
@@ -30,10 +30,8 @@ SCHEDULES = tuple(sorted([*TABLE, SEGMENTS]))
 def check_schedule(schedule: str | None) -> None:
     """Raise `UsageError` if `schedule` is not in `SCHEDULES`."""
     if schedule is not None and schedule not in SCHEDULES:
-        raise UsageError(
-            f"unknown schedule {schedule!r}", expected=", ".join(SCHEDULES),
-            remedy=closest(schedule, SCHEDULES) or "omit it: the cheapest is used",
-        )  # fmt: skip
+        what, remedy = f"unknown schedule {schedule!r}", "omit it: the cheapest is used"
+        raise unknown(what, schedule, SCHEDULES, remedy=remedy)
 
 
 def schedule_loops(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from stitch.errors import CompileError, FormatError, StitchError, closest
+from stitch.errors import CompileError, FormatError, StitchError, unknown
 from stitch.frontend.onnx.control_flow import MAX_ROUNDS, UNROLLED_ROUNDS, Loops
 from stitch.frontend.onnx.node_walk import Walk
 from stitch.frontend.onnx.protos import OnnxModel, element_type, read_model
@@ -120,13 +120,10 @@ def bind_inputs(
 
 
 def _check_names(names: list[str], asked: set[str], title: str) -> None:
-    unknown = sorted(asked - set(names))
-    if unknown:
-        near = closest(unknown[0], names)
-        raise CompileError(
-            f"the model has no input {unknown[0]!r}", where=title,
-            expected=", ".join(names) or "no inputs", remedy=near or None,
-        )  # fmt: skip
+    others = sorted(asked - set(names))
+    if others:
+        what = f"the model has no input {others[0]!r}"
+        raise unknown(what, others[0], names, CompileError, where=title, none="no inputs")
 
 
 def _by_position(names: list[str], examples: Sequence[Any], title: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError, closest
+from stitch.errors import CompileError, FormatError, unknown
 from stitch.frontend.onnx.calls import AttributedNode, NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
@@ -104,10 +104,8 @@ class Scope:
             return parameter
         if self._outer is not None:
             return self._outer.look_up(name, where, make)
-        near = closest(name, self._values)
-        raise FormatError(
-            f"there is no value {name!r}, or it is made later", where=where, remedy=near or None
-        )
+        what = f"there is no value {name!r}, or it is made later"
+        raise unknown(what, name, self._values, FormatError, where=where, expected=None)
 
 
 #: Operators that look at the shape of their operand only.

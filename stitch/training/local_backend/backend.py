@@ -17,7 +17,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, optional, takes
-from stitch.errors import CompileError, TaskError, UsageError, closest
+from stitch.errors import CompileError, TaskError, UsageError, unknown
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, InputKind, Role
@@ -339,11 +339,10 @@ def _with_parameters(
     if persistent or not graph.constants:
         for name in weights:
             if name not in persistent:
-                raise UsageError(
+                raise unknown(
                     f"weights= of LocalTaskBackend names {name!r}, which is no parameter or state",
-                    expected=", ".join(persistent) or "none",
-                    remedy=closest(name, persistent) or None,
-                )
+                    name, persistent,
+                )  # fmt: skip
         return graph, weights
     try:
         model = as_trainable(graph, weights)

@@ -22,7 +22,7 @@ from stitch.compiler import (
     optimize,
     write_graph,
 )
-from stitch.errors import CompileError, StitchError, UsageError, closest
+from stitch.errors import CompileError, StitchError, UsageError, unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.linker import drop_unused_values
 from stitch.program import (
@@ -47,10 +47,7 @@ def named(
 ) -> _T:
     """Return an entry; raise an error that lists the names if there is none."""
     if name not in entries:
-        raise error(
-            what, expected=", ".join(entries) or "none",
-            remedy=closest(name, entries) or None,
-        )  # fmt: skip
+        raise unknown(what, name, entries, error)
     return entries[name]
 
 
