@@ -37,7 +37,6 @@ from stitch.runtime.graphs import PreparedGraph, Replay, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.host_calls import HostResult
-from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import check_program
 from stitch.runtime.loops import PersistentBuffers, StatefulExecutable
@@ -46,6 +45,7 @@ from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
+from stitch.runtime.views import elements, export, lend, reshaped, share, take_back
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",

@@ -32,7 +32,6 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
-from stitch.runtime.queued_views import QueuedViews
 from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handles_on
 from stitch.runtime.tensor_access import TensorAccess
@@ -45,6 +44,7 @@ from stitch.runtime.values import (
     ValueRecord,
     dispose,
 )
+from stitch.runtime.views import QueuedViews
 from stitch.tasks import HostFunction, Transformation
 from stitch.ttb import SOURCE, Binary, load
 
@@ -318,7 +318,7 @@ class RuntimeDevice(TensorAccess):
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Release the memory of a program once it is unreferenced."""
         reader = Reader(loaded.transformation.key, loaded.name)
-        self.deaths.notes.await_end(loaded, partial(self._unload, reader, loaded.constants))
+        self.deaths.await_end(loaded, partial(self._unload, reader, loaded.constants))
 
     def _unload(self, reader: Reader, constants: Sequence[ConstantRecord]) -> None:
         self.recordings.forget(reader.key)

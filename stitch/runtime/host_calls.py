@@ -282,7 +282,7 @@ class HostAgents:
         if agent is None:
             agent = HostAgent(device, call, types)
             forget = partial(self._forget, id(function), agent)
-            device.deaths.notes.await_end(function, forget)
+            device.deaths.await_end(function, forget)
             agents[form] = agent
         return agent
 

@@ -1,12 +1,26 @@
-"""Operations of a device on single tensors: read, write, view, export, convert, free."""
+"""Operations of a device on single tensors, and the locks and checks under which they run.
+
+A thread is inside a device while it holds one of its locks. Python may run other code meanwhile:
+hooks, kernels, signal handlers, finalizers. If such code uses the device, it gets a `TaskError`,
+since the device is in the middle of an operation.
+
+A fork copies a device without its threads, possibly in the middle of a run and with held locks.
+Therefore a device belongs to the process that opened it and is closed in the child.
+
+Each use of an open device first completes what an interrupt left incomplete and processes the notes
+of finalizers.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +28,7 @@ from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.budget import copied
 from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
+from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, MachineShape, footprint, room_per_bank
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
@@ -21,11 +36,12 @@ from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
-from stitch.runtime.lifetime import DeviceLocking
-from stitch.runtime.queue import ConstantCache, mark_externally_writable
-from stitch.runtime.queued_views import QueuedViews
+from stitch.runtime.locks import Lock, held_here, quick
+from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue, mark_externally_writable
+from stitch.runtime.recording import Binding
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, view_offset
+from stitch.runtime.values import BufferRecord, Records, Status, ValueRecord, as_array
+from stitch.runtime.views import QueuedViews, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -33,9 +49,18 @@ DESC = instance_of("a TensorDesc", TensorDesc)
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 
+_alive: LiveObjects[TensorAccess] = LiveObjects()
 
-class TensorAccess(DeviceLocking):
-    """The part of a device that works on single values, under the device's locks."""
+
+class TensorAccess:
+    """The part of a device that works on single values, under its locks.
+
+    It checks whether the device may be used, and makes its records consistent first.
+
+    `lock` (the run lock) protects planning, running, and changes of memory contents. `queue_lock`
+    is held only briefly, to enqueue tasks and to change what a call checks: which values are
+    queued, donated, ready or shared. Acquire `lock` before `queue_lock`.
+    """
 
     machine: Machine
     backend: LocalBackend
@@ -48,6 +73,216 @@ class TensorAccess(DeviceLocking):
     copies_forbidden: int
     #: Makes views of pending tensors.
     queued_views: QueuedViews
+
+    def __init__(
+        self,
+        name: str,
+        records: Records,
+        deaths: Reclaimer,
+        tasks: TaskQueue,
+        queue_lock: threading.RLock,
+    ) -> None:
+        """Initialize for this process; `name` is the machine's, `queue_lock` that of `tasks`."""
+        self._name = name
+        self.records, self.deaths, self.tasks = records, deaths, tasks
+        self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
+        self._locks = (threading.RLock(), queue_lock)
+        #: `quick_lock` skips the re-entry check: use it after calling `holds_run_lock`.
+        self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
+        #: Whether this thread holds the run lock, or the queue lock.
+        self.holds_run_lock, self.holds_queue_lock = (
+            held_here(self._locks[0]),
+            held_here(queue_lock),
+        )
+        #: Number of running host functions, and whether one of them has enqueued a task.
+        self.calls_host = 0
+        self.was_queued_inside = False
+        #: Whether the device cannot be used any more (set here in the child of a fork).
+        self.is_closed = False
+        #: The process that opened it.
+        self._process = os.getpid()
+        _alive.add(self)
+
+    def refuse(self) -> NoReturn:
+        """Raise the `TaskError` for a closed device or one of another process."""
+        self.check_process()
+        raise TaskError(
+            f"device {self._name!r} is closed",
+            remedy="use it and read results before close() or the end of its `with` block, or open "
+            "another device",
+        )
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether this process is a forked child of the one that opened the device."""
+        return self._process != os.getpid()
+
+    def check_process(self) -> None:
+        """Raise `TaskError` in a process that did not open the device."""
+        if self.is_left_behind:
+            raise TaskError(
+                f"device {self._name!r} belongs to process {self._process}, which opened it",
+                where=f"process {os.getpid()}, forked from it",
+                remedy="open a device in this process, or start processes by multiprocessing's "
+                "'spawn' instead of 'fork'",
+            )
+
+    # -- access ------------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> Lock:
+        """The run lock, for a `with` statement.
+
+        Raises TaskError on re-entry, except from an event listener after the plan has finished.
+        """
+        if self.holds_run_lock() or self.holds_queue_lock():
+            self.check_outside()
+            return self._once_more()
+        return self.quick_lock
+
+    def check_may_queue(self) -> None:
+        """Raise `TaskError` if this thread is inside; a host function may enqueue later tasks."""
+        if self.holds_run_lock() and self.calls_host and not self.holds_queue_lock():
+            self.was_queued_inside = True
+        else:
+            self.check_outside()
+
+    def check_outside(self) -> None:
+        """Raise `TaskError` if this thread is inside, in the middle of a plan or call."""
+        if not (self.holds_run_lock() or self.holds_queue_lock()):
+            return
+        if self.calls_host and not self.holds_queue_lock():
+            raise TaskError(
+                "cannot read a tensor or wait inside a host function running on device "
+                f"{self._name!r}: this would deadlock",
+                remedy="pass the tensor to the function as an argument; tasks that it queues run "
+                "after it has returned",
+            )
+        if (not self.events.is_over or self.holds_queue_lock() or self.tasks.running is not None
+                or not self.records.is_consistent):  # fmt: skip
+            raise _inside(self._name)
+
+    def keep_out(self, is_out: Callable[[], bool]) -> None:
+        """Make the run lock refuse worker threads, on which its holder waits.
+
+        Args:
+            is_out: Returns whether the current thread is such a worker.
+        """
+        self.quick_lock = quick(self._locks[0], partial(_check_out, is_out, self._name))
+
+    @contextmanager
+    def _once_more(self) -> Iterator[bool]:
+        """Let an event listener use the device, whose run lock its thread holds."""
+        self.events.is_over = False
+        try:
+            yield True
+        finally:
+            self.events.is_over = True
+
+    def check_open(self) -> None:
+        """Raise `TaskError` if the device is closed or belongs to another process."""
+        if self.is_closed:
+            self.refuse()
+
+    def check_consistent(self) -> None:
+        """Recover from an interrupt if needed; the caller holds the run lock."""
+        if not self.records.is_consistent or self.tasks.running is not None:
+            self.rebuild_bookkeeping()
+
+    def rebuild_bookkeeping(self) -> None:
+        """Complete or roll back what an interrupt left incomplete."""
+        self.tasks.end_run()
+        if self.records.pending_recovery is not None:
+            self.records.pending_recovery()
+        with self.queue_lock:
+            self.deaths.rebuild_bookkeeping(self.tasks.queued.values)
+
+    def drain(self, *, resting: bool = True) -> None:
+        """Process the notes of finalizers: see `Reclaimer.read`."""
+        # An interrupted batch may have to return to the queue: values that it reads must stay.
+        self.check_consistent()
+        self.deaths.read(self.tasks.queued.number, resting=resting)
+
+    def drain_if_free(self) -> None:
+        """As `drain`, unless another thread runs, which processes the notes itself."""
+        lock = self._locks[0]
+        if self.holds_run_lock():
+            return
+        try:
+            if lock.acquire(blocking=False):
+                self.drain()
+        finally:
+            # An interrupt may come just after it was acquired.
+            if self.holds_run_lock():
+                lock.release()
+
+    # -- ready -------------------------------------------------------------------------------------
+
+    def run_queue(
+        self, fill: Callable[[], object] | None = None, at_most: int | None = None
+    ) -> Binding | None:
+        """As `TaskQueue.run`, after recovery and notes; the caller holds the run lock."""
+        if self.is_closed:
+            self.check_process()
+        tasks, deaths = self.tasks, self.deaths
+        if not self.records.is_consistent or tasks.running is not None:
+            self.rebuild_bookkeeping()
+        is_empty = fill is None and tasks.is_idle
+        if deaths.dropped or deaths.ended or (deaths.resting and not is_empty):
+            deaths.read(tasks.queued.number, resting=not is_empty)
+        if is_empty:
+            return None
+        ran = tasks.run(fill, at_most)
+        while self.was_queued_inside:
+            # Run the tasks that host functions enqueued meanwhile.
+            self.was_queued_inside = False
+            tasks.run()
+        return ran
+
+    def flush(self) -> None:
+        """Run everything that is queued.
+
+        If planning fails, only the tensors that could not be computed fail. If running fails,
+        completed outputs stay valid and tasks that depend on the others fail.
+        """
+        with self.lock:
+            self.run_queue()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Run the queue, and hold the run lock within the block."""
+        with self.lock:
+            self.run_queue()
+            yield
+
+    def settle(self, value: ValueRecord) -> None:
+        """Run the queue if a value is pending; raise `TaskError` if it was freed or failed."""
+        if (value.status is not READY or value.consumed or self.is_closed
+                or self.tasks.running is not None or not self.records.is_consistent):  # fmt: skip
+            with self.lock:
+                self.settle_now(value)
+
+    def settle_now(self, value: ValueRecord) -> None:
+        """As `settle`; the caller holds the run lock."""
+        if value.status is PENDING and not value.consumed and not self.is_closed:
+            self.run_queue()
+        elif self.is_closed:
+            self.refuse()
+        elif self.tasks.running is not None or not self.records.is_consistent:
+            self.rebuild_bookkeeping()
+        if value.status is not READY or value.consumed:
+            value.check_usable()
+
+    # -- left behind -------------------------------------------------------------------------------
+
+    def invalidate_after_fork(self) -> None:
+        """Close the device in the child of a fork and release locks of the parent's threads."""
+        self.is_closed = True
+        # Cached runs check the generation, and then find the device closed.
+        self.records.touch()
+        for lock in self._locks:
+            if not held_here(lock)():
+                lock._at_fork_reinit()  # type: ignore[attr-defined]
 
     @contextmanager
     def ready(self, value: ValueRecord) -> Iterator[None]:
@@ -335,7 +570,7 @@ class TensorAccess(DeviceLocking):
             value: The value to export.
             dtype: Type of the returned view; None for the tensor's own.
             kept: Object to keep alive as long as the array.
-            ended: Called when the array is gone; see `Notes.await_end`.
+            ended: Called when the array is gone; see `Reclaimer.await_end`.
         """
         self.settle_now(value)
         with self.queue_lock:
@@ -351,7 +586,7 @@ class TensorAccess(DeviceLocking):
             view = dense.view() if dtype is None else dense.view(dtype)
             self._expose(value)
             if instance.buffer.address is not None:
-                self.deaths.notes.await_end(view, ended, instance.buffer, kept)
+                self.deaths.await_end(view, ended, instance.buffer, kept)
             return view
 
     def _expose(self, value: ValueRecord) -> None:
@@ -436,3 +671,26 @@ def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineS
 
 def _dense(array: Array) -> TensorDesc:
     return TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))
+
+
+def _inside(name: str) -> TaskError:
+    return TaskError(
+        f"device {name!r} is in the middle of a plan, or of a call, of this thread: it cannot be "
+        "used by a hook, kernel, signal handler or finalizer, nor by an event listener that "
+        "handles PlanMade",
+        remedy="use only the arguments of the hook or listener, record the event, and use the "
+        "device after the call",
+    )
+
+
+def _check_out(is_out: Callable[[], bool], name: str) -> None:
+    if is_out():
+        raise _inside(name)
+
+
+def _in_child() -> None:
+    for device in tuple(_alive):
+        device.invalidate_after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -34,11 +34,11 @@ from stitch.errors import StitchError
 from stitch.frontend.torch.compile import device_of
 from stitch.machine import load_machine
 from stitch.runtime import plan_cache
-from stitch.runtime.queue import exposure, task_queue
+from stitch.runtime.queue import reclaimer, task_queue
 
 #: `copied` over `compared`, at least.
 LEAST_RATIO = 0.85
-_COMPARED = exposure.invalidate_stale_copies
+_COMPARED = reclaimer.invalidate_stale_copies
 
 
 def _copied(records: Any, contents: Any, value: Any) -> None:

@@ -81,7 +81,7 @@ class PreparedGraph:
         self._last: Executable | None = None
         #: State checked by each call.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
-        self._notes = device.deaths.notes
+        self._ended = device.deaths.ended
         self._lock, self._records = device.quick_lock, device.records
         self._runs_here = device.holds_run_lock
 
@@ -110,7 +110,7 @@ class PreparedGraph:
         """
         dropped = self._dropped
         # Process pending notes first: an export of a result may have ended.
-        if not dropped or self._notes.left or (len(dropped) > 1 and not only_of_leases(dropped)):
+        if not dropped or self._ended or (len(dropped) > 1 and not only_of_leases(dropped)):
             return None
         value = dropped[0]
         lease = value.lease
@@ -154,7 +154,7 @@ class PreparedGraph:
         It takes the same lent tensors and other arrays. Returns None if no replay data exists. The
         caller holds the run lock.
         """
-        if self._dropped or self._notes.left:
+        if self._dropped or self._ended:
             self.device.run_queue()
         lease = None if self._last is None else self._last.ready()
         again: ReplayTarget | None = None if lease is None else lease.again
@@ -197,7 +197,7 @@ class PreparedGraph:
         device.check_consistent()
         if self.calls_host:
             return None
-        if self._notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
+        if self._ended or not self._tasks.is_idle or not only_of_leases(dropped):
             device.run_queue()
         lease = None if self._last is None else self._last.ready()
         again: ReplayTarget | None = None if lease is None else lease.again

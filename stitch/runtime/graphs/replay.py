@@ -17,7 +17,7 @@ from stitch.runtime.plan_cache import Entries
 from stitch.runtime.queue import TaskQueue
 from stitch.runtime.recording import Binding, GeneratedRunner, Ran, tell_stopped
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import InstanceRef, Notes, OutputSlots, Records, Status, ValueRecord
+from stitch.runtime.values import InstanceRef, OutputSlots, Records, Status, ValueRecord
 
 READY = Status.READY
 #: Called by `map`, without Python frames.
@@ -119,7 +119,7 @@ class Replay:
     records: Records
     tasks: TaskQueue
     dropped: Sequence[ValueRecord]
-    notes: Notes
+    ended: Sequence[object]
 
     @staticmethod
     def of(again: ReplayTarget, lease: OutputSlots) -> Replay | None:
@@ -141,7 +141,7 @@ class Replay:
         return Replay(
             again, lease, tuple([results[at][0] for at in order]),
             tuple([results[at][1] for at in order]), device.records, device.tasks,
-            device.deaths.dropped, device.deaths.notes,
+            device.deaths.dropped, device.deaths.ended,
         )  # fmt: skip
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array] | None:
@@ -156,7 +156,7 @@ class Replay:
             # Process pending notes first: an export of a result may have ended.
             or lease.held
             or lease.shares
-            or self.notes.left
+            or self.ended
             or (self.dropped and not only_of_leases(self.dropped))
             # An interrupted batch may read the previous result.
             or not tasks.is_idle

@@ -102,7 +102,7 @@ class PersistentBuffers:
     def __init__(self, device: RuntimeDevice) -> None:
         self.device, self.held = device, _Held()
         device.deaths.resting.append(self.held.release_buffer)
-        device.deaths.notes.await_end(self, partial(self.held.end, device))
+        device.deaths.await_end(self, partial(self.held.end, device))
 
     @property
     def values(self) -> tuple[ValueRecord | None, ...]:

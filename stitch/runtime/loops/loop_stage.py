@@ -149,7 +149,7 @@ class StatefulExecutable:
         with device.lock:
             device.check_open()
             device.check_consistent()
-            if device.deaths.dropped or device.deaths.notes.left:
+            if device.deaths.dropped or device.deaths.ended:
                 device.drain(resting=False)
             if (self._known and device.tasks.is_idle and not device.copies_forbidden
                     and self._takes(arguments)):  # fmt: skip

@@ -1,12 +1,12 @@
 """The task queue: the pending batch, its execution, and recovery after a failure."""
 
-from stitch.runtime.queue.exposure import (
+from stitch.runtime.queue.reclaimer import (
     ConstantCache,
+    Reclaimer,
     comparison_of,
     invalidate_stale_copies,
     mark_externally_writable,
 )
-from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.queue.task_queue import TaskQueue
 
 __all__ = [

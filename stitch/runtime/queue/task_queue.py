@@ -14,7 +14,7 @@ from stitch.errors import StitchError, TaskError
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import Space, TensorDesc
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue.exposure import invalidate_stale_copies
+from stitch.runtime.queue.reclaimer import invalidate_stale_copies
 from stitch.runtime.recording import (
     Agent,
     Binding,

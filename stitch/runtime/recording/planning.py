@@ -443,8 +443,8 @@ class RecordingMaker:
         for value in values:
             value.place()
         picture = MemorySnapshot(
-            device.records, window.sources, len(values), window.number, without, staying, constants,
-            spaces, () if spaces is None else self._next_uses.expected(window),
+            device.records.all_buffers(), window.sources, len(values), window.number, without,
+            staying, constants, spaces, () if spaces is None else self._next_uses.expected(window),
         )  # fmt: skip
         tasks = window.graph.tasks
         if constants is not None:

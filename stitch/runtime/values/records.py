@@ -1,27 +1,55 @@
-"""The memory records of a device: buffers and values, and how a plan changes them."""
+"""The memory records of a device: buffers and values, how a plan changes them, which constants are
+stored once for several programs, and how the records are rebuilt after an interrupt.
+
+Some records are authoritative and change in one step each: the address of a buffer (its key in the
+table), the instances of a value, the list of output slots, the queue. The others (users of a
+buffer, idle slots, allocators) are derived from these by `rebuild_bookkeeping`.
+"""
 
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.memory import Allocator, FreeGaps, SpaceMemory
+from stitch.memory import LENT_ADDRESSES, Allocator, FreeGaps, SpaceMemory
 from stitch.planner import Buffer
-from stitch.program import Array, Space, TensorDesc
-from stitch.runtime.values.effects import Effects, InstanceRef, Place
-from stitch.runtime.values.space_use import SpaceUse
+from stitch.program import Array, Space, TensorDesc, ValueType, dense_bytes, host_layout, same_bytes
+from stitch.runtime.values.plan_effects import Effects, InstanceRef, Place
 from stitch.runtime.values.state import (
     BufferRecord,
     ConstantRecord,
     InstanceRecord,
     Mark,
     OutputSlots,
+    Reader,
     Status,
     ValueRecord,
 )
+
+if TYPE_CHECKING:
+    from stitch.runtime.tensor_access import TensorAccess
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceUse:
+    """Buffers (address, size, producer) and holes of a space, in bytes per bank.
+
+    Spare output slots count as free; `leased_nbytes` is their part of the free memory.
+    """
+
+    buffers: tuple[tuple[int, int, str], ...]
+    holes: tuple[tuple[int, int], ...]
+    used_nbytes: int
+    free_nbytes: int
+    largest_hole: int
+    leased_nbytes: int
+
 
 #: Limits for allocating several output slots at once: count, fraction of free memory (an eighth
 #: blocked plans in nearly full spaces), and bytes.
@@ -501,3 +529,185 @@ class _Change:
             value.is_exposed |= any(i.buffer.shared_pins for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY
+
+
+def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
+    """Rebuild all derived records; returns the values that were dropped as unreferenced.
+
+    `queued` are the values of the queue, which are kept.
+    """
+    in_queue = {id(value) for value in queued}
+    present = records.all_buffers()
+    gone: dict[int, ValueRecord] = {}
+    for place, buffer in present.items():
+        _, buffer.address = place
+        users: list[ValueRecord] = []
+        for value in dict.fromkeys(buffer.users):
+            if value.status is Status.READY and (value.kept or id(value) in in_queue):
+                value.lease = None
+                users += [value for i in value.instances if i.buffer is buffer]
+            elif value.status is Status.READY:
+                gone[id(value)] = value
+        buffer.users = users
+    for value in gone.values():
+        # Also in buffers of host arrays, which have no address.
+        for instance in value.instances:
+            instance.buffer.users = [u for u in instance.buffer.users if u is not value]
+        value.instances, value.status = (), Status.FREED
+        value.by = "the last handle was dropped"
+    _mend_leases(records, present.values())
+    live = {p: b for p, b in present.items() if b.lease is not None or not b.is_unused}
+    records.keep_only(live)
+    return list(gone.values())
+
+
+def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
+    """Rebuild the owners of buffers and the idle output slots from the list of slots."""
+    leases = list(records.leases.values())
+    listed = {id(lease) for lease in leases}
+    known = [lease for buffer in buffers for lease in buffer.leases]
+    ended = [slots for slots in known if id(slots) not in listed]
+    for lease in ended:
+        lease.dispose()
+    owners: dict[int, list[OutputSlots]] = {id(buffer): [] for buffer in buffers}
+    for lease in leases:
+        lease.values = lease.again = None
+        for buffer in lease.buffers:
+            owners[id(buffer)].append(lease)
+    for buffer in buffers:
+        sharing = owners[id(buffer)]
+        buffer.lease = sharing[-1] if sharing else None
+        buffer.sharers = dict.fromkeys(sharing) if len(sharing) > 1 else {}
+        for lease in sharing[1:] and sharing:
+            lease.shares = True
+    for lease in leases:
+        lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
+    for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
+        mine = [lease for lease in leases if lease.holder is holder]
+        idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
+        holder.leases, holder.idle = mine, idle
+
+
+class Lying(NamedTuple):
+    """A buffer in a space; address and size are in bytes per bank, `origin` names its producer."""
+
+    space: Space
+    address: int
+    size: int
+    origin: str
+
+    @property
+    def place(self) -> tuple[Space, int]:
+        """Its space and address."""
+        return self.space, self.address
+
+
+@final
+class SpaceWatch:
+    """Reports the buffers in the spaces, without spare output slots.
+
+    Dropped tensors are included until the next run releases them.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._generation = -1
+        self._buffers: list[tuple[Lying, BufferRecord]] = []
+        self._last: tuple[Lying, ...] = ()
+
+    def now(self) -> tuple[Lying, ...]:
+        """Return the current buffers; takes no lock and runs nothing."""
+        records = self._records
+        if records.generation != self._generation:
+            # Read the generation first: another thread may change the records meanwhile.
+            self._generation = records.generation
+            self._buffers = [
+                (Lying(b.space, b.address, b.size_per_bank, b.origin), b)
+                for b in list(records.all_buffers().values())
+                if b.address is not None and b.address < LENT_ADDRESSES
+            ]
+        # `not b.is_spare`, inlined: half the time.
+        lying = tuple([
+            each for each, b in self._buffers if b.lease is None or b.users or b.pins
+        ])  # fmt: skip
+        if lying != self._last:
+            self._last = lying
+        return self._last
+
+
+#: Bytes that discriminate arrays without a file.
+_HEAD_NBYTES = 256
+
+
+def hold_constant(
+    device: TensorAccess, kind: ValueType, desc: TensorDesc, data: Array, crc32: int | None,
+    name: str, reader: Reader, kept: list[ConstantRecord],
+) -> None:  # fmt: skip
+    """Append a constant's record to `kept`: a new one, or another program's with equal bytes.
+
+    `reader` holds it until `dispose`, also if this call is interrupted. `crc32`: the checksum of
+    its bytes in the file, if known.
+    """
+    records, form = device.records, (kind, desc)
+    key = ((data.__array_interface__["data"][0], data.strides), *form)
+    record = records.constants.get(key)
+    if record is None:
+        alike = records.constants_by_form.get(form, {})
+        record = next((r for r in _candidates(alike, data, crc32)
+                       if same_bytes(r.host_array(), data)), None)  # fmt: skip
+    if record is None:
+        home = TensorDesc(desc.shape, host_layout(kind.data_type))
+        file = records.outside(home, data, reader.constant(name))
+        number = records.desc_key(desc.without_address())
+        mark: Mark = ("head", _head(data)) if crc32 is None else ("crc32", crc32)
+        record = ConstantRecord(device, desc, number, file, form, mark)
+    kept.append(record)
+    record.readers.setdefault(reader, []).append((key, data, name))
+    records.constants[key] = record
+    alike = records.constants_by_form.setdefault(record.form, {})
+    alike.setdefault(record.mark[0], {}).setdefault(record.mark, {})[record] = None
+
+
+def _candidates(
+    alike: dict[str, dict[Mark, dict[ConstantRecord, None]]], data: Array, crc32: int | None
+) -> Iterator[ConstantRecord]:
+    """Yield the records with this type and layout that may have these bytes."""
+    if "crc32" in alike:
+        total = zlib.crc32(dense_bytes(data).data) if crc32 is None else crc32
+        yield from alike["crc32"].get(("crc32", total), ())
+    if "head" in alike:
+        yield from alike["head"].get(("head", _head(data)), ())
+
+
+def _head(data: Array) -> bytes:
+    return dense_bytes(data)[:_HEAD_NBYTES].tobytes()
+
+
+def dispose(records: Records, constants: Iterable[ConstantRecord], reader: Reader) -> None:
+    """Drop the constants of an unloaded program that no other program reads. Idempotent."""
+    for record in constants:
+        # Its file may be unmapped, and other data may then have the same address.
+        others = [held for who, held in record.readers.items() if who != reader]
+        still = {key for held in others for key, _, _ in held}
+        for key, _, _ in record.readers.get(reader, ()):
+            if key not in still and records.constants.get(key) is record:
+                del records.constants[key]
+        record.readers.pop(reader, None)
+        if record.readers:
+            record.take_name()
+            continue
+        _forget(records, record)
+        records.release(record)
+
+
+def _forget(records: Records, record: ConstantRecord) -> None:
+    """Remove a record from the lookup tables."""
+    alike = records.constants_by_form.get(record.form, {})
+    marked = alike.get(record.mark[0], {})
+    marked.get(record.mark, {}).pop(record, None)
+    if not marked.get(record.mark):
+        marked.pop(record.mark, None)
+    if not marked:
+        alike.pop(record.mark[0], None)
+    if not alike:
+        records.constants_by_form.pop(record.form, None)

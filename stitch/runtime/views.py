@@ -1,0 +1,265 @@
+"""Tensors on the bytes of other tensors and of other libraries.
+
+Views: a ready tensor shares its buffer with them. A view of a pending tensor is a queued task of a
+one-operation program that copies rows; the first row is an operand, so views of equal length share
+one program and one executable.
+
+Zero-copy exchange in both directions: if the host is the whole device, programs read lent buffers
+in place; otherwise the device copies them and keeps the copy while it equals the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stitch.errors import CompileError, LayoutError
+from stitch.machine import MachineShape, footprint
+from stitch.ops import infer_operation
+from stitch.program import (
+    Array,
+    DataType,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Program,
+    Scratch,
+    Space,
+    TensorDesc,
+    Value,
+    ValueType,
+    host_layout,
+)
+from stitch.runtime.executors import as_bytes
+from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.values import BufferRecord, ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import RuntimeDevice
+
+
+def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: MachineShape) -> int:
+    """Return the byte offset of rows `[start, stop)` within a tensor's footprint.
+
+    `keep`: whether the view keeps the row dimension; otherwise it is row `start` without it.
+
+    Raises:
+        LayoutError: The rows are not one range of bytes: sharded tensors, or part of a tile.
+    """
+    layout, (start, stop) = desc.layout, rows
+    if layout.is_sharded:
+        raise LayoutError(
+            "cannot take a view of a sharded tensor: its rows are not one range of bytes",
+            got=desc.text(),
+            remedy="convert it to an interleaved layout first",
+        )
+    if layout.is_dense:
+        row = TensorDesc(desc.shape[1:], layout).elements
+        return start * row * layout.data_type.itemsize
+    pages = footprint(desc, machine)
+    if len(desc.shape) > 2:
+        return start * (pages.pages // max(1, desc.shape[0])) * pages.aligned_page_nbytes
+    assert layout.tile_shape is not None
+    high = layout.tile_shape[0]
+    whole = start % high == 0 and (stop % high == 0 or stop == desc.shape[0])
+    if len(desc.shape) < 2 or not whole or not keep:
+        raise LayoutError(
+            "a view of a tiled matrix must start and end at a tile boundary",
+            expected=f"rows that are multiples of {high}",
+            got=f"[{start}:{stop}] of {desc.text()}",
+            remedy="convert it to row-major first",
+        )
+    across = pages.pages // max(1, -(-desc.shape[0] // high))
+    return start // high * across * pages.aligned_page_nbytes
+
+
+#: Size of the program cache. Programs are cached by tensor descriptor and view length.
+MAX_PROGRAMS = 256
+_NUMBERS = host_layout(DataType.INT64)
+#: Step 1 between rows; a single row without its dimension needs no step.
+_ONE, _NONE = np.ones(1, np.int64), np.empty(0, np.int64)
+
+
+class QueuedViews:
+    """The programs of one device that compute views of pending tensors."""
+
+    __slots__ = ("_device", "_programs")
+
+    def __init__(self, device: RuntimeDevice) -> None:
+        self._device = device
+        #: By descriptor key and length (-1: one row without its dimension); None if no program
+        #: exists.
+        self._programs: dict[tuple[int, int], LoadedProgram | None] = {}
+
+    def view(
+        self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
+    ) -> Tensor | None:
+        """Return rows `[start, stop)` of a pending tensor as a pending tensor.
+
+        Returns:
+            The view; None for types narrower than a byte, and if a copy may not fit beside the
+            tensor.
+
+        Raises:
+            LayoutError: The rows are not one range of bytes, as for a view of a ready tensor.
+        """
+        desc = value.desc
+        kind = value.desc_key, stop - start if keep else -1
+        if not desc.layout.is_dense:
+            view_offset(desc, (start, stop), keep, self._device.machine.shape)
+        try:
+            program = self._programs[kind]
+        except KeyError:
+            shape = (stop - start, *desc.shape[1:]) if keep else desc.shape[1:]
+            program = self._kept(kind, desc, TensorDesc(shape, desc.layout))
+        if program is None:
+            return None
+        view = program(tensor, np.array(start, np.int64), _ONE if keep else _NONE)
+        assert type(view) is Tensor, "it has one output"
+        return view
+
+    def clear(self) -> None:
+        """Drop all programs (the device is closed)."""
+        self._programs.clear()
+
+    def _kept(
+        self, kind: tuple[int, int], whole: TensorDesc, rows: TensorDesc
+    ) -> LoadedProgram | None:
+        """Create and cache the program for such views; None if there is none."""
+        program: LoadedProgram | None = None
+        if _fits_beside(whole, rows, self._device.machine.shape):
+            made = _program(whole, rows)
+            program = None if made is None else self._device.load_made(made)
+        programs = self._programs
+        while len(programs) >= MAX_PROGRAMS:
+            programs.pop(next(iter([*programs])), None)
+        # Threads may race here: the first program stays.
+        return programs.setdefault(kind, program)
+
+
+def _fits_beside(whole: TensorDesc, rows: TensorDesc, machine: MachineShape) -> bool:
+    """Return whether a copy fits beside its tensor if everything else is evicted."""
+    capacity = machine.space(whole.layout.space).capacity
+    around = capacity - footprint(whole, machine).size_per_bank
+    return 2 * footprint(rows, machine).size_per_bank <= around
+
+
+def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
+    """Return a program that copies rows from a given first row; None if the operator rejects
+    them."""
+    # Exact for block formats: the largest element of a block determines its exponent again.
+    kind = whole.layout.data_type.in_arrays
+    lengths = rows.shape[: len(rows.shape) - len(whole.shape) + 1]
+    place = ValueType((), DataType.INT64), ValueType((len(lengths),), DataType.INT64)
+    values = (
+        Value("whole", ValueType(whole.shape, kind), whole.layout),
+        *(Value(name, one, _NUMBERS) for name, one in zip(("first", "step"), place, strict=True)),
+        Value("rows", ValueType(rows.shape, kind), rows.layout),
+    )
+    copy = Operation("Window", (0, 1, 2), (3,), {"lengths": lengths}, "stitch")
+    try:
+        infer_operation(copy, [value.type for value in values[:3]], [None] * 3)
+    except CompileError:
+        return None
+    return Program(
+        "view", tuple([InputSlot(values[i].name, i) for i in range(3)]), (OutputSlot("rows", 3),),
+        values, (copy,), (), Scratch(rows.layout.space, 0),
+    )  # fmt: skip
+
+
+def lend(
+    device: RuntimeDevice, array: Array, origin: str, *, shared_by: object = None
+) -> Tensor:  # fmt: skip
+    """Return a tensor on the bytes of a C-contiguous array; see `take_back`.
+
+    Args:
+        device: The device that reads the array.
+        array: The array to lend.
+        origin: Name of the buffer in reports.
+        shared_by: If given and the buffer is read in place, results may overwrite the buffer, which
+            is taken back when this object is gone; the array is kept alive until then.
+    """
+    device.check_open()
+    device.check_consistent()
+    desc = TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))
+    memory = device.backend.spaces[Space.HOST]
+    if len(device.backend.spaces) > 1:
+        buffer = device.records.outside(desc, array, origin)
+    else:
+        size = footprint(desc, device.machine.shape).size_per_bank
+        address = memory.lend(as_bytes(array))
+        key = device.desc_key(desc)
+        buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
+        # Foreign memory: never relocated or freed by the device.
+        buffer.pins, buffer.shared_pins = 1, int(shared_by is not None)
+    tensor = device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
+    if shared_by is not None and buffer.address is not None:
+        back = partial(memory.take_back, buffer.address)
+        device.deaths.await_end(shared_by, back, None, array)
+    return tensor
+
+
+def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
+    """End a loan: free the copies that the device made. The tensor becomes unusable."""
+    buffer = tensor._record.instances[0].buffer
+    if buffer.address is not None:
+        device.backend.spaces[Space.HOST].take_back(buffer.address)
+    device.give_up(tensor._record, "its owner, who took the bytes back")
+    # The allocators saw no change, but cached runs must not use the buffer again.
+    device.records.touch()
+
+
+def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
+    """Return a tensor of another shape that shares the bytes of a dense one."""
+    of = tensor._record
+    with device.ready(of):
+        first = of.instances[0]
+        assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
+        whole = TensorDesc(desc.shape, first.desc.layout)
+        offset = first.offset_nbytes + offset_nbytes
+        return device.tensor_at(first.buffer, offset, whole, of.by, is_exposed=of.is_exposed)
+
+
+def elements(tensor: Tensor) -> Array:
+    """Return a copy of a tensor's elements, as `Tensor.numpy` does."""
+    array: Array = tensor.device.elements(tensor._record)
+    return array
+
+
+def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
+    """Return a dense tensor's bytes as an array of type `dtype`, in place.
+
+    The tensor lives, and its bytes stay in place, as long as the array. `ended` is called
+    afterwards, possibly from a finalizer: it may only append to a queue.
+    """
+    array: Array = tensor.device.exported(tensor._record, dtype, tensor, ended)
+    return array
+
+
+def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
+    """As `export`, for a consumer that expects the bytes to be overwritten.
+
+    A result that replaces the tensor by donation is written there. The bytes stay in place while
+    the array lives; the tensor is not kept alive.
+    """
+    device: RuntimeDevice = tensor.device
+    shared: list[BufferRecord] = []
+    array: Array = device.exported(tensor._record, ended=partial(_unshared, shared, ended))
+    # Invalidate cached plans: one made before would copy.
+    (instance,) = tensor._record.instances[:1]
+    instance.buffer.shared_pins += 1
+    shared.append(instance.buffer)
+    device.records.generation += 1
+    return array
+
+
+def _unshared(shared: list[BufferRecord], ended: Callable[[], object] | None) -> None:
+    """Handle the end of an array that shares a buffer; idempotent."""
+    while shared:
+        shared.pop().shared_pins -= 1
+    if ended is not None:
+        ended()
