@@ -47,6 +47,16 @@ def test_a_script_has_the_results_of_numpy_and_leaves_nothing(part: int) -> None
         tried(seed)
 
 
+def test_a_run_that_a_hook_stopped_counts_the_copies_that_it_made() -> None:
+    # It overwrites an array of the call, after two complete runs of the same plan.
+    steps = (
+        ("feed_back", (3112, 1720, 2039, 647)),
+        ("plant", (2254,)),
+        ("graph", (3202, 3494, 1781, 1494)),
+    )
+    run(Script(1507, 11, 64, "numpy", False, True, False, (steps,)))
+
+
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
     """The requests for which the planner finds no room."""

@@ -120,8 +120,7 @@ def _run_alone(script: Script, device: stitch.Device) -> Outcome:
         seen.append(device.statistics())
     world.take("flush", ())
     check_statistics(seen)
-    if not script.may_fail:
-        check_account(device)
+    check_account(device)
     outcome = Outcome(world.passes, device.account().total.copies, world.refused)
     world.end()
     del world

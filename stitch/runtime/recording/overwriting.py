@@ -237,6 +237,8 @@ class OverwritingRun:
 
     def run(self, arrays: Sequence[Any], sure: bool = True) -> Ran:
         """Run all steps on checked arrays; returns their times if timed."""
+        # Of a run on arrays of the call alone, no caller keeps track.
+        self._progress[1] = UNTOUCHED
         loop = iter(self._thunks)
         try:
             if self._order:
