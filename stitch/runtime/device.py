@@ -44,7 +44,6 @@ from stitch.runtime.values import (
     ValueRecord,
     dispose,
 )
-from stitch.runtime.views import QueuedViews
 from stitch.tasks import HostFunction, Transformation
 from stitch.ttb import SOURCE, Binary, load
 
@@ -120,7 +119,6 @@ class RuntimeDevice(TensorAccess):
         self.maker = RecordingMaker(self)
         self.host_agents = HostAgents(self)
         self.copies_forbidden = 0
-        self.queued_views = QueuedViews(self)
         #: Bits of the active observers (`TIMES`, `Hooks.bits`): a plan is compiled once per
         #: combination.
         self.observers = 0
@@ -196,23 +194,12 @@ class RuntimeDevice(TensorAccess):
     def _let_go(self) -> None:
         self.look_again()
         self.recordings.clear()
-        self.queued_views.clear()
+        self.view_programs.clear()
         self.constant_cache.clear()
         self.kept.clear()
         self.backend.threads.close()
-        self.host_memory.close(self.records.pinned())
-
-    def rebuild_bookkeeping(self) -> None:
-        """Complete or roll back what an interrupt left incomplete."""
-        # Worker threads of an interrupted run still use the memory of its plan: wait for them
-        # first.
-        self.backend.threads.rest()
-        super().rebuild_bookkeeping()
-
-    def invalidate_after_fork(self) -> None:
-        """Close the device in the child of a fork and replace its locks and threads."""
-        super().invalidate_after_fork()
-        self.backend.threads.forget()
+        buffers = self.records.all_buffers().values()
+        self.host_memory.close([buffer for buffer in buffers if buffer.pins])
 
     @property
     def executor(self) -> str:
@@ -472,11 +459,12 @@ class RuntimeDevice(TensorAccess):
         """Drop the cached plans and release the memory that only they used."""
         self.recordings.clear()
         gc.collect()
-        self.host_memory.release_buffer(self.records.buffers.values())
+        buffers = self.records.all_buffers().values()
+        self.host_memory.release_buffer([buffer for buffer in buffers if not buffer.is_spare])
 
     def look_again(self) -> None:
         """Invalidate cached assumptions of runs: an observer or the bookkeeping has changed."""
-        self.records.touch()
+        self.records.generation += 1
         self.observers = self.hooks.bits | (TIMES if self.events.active else 0)
 
     def wait(self) -> None:

@@ -217,7 +217,10 @@ class Tensor(Handle):
         Raises:
             BufferError: The layout is not dense, so that an export would need a copy.
         """
-        return self._record.device.export(self._record).__dlpack__(**options)
+        device = self._record.device
+        with device.lock:
+            array = device.export(self._record)
+        return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -269,17 +272,16 @@ class Tensor(Handle):
                     "a view needs consecutive rows: step must be 1", got=f"step {step}"
                 )
             stop = max(stop, start)
-            value = self._record
-            rows: Tensor = value.device.view(self, value, start, stop, keep=True)
-            return rows
-        WHOLE.check("Tensor[...]", "index", index)
-        at = operator.index(index)
-        if not -length <= at < length:
-            raise IndexError(f"index {at} is out of range for length {length}")
-        at %= length
-        value = self._record
-        row: Tensor = value.device.view(self, value, at, at + 1, keep=False)
-        return row
+        else:
+            WHOLE.check("Tensor[...]", "index", index)
+            start = operator.index(index)
+            if not -length <= start < length:
+                raise IndexError(f"index {start} is out of range for length {length}")
+            start %= length
+            stop = start + 1
+        keep = isinstance(index, slice)
+        part: Tensor = self._record.device.view(self, start, stop, keep=keep)
+        return part
 
 
 def handle_on(record: ValueRecord) -> Tensor:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +36,13 @@ from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.locks import Lock, held_here, quick
-from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue, mark_externally_writable
+from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.recording import Binding
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Records, Status, ValueRecord, as_array
-from stitch.runtime.views import QueuedViews, view_offset
+from stitch.runtime.views import queued_view, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -71,8 +72,6 @@ class TensorAccess:
     events: EventStream
     #: Nesting depth of `without_copies` blocks.
     copies_forbidden: int
-    #: Makes views of pending tensors.
-    queued_views: QueuedViews
 
     def __init__(
         self,
@@ -94,6 +93,9 @@ class TensorAccess:
             held_here(self._locks[0]),
             held_here(queue_lock),
         )
+        #: Programs that compute views of pending tensors, by descriptor key and length (-1: one row
+        #: without its dimension); None if no program exists.
+        self.view_programs: dict[tuple[int, int], LoadedProgram | None] = {}
         #: Number of running host functions, and whether one of them has enqueued a task.
         self.calls_host = 0
         self.was_queued_inside = False
@@ -103,22 +105,15 @@ class TensorAccess:
         self._process = os.getpid()
         _alive.add(self)
 
-    def refuse(self) -> NoReturn:
-        """Raise the `TaskError` for a closed device or one of another process."""
-        self.check_process()
-        raise TaskError(
-            f"device {self._name!r} is closed",
-            remedy="use it and read results before close() or the end of its `with` block, or open "
-            "another device",
-        )
-
     @property
     def is_left_behind(self) -> bool:
         """Whether this process is a forked child of the one that opened the device."""
         return self._process != os.getpid()
 
-    def check_process(self) -> None:
-        """Raise `TaskError` in a process that did not open the device."""
+    def check_open(self) -> None:
+        """Raise `TaskError` if the device is closed or belongs to another process."""
+        if not self.is_closed:
+            return
         if self.is_left_behind:
             raise TaskError(
                 f"device {self._name!r} belongs to process {self._process}, which opened it",
@@ -126,6 +121,11 @@ class TensorAccess:
                 remedy="open a device in this process, or start processes by multiprocessing's "
                 "'spawn' instead of 'fork'",
             )
+        raise TaskError(
+            f"device {self._name!r} is closed",
+            remedy="use it and read results before close() or the end of its `with` block, or open "
+            "another device",
+        )
 
     # -- access ------------------------------------------------------------------------------------
 
@@ -179,23 +179,21 @@ class TensorAccess:
         finally:
             self.events.is_over = True
 
-    def check_open(self) -> None:
-        """Raise `TaskError` if the device is closed or belongs to another process."""
-        if self.is_closed:
-            self.refuse()
-
     def check_consistent(self) -> None:
-        """Recover from an interrupt if needed; the caller holds the run lock."""
-        if not self.records.is_consistent or self.tasks.running is not None:
-            self.rebuild_bookkeeping()
-
-    def rebuild_bookkeeping(self) -> None:
-        """Complete or roll back what an interrupt left incomplete."""
+        """Complete or roll back what an interrupt left incomplete; the run lock is held."""
+        records = self.records
+        if records.is_consistent and self.tasks.running is None:
+            return
+        # Worker threads of an interrupted run still use the memory of its plan: wait for them
+        # first.
+        self.backend.threads.rest()
         self.tasks.end_run()
-        if self.records.pending_recovery is not None:
-            self.records.pending_recovery()
+        if records.pending_recovery is not None:
+            records.pending_recovery()
         with self.queue_lock:
-            self.deaths.rebuild_bookkeeping(self.tasks.queued.values)
+            for value in records.rebuild(self.tasks.queued.values):
+                self.constant_cache.forget(value)
+            records.is_consistent = True
 
     def drain(self, *, resting: bool = True) -> None:
         """Process the notes of finalizers: see `Reclaimer.read`."""
@@ -222,11 +220,11 @@ class TensorAccess:
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
     ) -> Binding | None:
         """As `TaskQueue.run`, after recovery and notes; the caller holds the run lock."""
-        if self.is_closed:
-            self.check_process()
+        if self.is_closed and self.is_left_behind:
+            self.check_open()
         tasks, deaths = self.tasks, self.deaths
         if not self.records.is_consistent or tasks.running is not None:
-            self.rebuild_bookkeeping()
+            self.check_consistent()
         is_empty = fill is None and tasks.is_idle
         if deaths.dropped or deaths.ended or (deaths.resting and not is_empty):
             deaths.read(tasks.queued.number, resting=not is_empty)
@@ -264,14 +262,12 @@ class TensorAccess:
 
     def settle_now(self, value: ValueRecord) -> None:
         """As `settle`; the caller holds the run lock."""
-        if value.status is PENDING and not value.consumed and not self.is_closed:
+        self.check_open()
+        if value.status is PENDING and not value.consumed:
             self.run_queue()
-        elif self.is_closed:
-            self.refuse()
-        elif self.tasks.running is not None or not self.records.is_consistent:
-            self.rebuild_bookkeeping()
-        if value.status is not READY or value.consumed:
-            value.check_usable()
+        else:
+            self.check_consistent()
+        value.check_usable()
 
     # -- left behind -------------------------------------------------------------------------------
 
@@ -279,7 +275,8 @@ class TensorAccess:
         """Close the device in the child of a fork and release locks of the parent's threads."""
         self.is_closed = True
         # Cached runs check the generation, and then find the device closed.
-        self.records.touch()
+        self.records.generation += 1
+        self.backend.threads.forget()
         for lock in self._locks:
             if not held_here(lock)():
                 lock._at_fork_reinit()  # type: ignore[attr-defined]
@@ -330,51 +327,37 @@ class TensorAccess:
         self.settle(tensor._record)
         return wanted == tensor.layout
 
-    def _lies_so(self, tensor: Tensor, wanted: Layout) -> bool:
-        """As `has_layout`, without running the queue: a pending tensor has no address yet."""
-        layout = tensor.layout
-        if tensor.is_pending or wanted.address is None:
-            return wanted == layout.without_address()
-        return wanted == layout
+    def read(self, value: ValueRecord, *, is_inside: bool = False) -> Array:
+        """Return a copy of a value's elements; see `Tensor.numpy`.
 
-    def read(self, value: ValueRecord) -> Array:
-        """Return a copy of a value's elements; see `Tensor.numpy`."""
-        holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
-        asked = perf_counter() if self.events.active else None
-        with self.lock if holds_run_lock() or holds_queue_lock() else self.quick_lock:
-            return self.elements(value, asked)
-
-    def elements(self, value: ValueRecord, asked: float | None = None) -> Array:
-        """As `read`; the caller holds the run lock.
-
-        Args:
-            value: The value to read.
-            asked: When the caller began to wait for the lock, in seconds of `perf_counter`.
+        `is_inside`: whether the caller holds the run lock.
         """
         is_timed = self.events.active
-        if is_timed and asked is None:
-            asked = perf_counter()
-        if value.status is PENDING and not value.consumed and not self.is_closed:
-            self.run_queue()
-        elif self.is_closed or self.tasks.running is not None or not self.records.is_consistent:
-            self.settle_now(value)
-        if value.status is not READY or value.consumed:
-            value.check_usable()
-        ready = perf_counter() if is_timed else 0.0
-        if not self.contents.has_data:
-            raise TaskError(
-                "cannot read this tensor: the null executor computes no data",
-                remedy="open the device with executor='numpy'",
-            )
-        instance = value.instances[0]
-        elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
-        if instance.buffer.address is not None:
-            self.history.read(value.desc_key, value.desc, elements.nbytes)
-            if is_timed and self.events.active:
-                assert asked is not None
-                moments = (asked, ready, perf_counter())
-                self.events.tell(ReadBack(value.desc, elements.nbytes, moments))
-        return elements
+        asked = perf_counter() if is_timed else 0.0
+        lock = self.quick_lock
+        if not is_inside and (self.holds_run_lock() or self.holds_queue_lock()):
+            lock = self.lock
+        with lock:
+            if value.status is PENDING and not value.consumed and not self.is_closed:
+                self.run_queue()
+            elif self.is_closed or self.tasks.running is not None or not self.records.is_consistent:
+                self.settle_now(value)
+            if value.status is not READY or value.consumed:
+                value.check_usable()
+            ready = perf_counter() if is_timed else 0.0
+            if not self.contents.has_data:
+                raise TaskError(
+                    "cannot read this tensor: the null executor computes no data",
+                    remedy="open the device with executor='numpy'",
+                )
+            instance = value.instances[0]
+            elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
+            if instance.buffer.address is not None:
+                self.history.read(value.desc_key, value.desc, elements.nbytes)
+                if is_timed and self.events.active:
+                    moments = (asked, ready, perf_counter())
+                    self.events.tell(ReadBack(value.desc, elements.nbytes, moments))
+            return elements
 
     def memory(self, space: Space | str) -> Array:
         """Return all bytes of a space as a live array: programs read what is written to it.
@@ -485,7 +468,6 @@ class TensorAccess:
                 for sharer in tuple(value.instances[0].buffer.users):
                     self.records.forget_copies(sharer)
                     self.constant_cache.forget(sharer)
-                    sharer.version = 0
             self._write(value, elements)
 
     def _check_array(self, value: ValueRecord, elements: Array) -> None:
@@ -519,19 +501,18 @@ class TensorAccess:
         nbytes, seconds = copy_cost(self.machine, source, first.desc)
         self.events.report(Written(first.desc, nbytes, seconds))
 
-    def view(
-        self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
-    ) -> Tensor:
+    def view(self, tensor: Tensor, start: int, stop: int, *, keep: bool) -> Tensor:
         """Return rows `[start, stop)` of the first dimension of a tensor.
 
         A ready tensor's view shares its buffer. A pending tensor's view is a queued task with a
         separate buffer. With `keep` false, the result has no first dimension.
         """
+        value = tensor._record
         if value.status is PENDING and not self.copies_forbidden:
             if self.holds_run_lock() or self.holds_queue_lock():
                 self.check_may_queue()
             value.check_usable()
-            queued = self.queued_views.view(tensor, value, start, stop, keep=keep)
+            queued = queued_view(tensor, start, stop, keep=keep)
             if queued is not None:
                 return queued
         with self.lock, self.ready(value):
@@ -552,19 +533,16 @@ class TensorAccess:
 
     # -- leaving -----------------------------------------------------------------------------------
 
-    def export(self, value: ValueRecord) -> Array:
-        """Return a dense tensor's bytes in place; its buffer is pinned while the array lives."""
-        with self.lock:
-            return self.exported(value)
-
-    def exported(
+    def export(
         self,
         value: ValueRecord,
         dtype: np.dtype[Any] | None = None,
         kept: object = None,
         ended: Callable[[], object] | None = None,
     ) -> Array:
-        """As `export`; the caller holds the run lock.
+        """Return a dense tensor's bytes in place; its buffer is pinned while the array lives.
+
+        The caller holds the run lock.
 
         Args:
             value: The value to export.
@@ -593,7 +571,10 @@ class TensorAccess:
         """Mark a value's primary buffer as writable from outside; both locks are held."""
         # The queued batch may read it already.
         self.tasks.queued.reads_exposed = True
-        mark_externally_writable(value, self.constant_cache)
+        for sharer in value.instances[0].buffer.users:
+            sharer.is_exposed = True
+            sharer.lease = None
+            self.constant_cache.forget(sharer)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or after the queued or running tasks that read it."""
@@ -636,7 +617,9 @@ class TensorAccess:
         value = tensor._record
         value.check_usable()
         desc = target_desc(value.desc, layout, self.machine.shape)
-        if not copy and self._lies_so(tensor, desc.layout):
+        has_address, present = desc.layout.address is not None, tensor.layout
+        # A pending tensor has no address yet.
+        if not copy and desc.layout == (present if has_address else present.without_address()):
             return tensor
         results = []
 

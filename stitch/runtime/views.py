@@ -34,9 +34,8 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import BufferRecord, ValueRecord
+from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
@@ -84,61 +83,34 @@ _NUMBERS = host_layout(DataType.INT64)
 _ONE, _NONE = np.ones(1, np.int64), np.empty(0, np.int64)
 
 
-class QueuedViews:
-    """The programs of one device that compute views of pending tensors."""
+def queued_view(tensor: Tensor, start: int, stop: int, *, keep: bool) -> Tensor | None:
+    """Return rows `[start, stop)` of a pending tensor as a pending tensor.
 
-    __slots__ = ("_device", "_programs")
+    Returns:
+        The view; None for types narrower than a byte, and if a copy may not fit beside the tensor.
 
-    def __init__(self, device: RuntimeDevice) -> None:
-        self._device = device
-        #: By descriptor key and length (-1: one row without its dimension); None if no program
-        #: exists.
-        self._programs: dict[tuple[int, int], LoadedProgram | None] = {}
-
-    def view(
-        self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
-    ) -> Tensor | None:
-        """Return rows `[start, stop)` of a pending tensor as a pending tensor.
-
-        Returns:
-            The view; None for types narrower than a byte, and if a copy may not fit beside the
-            tensor.
-
-        Raises:
-            LayoutError: The rows are not one range of bytes, as for a view of a ready tensor.
-        """
-        desc = value.desc
-        kind = value.desc_key, stop - start if keep else -1
-        if not desc.layout.is_dense:
-            view_offset(desc, (start, stop), keep, self._device.machine.shape)
-        try:
-            program = self._programs[kind]
-        except KeyError:
-            shape = (stop - start, *desc.shape[1:]) if keep else desc.shape[1:]
-            program = self._kept(kind, desc, TensorDesc(shape, desc.layout))
-        if program is None:
-            return None
-        view = program(tensor, np.array(start, np.int64), _ONE if keep else _NONE)
-        assert type(view) is Tensor, "it has one output"
-        return view
-
-    def clear(self) -> None:
-        """Drop all programs (the device is closed)."""
-        self._programs.clear()
-
-    def _kept(
-        self, kind: tuple[int, int], whole: TensorDesc, rows: TensorDesc
-    ) -> LoadedProgram | None:
-        """Create and cache the program for such views; None if there is none."""
-        program: LoadedProgram | None = None
-        if _fits_beside(whole, rows, self._device.machine.shape):
-            made = _program(whole, rows)
-            program = None if made is None else self._device.load_made(made)
-        programs = self._programs
+    Raises:
+        LayoutError: The rows are not one range of bytes, as for a view of a ready tensor.
+    """
+    device: RuntimeDevice = tensor.device
+    desc, programs = tensor._record.desc, device.view_programs
+    kind = tensor._record.desc_key, stop - start if keep else -1
+    if not desc.layout.is_dense:
+        view_offset(desc, (start, stop), keep, device.machine.shape)
+    if kind not in programs:
+        shape = (stop - start, *desc.shape[1:]) if keep else desc.shape[1:]
+        rows = TensorDesc(shape, desc.layout)
+        made = _program(desc, rows) if _fits_beside(desc, rows, device.machine.shape) else None
         while len(programs) >= MAX_PROGRAMS:
             programs.pop(next(iter([*programs])), None)
         # Threads may race here: the first program stays.
-        return programs.setdefault(kind, program)
+        programs.setdefault(kind, None if made is None else device.load_made(made))
+    program = programs.get(kind)
+    if program is None:
+        return None
+    view = program(tensor, np.array(start, np.int64), _ONE if keep else _NONE)
+    assert type(view) is Tensor, "it has one output"
+    return view
 
 
 def _fits_beside(whole: TensorDesc, rows: TensorDesc, machine: MachineShape) -> bool:
@@ -210,7 +182,7 @@ def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
         device.backend.spaces[Space.HOST].take_back(buffer.address)
     device.give_up(tensor._record, "its owner, who took the bytes back")
     # The allocators saw no change, but cached runs must not use the buffer again.
-    device.records.touch()
+    device.records.generation += 1
 
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
@@ -226,7 +198,7 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
 
 def elements(tensor: Tensor) -> Array:
     """Return a copy of a tensor's elements, as `Tensor.numpy` does."""
-    array: Array = tensor.device.elements(tensor._record)
+    array: Array = tensor.device.read(tensor._record, is_inside=True)
     return array
 
 
@@ -236,7 +208,7 @@ def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], obje
     The tensor lives, and its bytes stay in place, as long as the array. `ended` is called
     afterwards, possibly from a finalizer: it may only append to a queue.
     """
-    array: Array = tensor.device.exported(tensor._record, dtype, tensor, ended)
+    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
     return array
 
 
@@ -248,7 +220,7 @@ def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
     """
     device: RuntimeDevice = tensor.device
     shared: list[BufferRecord] = []
-    array: Array = device.exported(tensor._record, ended=partial(_unshared, shared, ended))
+    array: Array = device.export(tensor._record, ended=partial(_unshared, shared, ended))
     # Invalidate cached plans: one made before would copy.
     (instance,) = tensor._record.instances[:1]
     instance.buffer.shared_pins += 1

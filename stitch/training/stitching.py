@@ -65,7 +65,7 @@ class NamedCells(PersistentBuffers):
         with self.device.lock:
             value = self.values[self.numbers[name]]
             assert value is not None, f"{name} is there"
-            array: Array = self.device.elements(value)
+            array: Array = self.device.read(value, is_inside=True)
             return array
 
     def put(self, name: str, array: Any) -> None:

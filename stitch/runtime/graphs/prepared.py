@@ -193,7 +193,7 @@ class PreparedGraph:
         if device.holds_queue_lock():
             device.check_outside()
         if device.is_closed:
-            device.refuse()
+            device.check_open()
         device.check_consistent()
         if self.calls_host:
             return None

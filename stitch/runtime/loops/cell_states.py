@@ -209,7 +209,7 @@ class PersistentBuffers:
         """
         device = self.device
         finish = partial(self._finish, after, fresh, gone, then)
-        # From here on the change is completed, by `DeviceLocking.rebuild_bookkeeping` if
+        # From here on the change is completed, by `check_consistent` if
         # interrupted.
         device.records.is_consistent = False
         device.records.pending_recovery = finish

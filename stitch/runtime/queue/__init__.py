@@ -5,7 +5,6 @@ from stitch.runtime.queue.reclaimer import (
     Reclaimer,
     comparison_of,
     invalidate_stale_copies,
-    mark_externally_writable,
 )
 from stitch.runtime.queue.task_queue import TaskQueue
 
@@ -14,6 +13,5 @@ __all__ = [
     "Reclaimer",
     "TaskQueue",
     "comparison_of",
-    "mark_externally_writable",
     "invalidate_stale_copies",
 ]

@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,6 @@ from stitch.runtime.values import (
     Records,
     Status,
     ValueRecord,
-    rebuild_bookkeeping,
 )
 
 Key = tuple[bytes | int, ...]
@@ -84,8 +83,10 @@ class ConstantCache:
 
     def forget(self, value: ValueRecord) -> None:
         """Drop the entries that read or contain a value, which was freed or changed."""
-        for key in self._by_version.pop(value.version, ()) if value.version else ():
-            self._entries.pop(key, None)
+        if value.version:
+            for key in self._by_version.pop(value.version, ()):
+                self._entries.pop(key, None)
+            value.version = 0
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -108,16 +109,6 @@ def comparison_of(first: Array, second: Array) -> Callable[[], int]:
     if not first.flags.c_contiguous:
         return lambda: int(first.tobytes() != second.tobytes())
     return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
-
-
-def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> None:
-    """Mark a value, and all values that share its primary buffer, as externally writable."""
-    for sharer in value.instances[0].buffer.users:
-        sharer.is_exposed = True
-        sharer.lease = None
-        if sharer.version:
-            remembered.forget(sharer)
-            sharer.version = 0
 
 
 def invalidate_stale_copies(records: Records, contents: InstanceBytes, value: ValueRecord) -> None:
@@ -305,15 +296,6 @@ class Reclaimer:
         if value.status is Status.READY:
             value.status = Status.LOST if value.kept else Status.FREED
         self._forget(value)
-
-    def rebuild_bookkeeping(self, queued: Iterable[ValueRecord]) -> None:
-        """Make the records consistent after an interrupt.
-
-        `queued` are the values of the queue, whose lock is held.
-        """
-        for value in rebuild_bookkeeping(self.records, queued):
-            self._forget(value)
-        self.records.is_consistent = True
 
     def _forget(self, value: ValueRecord) -> None:
         """Evict the cached results of a value."""

@@ -16,7 +16,6 @@ from stitch.runtime.values.records import (
     SpaceWatch,
     dispose,
     hold_constant,
-    rebuild_bookkeeping,
 )
 from stitch.runtime.values.state import (
     ArgumentRecord,
@@ -37,5 +36,5 @@ __all__ = [
     "InputPort", "InstanceRecord", "InstanceRef", "Lying", "MemorySnapshot",
     "OutputSlots", "Place", "Places", "Ranges", "Reader", "Records", "SpaceUse",
     "SpaceWatch", "Status", "ValueRecord", "as_array", "capture", "dispose",
-    "effects_of", "hold_constant", "rebuild_bookkeeping",
+    "effects_of", "hold_constant",
 ]  # fmt: skip

@@ -3,7 +3,7 @@ stored once for several programs, and how the records are rebuilt after an inter
 
 Some records are authoritative and change in one step each: the address of a buffer (its key in the
 table), the instances of a value, the list of output slots, the queue. The others (users of a
-buffer, idle slots, allocators) are derived from these by `rebuild_bookkeeping`.
+buffer, idle slots, allocators) are derived from these by `Records.rebuild`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -84,7 +84,7 @@ class Records:
         #: Counts changes of the constants' addresses.
         self.constants_changed = 0
         #: Whether no change is incomplete. A change of several steps clears it first; after an
-        #: exception in between, the next use of the device calls `rebuild_bookkeeping`.
+        #: exception in between, the next use of the device calls `rebuild`.
         self.is_consistent = True
         #: Completes a change that has begun; called by the next use of the device. Idempotent.
         self.pending_recovery: Callable[[], object] | None = None
@@ -100,11 +100,6 @@ class Records:
             assert buffer.address is not None
             seen[buffer.space].free(buffer.address)
         return seen
-
-    @property
-    def buffers(self) -> dict[Place, BufferRecord]:
-        """The live buffers by address, without spare output slots."""
-        return {place: b for place, b in self._buffers.items() if not b.is_spare}
 
     def all_buffers(self) -> dict[Place, BufferRecord]:
         """Return the live buffers by address, including spare output slots."""
@@ -131,19 +126,18 @@ class Records:
         spare.sort(key=lambda lease: lease.last_run)
         return spare
 
-    def spare_bytes(self, space: Space) -> int:
-        """Return the unused memory of output slots in a space, in bytes per bank."""
-        return sum(b.size_per_bank for b in self._spare_buffers() if b.space is space)
-
     def use(self) -> dict[Space, SpaceUse]:
         """Return the current contents of each space."""
         origins = {place: _said_of(buffer) for place, buffer in self._buffers.items()}
+        spare: Counter[Space] = Counter()
+        for buffer in self._spare_buffers():
+            spare[buffer.space] += buffer.size_per_bank
         used = {}
         for space, allocator in self.allocators.items():
             buffers = [(at, size, origins.get((space, at), "")) for at, size in allocator.buffers()]
             used[space] = SpaceUse(
                 tuple(buffers), tuple(allocator.holes()), allocator.used_nbytes,
-                allocator.free_nbytes, allocator.largest_hole, self.spare_bytes(space),
+                allocator.free_nbytes, allocator.largest_hole, spare[space],
             )  # fmt: skip
         return used
 
@@ -243,14 +237,6 @@ class Records:
             return self.outside_of(ranges, buffers, 1)
         return places
 
-    def pinned(self) -> list[BufferRecord]:
-        """Return the live buffers that are exported."""
-        return [buffer for buffer in self.buffers.values() if buffer.pins]
-
-    def touch(self) -> None:
-        """Invalidate cached runs: an assumption of theirs has changed."""
-        self.generation += 1
-
     def desc_key(self, desc: TensorDesc) -> int:
         """Return the key of a descriptor: equal descriptors, equal keys; unique to this device."""
         key = self._desc_keys.get(desc)
@@ -319,31 +305,23 @@ class Records:
         buffer.users += users
         value.instances = instances
 
-    def release(self, value: ValueRecord) -> None:
-        """Drop a value's instances, and release buffers that become unused."""
+    def release(self, value: ValueRecord, *, kept: int = 0) -> None:
+        """Drop a value's instances after the first `kept`; release buffers that become unused."""
         value.lease = None
         whole, self.is_consistent = self.is_consistent, False
-        instances, value.instances = value.instances, ()
-        for instance in instances:
-            self.leave(value, instance.buffer)
+        dropped, value.instances = value.instances[kept:], value.instances[:kept]
+        for instance in dropped:
+            buffer = instance.buffer
+            if value in buffer.users:
+                buffer.users.remove(value)
+                if buffer.is_unused:
+                    self.unused(buffer)
         self.is_consistent = whole
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Drop all but a value's primary instance, whose bytes may have changed."""
         self.generation += 1
-        whole, self.is_consistent = self.is_consistent, False
-        copies, value.instances = value.instances[1:], value.instances[:1]
-        for instance in copies:
-            self.leave(value, instance.buffer)
-        self.is_consistent = whole
-
-    def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
-        """Remove a value from a buffer."""
-        users = buffer.users
-        if value in users:
-            users.remove(value)
-            if not users and not buffer.pins:
-                self.unused(buffer)
+        self.release(value, kept=1)
 
     def unused(self, buffer: BufferRecord) -> None:
         """Return an unused buffer to its output slots, or free it."""
@@ -371,16 +349,6 @@ class Records:
         if with_bytes:
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
         self.is_consistent = whole
-
-    def keep_only(self, live: dict[Place, BufferRecord]) -> None:
-        """Replace the live buffers, and reset the allocators accordingly."""
-        gone = [(place, b) for place, b in self._buffers.items() if live.get(place) is not b]
-        self._buffers = live
-        for space, allocator in self._allocators.items():
-            allocator.become((at, b.size_per_bank) for (s, at), b in live.items() if s is space)
-        for (space, address), buffer in gone:
-            self._spaces[space].release(address, buffer.size_per_bank)
-        self.touch()
 
     def free_unused(self, places: Iterable[Place]) -> None:
         """Free the unused buffers at these addresses (their task did not run)."""
@@ -465,6 +433,68 @@ class Records:
         result.is_exposed |= instance.buffer.shared_pins > 0
         result.status = Status.READY
 
+    # -- after an interrupt ----------------------------------------------------------------------
+
+    def rebuild(self, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
+        """Rebuild all derived records; returns the values that were dropped as unreferenced.
+
+        `queued` are the values of the queue, which are kept. The caller sets `is_consistent`.
+        """
+        in_queue = {id(value) for value in queued}
+        present = self._buffers
+        gone: dict[int, ValueRecord] = {}
+        for place, buffer in present.items():
+            _, buffer.address = place
+            users: list[ValueRecord] = []
+            for value in dict.fromkeys(buffer.users):
+                if value.status is Status.READY and (value.kept or id(value) in in_queue):
+                    value.lease = None
+                    users += [value for i in value.instances if i.buffer is buffer]
+                elif value.status is Status.READY:
+                    gone[id(value)] = value
+            buffer.users = users
+        for value in gone.values():
+            # Also in buffers of host arrays, which have no address.
+            for instance in value.instances:
+                instance.buffer.users = [u for u in instance.buffer.users if u is not value]
+            value.instances, value.status = (), Status.FREED
+            value.by = "the last handle was dropped"
+        self._rebuild_slots()
+        live = {p: b for p, b in present.items() if b.lease is not None or not b.is_unused}
+        self._buffers = live
+        for space, allocator in self._allocators.items():
+            allocator.become((at, b.size_per_bank) for (s, at), b in live.items() if s is space)
+        for (space, address), buffer in present.items():
+            if live.get((space, address)) is not buffer:
+                self._spaces[space].release(address, buffer.size_per_bank)
+        self.generation += 1
+        return list(gone.values())
+
+    def _rebuild_slots(self) -> None:
+        """Rebuild the owners of buffers and the idle output slots from the list of slots."""
+        buffers, leases = self._buffers.values(), list(self.leases.values())
+        known = [lease for buffer in buffers for lease in buffer.leases]
+        ended = [slots for slots in known if id(slots) not in self.leases]
+        for lease in ended:
+            lease.dispose()
+        owners: dict[int, list[OutputSlots]] = {id(buffer): [] for buffer in buffers}
+        for lease in leases:
+            lease.values = lease.again = None
+            for buffer in lease.buffers:
+                owners[id(buffer)].append(lease)
+        for buffer in buffers:
+            sharing = owners[id(buffer)]
+            buffer.lease = sharing[-1] if sharing else None
+            buffer.sharers = dict.fromkeys(sharing) if len(sharing) > 1 else {}
+            for lease in buffer.sharers:
+                lease.shares = True
+        for lease in leases:
+            lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
+        for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
+            mine = [lease for lease in leases if lease.holder is holder]
+            idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
+            holder.leases, holder.idle = mine, idle
+
 
 def _said_of(buffer: BufferRecord) -> str:
     """Return the name of a buffer in memory reports."""
@@ -529,63 +559,6 @@ class _Change:
             value.is_exposed |= any(i.buffer.shared_pins for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY
-
-
-def rebuild_bookkeeping(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
-    """Rebuild all derived records; returns the values that were dropped as unreferenced.
-
-    `queued` are the values of the queue, which are kept.
-    """
-    in_queue = {id(value) for value in queued}
-    present = records.all_buffers()
-    gone: dict[int, ValueRecord] = {}
-    for place, buffer in present.items():
-        _, buffer.address = place
-        users: list[ValueRecord] = []
-        for value in dict.fromkeys(buffer.users):
-            if value.status is Status.READY and (value.kept or id(value) in in_queue):
-                value.lease = None
-                users += [value for i in value.instances if i.buffer is buffer]
-            elif value.status is Status.READY:
-                gone[id(value)] = value
-        buffer.users = users
-    for value in gone.values():
-        # Also in buffers of host arrays, which have no address.
-        for instance in value.instances:
-            instance.buffer.users = [u for u in instance.buffer.users if u is not value]
-        value.instances, value.status = (), Status.FREED
-        value.by = "the last handle was dropped"
-    _mend_leases(records, present.values())
-    live = {p: b for p, b in present.items() if b.lease is not None or not b.is_unused}
-    records.keep_only(live)
-    return list(gone.values())
-
-
-def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
-    """Rebuild the owners of buffers and the idle output slots from the list of slots."""
-    leases = list(records.leases.values())
-    listed = {id(lease) for lease in leases}
-    known = [lease for buffer in buffers for lease in buffer.leases]
-    ended = [slots for slots in known if id(slots) not in listed]
-    for lease in ended:
-        lease.dispose()
-    owners: dict[int, list[OutputSlots]] = {id(buffer): [] for buffer in buffers}
-    for lease in leases:
-        lease.values = lease.again = None
-        for buffer in lease.buffers:
-            owners[id(buffer)].append(lease)
-    for buffer in buffers:
-        sharing = owners[id(buffer)]
-        buffer.lease = sharing[-1] if sharing else None
-        buffer.sharers = dict.fromkeys(sharing) if len(sharing) > 1 else {}
-        for lease in sharing[1:] and sharing:
-            lease.shares = True
-    for lease in leases:
-        lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
-    for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
-        mine = [lease for lease in leases if lease.holder is holder]
-        idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
-        holder.leases, holder.idle = mine, idle
 
 
 class Lying(NamedTuple):

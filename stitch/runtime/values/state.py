@@ -261,9 +261,14 @@ class ArgumentRecord(ValueRecord):
     is_array = True
 
     def __init__(self, device: TensorAccess, array: Array, port: InputPort) -> None:
-        # `super()` would double the cost.
-        ValueRecord.__init__(self, device, port.host_desc, port.host_key, port.origin)
-        self.array, self.port, self.status = array, port, READY
+        # As `ValueRecord.__init__`, whose call would double the cost.
+        self.device, self.array, self.port, self.status = device, array, port, READY
+        self.desc, self.desc_key, self.by = port.host_desc, port.host_key, port.origin
+        self.handles = self.last_used = self.version = 0
+        self.number = self.window = -1
+        self.retain = self.consumed = self.is_exposed = False
+        self.lease = self.comparison = None
+        self.instances = ()
 
     def place(self) -> None:
         """Create the record of its first instance."""
@@ -502,13 +507,6 @@ class OutputSlots:
         if not self.held:
             self.holder.idle.append(self)
 
-    def inherit(self, buffer: BufferRecord) -> None:
-        """Take over a shared buffer from slots that were disposed of."""
-        buffer.lease = self
-        if not buffer.is_spare:
-            self._leave_idle()
-            self.held += 1
-
     def dispose(self) -> None:
         """Dispose of the slots: live results keep their buffers; the caller frees the unused
         ones."""
@@ -521,7 +519,12 @@ class OutputSlots:
             if buffer.lease is self:
                 buffer.lease = None
                 if buffer.sharers:
-                    next(reversed(buffer.sharers)).inherit(buffer)
+                    # The slots that used it before.
+                    heir = next(reversed(buffer.sharers))
+                    buffer.lease = heir
+                    if not buffer.is_spare:
+                        heir._leave_idle()
+                        heir.held += 1
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()
