@@ -22,7 +22,7 @@ from stitch.machine import Machine, load_machine
 from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.arguments import check_donations
-from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
+from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, Prices, PriceTable, is_own, make_executor
 from stitch.runtime.history import Account, History, Statistics
@@ -100,11 +100,10 @@ class RuntimeDevice(TensorAccess):
         #: Whether the executor is user code, whose kernels may call back into the device.
         self.kernels_call_back = not is_own(self.backend.executor)
         self.host_memory = HostMemory(self.backend, max_memory)
-        self.contents = InstanceBytes(self.backend)
         self.constant_cache = ConstantCache()
         records, queue_lock = Records(self.backend.spaces), RLock()
         quick_lock = quick(queue_lock)
-        deaths = Reclaimer(records, self.contents, self.constant_cache, quick_lock)
+        deaths = Reclaimer(records, self.backend, self.constant_cache, quick_lock)
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
         if inter_op_threads > 1:

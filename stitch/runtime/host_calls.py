@@ -128,15 +128,13 @@ class HostAgent:
             for at, kind in enumerate(types)
             if (desc := TensorDesc(kind.shape, host_layout(kind.data_type)))
         ])  # fmt: skip
-        self.host_claim: Claim | None = None
-        #: Declared layouts of its results. It writes them dense to host memory; a conversion
-        #: follows where the declared layout differs.
-        self.wanted = call.outputs([port.desc for port in self.ports])
+        # It writes its results dense to host memory; conversions to other declared layouts follow.
+        declared = call.outputs([port.desc for port in self.ports])
         dense = tuple([
             TensorDesc(desc.shape, host_layout(desc.layout.data_type.in_arrays))
-            for desc in self.wanted
+            for desc in declared
         ])  # fmt: skip
-        self._conversions = [(at, desc) for at, desc in enumerate(self.wanted) if desc != dense[at]]
+        self._conversions = [(at, desc) for at, desc in enumerate(declared) if desc != dense[at]]
         self.transformation = Transformation(
             name=function.name,
             kind=TransformationKind.HOST,
@@ -146,7 +144,11 @@ class HostAgent:
             donated=call.consumes,
             aliases=call.aliases,
         )
-        self.outputs = tuple([(desc, device.desc_key(desc)) for desc in dense])
+        self._dense = tuple([(desc, device.desc_key(desc)) for desc in dense])
+        #: Descriptors of its results, with the device's keys.
+        self.outputs = tuple([
+            (bare, device.desc_key(bare)) for desc in declared if (bare := desc.without_address())
+        ])  # fmt: skip
 
     def enqueue(self, call: QueuedCall, inputs: Sequence[ValueRecord]) -> list[ValueRecord]:
         """Enqueue a call, and the conversions of its results to the declared layouts.
@@ -155,7 +157,7 @@ class HostAgent:
         """
         tasks = self.device.tasks
         tasks.is_idle = False
-        values = tasks.queued.append(self.transformation, call, inputs, self.outputs)
+        values = tasks.queued.append(self.transformation, call, inputs, self._dense)
         for at, wanted in self._conversions:
             values[at] = tasks.convert(values[at], wanted)
         return values
@@ -323,10 +325,11 @@ class QueuedCall(FunctionCall):
     """One queued call of a host function; `result`: receives the return value if no outputs are
     declared."""
 
-    __slots__ = ("_agent", "_call", "_result", "name")
+    __slots__ = ("_agent", "_call", "_result")
 
     program = None
     host_bytes = _NO_BYTES
+    host_claim: Claim | None = None
     constants: Sequence[ConstantRecord] = ()
     content_hash = b""
     least_microseconds = None
@@ -334,16 +337,11 @@ class QueuedCall(FunctionCall):
     def __init__(self, agent: HostAgent, call: HostCall, result: HostResult | None) -> None:
         self._agent, self._result = agent, result
         self._call: HostCall | None = call
-        self.name = agent.name
 
     @property
-    def host_claim(self) -> Claim | None:
-        """Its host memory reservation: none."""
-        return self._agent.host_claim
-
-    @host_claim.setter
-    def host_claim(self, claim: Claim | None) -> None:
-        self._agent.host_claim = claim
+    def name(self) -> str:
+        """The name of the function."""
+        return self._agent.name
 
     @property
     def with_constants(self) -> Transformation:
@@ -428,6 +426,12 @@ def _counted(parts: Any, given: Any) -> str:
 
 def _store(name: str, given: Any, into: Sequence[Array]) -> None:
     """Copy returned arrays to the outputs; raises `TaskError` if they do not match."""
+    if len(into) == 1 and type(given) is np.ndarray:
+        (array,) = into
+        if given.shape == array.shape and given.dtype is array.dtype:
+            # The common case, in half the time.
+            array[...] = given
+            return
     parts = (given,) if len(into) == 1 else () if given is None else given
     if not isinstance(parts, tuple | list) or len(parts) != len(into):
         raise TaskError(

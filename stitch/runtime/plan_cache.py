@@ -160,5 +160,5 @@ class PlanCache(Generic[D]):
                 exposed += 1
                 if len(value.instances) > 1:
                     device = self._device
-                    invalidate_stale_copies(device.records, device.contents, value)
+                    invalidate_stale_copies(device.records, device.backend, value)
         return exposed

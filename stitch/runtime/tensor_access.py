@@ -32,7 +32,7 @@ from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, MachineShape, footprint, room_per_bank
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
-from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
+from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
@@ -65,7 +65,6 @@ class TensorAccess:
 
     machine: Machine
     backend: LocalBackend
-    contents: InstanceBytes
     constant_cache: ConstantCache
     host_memory: HostMemory
     history: History
@@ -311,7 +310,7 @@ class TensorAccess:
         if value.status is not READY or not instances:
             return value.desc.layout
         instance = instances[0]
-        address = self.contents.address(instance)
+        address = self.backend.address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
 
@@ -345,13 +344,13 @@ class TensorAccess:
             if value.status is not READY or value.consumed:
                 value.check_usable()
             ready = perf_counter() if is_timed else 0.0
-            if not self.contents.has_data:
+            if not self.backend.executor.computes:
                 raise TaskError(
                     "cannot read this tensor: the null executor computes no data",
                     remedy="open the device with executor='numpy'",
                 )
             instance = value.instances[0]
-            elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
+            elements = self.backend.elements(instance, value.desc, self.host_memory.allowed)
             if instance.buffer.address is not None:
                 self.history.read(value.desc_key, value.desc, elements.nbytes)
                 if is_timed and self.events.active:
@@ -386,7 +385,7 @@ class TensorAccess:
         self.check_device(tensor, "Device.footprint_of")
         self.settle(tensor._record)
         instance = tensor._record.instances[0]
-        start = self.contents.start(instance)
+        start = self.backend.start(instance)
         if start is None:
             raise LayoutError("this tensor is a host array and has no footprint in device memory")
         return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
@@ -497,7 +496,7 @@ class TensorAccess:
         kernel = self.backend.kernel(source, first.desc)
         counter = self.backend.spaces[first.buffer.space].counter
         dense = np.ascontiguousarray(elements)
-        kernel.bind(as_bytes(dense), self.contents.region(first), counter)()
+        kernel.bind(as_bytes(dense), self.backend.bytes_of(first), counter)()
         nbytes, seconds = copy_cost(self.machine, source, first.desc)
         self.events.report(Written(first.desc, nbytes, seconds))
 
@@ -555,7 +554,7 @@ class TensorAccess:
             if value.status is not READY or value.consumed:
                 value.check_usable()
             instance = value.instances[0]
-            dense = self.contents.dense(instance)
+            dense = self.backend.dense(instance)
             if dense is None:
                 raise BufferError(
                     f"{value.desc.text()} is not dense: exporting it would need a copy; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import inspect
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
@@ -86,9 +87,9 @@ class Handle:
     __slots__ = ()
 
     @property
+    @abstractmethod
     def function_queue(self) -> Any:
         """The device or graph whose `call` queues a function that is called with it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

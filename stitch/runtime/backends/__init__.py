@@ -1,12 +1,10 @@
 """Backends: memory spaces, host memory limits, threads, and binding of plans."""
 
-from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
-from stitch.runtime.backends.host_memory import HostMemory, Taker
-from stitch.runtime.backends.instance_bytes import InstanceBytes
-from stitch.runtime.backends.local_backend import LocalBackend, stage
+from stitch.runtime.backends.host_memory import Agent, HostMemory
+from stitch.runtime.backends.local_backend import BoundPlan, BoundStep, LocalBackend, Thunk, stage
 from stitch.runtime.backends.thread_pool import ThreadFunction, ThreadPool, ThreadRun
 
 __all__ = [
-    "BoundPlan", "BoundStep", "HostMemory", "InstanceBytes", "ThreadFunction", "ThreadRun",
-    "ThreadPool", "LocalBackend", "OwnBytes", "Taker", "Thunk", "stage",
+    "Agent", "BoundPlan", "BoundStep", "HostMemory", "ThreadFunction", "ThreadRun",
+    "ThreadPool", "LocalBackend", "Thunk", "stage",
 ]  # fmt: skip

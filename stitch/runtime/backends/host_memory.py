@@ -25,10 +25,11 @@ from stitch.planner import (
     Relocate,
     ThreadAssignment,
 )
-from stitch.program import Space, TensorDesc
+from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
-from stitch.runtime.executors import ProgramBytes, committed_nbytes
-from stitch.runtime.values import BufferRecord
+from stitch.runtime.executors import PreparedProgram, ProgramBytes, committed_nbytes
+from stitch.runtime.values import BufferRecord, ConstantRecord
+from stitch.tasks import Transformation
 
 #: Number of program names listed in an error.
 _LISTED = 3
@@ -36,16 +37,42 @@ _LISTED = 3
 Region = tuple[Space, int, int]
 
 
-class Taker(Protocol):
-    """A loaded program, as memory reservations use it."""
+class Agent(Protocol):
+    """A loaded program or a host function call, as planning and memory reservations use it."""
 
-    name: str
     #: Its reservation, once prepared.
     host_claim: Claim | None
 
     @property
+    def name(self) -> str:
+        """The name of the program or function."""
+
+    @property
+    def program(self) -> Program | None:
+        """The program; None for a host function."""
+
+    @property
+    def constants(self) -> Sequence[ConstantRecord]:
+        """Its constants."""
+
+    @property
+    def with_constants(self) -> Transformation:
+        """The transformation with the constants as additional inputs."""
+
+    @property
+    def content_hash(self) -> bytes:
+        """Equal for programs that compute the same."""
+
+    @property
+    def least_microseconds(self) -> float | None:
+        """A lower bound of a run's host time; None for a host function, which runs alone."""
+
+    @property
     def host_bytes(self) -> ProgramBytes:
         """Its host memory needs outside the spaces."""
+
+    def prepared(self) -> PreparedProgram:
+        """Return the executor's prepared program."""
 
 
 class HostMemory:
@@ -79,7 +106,7 @@ class HostMemory:
     def take(
         self,
         plan: Plan,
-        agents: Sequence[Taker | None],
+        agents: Sequence[Agent | None],
         make_room: Callable[[], object],
         assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> Claim | None:
@@ -98,7 +125,9 @@ class HostMemory:
             return None
         runs = [agents[step.task] for step in plan.steps if isinstance(step, Execute)]
         programs = [agent for agent in runs if agent is not None]
-        fresh = list({id(p): p for p in programs if p.host_claim is None}.values())
+        fresh = list(
+            {id(p): p for p in programs if p.host_bytes.kept and not p.host_claim}.values()
+        )
         regions = tuple(self._regions_of(plan))
         own = sum(p.host_bytes.bound for p in programs) + self._entering(plan)
         values = max((p.host_bytes.values for p in programs), default=0)
@@ -279,14 +308,14 @@ class HostMemory:
         return total
 
 
-def _staged(plan: Plan, agents: Sequence[Taker | None], assignment: ThreadAssignment) -> int:
+def _staged(plan: Plan, agents: Sequence[Agent | None], assignment: ThreadAssignment) -> int:
     """Return the memory that programs need for each further thread that runs them."""
     pairs = {(thread, id(agent)): agent for task, thread in assignment.of_tasks(plan).items()
              if (agent := agents[task]) is not None}  # fmt: skip
     return sum(agent.host_bytes.staged for agent in pairs.values())
 
 
-def _naming(programs: Sequence[Taker], plan: Plan) -> str:
+def _naming(programs: Sequence[Agent], plan: Plan) -> str:
     if not programs:
         return plan.request.tasks[0].transformation.name
     names = list(dict.fromkeys(repr(p.name) for p in programs))

@@ -1,21 +1,24 @@
-"""`LocalBackend`: the memory spaces of a device, and the binding of plans to their bytes."""
+"""`LocalBackend`: the memory spaces of a device, arrays over them, and plans bound to them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from operator import call, setitem
 from typing import Any
 
 import numpy as np
 
+from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import (
     SINGLE_THREAD,
     Allocate,
+    ArenaSlot,
     Buffer,
     Copy,
     Execute,
@@ -27,8 +30,7 @@ from stitch.planner import (
     ThreadAssignment,
     Transfer,
 )
-from stitch.program import Array, Program, Space, TensorDesc
-from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
+from stitch.program import Array, Program, Space, TensorDesc, host_layout
 from stitch.runtime.backends.thread_pool import ThreadPool
 from stitch.runtime.executors import (
     BoundProgram,
@@ -37,6 +39,75 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
+from stitch.runtime.values import InstanceRecord
+
+Thunk = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundStep:
+    """One step of a plan: its thunks and, for programs, data for hooks.
+
+    `claim`: host memory reserved for binding it, if separate from the plan's.
+    """
+
+    thunks: tuple[Thunk, ...]
+    program: Program | None = None
+    bound: BoundProgram | None = None
+    claim: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnBytes:
+    """The arenas of a plan's threads (`bases`), and the assignment of its buffers to them."""
+
+    assignment: ThreadAssignment
+    bases: tuple[Array, ...]
+
+    def of(self, place: ArenaSlot) -> Array:
+        """Return the bytes of an arena slot."""
+        return self.bases[place.thread][place.offset : place.offset + place.nbytes]
+
+
+@dataclass(slots=True, eq=False)
+class BoundPlan:
+    """A plan bound to memory.
+
+    `thunks` run it; `arguments` receives the host arrays before a run, in the order of
+    `argument_values` (numbers of host values). `positions`: buffer → argument position.
+    `progress[0]`: lower bound of completed steps, in plans that change more than their results;
+    `progress[1]`: state of overwriting (see `OverwritingRun`).
+    """
+
+    steps: tuple[BoundStep, ...]
+    arguments: list[Any]
+    positions: Mapping[int, int]
+    argument_values: tuple[int, ...]
+    staging_nbytes: int
+    progress: list[int]
+    own_bytes: OwnBytes
+    _thunks: tuple[Thunk, ...] | None = None
+
+    @property
+    def thunks(self) -> tuple[Thunk, ...]:
+        """The thunks of all steps in order."""
+        if self._thunks is None:
+            self._thunks = tuple([thunk for step in self.steps for thunk in step.thunks])
+        return self._thunks
+
+    def ends(self) -> tuple[int, ...]:
+        """Return the number of thunks up to the end of each step."""
+        return tuple(accumulate([len(step.thunks) for step in self.steps]))
+
+    def with_steps(self, others: Mapping[int, BoundStep]) -> BoundPlan:
+        """Return a copy with some steps replaced; it shares the list of arguments."""
+        steps = list(self.steps)
+        for index, step in others.items():
+            steps[index] = step
+        return BoundPlan(
+            tuple(steps), self.arguments, self.positions, self.argument_values,
+            self.staging_nbytes, self.progress, self.own_bytes,
+        )  # fmt: skip
 
 
 class LocalBackend:
@@ -95,6 +166,71 @@ class LocalBackend:
         """Return the bytes of a footprint, writable."""
         region: Array = self.spaces[space].region(address, size_per_bank)
         return region
+
+    # -- instances ---------------------------------------------------------------------------------
+
+    def address(self, instance: InstanceRecord) -> int | None:
+        """Return the start address per bank; None for host arrays."""
+        start = self.start(instance)
+        return None if start is None else start // self.spaces[instance.buffer.space].shape.banks
+
+    def start(self, instance: InstanceRecord) -> int | None:
+        """Return the start offset in the bytes of its space; None for host arrays."""
+        buffer = instance.buffer
+        if buffer.address is None:
+            return None
+        return buffer.address * self.spaces[buffer.space].shape.banks + instance.offset_nbytes
+
+    def bytes_of(self, instance: InstanceRecord) -> Array:
+        """Return the bytes of an instance, from its offset to the end of its buffer."""
+        buffer = instance.buffer
+        if buffer.array is not None:
+            return as_bytes(np.ascontiguousarray(buffer.array))
+        assert buffer.address is not None
+        whole = self.region(buffer.space, buffer.address, buffer.size_per_bank)
+        return whole[instance.offset_nbytes :]
+
+    def dense(self, instance: InstanceRecord) -> Array | None:
+        """Return an array over the instance's bytes; None if its layout is not dense."""
+        buffer = instance.buffer
+        if buffer.array is not None:
+            return buffer.array
+        if instance.view is not None and instance.viewed_at == buffer.address:
+            return instance.view
+        layout = instance.desc.layout
+        if not layout.is_dense:
+            return None
+        nbytes = instance.desc.elements * layout.data_type.itemsize
+        flat = self.bytes_of(instance)[:nbytes].view(layout.data_type.dtype)
+        view = flat.reshape(instance.desc.shape)
+        # Atomic under the GIL: no call in between.
+        instance.view = view
+        instance.viewed_at = buffer.address
+        return view
+
+    def elements(self, instance: InstanceRecord, desc: TensorDesc, allowed: int) -> Array:
+        """Return a copy of the elements, block formats as float32.
+
+        `desc` is the value's descriptor.
+
+        Raises:
+            OutOfMemoryError: A large array exceeds `allowed` bytes.
+        """
+        view = instance.view
+        if view is None or instance.viewed_at != instance.buffer.address:
+            view = self.dense(instance)
+        if view is not None:
+            small = view.nbytes < LARGE_NBYTES
+            return view.copy() if small else copied(view, f"reading {desc.text()}", allowed)
+        target = instance.desc.layout.data_type.in_arrays
+        what = f"reading {instance.desc.text()}"
+        elements: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
+        host = TensorDesc(instance.desc.shape, host_layout(target))
+        kernel = self.kernel(instance.desc, host)
+        kernel.bind(self.bytes_of(instance), as_bytes(elements))()
+        return elements
+
+    # -- plans -------------------------------------------------------------------------------------
 
     def bind(
         self, plan: Plan, programs: Sequence[PreparedProgram | None],

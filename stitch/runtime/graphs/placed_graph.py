@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stitch.errors import UsageError
 from stitch.linker import check_link
@@ -22,12 +21,9 @@ from stitch.ttb import Binary
 MadeValue: TypeAlias = "tuple[TensorDesc, int, str]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """A task: its agent (None for a copy to `desc`) and the numbers of its values.
-
-    `ports`: of its inputs. `gone`: positions of donated inputs.
-    """
+class _Row(NamedTuple):
+    """A task: its agent (None for a copy to `desc`), the numbers of its values, and the ports of
+    its inputs."""
 
     agent: LoadedProgram | HostAgent | None
     call: HostCall | None
@@ -35,7 +31,6 @@ class _Row:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     ports: tuple[InputPort, ...]
-    gone: frozenset[int]
 
     @property
     def name(self) -> str:
@@ -44,14 +39,11 @@ class _Row:
 
     def gives(self, device: RuntimeDevice) -> Sequence[tuple[TensorDesc, int]]:
         """Return the descriptors of its results, with the device's keys."""
-        if self.agent is None:
-            assert self.desc is not None, "a copy"
-            descs = [self.desc.without_address()]
-        elif isinstance(self.agent, HostAgent):
-            descs = [desc.without_address() for desc in self.agent.wanted]
-        else:
+        if self.agent is not None:
             return self.agent.outputs
-        return [(desc, device.desc_key(desc)) for desc in descs]
+        assert self.desc is not None, "a copy"
+        bare = self.desc.without_address()
+        return [(bare, device.desc_key(bare))]
 
 
 class PlacedGraph:
@@ -84,33 +76,39 @@ class PlacedGraph:
         self._names = {number: name for name, number in table.inputs}
         #: Loaded programs by source: each source is loaded once.
         self._loaded: dict[int, LoadedProgram] = {}
+        #: Agents of host functions by call and descriptors of the inputs, which a graph shares.
+        self._hosts: dict[tuple[int, ...], HostAgent] = {}
         self._rows = tuple([self._row(table, *task) for task in table.tasks])
         self.task_count = len(self._rows)
         #: Whether a task may fail by itself: then it runs through the queue, which runs the
         #: independent tasks.
         self.calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
-        #: Its tasks' values by number; and donated inputs by number, with the reason.
+        #: Its outputs by number; and donated inputs by number, with the reason.
         self.made: dict[int, MadeValue] = {}
+        results = set(self.outputs)
         self.taken_over: dict[int, str] = {}
         readers: dict[int, InputPort] = {}
         #: Readers of the inputs: task, port, and number of the input.
         self._links: list[tuple[_Row, InputPort, int]] = []
         makers = {number: f"input {name!r} of {self.title}" for name, number in table.inputs}
         for row in self._rows:
-            makers |= dict.fromkeys(row.outputs, row.name)
-            for position, number in enumerate(row.inputs):
-                readers.setdefault(number, row.ports[position])
+            for port, number in zip(row.ports, row.inputs, strict=True):
                 if number < len(table.inputs):
-                    self._links.append((row, row.ports[position], number))
+                    readers.setdefault(number, port)
+                    self._links.append((row, port, number))
                 if device.strict_types and isinstance(row.agent, LoadedProgram):
                     check_link(
-                        table.descs[number], row.ports[position].desc, output=makers[number],
-                        input=f"{row.name}.{row.ports[position].name}", strict_types=True,
+                        table.descs[number], port.desc, output=makers[number],
+                        input=f"{row.name}.{port.name}", strict_types=True,
                     )  # fmt: skip
-                if position in row.gone:
-                    self.taken_over[number] = f"donated to {row.name!r}"
-            for number, output in zip(row.outputs, row.gives(device), strict=True):
-                self.made[number] = (*output, row.name)
+            if row.agent is not None:
+                for position in row.agent.transformation.donated:
+                    self.taken_over[row.inputs[position]] = f"donated to {row.name!r}"
+            if device.strict_types:
+                makers |= dict.fromkeys(row.outputs, row.name)
+            if not results.isdisjoint(row.outputs):
+                for number, output in zip(row.outputs, row.gives(device), strict=True):
+                    self.made[number] = (*output, row.name)
         #: The port of each input: of the first task that reads it, if that takes the type of the
         #: input. Otherwise arrays are converted for each reader, as tensors are.
         self.ports: tuple[InputPort, ...] = tuple([
@@ -124,17 +122,19 @@ class PlacedGraph:
     ) -> _Row:
         if isinstance(agent, ProgramAgent):
             program = self._program(agent)
-            return _Row(program, None, None, inputs, outputs, program.ports, agent.consumes)
-        types = [_type_of(table.descs[number]) for number in inputs]
+            return _Row(program, None, None, inputs, outputs, program.ports)
         if isinstance(agent, HostCall):
-            host = self.device.host_agents.agent(agent, tuple(types))
-            return _Row(host, agent, None, inputs, outputs, host.ports, agent.consumes)
+            descs = [table.descs[number] for number in inputs]
+            key = (id(agent), *map(id, descs))
+            host = self._hosts.get(key)
+            if host is None:
+                types = tuple(map(_type_of, descs))
+                host = self._hosts[key] = self.device.host_agents.agent(agent, types)
+            return _Row(host, agent, None, inputs, outputs, host.ports)
         assert isinstance(agent, CopyAgent), "merged tasks are flattened"
         desc, name = table.descs[inputs[0]], self._names.get(inputs[0])
         who = ("to_layout", "tensor") if name is None else (self.name, name)
-        return _Row(
-            None, None, agent.desc, inputs, outputs, (self._port(*who, desc),), frozenset()
-        )  # fmt: skip
+        return _Row(None, None, agent.desc, inputs, outputs, (self._port(*who, desc),))
 
     def _port(self, who: str, name: str, desc: TensorDesc) -> InputPort:
         """Return the port of a value with a descriptor."""
@@ -178,18 +178,18 @@ class PlacedGraph:
             TaskError: A value is gone; earlier tasks remain in the queue.
         """
         tasks, values = self.device.tasks, list(given)
-        for row in self._rows:
-            inputs, agent = [values[number] for number in row.inputs], row.agent
+        for agent, call, desc, numbers, _, _ in self._rows:
+            inputs = [values[number] for number in numbers]
             if agent is None:
-                assert row.desc is not None, "a copy"
+                assert desc is not None, "a copy"
                 inputs[0].check_usable()
-                values.append(tasks.convert(inputs[0], row.desc))
+                values.append(tasks.convert(inputs[0], desc))
                 continue
             if agent.transformation.donated:
                 check_donations(agent.transformation, inputs)
             if isinstance(agent, HostAgent):
-                assert row.call is not None, "a host function's"
-                values += agent.enqueue(QueuedCall(agent, row.call, None), inputs)
+                assert call is not None, "a host function's"
+                values += agent.enqueue(QueuedCall(agent, call, None), inputs)
             else:
                 values += tasks.append(agent.transformation, agent, inputs, agent.outputs)
         return values

@@ -133,7 +133,7 @@ class Replay:
             return None
         results = []
         for instances, (desc, key, _) in zip(lease.instances, details.own, strict=True):
-            array = device.contents.dense(instances[0])
+            array = device.backend.dense(instances[0])
             if array is None or array.nbytes >= LARGE_NBYTES:
                 return None
             results.append((array, device.history.reads_of(key, desc, array.nbytes)))

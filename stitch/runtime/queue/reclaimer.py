@@ -19,9 +19,8 @@ from functools import partial
 from typing import Any
 
 from stitch.program import Array
-from stitch.runtime.backends import InstanceBytes
+from stitch.runtime.backends import Agent, LocalBackend
 from stitch.runtime.locks import Lock
-from stitch.runtime.recording import Agent
 from stitch.runtime.values import (
     BufferRecord,
     InstanceRecord,
@@ -111,7 +110,7 @@ def comparison_of(first: Array, second: Array) -> Callable[[], int]:
     return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
 
 
-def invalidate_stale_copies(records: Records, contents: InstanceBytes, value: ValueRecord) -> None:
+def invalidate_stale_copies(records: Records, backend: LocalBackend, value: ValueRecord) -> None:
     """Drop the copies of an externally writable value unless all equal it bit by bit.
 
     Copies with another layout or data type cannot be compared and are dropped.
@@ -119,7 +118,7 @@ def invalidate_stale_copies(records: Records, contents: InstanceBytes, value: Va
     instances, comparison = value.instances, value.comparison
     are_equal = None if comparison is None else comparison(instances)
     if are_equal is None:
-        value.comparison = comparison = _Comparison(contents, instances)
+        value.comparison = comparison = _Comparison(backend, instances)
         are_equal = comparison(instances, is_new=True)
     if not are_equal:
         records.forget_copies(value)
@@ -130,17 +129,17 @@ class _Comparison:
 
     __slots__ = ("_calls", "_is_lasting", "_places")
 
-    def __init__(self, contents: InstanceBytes, instances: Sequence[InstanceRecord]) -> None:
+    def __init__(self, backend: LocalBackend, instances: Sequence[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
-        original = contents.dense(instances[0])
+        original = backend.dense(instances[0])
         # Without data, only layouts are compared: arrays count as unchanged.
-        has_data = contents.has_data
+        has_data = backend.executor.computes
         # NumPy can reallocate an array that owns its memory (`resize`).
         self._is_lasting = original is not None and not original.flags.owndata
         #: None if a copy cannot be compared.
         self._calls: list[Callable[[], int]] | None = []
         for instance in instances[1:]:
-            copy = contents.dense(instance)
+            copy = backend.dense(instance)
             if original is None or copy is None or not _are_comparable(original, copy, has_data):
                 self._calls = None
                 return
@@ -192,11 +191,11 @@ class Reclaimer:
     def __init__(
         self,
         records: Records,
-        contents: InstanceBytes,
+        backend: LocalBackend,
         remembered: ConstantCache,
         lock: Lock,
     ) -> None:
-        self.records, self.contents = records, contents
+        self.records, self.backend = records, backend
         self._remembered, self._lock = remembered, lock
         #: Values that lost a handle, one entry per handle.
         self.dropped: deque[ValueRecord] = deque()
@@ -271,7 +270,7 @@ class Reclaimer:
             for user in buffer.users if buffer.pins == 1 else ():
                 # A pinned buffer cannot be evicted; from now on it can, and only a copy may remain.
                 if user.is_exposed and len(user.instances) > 1:
-                    invalidate_stale_copies(records, self.contents, user)
+                    invalidate_stale_copies(records, self.backend, user)
             # Inconsistent until the unpinned buffer is released.
             records.is_consistent = False
             buffer.pins -= 1

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from stitch.errors import StitchError, TaskError
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import Space, TensorDesc
+from stitch.runtime.backends import Agent
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue.reclaimer import invalidate_stale_copies
 from stitch.runtime.recording import (
-    Agent,
     Binding,
     TaskBatch,
     run_binding,
@@ -261,7 +261,7 @@ class TaskQueue:
         for _, value in window.sources if window.reads_exposed else ():
             # The bytes may have been written from outside since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
-                invalidate_stale_copies(device.records, device.contents, value)
+                invalidate_stale_copies(device.records, device.backend, value)
         if window.reads_failed and _reads_what_failed(window):
             self._begin(window)
             # Tasks of the next batch may read outputs that are not computed.

@@ -13,10 +13,10 @@ from stitch.runtime.recording.running import (
     tell_run,
     tell_stopped,
 )
-from stitch.runtime.recording.task_batch import Agent, TaskBatch
+from stitch.runtime.recording.task_batch import TaskBatch
 
 __all__ = [
-    "BEGUN", "COMPLETE", "UNTOUCHED", "Agent", "Binding", "Ran", "Executable",
+    "BEGUN", "COMPLETE", "UNTOUCHED", "Binding", "Ran", "Executable",
     "RecordingMaker", "Recordings",
     "Stopped", "GeneratedRunner", "TaskBatch", "leave_results", "perform", "run_binding", "said_of",
     "stopped_by", "tell_run", "tell_stopped", "undo_donation",

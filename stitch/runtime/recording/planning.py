@@ -33,13 +33,13 @@ from stitch.planner import (
     rebind_plan,
 )
 from stitch.program import Space
-from stitch.runtime.backends import BoundPlan, LocalBackend
+from stitch.runtime.backends import Agent, BoundPlan, LocalBackend
 from stitch.runtime.events import PlanMade
 from stitch.runtime.executors import PreparedProgram, least_copy_microseconds
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.executable import Binding, Executable, sharing
 from stitch.runtime.recording.predictions import EvictionPrediction, NextUses
-from stitch.runtime.recording.task_batch import Agent, TaskBatch
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import (
     ConstantRecord,
     Effects,

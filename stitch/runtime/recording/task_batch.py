@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from stitch.program import Program, TensorDesc
-from stitch.runtime.backends import Taker
-from stitch.runtime.executors import FunctionCall, PreparedProgram
+from stitch.program import TensorDesc
+from stitch.runtime.backends import Agent
+from stitch.runtime.executors import FunctionCall
 from stitch.runtime.values import (
     ArgumentRecord,
     ConstantRecord,
@@ -23,33 +23,6 @@ if TYPE_CHECKING:
 
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
-
-
-class Agent(Taker, Protocol):
-    """A loaded program or a host function call, as planning uses it."""
-
-    @property
-    def program(self) -> Program | None:
-        """The program; None for a host function."""
-
-    @property
-    def constants(self) -> Sequence[ConstantRecord]:
-        """Its constants."""
-
-    @property
-    def with_constants(self) -> Transformation:
-        """The transformation with the constants as additional inputs."""
-
-    @property
-    def content_hash(self) -> bytes:
-        """Equal for programs that compute the same."""
-
-    @property
-    def least_microseconds(self) -> float | None:
-        """A lower bound of a run's host time; None for a host function, which runs alone."""
-
-    def prepared(self) -> PreparedProgram:
-        """Return the executor's prepared program."""
 
 
 class TaskBatch:
