@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -22,10 +22,10 @@ from stitch.planner import Buffer
 from stitch.program import Array, Space, TensorDesc, ValueType, dense_bytes, host_layout, same_bytes
 from stitch.runtime.values.plan_effects import Effects, InstanceRef, Place
 from stitch.runtime.values.state import (
+    AlikeConstants,
     BufferRecord,
     ConstantRecord,
     InstanceRecord,
-    Mark,
     OutputSlots,
     Reader,
     Status,
@@ -73,8 +73,9 @@ class Records:
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Constants of loaded programs, by address of their bytes and by layout.
         self.constants: dict[object, ConstantRecord] = {}
-        #: The same by layout, kind of mark, and mark.
-        self.constants_by_form: dict[object, dict[str, dict[Mark, dict[ConstantRecord, None]]]] = {}
+        #: The same by their marks: CRC-32, or first bytes.
+        self.constants_by_crc32: AlikeConstants = {}
+        self.constants_by_head: AlikeConstants = {}
         #: The output slots of all executables, in order of creation.
         self.leases: dict[int, OutputSlots] = {}
         #: Number of output slots whose memory was taken for something else.
@@ -168,7 +169,6 @@ class Records:
                 if first is None:
                     buffer.lease = lease
                 else:
-                    buffer.sharers |= {first: None, lease: None}
                     first.shares = lease.shares = True
         holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
         # Reversed: the first is taken next.
@@ -485,8 +485,7 @@ class Records:
         for buffer in buffers:
             sharing = owners[id(buffer)]
             buffer.lease = sharing[-1] if sharing else None
-            buffer.sharers = dict.fromkeys(sharing) if len(sharing) > 1 else {}
-            for lease in buffer.sharers:
+            for lease in sharing if len(sharing) > 1 else ():
                 lease.shares = True
         for lease in leases:
             lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
@@ -499,7 +498,9 @@ class Records:
 def _said_of(buffer: BufferRecord) -> str:
     """Return the name of a buffer in memory reports."""
     user = buffer.users[0] if buffer.users else None
-    return user.name_and_readers() if isinstance(user, ConstantRecord) else buffer.origin
+    readers = list(user.readers) if isinstance(user, ConstantRecord) else []
+    others = ", ".join(repr(reader.name) for reader in readers[1:])
+    return f"{buffer.origin}, shared by {others}" if others else buffer.origin
 
 
 def _taken(allocator: Allocator, size: int, address: int | None) -> int:
@@ -624,32 +625,26 @@ def hold_constant(
     records, form = device.records, (kind, desc)
     key = ((data.__array_interface__["data"][0], data.strides), *form)
     record = records.constants.get(key)
+    by_crc32, by_head = records.constants_by_crc32, records.constants_by_head
     if record is None:
-        alike = records.constants_by_form.get(form, {})
-        record = next((r for r in _candidates(alike, data, crc32)
-                       if same_bytes(r.host_array(), data)), None)  # fmt: skip
+        alike: list[ConstantRecord] = []
+        if by_crc32:
+            total = zlib.crc32(dense_bytes(data).data) if crc32 is None else crc32
+            alike += by_crc32.get((form, total), ())
+        if by_head:
+            alike += by_head.get((form, _head(data)), ())
+        record = next((other for other in alike if same_bytes(other.host_array(), data)), None)
     if record is None:
         home = TensorDesc(desc.shape, host_layout(kind.data_type))
         file = records.outside(home, data, reader.constant(name))
         number = records.desc_key(desc.without_address())
-        mark: Mark = ("head", _head(data)) if crc32 is None else ("crc32", crc32)
-        record = ConstantRecord(device, desc, number, file, form, mark)
+        table = by_head if crc32 is None else by_crc32
+        mark = form, _head(data) if crc32 is None else crc32
+        record = ConstantRecord(device, desc, number, file, table, mark)
     kept.append(record)
     record.readers.setdefault(reader, []).append((key, data, name))
     records.constants[key] = record
-    alike = records.constants_by_form.setdefault(record.form, {})
-    alike.setdefault(record.mark[0], {}).setdefault(record.mark, {})[record] = None
-
-
-def _candidates(
-    alike: dict[str, dict[Mark, dict[ConstantRecord, None]]], data: Array, crc32: int | None
-) -> Iterator[ConstantRecord]:
-    """Yield the records with this type and layout that may have these bytes."""
-    if "crc32" in alike:
-        total = zlib.crc32(dense_bytes(data).data) if crc32 is None else crc32
-        yield from alike["crc32"].get(("crc32", total), ())
-    if "head" in alike:
-        yield from alike["head"].get(("head", _head(data)), ())
+    record.alike.setdefault(record.mark, {})[record] = None
 
 
 def _head(data: Array) -> bytes:
@@ -669,18 +664,8 @@ def dispose(records: Records, constants: Iterable[ConstantRecord], reader: Reade
         if record.readers:
             record.take_name()
             continue
-        _forget(records, record)
+        alike = record.alike.get(record.mark, {})
+        alike.pop(record, None)
+        if not alike:
+            record.alike.pop(record.mark, None)
         records.release(record)
-
-
-def _forget(records: Records, record: ConstantRecord) -> None:
-    """Remove a record from the lookup tables."""
-    alike = records.constants_by_form.get(record.form, {})
-    marked = alike.get(record.mark[0], {})
-    marked.get(record.mark, {}).pop(record, None)
-    if not marked.get(record.mark):
-        marked.pop(record.mark, None)
-    if not marked:
-        alike.pop(record.mark[0], None)
-    if not alike:
-        records.constants_by_form.pop(record.form, None)

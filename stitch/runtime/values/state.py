@@ -48,8 +48,9 @@ class InputPort:
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 #: What a plan depends on in its sources, except addresses; see `ValueRecord.signature`.
 Forms = tuple[tuple[object, ...], ...]
-#: A cheap discriminator of byte contents: its kind, and a value of that kind.
-Mark = tuple[str, int | bytes]
+#: Type and layout of a constant, and a cheap discriminator of its bytes.
+Mark = tuple[object, int | bytes]
+AlikeConstants = dict[Mark, dict["ConstantRecord", None]]
 
 
 class Status(enum.IntEnum):
@@ -71,7 +72,7 @@ class BufferRecord:
 
     __slots__ = (
         "address", "array", "desc", "desc_key", "lease", "origin", "pins", "shared_pins",
-        "sharers", "size_per_bank", "space", "users",
+        "size_per_bank", "space", "users",
     )  # fmt: skip
 
     def __init__(
@@ -96,8 +97,6 @@ class BufferRecord:
         #: The output slots that own the buffer (if shared, the ones that used it last): it returns
         #: to them, not to the allocator.
         self.lease: OutputSlots | None = None
-        #: All slots that share it, in order; empty if there never was more than one.
-        self.sharers: dict[OutputSlots, None] = {}
         #: The values in it, in order of attachment.
         self.users: list[ValueRecord] = []
 
@@ -109,7 +108,10 @@ class BufferRecord:
     @property
     def leases(self) -> tuple[OutputSlots, ...]:
         """All output slots that contain it."""
-        return tuple(self.sharers) or (() if self.lease is None else (self.lease,))
+        lease = self.lease
+        if lease is None or not lease.shares:
+            return () if lease is None else (lease,)
+        return tuple([other for other in lease.holder.leases if self in other.buffers])
 
     @property
     def holds_constant(self) -> bool:
@@ -303,13 +305,13 @@ class ConstantRecord(ValueRecord):
     which it was compiled. Each program reads the bytes of its own file.
     """
 
-    __slots__ = ("address", "form", "mark", "readers")
+    __slots__ = ("address", "alike", "mark", "readers")
 
     is_constant = True
 
     def __init__(
         self, device: TensorAccess, desc: TensorDesc, desc_key: int, home: BufferRecord,
-        form: object, mark: Mark,
+        alike: AlikeConstants, mark: Mark,
     ) -> None:  # fmt: skip
         """Initialize.
 
@@ -318,13 +320,13 @@ class ConstantRecord(ValueRecord):
             desc: Layout for which it was compiled.
             desc_key: Key of that without address.
             home: The bytes of the file.
-            form: Type and layout; equal constants have equal ones.
-            mark: Discriminator of contents.
+            alike: The table of constants with marks of this kind.
+            mark: Type, layout, and a cheap discriminator of contents.
         """
         ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
         #: The address that the program requires, or None.
         self.address = desc.layout.address
-        self.form, self.mark = form, mark
+        self.alike, self.mark = alike, mark
         #: The programs that read it, with the keys, bytes and names of their constants.
         self.readers: dict[Reader, list[tuple[object, Array, str]]] = {}
         self.handles, self.status = 1, READY
@@ -345,11 +347,6 @@ class ConstantRecord(ValueRecord):
         self.by = first.constant(held[0][2])
         for instance in self.instances:
             instance.buffer.origin = self.by
-
-    def name_and_readers(self) -> str:
-        """Return its name and the other programs that read it."""
-        others = ", ".join(repr(reader.name) for reader in list(self.readers)[1:])
-        return f"{self.by}, shared by {others}" if others else self.by
 
 
 # Output slots: preallocated buffers for the results of an executable.
@@ -515,16 +512,12 @@ class OutputSlots:
         self._leave_idle()
         self.values = self.again = self.claim = None
         for buffer in self.buffers:
-            buffer.sharers.pop(self, None)
             if buffer.lease is self:
-                buffer.lease = None
-                if buffer.sharers:
-                    # The slots that used it before.
-                    heir = next(reversed(buffer.sharers))
-                    buffer.lease = heir
-                    if not buffer.is_spare:
-                        heir._leave_idle()
-                        heir.held += 1
+                heirs = buffer.leases if self.shares else ()
+                buffer.lease = heirs[-1] if heirs else None
+                if heirs and not buffer.is_spare:
+                    heirs[-1]._leave_idle()
+                    heirs[-1].held += 1
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()
