@@ -32,18 +32,7 @@ from stitch.errors import FormatError, StitchError, TaskError
 from stitch.frozen_json import from_plain, read_json, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
-from stitch.planner import (
-    Allocate,
-    Buffer,
-    Copy,
-    Cost,
-    Execute,
-    Free,
-    Instance,
-    Plan,
-    Relocate,
-    Step,
-)
+from stitch.planner import WARNINGS, Allocate, Buffer, Cost, Free, Plan, Relocate, check_plan
 from stitch.program import Space
 from stitch.report.device import DEVICE
 from stitch.report.explanation import (
@@ -245,10 +234,10 @@ class Replayed:
 
 
 def replay(text: str) -> Replayed:
-    """Replay the allocator events of a record on new allocators.
+    """Replay the allocator events of a record on new allocators, with plans that are checked.
 
-    Raises `FormatError` for text that is not a record, `TaskError` with the first event and step
-    whose addresses differ.
+    Raises `FormatError` for text that is not a record, `TaskError` with the first event whose
+    addresses differ, or whose plan is not sound.
     """
     record = read_record(text)
     replayed = _Replay(record)
@@ -260,7 +249,7 @@ def replay(text: str) -> Replayed:
         except StitchError as error:
             raise TaskError(
                 f"the replay differs from the record: {error.what}",
-                where=f"event {number} ({_event_text(event)}){replayed.step}",
+                where=f"event {number} ({_event_text(event)})",
                 expected=error.expected,
                 got=error.got,
             ) from error
@@ -277,22 +266,21 @@ class _Replay:
     def __init__(self, record: RunRecord) -> None:
         self._record = record
         shape = record.machine.shape
-        self._allocators = {
-            space: Allocator.of(s) for space in shape.spaces for s in (shape.space(space),)
-        }
-        self._buffers: dict[int, Buffer] = {}
-        self.step = ""
+        self._allocators = {space: Allocator.of(shape.space(space)) for space in shape.spaces}
+        self._sound: set[int] = set()
         self.counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self.step = ""
         kind = event.get("event")
         if kind == "run":
             self._run(event)
         elif kind == "reserve":
-            self._allocate(*self._region(event))
+            space, address, size = self._region(event)
+            self._allocator(space).alloc_at(address, size)
+            self.counts["allocations"] += 1
         elif kind == "free":
             self._free(*self._region(event))
+            self.counts["frees"] += 1
         elif kind not in ("read", "write", "stopped"):
             raise FormatError(
                 "unknown event", expected="reserve, free, run, stopped, write, read",
@@ -316,16 +304,7 @@ class _Replay:
             raise TaskError(f"machine {self._record.machine.name!r} has no {space.value}")
         return self._allocators[space]
 
-    def _allocate(self, space: Space, address: int, size: int) -> None:
-        self._allocator(space).alloc_at(address, size)
-        self.counts["allocations"] += 1
-
     def _free(self, space: Space, address: int, size: int) -> None:
-        self._check_live(space, address, size)
-        self._allocator(space).free(address)
-        self.counts["frees"] += 1
-
-    def _check_live(self, space: Space, address: int, size: int) -> None:
         allocator = self._allocator(space)
         granules, unit = allocator.size_of(address), allocator.alignment
         if granules is None or granules != max(unit, -(-size // unit) * unit):
@@ -334,92 +313,47 @@ class _Replay:
                 expected=f"a live buffer of {size} B per bank",
                 got="no live buffer" if granules is None else f"{granules} B per bank",
             )
+        allocator.free(address)
 
     def _run(self, event: Mapping[str, Any]) -> None:
         index = event.get("plan")
         plan = self._record.plans.get(index) if isinstance(index, int) else None
-        if plan is None:
+        if plan is None or index is None:
             raise FormatError("the record lacks the plan of a run", where=_event_text(event))
-        self.counts["runs"] += 1
-        self._buffers = {b.number: b for b in plan.request.buffers}
+        if index not in self._sound:
+            problem = next((p for p in check_plan(plan) if p.kind not in WARNINGS), None)
+            if problem is not None:
+                raise TaskError(f"the plan is not sound: {problem}")
+            self._sound.add(index)
         for space, address, size in plan.free_regions:
             if not self._allocator(space).is_free(address, size):
                 raise TaskError(
                     f"{space.value} {address:#x} is not free with {size} B per bank",
                     expected="a free region when the plan starts",
                 )
-        for number, step in enumerate(plan.steps):
-            self.step = f", step {number} ({type(step).__name__.lower()})"
-            self._step(step)
-        self.step = ", afterwards"
-        self._check_end(plan, event)
-
-    def _step(self, step: Step) -> None:
-        if isinstance(step, Allocate):
-            buffer = step.buffer
-            if buffer.address is None:
-                raise FormatError("a plan allocates a buffer without an address")
-            self._buffers[buffer.number] = buffer
-            self._allocate(buffer.space, buffer.address, buffer.size_per_bank)
-        elif isinstance(step, Free):
-            buffer = self._buffer(step.buffer)
-            del self._buffers[step.buffer]
-            if buffer.address is not None:
-                self._free(buffer.space, buffer.address, buffer.size_per_bank)
-        elif isinstance(step, Copy):
-            self._check_used(step.source)
-            self._check_used(step.target)
-        elif isinstance(step, Relocate):
-            self._relocate(step)
-        else:
-            self._execute(step)
-
-    def _execute(self, step: Execute) -> None:
-        for instance in (*step.inputs, *step.outputs):
-            self._check_used(instance)
-        if step.scratch is not None:
-            space, address, size = step.scratch
-            covered = any(b.space is space and b.address == address for b in self._buffers.values())
-            if not covered and not self._allocator(space).is_free(address, size):
-                raise TaskError(
-                    f"the scratch region at {space.value} {address:#x} is not free",
-                    expected=f"{size} free B per bank",
-                )
-
-    def _relocate(self, step: Relocate) -> None:
-        allocator = self._allocator(step.space)
-        moved = [(self._buffer(number), number, target) for number, target in step.targets]
-        for buffer, _, _ in moved:
-            if buffer.address is None:
-                raise FormatError("a plan moves a host array")
-            self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
-            allocator.free(buffer.address)
-        for buffer, number, target in moved:
-            allocator.alloc_at(target, buffer.size_per_bank)
-            self._buffers[number] = replace(buffer, address=target)
-            self.counts["moves"] += 1
-
-    def _buffer(self, number: int) -> Buffer:
-        if number not in self._buffers:
-            raise TaskError(f"buffer {number} does not exist")
-        return self._buffers[number]
-
-    def _check_used(self, instance: Instance) -> None:
-        buffer = self._buffer(instance.buffer)
-        if buffer.address is not None:
-            self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
-
-    def _check_end(self, plan: Plan, event: Mapping[str, Any]) -> None:
-        # Buffers that the plan does not touch may be freed before this run.
-        resident = {buffer.number for buffer in plan.request.buffers}
-        for buffer in plan.final_buffers:
-            is_touched = buffer.number in plan.touched or buffer.number not in resident
-            if is_touched and buffer.address is not None:
-                self._check_live(buffer.space, buffer.address, buffer.size_per_bank)
+        # The checker has followed the steps: only the buffers at both ends are left to compare.
+        for (space, address), buffer in touched_at_start(plan).items():
+            self._free(space, address, buffer.size_per_bank)
+        for (space, address), buffer in touched_buffers(plan, plan.final_buffers).items():
+            self._allocator(space).alloc_at(address, buffer.size_per_bank)
+        self._count(plan)
         wanted = event.get("used")
         used = {space.value: a.used_nbytes for space, a in self._allocators.items()}
         if wanted != used:
             raise TaskError("the bytes in use differ", expected=str(wanted), got=str(used))
+
+    def _count(self, plan: Plan) -> None:
+        """Count a run, and the steps of its plan in memory spaces."""
+        self.counts["runs"] += 1
+        made = [step.buffer for step in plan.steps if isinstance(step, Allocate)]
+        placed = {b.number for b in (*plan.request.buffers, *made) if b.address is not None}
+        for step in plan.steps:
+            if isinstance(step, Allocate):
+                self.counts["allocations"] += step.buffer.number in placed
+            elif isinstance(step, Free):
+                self.counts["frees"] += step.buffer in placed
+            elif isinstance(step, Relocate):
+                self.counts["moves"] += len(step.targets)
 
 
 # Comparison of two records.
