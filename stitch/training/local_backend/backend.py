@@ -564,47 +564,36 @@ class LocalTaskBackend:
         """Enter one part of a step: drop the tensors that it writes, and count it once its tasks
         have run."""
         self.check_open()
-        if role in (Role.LOSS, Role.BACKWARD):
-            self._check_forward()
+        store, renewed = self.store, self._compiled.outputs_of(role)
         if role is Role.FORWARD:
-            self._before_forward()
-        elif role is Role.LOSS and self.loss is not None:
-            self.store.drop([LOSS, *map(gradient_name, self.layers.seeds)])
-        elif role is Role.BACKWARD:
-            self._before_backward()
+            for name, after in self.layers.next_states.items():
+                tensor = store.find(after)
+                if tensor is not None:
+                    store.hold(name, tensor)
         elif role is Role.UPDATE:
             self._check_update()
+            renewed = ()
+        else:
+            outputs = self._compiled.outputs_of(Role.FORWARD)
+            if outputs and all(store.find(name) is None for name in outputs):
+                raise UsageError("backward() was called before forward()",
+                                 remedy="call forward() first")  # fmt: skip
+        if role is Role.BACKWARD:
+            if not self.tasks(role):
+                raise UsageError(
+                    f"graph {self.graph.name!r} has no gradients to compute",
+                    remedy="give it parameters, or pass wanted=[...]",
+                )
+            self._has_gradients = False
+            seeds = {gradient_name(name) for name in self.layers.seeds}
+            renewed = tuple([name for name in renewed if name not in seeds])
+        store.drop(renewed)
         yield self.tasks(role)
         if role is Role.BACKWARD:
             self._has_gradients = True
         elif role is Role.UPDATE:
             self.device.flush()
             self.iteration += 1
-
-    def _before_forward(self) -> None:
-        store = self.store
-        for name, after in self.layers.next_states.items():
-            tensor = store.find(after)
-            if tensor is not None:
-                store.hold(name, tensor)
-        store.drop(self._compiled.outputs_of(Role.FORWARD))
-
-    def _check_forward(self) -> None:
-        outputs = self._compiled.outputs_of(Role.FORWARD)
-        if outputs and all(self.store.find(name) is None for name in outputs):
-            raise UsageError("backward() was called before forward()",
-                             remedy="call forward() first")  # fmt: skip
-
-    def _before_backward(self) -> None:
-        if not self.tasks(Role.BACKWARD):
-            raise UsageError(
-                f"graph {self.graph.name!r} has no gradients to compute",
-                remedy="give it parameters, or pass wanted=[...]",
-            )
-        self._has_gradients = False
-        seeds = {gradient_name(name) for name in self.layers.seeds}
-        outputs = self._compiled.outputs_of(Role.BACKWARD)
-        self.store.drop(name for name in outputs if name not in seeds)
 
     def _check_update(self) -> None:
         if self.optimizer is None:
