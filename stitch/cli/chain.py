@@ -1,11 +1,11 @@
-"""`Runnable`: what `stitch-run` runs, a chain of modules or a pipeline file."""
+"""What `stitch-run` runs, a chain of modules or a pipeline file."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stitch import documents
 from stitch.api import Device
@@ -52,32 +52,12 @@ class RunOutput:
     port: Port | None = None
 
 
-class Runnable(Protocol):
-    """Modules on a device or on a mesh, ready to run.
-
-    Args:
-        modules: Names of the modules for `MODULE.SLOT`; None for a pipeline, which names its slots.
-        programs: The programs that are loaded on a device.
-        graphs: The task graphs on a mesh, and how often a pass runs each.
-        runs: Program runs of one pass.
-    """
-
-    modules: ProgramNames | None
-    inputs: tuple[RunInput, ...]
-    outputs: tuple[RunOutput, ...]
-    programs: tuple[LoadedProgram, ...]
-    graphs: tuple[tuple[MeshGraph, int], ...]
-    runs: int
-
-    def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
-        """Run one pass with an array for each input; return the outputs, perhaps pending."""
-
-    def forget(self) -> None:
-        """Release everything that it keeps on the device."""
-
-
 class Chain:
-    """Modules in order, connected by wires; outputs that feed no input are its outputs."""
+    """Modules in order, connected by wires; outputs that feed no input are its outputs.
+
+    `modules` has their names for `MODULE.SLOT`, `programs` those loaded on a device, `graphs` the
+    task graphs on a mesh and how often a pass runs each; `runs` are the program runs of a pass.
+    """
 
     def __init__(
         self, device: Device | Mesh, modules: Sequence[ModuleFile], wires: Sequence[Wire]
@@ -117,7 +97,7 @@ class Chain:
         self.outputs = tuple(outputs)
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
-        """Run one pass; see `Runnable`."""
+        """Run one pass with an array for each input; return the outputs, perhaps pending."""
         assert self._run is not None, "forget was called"
         results = self._run(*self._shared(arrays))
         return results if isinstance(results, tuple) else (results,)
@@ -162,10 +142,14 @@ class PipelineRunnable:
         self.runs = checked.file.runs
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor | RemoteTensor, ...]:
-        """Run one pass; see `Runnable`."""
+        """Run one pass; see `Chain`."""
         return self._pipeline.run(arrays, borrow=True)
 
     def forget(self) -> None:
         """Release the programs."""
         self.programs = ()
         self._pipeline.forget()
+
+
+#: What is ready to run on a device or on a mesh; the modules of a pipeline have no names.
+Runnable: TypeAlias = Chain | PipelineRunnable

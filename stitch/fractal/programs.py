@@ -17,7 +17,6 @@ from stitch.frontend import is_torch
 from stitch.graph import (
     ComputationGraph,
     NoDataError,
-    Operations,
     SymbolicTensor,
     WriteUnbatched,
     vmap,
@@ -99,9 +98,10 @@ def inline_program(
 
 
 def write_operations(
-    holder: Operations, bodies: Sequence[Body], operands: Sequence[Any], builder: Any
+    holder: Any, bodies: Sequence[Body], operands: Sequence[Any], builder: Any
 ) -> tuple[SymbolicTensor, ...]:
-    """Write operations into a graph; `bodies` are those that they refer to."""
+    """Write the operations of a body, a graph or an `_InlineProgram` into a graph; `bodies` are
+    those that they refer to."""
 
     def writer(numbers: Mapping[int, int]) -> WriteUnbatched:
         """Writes operations that carry a body; `numbers`: of their bodies, in this graph."""

@@ -1,6 +1,6 @@
 """Computation graphs: operators and logical tensors, before anything is placed."""
 
-from stitch.graph.batching import BatchedValue, Operations, VmapResult, WriteUnbatched, inline, vmap
+from stitch.graph.batching import BatchedValue, VmapResult, WriteUnbatched, inline, vmap
 from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.constant_pool import array_of
 from stitch.graph.control_flow import (
@@ -37,7 +37,7 @@ __all__ = [
     "array_of", "array_of_bytes", "as_data", "as_json", "AttributeLike", "BatchedValue",
     "BodyBuilder", "call_function", "call_ufunc", "check_types", "choose", "ComputationGraph",
     "ComputationGraphBuilder", "from_data", "from_json", "inline", "KnownValues", "LayerMethods",
-    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "NoDataError", "OperandLike", "Operations",
+    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "NoDataError", "OperandLike",
     "parse_placement", "placement_between", "PLACEMENT_FIELDS", "placement_of", "PlacementError",
     "PlacementOption", "PlacementValue", "repeat_while",
     "requested_layout", "scan", "scan_in_body", "scan_of", "Side", "SymbolicTensor",

@@ -8,35 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.emitter import Emitter, OperandLike
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.program import ABSENT, Constant, InputSlot, Operation, OutputSlot, Value, ValueType
+from stitch.program import ABSENT, Body, InputSlot, Operation, OutputSlot, ValueType
 
-
-class Operations(Protocol):
-    """Common interface of bodies and graphs."""
-
-    @property
-    def inputs(self) -> Sequence[int] | Sequence[InputSlot]: ...
-
-    @property
-    def outputs(self) -> Sequence[int] | Sequence[OutputSlot]: ...
-
-    @property
-    def values(self) -> Sequence[Value]: ...
-
-    @property
-    def operations(self) -> Sequence[Operation]: ...
-
-    @property
-    def constants(self) -> Sequence[Constant]: ...
-
+#: What has operations.
+Operations: TypeAlias = Body | ComputationGraph
 
 #: Writes an operation without a batching rule, or with a body, for the whole batch. Returns results
 #: like a batching rule: batch axis first, None if absent. An operation with a body none of whose

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, overload
 
 from stitch.program import TensorDesc
 from stitch.tasks.agents import Agent, TaskRow
 from stitch.tasks.host_calls import InputPlace, OutputPlace
 from stitch.tasks.host_functions import Handle
 
+if TYPE_CHECKING:
+    from stitch.tasks.task_graph import TaskGraph
+
 #: The producer of a graph's inputs.
 OUTSIDE = -1
-
-
-class Graph(Protocol):
-    """The interface of a task graph for its futures."""
-
-    def desc_of(self, number: int) -> TensorDesc:
-        """Return the descriptor of a value."""
-
-    def origin_of(self, number: int) -> tuple[int, int]:
-        """Return the task and the output index of a value, in constant time."""
-
-    def device_of(self, task: int) -> str | None:
-        """Return the device that a task is placed on."""
-
-    def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """Add a call of a program, or of a host function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Future(Handle):
     """A value of a task graph, perhaps pending: an output of a task, or an input."""
 
-    graph: Graph
+    graph: TaskGraph
     #: The values of a graph are numbered in the order in which they were added.
     number: int
 
@@ -55,7 +42,7 @@ class Future(Handle):
         return self.graph.origin_of(self.number)[1]
 
     @property
-    def function_queue(self) -> Graph:
+    def function_queue(self) -> TaskGraph:
         """Return the graph, which queues host functions that are called with it."""
         return self.graph
 
@@ -77,7 +64,7 @@ class Future(Handle):
 class Task:
     """Inputs, a transformation, and outputs."""
 
-    graph: Graph
+    graph: TaskGraph
     #: The indices of its tasks in the graph: one, or those of a composition.
     indices: tuple[int, ...]
     agent: Agent
@@ -108,7 +95,7 @@ class TaskList(Sequence[Task]):
 
     __slots__ = ("_graph", "_rows")
 
-    def __init__(self, graph: Graph, rows: Sequence[TaskRow]) -> None:
+    def __init__(self, graph: TaskGraph, rows: Sequence[TaskRow]) -> None:
         self._graph, self._rows = graph, rows
 
     def __len__(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
-from typing import Protocol
 
 from stitch.errors import Problem, TaskError, UsageError
 from stitch.program import TensorDesc, link_problem
@@ -16,28 +15,12 @@ from stitch.tasks.task_table import NamedValue, TaskTable
 # Dependencies between tasks, and cycles.
 
 
-class Ordered(Protocol):
-    """A task, by the numbers of the values that it reads and makes."""
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """What it reads."""
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """What it makes."""
-
-    @property
-    def gone(self) -> frozenset[int]:
-        """The positions of the inputs that are gone afterwards."""
-
-
-def producers_of(tasks: Sequence[Ordered]) -> dict[int, int]:
+def producers_of(tasks: Sequence[TaskRow]) -> dict[int, int]:
     """The task that makes each value; what comes from outside has none."""
     return {number: i for i, task in enumerate(tasks) for number in task.outputs}
 
 
-def edges_of(tasks: Sequence[Ordered]) -> list[dict[int, bool]]:
+def edges_of(tasks: Sequence[TaskRow]) -> list[dict[int, bool]]:
     """For each task those that must have run before it, and whether a value passes between them.
 
     Takes time linear in what the tasks read.

@@ -6,13 +6,16 @@ import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several
 from stitch.errors import UsageError, unknown
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
+
+if TYPE_CHECKING:
+    from stitch.training.instance import TrainingInstance
 
 Builder: TypeAlias = ComputationGraphBuilder
 #: A parameter's states by name, the scalars of `write_rates`, and the results of `write`.
@@ -24,15 +27,6 @@ Schedules: TypeAlias = Schedule | str | dict[str, Any] | None
 _NUMBERS = several("numbers", NUMBER)
 _FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
 BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
-
-
-class StepTarget(Protocol):
-    """A training that an optimizer steps."""
-
-    @property
-    def is_closed(self) -> bool: ...
-    def update(self) -> Any: ...
-    def zero_grad(self) -> None: ...
 
 
 class Optimizer(ABC):
@@ -195,7 +189,7 @@ class Optimizer(ABC):
                 "model.instance.close()",
             )  # fmt: skip
 
-    def bind(self, stepping: StepTarget | None) -> None:
+    def bind(self, stepping: TrainingInstance | None) -> None:
         """Set the training that `step` drives, which is referenced weakly; None unbinds it."""
         self._stepping = None if stepping is None else weakref.ref(stepping)
         for watcher in self._watchers:
@@ -206,7 +200,7 @@ class Optimizer(ABC):
         self._watchers.append(watcher)
 
     @property
-    def bound_to(self) -> StepTarget | None:
+    def bound_to(self) -> TrainingInstance | None:
         """The training that `step` drives."""
         return None if self._stepping is None else self._stepping()
 

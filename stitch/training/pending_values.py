@@ -7,7 +7,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from stitch.program import Array
 from stitch.runtime import Tensor
 from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
+
+if TYPE_CHECKING:
+    from stitch.training.instance import TrainingInstance
 
 
 class PredictionArray(np.ndarray[Any, Any]):
@@ -210,23 +213,6 @@ def _refuse_gradient(gradient: Any) -> None:
 # Losses as tensors
 
 
-class ModelInTraining(Protocol):
-    """The training instance of a prediction or loss."""
-
-    @property
-    def loss_fn(self) -> Loss: ...
-
-    @property
-    def forwards(self) -> int:
-        """Number of forward passes, which is the number of the last prediction."""
-
-    def compute_loss(self, label: Any) -> LossTensor:
-        """Queue the loss of the last prediction."""
-
-    def backward_of(self, loss: LossTensor, by: float) -> None:
-        """Queue the backward program of a loss, with its gradients multiplied by a number."""
-
-
 _T = TypeVar("_T")
 
 
@@ -300,7 +286,7 @@ class LossTensor:
     #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
 
-    def __init__(self, training: ModelInTraining | None, tensor: Tensor | None) -> None:
+    def __init__(self, training: TrainingInstance | None, tensor: Tensor | None) -> None:
         self._training = None if training is None else weakref.ref(training)
         self._tensor = tensor
         self._value: float | None = None
@@ -315,7 +301,7 @@ class LossTensor:
         self.training.backward_of(self, 1.0)
 
     @property
-    def training(self) -> ModelInTraining:
+    def training(self) -> TrainingInstance:
         """The training of this loss; raises `TaskError` if it has ended."""
         assert self._training is not None, "a computed loss has no training"
         return live_training(self._training())
@@ -442,13 +428,13 @@ class TensorFuture(PendingValue):
     __slots__ = ("_instance", "number")
     has_gradient = True
 
-    def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
+    def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
         super().__init__(tensor)
         self._instance = weakref.ref(instance)
         self.number = number
 
     @property
-    def instance(self) -> ModelInTraining:
+    def instance(self) -> TrainingInstance:
         """The training that predicted it; raises `TaskError` if it has ended."""
         return live_training(self._instance())
 

@@ -6,9 +6,9 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -79,42 +79,6 @@ Tick: TypeAlias = Callable[[], None]
 AddReports: TypeAlias = Callable[[OutputFiles], None]
 
 
-class RunTarget(Protocol):
-    """What runs passes, and what is reported of it."""
-
-    @property
-    def opened(self) -> api.Device | Mesh:
-        """Return the device or the mesh."""
-
-    @property
-    def computes(self) -> bool:
-        """Return whether results exist."""
-
-    def observed(self, options: argparse.Namespace) -> AbstractContextManager[AddReports]:
-        """Begin the reports of the options, before programs are loaded."""
-
-    def check(self, runnable: Runnable) -> None:
-        """Raise `OutOfMemoryError` if a program or an input exceeds the memory of the machine."""
-
-    def run_passes(
-        self, runnable: Runnable, arrays: Sequence[Array], warmup: int, timed: int,
-        measured: Measured, tick: Tick,
-    ) -> list[Array]:  # fmt: skip
-        """Run all passes and time them; return the last results (none without data)."""
-
-    def explain(self) -> str:
-        """Describe every copy."""
-
-    def memory(self) -> str:
-        """Describe the memory."""
-
-    def statistics(self, measured: Measured) -> str:
-        """Describe the times of the passes."""
-
-    def as_json(self, measured: Measured) -> dict[str, Any]:
-        """Return all reports as plain data."""
-
-
 @dataclass(frozen=True, slots=True)
 class OneDevice:
     """A device of this process."""
@@ -123,12 +87,12 @@ class OneDevice:
 
     @property
     def computes(self) -> bool:
-        """See `RunTarget`."""
+        """Return whether results exist."""
         return self.opened.computes
 
     @contextmanager
     def observed(self, options: argparse.Namespace) -> Iterator[AddReports]:
-        """See `RunTarget`."""
+        """Begin the reports of the options, before programs are loaded."""
         with ExitStack() as stack:
             reports: list[ChromeTrace | VisualizerFolder] = []
             if options.trace is not None:
@@ -148,14 +112,14 @@ class OneDevice:
             yield add
 
     def check(self, runnable: Runnable) -> None:
-        """See `RunTarget`."""
+        """Raise `OutOfMemoryError` if a program or an input exceeds the memory of the machine."""
         check_device_capacity(self.opened, runnable)
 
     def run_passes(
         self, runnable: Runnable, arrays: Sequence[Array], warmup: int, timed: int,
         measured: Measured, tick: Tick,
     ) -> list[Array]:  # fmt: skip
-        """See `RunTarget`."""
+        """Run all passes and time them; return the last results (none without data)."""
         device = self.opened
         for index in range(warmup + timed):
             before = device.history.seen()[0] - device.history.whole().entries
@@ -178,20 +142,20 @@ class OneDevice:
         return []
 
     def explain(self) -> str:
-        """See `RunTarget`."""
+        """Describe every copy."""
         return self.opened.explain()
 
     def memory(self) -> str:
-        """See `RunTarget`."""
+        """Describe the memory."""
         return memory_text(self.opened)
 
     def statistics(self, measured: Measured) -> str:
-        """See `RunTarget`."""
+        """Describe the times of the passes."""
         many = counted(measured.timed, "timed pass", "timed passes")
         return f"{many}: {percentiles_text(measured.seconds)}"
 
     def as_json(self, measured: Measured) -> dict[str, Any]:
-        """See `RunTarget`."""
+        """Return all reports as plain data."""
         device, account = self.opened, self.opened.account()
         return {
             "machine": device.machine.name,
@@ -230,12 +194,12 @@ class SeveralDevices:
 
     @property
     def computes(self) -> bool:
-        """See `RunTarget`."""
+        """See `OneDevice`."""
         return self.opened.computes
 
     @contextmanager
     def observed(self, options: argparse.Namespace) -> Iterator[AddReports]:
-        """See `RunTarget`."""
+        """See `OneDevice`."""
 
         def add(files: OutputFiles) -> None:
             if options.trace is not None:
@@ -250,7 +214,7 @@ class SeveralDevices:
         self, runnable: Runnable, arrays: Sequence[Array], warmup: int, timed: int,
         measured: Measured, tick: Tick,
     ) -> list[Array]:  # fmt: skip
-        """See `RunTarget`; passes overlap. Without data there is none but what is planned."""
+        """See `OneDevice`; passes overlap. Without data there is none but what is planned."""
         mesh = self.opened
         if not mesh.computes:
             self.plans[:] = [(dry_run(run, timed), times) for run, times in runnable.graphs]
@@ -276,7 +240,7 @@ class SeveralDevices:
         return [tensor.numpy() for tensor in tensors]
 
     def explain(self) -> str:
-        """See `RunTarget`; a run without data begins with its plan."""
+        """See `OneDevice`; a run without data begins with its plan."""
         lines = []
         for plan, times in self.plans:
             lines += [f"a graph that a pass runs {times} times:"] if times > 1 else []
@@ -286,11 +250,11 @@ class SeveralDevices:
         return "\n".join([*lines, self.opened.explain()])
 
     def memory(self) -> str:
-        """See `RunTarget`."""
+        """See `OneDevice`."""
         return self.opened.memory_report()
 
     def statistics(self, measured: Measured) -> str:
-        """See `RunTarget`."""
+        """See `OneDevice`."""
         if not measured.timed:
             return "no timed pass"
         many = counted(measured.timed, "timed pass", "timed passes")
@@ -307,7 +271,7 @@ class SeveralDevices:
         return "\n".join(lines)
 
     def as_json(self, measured: Measured) -> dict[str, Any]:
-        """See `RunTarget`."""
+        """See `OneDevice`."""
         mesh = self.opened
         body: dict[str, Any] = {
             "mesh": mesh.specification.name,
@@ -323,6 +287,10 @@ class SeveralDevices:
             body["passes_per_second"] = measured.timed / measured.whole_seconds
             body["pieces"] = {name: percentiles(each) for name, each in self.pieces.items()}
         return body | mesh.statistics()
+
+
+#: What runs passes, and what is reported of it.
+RunTarget: TypeAlias = OneDevice | SeveralDevices
 
 
 def one_device(target: RunTarget) -> api.Device:

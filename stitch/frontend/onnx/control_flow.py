@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,16 +27,18 @@ from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import (
     FAILED,
     Bound,
-    Dependencies,
     Failed,
     Given,
     Scope,
     TensorList,
     kind_of,
 )
-from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor, repeat_while, scan
+from stitch.graph import SymbolicTensor, repeat_while, scan
 from stitch.program import MAX_ROUNDS as MOST_TRIPS
 from stitch.program import Array
+
+if TYPE_CHECKING:
+    from stitch.frontend.onnx.node_walk import Walk
 
 # --------------------------------------------------------------------------------------------------
 # Loops that stay loops
@@ -60,36 +62,12 @@ class Loops:
     written: int = 0
 
 
-class Bodies(Protocol):
-    """What writes bodies into a graph: the walk over a model."""
-
-    builder: ComputationGraphBuilder
-    loops: Loops
-    dependencies: Dependencies
-    #: The graph, and the bodies within it that are being written, the innermost last.
-    inside: list[LayerMethods]
-
-    def attempt(self, write: Callable[[], T]) -> T | None:
-        """What a function writes; None, and nothing said of it, where some of it is refused."""
-
-    def look_up(self, name: str, scope: Scope, where: str) -> Bound:
-        """What a name stands for in a scope."""
-
-    def body_scope(self, body: Any, call: ControlCall) -> Scope:
-        """The names that every run of a body shares."""
-
-    def body(
-        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
-    ) -> list[Bound]:
-        """Writes a body once and gives its outputs."""
-
-
 #: One round: its results, by states and elements.
 Round = Callable[[Tensors, Tensors], Sequence[Bound]]
 
 
 def keep_loop(
-    bodies: Bodies, op: str, count: int, states: Sequence[Given], write: Round,
+    bodies: Walk, op: str, count: int, states: Sequence[Given], write: Round,
     sequences: Tensors = (), **backward: Sequence[bool],
 ) -> list[SymbolicTensor] | None:  # fmt: skip
     """The last states and what rounds give; None for a loop that has to be written out.
@@ -179,7 +157,7 @@ class ControlCall(AttributedNode):
 
 
 def known_number(
-    bodies: Bodies, call: ControlCall, value: Given, *, integers_only: bool = True
+    bodies: Walk, call: ControlCall, value: Given, *, integers_only: bool = True
 ) -> Array:
     """The one element of a condition or trip count.
 
@@ -198,7 +176,7 @@ def known_number(
 class OuterValues:
     """The tensors around bodies that these read and that nobody knows yet."""
 
-    def __init__(self, bodies: Bodies, graphs: Sequence[Any], call: ControlCall) -> None:
+    def __init__(self, bodies: Walk, graphs: Sequence[Any], call: ControlCall) -> None:
         self._bodies, self._call = bodies, call
         names = dict.fromkeys(name for graph in graphs for name in names_in(graph))
         self._values = {
@@ -216,7 +194,7 @@ class OuterValues:
         """Write a body where `entered` stand for the tensors around it; raises `StitchError`.
 
         Args:
-            shared: What `Bodies.body_scope` gave for the body.
+            shared: What `Walk.body_scope` gave for the body.
             operands: The body's own inputs.
         """
         bodies, call = self._bodies, self._call
@@ -295,7 +273,7 @@ _NO_AXES, _FIRST = np.zeros(0, np.int64), np.zeros((), np.int64)
 BATCHLESS_SCAN = 9
 
 
-def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+def lower_loop(bodies: Walk, call: ControlCall) -> Sequence[Bound]:
     body, builder = call.body("body"), bodies.builder
     states: list[Given] = list(call.operands[2:])
     check_body(call, body, 2 + len(states), 1 + len(states))
@@ -341,7 +319,7 @@ def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     return [*states, *(_stacked(bodies, call, values, info, 0) for values, info in pairs)]
 
 
-def _is_decided_later(bodies: Bodies, value: Given) -> bool:
+def _is_decided_later(bodies: Walk, value: Given) -> bool:
     """Whether a number is known only when the program runs."""
     if not isinstance(value, SymbolicTensor):
         return False
@@ -349,7 +327,7 @@ def _is_decided_later(bodies: Bodies, value: Given) -> bool:
 
 
 def _known(
-    bodies: Bodies, call: ControlCall, value: Given, collects: bool, *, integers_only: bool = True
+    bodies: Walk, call: ControlCall, value: Given, collects: bool, *, integers_only: bool = True
 ) -> Array:
     """As `known_number`, which is asked how many values a loop collects."""
     try:
@@ -365,7 +343,7 @@ def _known(
     )
 
 
-def _repeated(bodies: Bodies, call: ControlCall, body: Any) -> Sequence[Bound] | None:
+def _repeated(bodies: Walk, call: ControlCall, body: Any) -> Sequence[Bound] | None:
     """The states after a loop that ends by data; None where they are no tensors that keep their
     types, or where the body is refused."""
     builder, (limit, goes_on) = bodies.builder, (call.operand(0), call.operand(1))
@@ -418,7 +396,7 @@ def _repeated(bodies: Bodies, call: ControlCall, body: Any) -> Sequence[Bound] |
 
 
 def _kept_loop(
-    bodies: Bodies, call: ControlCall, body: Any, shared: Scope, states: Sequence[Given],
+    bodies: Walk, call: ControlCall, body: Any, shared: Scope, states: Sequence[Given],
     rounds: int,
 ) -> Sequence[Bound] | None:  # fmt: skip
     """The loop as one scan; the round's number is its first state, if the body asks for it."""
@@ -440,7 +418,7 @@ def _kept_loop(
     return None if kept is None else kept[len(counters) :]
 
 
-def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+def lower_scan(bodies: Walk, call: ControlCall) -> Sequence[Bound]:
     body, builder = call.body("body"), bodies.builder
     if call.scope.opsets.get("", 0) < BATCHLESS_SCAN:
         raise call.refused(
@@ -501,7 +479,7 @@ def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     ]
 
 
-def _moved(bodies: Bodies, tensor: SymbolicTensor, source: int, target: int) -> SymbolicTensor:
+def _moved(bodies: Walk, tensor: SymbolicTensor, source: int, target: int) -> SymbolicTensor:
     """A tensor with one axis elsewhere."""
     rank = len(tensor.shape)
     if not -rank <= target < rank:
@@ -540,7 +518,7 @@ def _shape_of(info: Any) -> tuple[int, ...]:
 
 
 def _stacked(
-    bodies: Bodies, call: ControlCall, values: Sequence[Bound], info: Any, axis: int
+    bodies: Walk, call: ControlCall, values: Sequence[Bound], info: Any, axis: int
 ) -> SymbolicTensor:
     """What rounds made, along a new axis."""
     tensors = [value for value in values if isinstance(value, SymbolicTensor)]

@@ -23,7 +23,6 @@ from stitch.frontend.onnx.calls import (
 )
 from stitch.frontend.onnx.composed_operators import LOWERINGS, ONNX_RUNTIME
 from stitch.frontend.onnx.control_flow import (
-    Bodies,
     ControlCall,
     Loops,
     OuterValues,
@@ -67,12 +66,12 @@ from stitch.program import ABSENT, Operation
 # If, Loop, Scan and SequenceMap: the branch that is taken, loops as scans or unrolled.
 
 
-def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+def lower_control(bodies: Walk, call: ControlCall) -> Sequence[Bound]:
     """What a node makes; raises `Unsupported` where data decides."""
     return _HANDLERS[call.op](bodies, call)
 
 
-def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+def _if(bodies: Walk, call: ControlCall) -> Sequence[Bound]:
     condition = call.operand(0)
     if isinstance(condition, SymbolicTensor) and bodies.builder.known_data(condition) is None:
         try:
@@ -84,7 +83,7 @@ def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     return bodies.body(branch, bodies.body_scope(branch, call), (), call)
 
 
-def _choice(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> Sequence[Bound]:
+def _choice(bodies: Walk, call: ControlCall, condition: SymbolicTensor) -> Sequence[Bound]:
     """The results of the side that data choose; raises `StitchError` where sides differ in kind."""
     branches = [call.body(f"{name}_branch") for name in ("then", "else")]
     around = OuterValues(bodies, branches, call)
@@ -122,7 +121,7 @@ def _form(value: Bound) -> int | None:
     return len(value.items) if isinstance(value, TensorList) else None
 
 
-def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+def _sequence_map(bodies: Walk, call: ControlCall) -> Sequence[Bound]:
     body, first = call.body("body"), call.operand(0)
     if not isinstance(first, TensorList):
         raise call.malformed("operand 0 of SequenceMap is a sequence", got=kind_of(first))
@@ -144,7 +143,7 @@ def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     return [TensorList(tuple(values)) for values in collected]
 
 
-_HANDLERS: dict[str, Callable[[Bodies, ControlCall], Sequence[Bound]]] = {
+_HANDLERS: dict[str, Callable[[Walk, ControlCall], Sequence[Bound]]] = {
     "If": _if,
     "Loop": lower_loop,
     "Scan": lower_scan,
