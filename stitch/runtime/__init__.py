@@ -3,9 +3,8 @@
 It has layers, each of which depends only on lower ones: executors/ compute; values/ record memory
 contents; backends/ allocate, copy and execute plans; recording/ caches executable plans; queue/
 collects pending tasks. Above these are tensors, loaded programs, host functions (functions/), the
-device, graphs/ for calls of many tasks at once, and loops/ for state between such calls. Lower
-layers name the device in annotations only. Events, hooks and history are available from
-recording/ on.
+device, and graphs/ for calls of many tasks at once and for state between such calls. Lower layers
+name the device in annotations only. Events, hooks and history are available from recording/ on.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice
@@ -33,14 +32,19 @@ from stitch.runtime.executors import (
     program_peak,
     this_processor,
 )
-from stitch.runtime.graphs import PreparedGraph, Replay, chain_graph
+from stitch.runtime.graphs import (
+    PersistentBuffers,
+    PreparedGraph,
+    Replay,
+    RuntimePipeline,
+    StatefulExecutable,
+    chain_graph,
+)
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.host_calls import HostResult
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import check_program
-from stitch.runtime.loops import PersistentBuffers, StatefulExecutable
-from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR

@@ -234,14 +234,11 @@ class History:
             key = (event.desc.text(), event.nbytes)
             self._writes.setdefault(key, (event.seconds, [0]))[1][0] += 1
 
-    def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
-        """Count a read of a tensor; `key` identifies its descriptor."""
-        counted = self._reads.get(key)
-        times = self.reads_of(key, desc, nbytes) if counted is None else counted[2]
-        times[0] += 1
-
     def reads_of(self, key: int, desc: TensorDesc, nbytes: int) -> list[int]:
-        """Return the counter of reads of such tensors, for callers that increment it themselves."""
+        """Return the counter of reads of such tensors, which readers increment.
+
+        `key` identifies the descriptor.
+        """
         counted = self._reads.get(key)
         if counted is None:
             counted = self._reads[key] = (desc, nbytes, [0])

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
-from stitch.budget import copied
+from stitch.budget import LARGE_NBYTES, copied
 from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
 from stitch.live_objects import LiveObjects
@@ -194,11 +194,11 @@ class TensorAccess:
                 self.constant_cache.forget(value)
             records.is_consistent = True
 
-    def drain(self, *, resting: bool = True) -> None:
+    def drain(self) -> None:
         """Process the notes of finalizers: see `Reclaimer.read`."""
         # An interrupted batch may have to return to the queue: values that it reads must stay.
         self.check_consistent()
-        self.deaths.read(self.tasks.queued.number, resting=resting)
+        self.deaths.read(self.tasks.queued.number)
 
     def drain_if_free(self) -> None:
         """As `drain`, unless another thread runs, which processes the notes itself."""
@@ -225,8 +225,8 @@ class TensorAccess:
         if not self.records.is_consistent or tasks.running is not None:
             self.check_consistent()
         is_empty = fill is None and tasks.is_idle
-        if deaths.dropped or deaths.ended or (deaths.resting and not is_empty):
-            deaths.read(tasks.queued.number, resting=not is_empty)
+        if deaths.dropped or deaths.ended:
+            deaths.read(tasks.queued.number)
         if is_empty:
             return None
         ran = tasks.run(fill, at_most)
@@ -343,16 +343,25 @@ class TensorAccess:
                 self.settle_now(value)
             if value.status is not READY or value.consumed:
                 value.check_usable()
+            instance = value.instances[0]
+            reads, view = instance.reads, instance.view
+            if (reads is not None and view is not None and not is_timed
+                    and instance.viewed_at == instance.buffer.address):  # fmt: skip
+                # It was read from there before.
+                reads[0] += 1
+                return view.copy()
             ready = perf_counter() if is_timed else 0.0
             if not self.backend.executor.computes:
                 raise TaskError(
                     "cannot read this tensor: the null executor computes no data",
                     remedy="open the device with executor='numpy'",
                 )
-            instance = value.instances[0]
             elements = self.backend.elements(instance, value.desc, self.host_memory.allowed)
             if instance.buffer.address is not None:
-                self.history.read(value.desc_key, value.desc, elements.nbytes)
+                reads = self.history.reads_of(value.desc_key, value.desc, elements.nbytes)
+                reads[0] += 1
+                if instance.view is not None and elements.nbytes < LARGE_NBYTES:
+                    instance.reads = reads
                 if is_timed and self.events.active:
                     moments = (asked, ready, perf_counter())
                     self.events.tell(ReadBack(value.desc, elements.nbytes, moments))

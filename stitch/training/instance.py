@@ -250,8 +250,8 @@ class TrainingInstance(TrainingTensors):
 
     @property
     def _has_gradients(self) -> bool:
-        values, gradients = self._cells.values, self._wiring.gradients
-        return bool(gradients) and None not in [values[number] for number in gradients]
+        held, gradients = self._cells.held, self._wiring.gradients
+        return bool(gradients) and held.keys() >= set(gradients)
 
     @exclusive
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:

@@ -45,8 +45,7 @@ class NamedCells(PersistentBuffers):
         needed."""
         number = self.numbers.get(name)
         if number is None:
-            number = self.numbers[name] = len(self.values)
-            self.grow(1)
+            number = self.numbers[name] = len(self.descs)
             self.descs.append(desc.without_address())
         return number
 
@@ -63,7 +62,7 @@ class NamedCells(PersistentBuffers):
     def elements(self, name: str) -> Array:
         """Return the elements of a cell's tensor without creating a handle."""
         with self.device.lock:
-            value = self.values[self.numbers[name]]
+            value = self.value(self.numbers[name])
             assert value is not None, f"{name} is there"
             array: Array = self.device.read(value, is_inside=True)
             return array

@@ -255,12 +255,12 @@ class TrainingTensors:
     def write(self, name: str, array: Array) -> None:
         """Overwrite a tensor, and a parameter's master; raise as `NamedCells.put`."""
         cells, master = self._cells, f"{name}.{MASTER}"
-        before = cells.values[cells.numbers[name]] if name in cells.numbers else None
+        before = cells.value(cells.numbers[name]) if name in cells.numbers else None
         cells.put(name, array)
         if master in cells.numbers:
             cells.put(master, np.asarray(array).astype(np.float32))
         if self.sharer is not None:
-            is_moved = cells.values[cells.numbers[name]] is not before
+            is_moved = cells.value(cells.numbers[name]) is not before
             self.sharer.written(name, is_moved=is_moved)
 
     def _take_writes(self, *, runs: bool = False) -> None:

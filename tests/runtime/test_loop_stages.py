@@ -42,7 +42,6 @@ class Loop:
     def __init__(self, device: stitch.Device) -> None:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
         self.device, self.cells = device, PersistentBuffers(device)
-        self.cells.grow(4)
         x, state = (port.desc for port in look.ports)
         seeing, stepping = stitch.TaskGraph("look"), stitch.TaskGraph("step")
         batch = seeing.copy(seeing.input(x, "x"), x)
@@ -181,7 +180,6 @@ def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
         for with_host in (False, True):
             cells, graph = PersistentBuffers(device), stitch.TaskGraph("turn")
-            cells.grow(2)
             x, state = (graph.input(port.desc, port.name) for port in look.ports)
             read = graph.copy(graph.call(look, x, state), look.ports[0].desc)
             after, total = graph.call(step, state, read)

@@ -33,7 +33,7 @@ from train_ways.models import MODELS, Sizes, subjects
 from stitch.errors import StitchError
 from stitch.frontend.torch.compile import device_of
 from stitch.machine import load_machine
-from stitch.runtime import plan_cache
+from stitch.runtime.graphs import replay
 from stitch.runtime.queue import reclaimer, task_queue
 
 #: `copied` over `compared`, at least.
@@ -100,7 +100,7 @@ def measured(
 
 
 def _compare_by(way: Callable[[Any, Any, Any], None]) -> None:
-    for module in (task_queue, plan_cache):
+    for module in (task_queue, replay):
         vars(module)["invalidate_stale_copies"] = way
 
 

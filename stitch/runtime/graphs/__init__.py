@@ -1,8 +1,11 @@
-"""Task graphs on a device: prepared once, run in one call."""
+"""Task graphs on a device, run in one call, and tensors that persist between such calls."""
 
-from stitch.runtime.graphs.chain_graph import Slot, chain_graph
+from stitch.runtime.graphs.persistent_buffers import PersistentBuffers, StatefulExecutable
+from stitch.runtime.graphs.pipeline import PreparedGraph, RuntimePipeline, chain_graph
 from stitch.runtime.graphs.placed_graph import PlacedGraph
-from stitch.runtime.graphs.prepared import PreparedGraph
 from stitch.runtime.graphs.replay import Replay
 
-__all__ = ["PlacedGraph", "PreparedGraph", "Replay", "Slot", "chain_graph"]
+__all__ = [
+    "PersistentBuffers", "PlacedGraph", "PreparedGraph", "Replay", "RuntimePipeline",
+    "StatefulExecutable", "chain_graph",
+]  # fmt: skip

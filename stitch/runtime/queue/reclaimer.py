@@ -203,8 +203,6 @@ class Reclaimer:
         self.ended: deque[Note] = deque()
         #: Keeps the weak references alive until their objects are collected.
         self._awaited: dict[int, Note] = {}
-        #: Each appends unreferenced values, whose producer would reuse the buffers, to `dropped`.
-        self.resting: list[Callable[[deque[ValueRecord]], object]] = []
 
     def await_end(
         self,
@@ -229,15 +227,9 @@ class Reclaimer:
         if pinned is not None:
             pinned.pins += 1
 
-    def read(self, now: int, *, resting: bool) -> None:
-        """Release values without handles that batch `now` does not read, and unpin ended exports.
-
-        Args:
-            now: Number of the queued batch.
-            resting: Also release values kept for reuse by loop stages.
-        """
-        for release in self.resting if resting else ():
-            release(self.dropped)
+    def read(self, now: int) -> None:
+        """Release values without handles that the queued batch, number `now`, does not read, and
+        unpin ended exports."""
         # Unpin first: a buffer can return to its output slots only when nothing pins it.
         if self.ended:
             self._read_notes()

@@ -137,7 +137,9 @@ class BufferRecord:
 class InstanceRecord:
     """A copy of a value: buffer, byte offset in its footprint, descriptor without address."""
 
-    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes", "signature", "view", "viewed_at")
+    __slots__ = (
+        "buffer", "desc", "desc_key", "offset_nbytes", "reads", "signature", "view", "viewed_at",
+    )  # fmt: skip
 
     def __init__(
         self, buffer: BufferRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
@@ -153,6 +155,8 @@ class InstanceRecord:
         #: A cached dense array over its bytes, and the address for which it is valid.
         self.view: Array | None = None
         self.viewed_at: int | None = None
+        #: The counter of reads of such tensors, once its small view was read.
+        self.reads: list[int] | None = None
 
 
 class ValueRecord:

@@ -367,7 +367,7 @@ class GraphProgram:
                     # The last run had the same lent tensors.
                     if replay is None:
                         replay = prepared.repeat(converter.all_of(arrays))
-                    results = None if replay is None else replay(arrays)
+                    results = None if replay is None else replay.copies(arrays)
                 is_replayed = results is not None
                 if is_replayed:
                     self._replay = replay
