@@ -26,7 +26,6 @@ from stitch.runtime import RuntimeDevice, Tensor
 from stitch.tasks import Future, Permission, TaskGraph
 from stitch.training.graphs import KEPT_KINDS, MASTER, Parameter, as_trainable, update_graph
 from stitch.training.local_backend.signatures import (
-    GradientSum,
     LayerGraph,
     LayerTask,
     RuntimeArgument,
@@ -211,7 +210,7 @@ class LayerTasks:
         positions: dict[int, list[int]] = {}
         for i in reached:
             positions.setdefault(operation.inputs[i], []).append(i)
-        sums = [GradientSum(tuple(of), v in seeded) for v, of in positions.items()]
+        sums = {tuple(of): v in seeded for v, of in positions.items()}
         flows = {names[operation.outputs[i]] for i in coming} | {names[v] for v in positions}
         seeded.update(positions)
         task = forward.invocation

@@ -453,22 +453,6 @@ def output_slot(position: int) -> str:
     return f"output{position}"
 
 
-@dataclass(frozen=True, slots=True)
-class GradientSum:
-    """Operands that are one tensor: their gradients are summed in one slot.
-
-    `accumulates`: the sum is added to the gradient that the slot holds.
-    """
-
-    positions: tuple[int, ...]
-    accumulates: bool
-
-    @property
-    def name(self) -> str:
-        """Return the slot of the sum, named after the first operand."""
-        return gradient_name(input_slot(self.positions[0]))
-
-
 def operator_graph(
     graph: ComputationGraph, index: int, kinds: Mapping[int, InputKind]
 ) -> ComputationGraph:
@@ -521,10 +505,11 @@ def gradient_graph(
     return rule.backward, tuple(i for i in wanted if input_slot(i) in reached)
 
 
-def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> ComputationGraph:
+def summing_graph(rule: ComputationGraph, sums: Mapping[tuple[int, ...], bool]) -> ComputationGraph:
     """Return the rule with its results summed per tensor, in the order of the operands.
 
-    A sum that accumulates reads its slot and is written to the same buffer.
+    `sums` has the operands that are one tensor, whose slot is named after the first, and whether
+    the sum accumulates: it reads its slot and is written to the same buffer.
     """
     b = ComputationGraphBuilder(rule.name)
     inputs = {
@@ -532,23 +517,18 @@ def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> Comput
         for i, slot in enumerate(rule.inputs)
         for kind in (rule.input_type(i),)
     }
-    kinds = {slot.name: rule.output_type(i) for i, slot in enumerate(rule.outputs)}
-    so_far = {
-        total.name: b.input(
-            total.name, kinds[total.name].shape, kinds[total.name].data_type, InputKind.STATE,
-            Ownership.DONATE,
-        )
-        for total in sums if total.accumulates
-    }  # fmt: skip
     parts = write_graph(b, rule, inputs)
-    for total in sums:
-        first, *rest = [parts[gradient_name(input_slot(i))] for i in total.positions]
-        value = so_far[total.name] + first if total.accumulates else first
+    for positions, accumulates in sums.items():
+        first, *rest = [parts[gradient_name(input_slot(i))] for i in positions]
+        name, value = gradient_name(input_slot(positions[0])), first
+        if accumulates:
+            kind, donate = first.type, Ownership.DONATE
+            value = b.input(name, kind.shape, kind.data_type, InputKind.STATE, donate) + first
         for part in rest:
             value = value + part
-        b.output(total.name, value)
-        if total.accumulates and not rest:
-            b.place(PlacementOption("output", total.name, "alias", total.name))
+        b.output(name, value)
+        if accumulates and not rest:
+            b.place(PlacementOption("output", name, "alias", name))
     return b.build()
 
 
