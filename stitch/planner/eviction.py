@@ -457,7 +457,11 @@ def _evict_one(
     if not demand.evicts:
         # Every caller that allows no evictions discards the error.
         raise OutOfMemoryError(f"{demand.space.value} has no room without evictions")
-    raise refused or out_of_memory(state, demand, certificate or certificate_of(problem))
+    try:
+        raise refused or out_of_memory(state, demand, certificate or certificate_of(problem))
+    finally:
+        # Its traceback references this frame, and the callers' with all that they hold.
+        del refused
 
 
 def _reason(demand: SpaceDemand, certificate: Certificate) -> str:

@@ -41,6 +41,7 @@ from stitch.runtime.values import (
     Records,
     SpaceUse,
     SpaceWatch,
+    Status,
     ValueRecord,
     dispose,
 )
@@ -412,6 +413,7 @@ class RuntimeDevice(TensorAccess):
         handles = handles_on(values)
         if key is not None:
             self.constant_cache.remember(key, inputs, tuple(values), handles)
+            self.tasks.queued.cached += [v for v in inputs if v.status is Status.PENDING]
         return handles
 
     # -- running -----------------------------------------------------------------------------------

@@ -81,14 +81,14 @@ def share_module(module: Any, instance: TrainingInstance) -> SharedModule | None
 
 @dataclass(slots=True)
 class _ModuleTensor:
-    """A tensor of the module at `slots[key]`, with its data and address."""
+    """A tensor of the module at `slots[key]`, with its data, and where and how that lies."""
 
     name: str
     slots: dict[str, Any]
     key: str
     tensor: Any
     data: Any
-    address: int
+    place: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class SharedModule:
             self._constants[name] = _Copy.of(array_on(tensor), instance.constants[name])
         for other in self._tensors:
             if other.tensor is tensor:
-                other.data, other.address = tensor.data, tensor.data_ptr()
+                other.data, other.place = tensor.data, _place_of(tensor)
 
     # -- called by the training --------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class SharedModule:
         torch has changed a constant of the programs."""
         for entry in self._tensors:
             tensor = entry.slots.get(entry.key)
-            if tensor is not entry.tensor or tensor.data_ptr() != entry.address:
+            if tensor is not entry.tensor or _place_of(tensor) != entry.place:
                 self._take(entry, tensor)
         for name, copy in self._constants.items() if runs else ():
             if copy.differs():
@@ -227,10 +227,29 @@ class SharedModule:
                 expected=f"{entry.data.dtype}{list(entry.data.shape)}",
                 got=f"{tensor.dtype}{list(tensor.shape)}", remedy="compile the model again",
             )  # fmt: skip
+        shared = self._shares_memory(tensor)
+        if shared is not None and not self._training().device.reads_in_place:
+            raise UsageError(
+                f"{entry.name} was given the memory of {shared} after the model was compiled: the "
+                "programs have them apart",
+                remedy="copy the values (parameter.data.copy_(...)), or compile the model again",
+            )
         entry.tensor = tensor
         # A tied parameter has one entry that the programs know.
         name, _ = self._parameters.get(id(tensor), (entry.name, None))
         self._connect(self._named.get(name, entry), self._training())
+
+    def _shares_memory(self, tensor: Any) -> str | None:
+        """Return the name of another tensor in the storage of this one, if there is one."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        base = tensor.untyped_storage().data_ptr()
+        for other in self._tensors:
+            now = other.slots.get(other.key)
+            is_other = now is not tensor and isinstance(now, torch.Tensor) and now.numel()
+            if is_other and now.untyped_storage().data_ptr() == base:
+                return other.name
+        return None
 
     def show(self, names: Iterable[str]) -> None:
         """Update copies after programs have changed tensors."""
@@ -349,7 +368,12 @@ def _tensors_of(module: Any) -> Iterator[_ModuleTensor]:
             for key, tensor in slots.items():
                 if isinstance(tensor, torch.Tensor):
                     name = f"{prefix}.{key}" if prefix else key
-                    yield _ModuleTensor(name, slots, key, tensor, tensor.data, tensor.data_ptr())
+                    yield _ModuleTensor(name, slots, key, tensor, tensor.data, _place_of(tensor))
+
+
+def _place_of(tensor: Any) -> tuple[Any, ...]:
+    """Where a tensor lies, and how: `.data` may be set to other strides at the same address."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _is_shareable(layout: Layout, tensor: Any) -> bool:

@@ -26,6 +26,29 @@ DEEP = tiny(l1_nbytes=8192, dram_nbytes=1 << 20)
 X = np.arange(512, dtype=np.float32).reshape(SHAPE)
 
 
+def test_a_refusal_holds_nothing_once_it_is_caught() -> None:
+    machine = tiny(l1_nbytes=4096, dram_nbytes=2048)
+
+    def half(b: stitch.ComputationGraphBuilder) -> None:
+        b.output("y", b.input("x", SHAPE, "float32") * 0.5)
+
+    def fill() -> int:
+        held = []
+        with pytest.raises(stitch.OutOfMemoryError):
+            for _ in range(100):
+                held.append(one(program(X)))  # noqa: PERF401 (it ends in an error)
+        return len(held)
+
+    with stitch.open_device(machine, window=1, spill=False) as device:
+        program = device.load(model("half", half, target=machine, placement=IN_L1))
+        # A cycle of the traceback would keep what the calls hold.
+        gc.disable()
+        try:
+            assert len({fill() for _ in range(4)}) == 1
+        finally:
+            gc.enable()
+
+
 def who_leaves(plan: Plan) -> list[int]:
     """The values that a plan evicts, in order."""
     return [s.value for s in plan.copies if isinstance(s, Copy) and s.kind == "evict"]

@@ -27,6 +27,19 @@ def test_the_first_call_misses_and_the_others_hit() -> None:
         assert len({result.address for result in results}) == 1
 
 
+def test_a_result_goes_with_an_input_that_was_dropped_before_it_was_made() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a, k = device.load(scaled("a", 2.0)), device.load(parameters_only("k", 3.0))
+        base = used(device)
+        for i in range(40):
+            result = one(k(one(a(integers(start=i)))))
+            expected = (integers(start=i) * 2 + 1) * 3
+            np.testing.assert_array_equal(result.numpy(), expected)
+        del result
+        device.flush()
+        assert used(device) == base
+
+
 def test_binaries_with_the_same_program_share_results_and_others_do_not() -> None:
     first, second = parameters_only("k", 3.0), parameters_only("k", 3.0)
     other = parameters_only("k", 4.0)

@@ -112,6 +112,41 @@ def test_what_torch_writes_is_trained_on(way: str, target: str) -> None:
     twins.compare()
 
 
+class Square(nn.Module):
+    """Two layers with weights of one shape, equal to its transpose's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def transposed(weight: Any) -> None:
+    weight.data = weight.data.t()
+
+
+@pytest.mark.parametrize("target", ["host", "tiny"])
+def test_a_weight_with_other_strides_at_its_address_is_trained_on(target: str) -> None:
+    twins = Twins(target, Square)
+    twins.step()
+    for way in (transposed, torch.Tensor.t_, lambda weight: weight.set_(weight.data.t())):
+        for net in (twins.eager, twins.net):
+            with torch.no_grad():
+                way(net.first.weight)
+        twins.step(2)
+        twins.compare()
+
+
+def test_a_weight_that_gets_the_memory_of_another_is_refused_on_a_device() -> None:
+    twins = Twins("tiny", Square)
+    twins.step()
+    twins.net.last.weight.data = twins.net.first.weight.data
+    with pytest.raises(UsageError, match=r"last\.weight was given the memory of first\.weight"):
+        twins.model(torch.randn(12, 6))
+
+
 def test_a_buffer_that_is_replaced_and_statistics_that_are_reset_are_trained_on() -> None:
     twins = Twins("tiny")
     twins.step(2)

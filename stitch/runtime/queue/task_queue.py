@@ -296,7 +296,7 @@ class TaskQueue:
             return
         # Listeners may read its outputs.
         window.is_done = True
-        if window.given_up:
+        if window.given_up or window.cached:
             self._end(window, self.queued)
         else:
             self.running = None
@@ -446,6 +446,9 @@ class TaskQueue:
         for value in window.given_up:
             if value.status is READY and value.window != following.number:
                 self._device.deaths.free(value, value.by)
+        for value in window.cached:
+            if value.status is not READY:
+                self._device.constant_cache.forget(value)
         # Atomic under the GIL: no call in between.
         self.queued = following
         self.running = None

@@ -33,8 +33,8 @@ class TaskBatch:
     """
 
     __slots__ = (
-        "agents", "device", "given_up", "graph", "is_done", "is_planned", "nothing", "number",
-        "reads_exposed", "reads_failed", "values",
+        "agents", "cached", "device", "given_up", "graph", "is_done", "is_planned", "nothing",
+        "number", "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
     def __init__(self, device: RuntimeDevice, number: int, nothing: TaskSequence) -> None:
@@ -50,6 +50,8 @@ class TaskBatch:
         #: All values by number, and the agent of each task.
         self.values: list[ValueRecord] = []
         self.agents: list[Agent | None] = []
+        #: Pending values for which a result is cached: the cache forgets those that are never kept.
+        self.cached: list[ValueRecord] = []
         #: Values freed while it ran.
         self.given_up: list[ValueRecord] = []
 
@@ -135,6 +137,7 @@ class TaskBatch:
                 joined.append(task.transformation, agent, inputs, (), results)
             joined.reads_exposed |= window.reads_exposed
             joined.reads_failed |= window.reads_failed
+            joined.cached += window.cached
         return joined
 
     @property
