@@ -246,8 +246,9 @@ class SharedModule:
         base = tensor.untyped_storage().data_ptr()
         for other in self._tensors:
             now = other.slots.get(other.key)
-            is_other = now is not tensor and isinstance(now, torch.Tensor) and now.numel()
-            if is_other and now.untyped_storage().data_ptr() == base:
+            if now is None or now is tensor or not now.numel():
+                continue
+            if now.untyped_storage().data_ptr() == base:
                 return other.name
         return None
 
