@@ -121,7 +121,7 @@ PENDING, READY = Status.PENDING, Status.READY
 class TaskQueue:
     """The queued batch (`queued`) and the one being planned or run (`running`).
 
-    `lock` is held only briefly; see `DeviceLocking`.
+    `lock` is held only briefly; see `TensorAccess`.
     """
 
     def __init__(self, device: RuntimeDevice, records: Records, lock: Lock, size: int) -> None:
