@@ -280,12 +280,15 @@ def _value_of(
 
 
 def _places(file: PipelineFile, mesh: Mesh) -> dict[str, str]:
-    """Return the device of each module that names one; raise `FormatError` for an unknown one."""
+    """Return the device of each module that names one; raise `UsageError` for an unknown one."""
     places = {}
     for module in file.modules:
         if module.device is not None:
-            with located(f"{file.file}:{module.line}"):
+            try:
                 mesh.specification.entry(module.device)
+            except UsageError as error:
+                error.where = f"{file.file}:{module.line}"
+                raise
             places[module.name] = module.device
     return places
 
