@@ -78,7 +78,6 @@ class TaskBatch:
         now, values, device = self.number, self.values, self.device
         number = len(values)
         fresh: list[ValueRecord] = []
-        numbers: list[int] = []
         gone: Sequence[ValueRecord] = ()
         try:
             for value in inputs:
@@ -91,8 +90,11 @@ class TaskBatch:
                     number += 1
                     if value.is_exposed:
                         self.reads_exposed = True
-                numbers.append(value.number)
-            graph, reads = self.graph.following, tuple(numbers)
+            if len(inputs) == 1:  # Most programs; a comprehension costs 60 ns.
+                reads: tuple[int, ...] = (inputs[0].number,)
+            else:
+                reads = tuple([value.number for value in inputs])
+            graph = self.graph.following
             if (
                 graph is None
                 or graph.transformation is not what
@@ -100,10 +102,12 @@ class TaskBatch:
                 or graph.inputs != reads
             ):
                 graph = self.graph.after(what, reads, len(fresh))
-            results = [*made]
-            for value in made:
-                value.window, value.number = now, number
-                number += 1
+            results = []
+            if made:
+                results += made
+                for value in made:
+                    value.window, value.number = now, number
+                    number += 1
             for desc, key in outputs:
                 results.append(ValueRecord(device, desc, key, what.name, number, now))
                 number += 1
