@@ -102,7 +102,7 @@ class TaskBatch:
                 or graph.inputs != reads
             ):
                 graph = self.graph.after(what, reads, len(fresh))
-            results = []
+            results: list[ValueRecord] = []
             if made:
                 results += made
                 for value in made:
