@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from stitch.mesh import CompiledStages, MachineSpecification, Mesh, ParallelOptions
     from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
 
+#: The machine for which modules are compiled if no other is named.
+DEFAULT_TARGET = "wormhole_n150"
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
 
@@ -72,7 +74,7 @@ def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    target: str | Path | Machine = "wormhole_n150",
+    target: str | Path | Machine = DEFAULT_TARGET,
     placement: str | Iterable[str | PlacementOption] = (),
     name: str | None = None,
     role: Role | str = Role.FORWARD,
@@ -115,7 +117,7 @@ def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    target: str | Path | Machine = "wormhole_n150",
+    target: str | Path | Machine = DEFAULT_TARGET,
     placement: str | Iterable[str | PlacementOption] = (),
     name: str | None = None,
     role: Role | str = Role.FORWARD,
@@ -309,6 +311,25 @@ def _algorithm_placement(
     return result, tuple(chosen)
 
 
+def _check_target(
+    target: str | Path | Machine, machine: Machine,
+    devices: int | str | Path | MachineSpecification | None,
+) -> None:  # fmt: skip
+    """Raise `UsageError` if a target was named that is none of the devices' machines."""
+    if devices is None or isinstance(devices, int) or target == DEFAULT_TARGET:
+        return
+    from stitch.mesh import MachineSpecification
+
+    if not isinstance(devices, MachineSpecification):
+        devices = MachineSpecification.from_yaml(devices)
+    names = sorted({entry.machine.name for entry in devices.devices.values()})
+    if machine.name not in names:
+        raise UsageError(
+            "target= names another machine than devices=", expected=" or ".join(names),
+            got=machine.name, remedy="leave target= out: each stage is compiled for its device",
+        )  # fmt: skip
+
+
 def _compiled_for_training(
     source: tuple[Any, Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
     options: dict[str, Any], algorithm: str, placement: tuple[PlacementOption, ...],
@@ -350,6 +371,7 @@ def _compiled_for_training(
         from stitch.mesh import compile_stages
 
         model = replace(model, values={**model.values, **state})
+        _check_target(target, machine, devices)
         return compile_stages(
             model, loss, optimizer, how, chosen, machine if devices is None else devices, executor
         )
@@ -384,7 +406,7 @@ def _options(training: dict[str, Any]) -> TrainingOptions:
 
 
 def check_options(
-    target: str | Path | Machine = "wormhole_n150", optimizer: Any = None, loss: Any = None,
+    target: str | Path | Machine = DEFAULT_TARGET, optimizer: Any = None, loss: Any = None,
     executor: str | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Raise the errors of `compile` for options that are wrong for every module."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
-from stitch.argument_kinds import INDEX_OR_NAME, LIST, instance_of, takes
+from stitch.argument_kinds import CALLABLE, INDEX_OR_NAME, LIST, instance_of, takes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.planner import Plan
@@ -440,8 +440,15 @@ class RuntimeDevice(TensorAccess):
 
         Returns a function that ends this.
         """
-        self.history.on_plan.append(callback)
-        return partial(self.history.on_plan.remove, callback)
+        CALLABLE.check("Device.on_plan", "callback", callback)
+        callbacks = self.history.on_plan
+        callbacks.append(callback)
+
+        def end() -> None:
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+        return end
 
     def statistics(self) -> Statistics:
         """Return counts of expensive events since the device opened; see `Statistics`."""

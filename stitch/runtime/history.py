@@ -6,6 +6,7 @@ A period begins when the device is opened or `clear` is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from stitch.planner import Copy, Execute, Plan, Relocate
@@ -209,11 +210,21 @@ class History:
 
     def add(self, key: int, tally: Tally) -> None:
         """Register a tally, which counts its runs itself; `key` must be unique."""
-        for callback in self.on_plan:
-            callback(tally.plan)
+        self._give(tally.plan)
         self._plans[key] = tally
         if len(self._plans) > self._limit:
             self._fold()
+
+    def _give(self, plan: Plan) -> None:
+        """Give a plan to the callbacks, which may end themselves meanwhile."""
+        for callback in tuple(self.on_plan):
+            try:
+                callback(plan)
+            except Exception as error:
+                error.__dict__["stitch_callback"] = True
+                with suppress(Exception):
+                    error.add_note(f"in a callback of Device.on_plan: {callback!r}")
+                raise
 
     def _fold(self) -> None:
         """Sum the oldest plans that cannot run again; the others are alive in any case."""
@@ -227,8 +238,7 @@ class History:
     def count(self, event: Event) -> None:
         """Count a rare event; runs and reads are counted where they happen."""
         if isinstance(event, PlanStopped):
-            for callback in self.on_plan:
-                callback(event.plan)
+            self._give(event.plan)
             self._earlier += totals_of(event)
         elif isinstance(event, Written):
             key = (event.desc.text(), event.nbytes)

@@ -440,6 +440,12 @@ def _store(name: str, given: Any, into: Sequence[Array]) -> None:
             remedy="return one array per descriptor in returns= that writes= does not list",
         )
     for part, array in zip(parts, into, strict=True):
+        if part is None:
+            raise TaskError(
+                f"host function {name!r} returned None, not an array",
+                expected=f"{list(array.shape)} {array.dtype}",
+                remedy="return the array, or list a parameter that it writes in writes=",
+            )
         elements = np.asarray(part)
         if elements.shape != array.shape or elements.dtype != array.dtype:
             raise TaskError(

@@ -15,7 +15,7 @@ import numpy as np
 from stitch.api import check_options
 from stitch.api import compile as compile_module
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
-from stitch.errors import UsageError
+from stitch.errors import TaskError, UsageError
 from stitch.frontend import Explanation, explain, from_fx, graph_counts
 from stitch.model import CompiledModel
 from stitch.program import Array
@@ -142,6 +142,11 @@ class CapturedModel:
             if self._optimizer is not None and self._loss is None:
                 return AwaitedPrediction(self, batch, named)
             self._capture(batch, named)
+        if self.model.training is not None and self.model.training.is_over:
+            raise TaskError(
+                "this training is closed; the module has its weights",
+                remedy="compile the module again: module.compile(...) starts from them",
+            )
         return self.model(*map(_plain, batch), **{n: _plain(v) for n, v in named.items()})
 
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:

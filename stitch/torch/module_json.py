@@ -257,6 +257,14 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
         raise UsageError("an optimizer was given, but the model is not for training",
                          remedy="load(file)")  # fmt: skip
     names = [parameter.name for parameter in training.programs.parameters]
+    own = dict(module.named_parameters(remove_duplicate=False))
+    absent = [name for name in names if name not in own]
+    if absent:
+        raise UsageError(
+            f"the module has no parameter {absent[0]!r}: the file is of another module",
+            expected=", ".join(names[:8]), got=", ".join([*own][:8]),
+            remedy="load it with the module that was compiled, or one with the same parameters",
+        )  # fmt: skip
     theirs = TorchOptimizer(optimizer, parameter_names(module, names))
     saved, given = training.optimizer.config(), theirs.native.config()
     if _without_rates(saved) != _without_rates(given):

@@ -286,6 +286,9 @@ def test_options_that_do_not_go_with_stages_are_refused() -> None:
     assert "did you mean" in str(caught.value)
     with pytest.raises(UsageError, match="devices= only with parallel="):
         compiled(devices=2)
+    two = stitch.MachineSpecification.of(devices=2, machine="tiny")
+    with pytest.raises(UsageError, match="target= names another machine than devices="):
+        compiled(parallel={"stages": 2}, devices=two, target="host")
     with pytest.raises(UsageError, match="algorithm= only without parallel="):
         compiled(parallel={"stages": 2}, algorithm="greedy")
     with pytest.raises(UsageError, match="accumulation_steps is the number of micro-batches"):

@@ -15,7 +15,7 @@ from tests.support.stitched_models import integers, one, scaled
 
 FOLDER = str(Path(runtime.__file__).parent)
 #: Frames and files of a warm call; functions and files of the first one.
-WARM, COLD = (25, 10), (197, 18)
+WARM, COLD = (25, 10), (200, 18)
 
 
 def frames(work: Callable[[], object]) -> list[tuple[str, str]]:

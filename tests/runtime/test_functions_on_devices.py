@@ -306,7 +306,7 @@ def test_a_failed_object_cancels_its_readers() -> None:
         (lambda x: x[:1], r"wrong shape or type.*\n.*\[4, 64\] float32.*\n.*\[1, 64\]"),
         (lambda x: x.astype(np.float64), r"wrong shape or type.*\n.*\n.*float64"),
         (lambda x: (x, x), "wrong shape or type"),
-        (lambda x: None, "wrong shape or type"),
+        (lambda x: None, r"returned None.*\n.*\[4, 64\] float32"),
         (lambda x: "four", "wrong shape or type"),
     ),
 )

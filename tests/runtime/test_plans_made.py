@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.errors import UsageError
+from stitch.planner import Plan
 from stitch.program import Array, DataType, InputKind, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
 from tests.support.grids import every
@@ -15,6 +17,37 @@ from tests.support.stitched_models import binary_op, consuming, one, scaled, tin
 
 SHAPE = (8, 64)
 IN_L1 = ("input.x.space=l1", "output.y.space=l1")
+
+
+def test_callbacks_get_each_plan_and_may_end_themselves() -> None:
+    got: list[str] = []
+
+    def once(plan: Plan) -> None:
+        got.append("once")
+        end()
+        end()
+
+    def broken(plan: Plan) -> None:
+        raise ValueError("mine")
+
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        end = device.on_plan(once)
+        device.on_plan(lambda plan: got.append("always"))
+        with pytest.raises(UsageError, match=r"Device.on_plan takes a function"):
+            device.on_plan(3)  # type: ignore[arg-type]
+        x = np.ones((4, 64), np.float32)
+        one(program(x)).numpy()
+        assert got == ["once", "always"]
+        end_broken = device.on_plan(broken)
+        y = one(program(one(program(x))))
+        with pytest.raises(ValueError, match="mine") as caught:
+            y.numpy()
+        assert "Device.on_plan" in caught.value.__notes__[0]
+        end_broken()
+        # The batch is queued still.
+        assert y.numpy()[0, 0] == 7
+        assert got == ["once", "always", "always", "always"]
 
 
 #: The same graph again and again, on inputs that lie elsewhere each time.

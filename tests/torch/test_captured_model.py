@@ -221,6 +221,10 @@ def test_another_optimizer_than_that_of_the_json_is_refused() -> None:
         beside = kind(other.parameters(), lr=0.01, **options)
         with pytest.raises(UsageError, match="trained by another optimizer"):
             stitch.torch.load(io.StringIO(net.as_json()), other, beside)
+    stranger = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    beside = torch.optim.Adam(stranger.parameters(), lr=0.01)
+    with pytest.raises(UsageError, match=r"has no parameter 'first\.weight'"):
+        stitch.torch.load(io.StringIO(net.as_json()), stranger, beside)
 
 
 @pytest.mark.parametrize(

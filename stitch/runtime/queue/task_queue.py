@@ -271,6 +271,9 @@ class TaskQueue:
         try:
             binding = device.maker.binding(window, kept, at_most)
         except Exception as error:
+            if "stitch_callback" in error.__dict__:
+                # Of `Device.on_plan`: the batch returns to the queue.
+                raise
             # On any error, out of memory included: only the tasks that cause it fail.
             self._begin(window)
             self._run_one_by_one(window, kept, error)
