@@ -227,10 +227,11 @@ def test_importing_stitch_and_computing_with_numpy_loads_neither_package() -> No
 def test_a_binding_runs_through_public_methods_alone() -> None:
     prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
     (call,) = prepared.calls.values()
-    session, converted = call.session.session, call.session.model
+    held = call.bind.args[-1]
+    session = held.session
     binding = session.io_binding()
     x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
-    binding.bind_cpu_input(f"v{converted.inputs[0]}", x)
-    binding.bind_output(f"v{converted.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    binding.bind_cpu_input(f"v{held.model.inputs[0]}", x)
+    binding.bind_output(f"v{held.model.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
     bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()
     np.testing.assert_array_equal(y, x @ integers((64, 32), 5))

@@ -12,7 +12,7 @@ import pytest
 import stitch
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.documents.pipeline_form import pipeline_from_text
-from stitch.errors import FormatError
+from stitch.errors import UsageError
 from stitch.mesh import MachineSpecification, Mesh, open_mesh
 from stitch.mesh.local_carrier import LocalCarrier
 from stitch.mesh.server import DeviceServer
@@ -82,7 +82,7 @@ def test_from_yaml_opens_a_mesh_or_takes_one(modules: Path) -> None:
     assert (result.device, own.device.in_flight) == ("device1", 2)
     np.testing.assert_array_equal(result.numpy(), wanted)
     own.device.close()
-    with open_mesh(1, machine="tiny") as mesh, pytest.raises(FormatError) as caught:
+    with open_mesh(1, machine="tiny") as mesh, pytest.raises(UsageError) as caught:
         stitch.Pipeline.from_yaml(file, device=mesh)
     assert "no device 'device1'" in str(caught.value) and "p.yaml:2" in str(caught.value)
 
