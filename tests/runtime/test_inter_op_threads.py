@@ -31,6 +31,7 @@ from stitch.runtime.executors import (
     Workspace,
 )
 from stitch.runtime.executors.host import NumpyExecutor
+from tests.support.handle_world import fate
 from tests.support.short_threads import shorten
 from tests.support.stitched_models import consuming, integers, one, scaled
 
@@ -404,7 +405,7 @@ def test_an_interrupt_waits_for_the_other_thread(
             device.wait()
         assert ended == [1]
         executor.at_end = None
-        lost = [t for t in (y, z) if "interrupted" in (t._record.by or "")]
+        lost = [t for t in (y, z) if "interrupted" in fate(t)]
         assert len(lost) == 1
         y, z = one(loaded(*arrays[:2])), one(loaded(*arrays[2:4]))
         np.testing.assert_array_equal(y.numpy(), arrays[0] @ arrays[1])
