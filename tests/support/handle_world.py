@@ -237,7 +237,7 @@ class World:
             self.passes += 1
             made = stitch.submit(self.device, program, 0, [x])
             if isinstance(x, stitch.Tensor) and not x.retain:
-                must_fail(x.numpy, "freed|failed")
+                must_fail(x.numpy, "freed|failed|cancelled")
             self.held = [h for h in self.held if h.tensor.is_allocated]
             self.hold_all(made, results)
 
@@ -304,7 +304,7 @@ class World:
         if held is not None and not self.is_shared(held):
             self.held.remove(held)
             held.tensor.deallocate()
-            must_fail(held.tensor.numpy, "freed|failed")
+            must_fail(held.tensor.numpy, "freed|failed|cancelled")
 
     def retain(self, number: int) -> None:
         held = self.pick(number)
