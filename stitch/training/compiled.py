@@ -117,10 +117,17 @@ class CompiledTraining:
             owns_device: Whether closing the instance closes the device.
 
         Raises:
-            UsageError: Initial values are missing.
+            UsageError: Initial values are missing, or a torch module was trained since.
             IncompatibleError: The device has another machine.
             OutOfMemoryError: The tensors do not fit.
         """
+        if self.watchers and self._started and weights is None:
+            raise UsageError(
+                "the torch module has the weights of the training before: starting again would set "
+                "it back to those that it was compiled with",
+                remedy="start(weights=...) with what instance.state_dict() gave before it was "
+                "closed, or compile the module again",
+            )
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         slots = self.programs.forward.inputs
         required = [s.name for s in slots if s.kind in KEPT_KINDS]

@@ -215,6 +215,8 @@ def test_after_the_end_the_module_has_what_was_trained(target: str, end: str) ->
         model.instance.close()
         with pytest.raises(TaskError, match="the module has its weights"):
             model(torch.randn(12, 6))
+        with pytest.raises(UsageError, match="would set it back"):
+            model.model.start()
         for name, tensor in twins.net.named_parameters():
             for one in (twins.net, model):
                 np.testing.assert_array_equal(one.get_tensor(name), tensor.detach())
