@@ -29,7 +29,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "embedding": ({"stages": 4, "micro_batches": 2, "schedule": "interleaved", "chunks": 2}, {}),
 }
 KILLS = FAULTS[:3]
-QUICK_TRAININGS, TRAININGS = 2, 500
+QUICK_TRAININGS, TRAININGS = 2, 600
 
 
 @dataclass(frozen=True, slots=True)
