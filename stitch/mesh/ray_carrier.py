@@ -63,7 +63,7 @@ CONNECT_SECONDS: Final = 5.0
 OpenServer: TypeAlias = Callable[..., DeviceServer]
 #: How long a wait lasts until the cluster is asked whether it is there.
 ALIVE_SECONDS: Final = 5.0
-#: Errors of a store that is full, and of a disk that has no room for what it would move there.
+#: Errors of a full store, and of a full disk, to which it would move values.
 _FULL: Final = (ObjectStoreFullError, OutOfDiskError)
 _SHARED_MEMORY = Path("/dev/shm")
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"

@@ -218,6 +218,11 @@ def specification_of(
         return what
     if isinstance(what, str) and what.strip().lstrip("+-").isdecimal():
         what = int(what)
+    if isinstance(what, str) and not Path(what).exists() and not Path(what).suffix:
+        raise UsageError(
+            f"there is no machine specification {what!r}", expected="a YAML file, or a number",
+            remedy=f"two devices of one machine: devices=2, machine={what!r}",
+        )  # fmt: skip
     if isinstance(what, str | PathLike):
         return MachineSpecification.from_yaml(what)
     return MachineSpecification.of(what, machine)

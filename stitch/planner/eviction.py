@@ -456,7 +456,7 @@ def _evict_one(
                     return buffer.number
     if not demand.evicts:
         # Every caller that allows no evictions discards the error.
-        raise OutOfMemoryError(f"{demand.space.value} has no room without evictions")
+        raise OutOfMemoryError(f"{demand.space.value} has no free range without evictions")
     try:
         raise refused or out_of_memory(state, demand, certificate or certificate_of(problem))
     finally:

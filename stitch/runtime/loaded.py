@@ -29,14 +29,12 @@ from stitch.runtime.executors import (
     least_microseconds,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status
+from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort
 from stitch.tasks import Transformation, transformation_of
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
 
-# Module-level alias: an enum attribute lookup costs 40 ns.
-READY = Status.READY
 #: Queued finalizer notes that a call tolerates before it drains them.
 MANY_NOTES = 256
 

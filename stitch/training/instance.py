@@ -507,6 +507,12 @@ def micro_batches_of(batches: Sequence[Any], count: int) -> list[tuple[Any, Any]
 
     Raises `UsageError` if there is another number of them, or one is no pair.
     """
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UsageError(
+                "a step takes a list of micro-batches, each a pair of inputs and target",
+                got=" ".join(repr(batch).split())[:60], remedy="step([(inputs, target)])",
+            )  # fmt: skip
     if len(batches) != count:
         raise UsageError(
             "a step takes as many micro-batches as the training accumulates",
@@ -514,9 +520,6 @@ def micro_batches_of(batches: Sequence[Any], count: int) -> list[tuple[Any, Any]
             remedy=f"compile with accumulation_steps={len(batches)}, in stages with "
             f"parallel={{'micro_batches': {len(batches)}}}" if batches else None,
         )  # fmt: skip
-    for batch in batches:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise UsageError("a micro-batch is a pair of inputs and target", got=repr(batch)[:100])
     return [(inputs, target) for inputs, target in batches]
 
 

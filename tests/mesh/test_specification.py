@@ -215,3 +215,8 @@ def test_a_damaged_file_is_read_or_refused_with_lines(seed: int, tmp_path: Path)
             for link in found.links:
                 assert 0 <= link.seconds(0) <= link.seconds(1 << 40) < math.inf
     assert refused > 30
+
+
+def test_the_name_of_a_machine_is_no_specification() -> None:
+    with pytest.raises(UsageError, match=r"devices=2, machine='wormhole_n150'"):
+        specification_of("wormhole_n150")

@@ -101,4 +101,6 @@ def test_a_step_needs_as_many_micro_batches_as_the_training_accumulates() -> Non
         with pytest.raises(UsageError, match="as many micro-batches") as caught:
             instance.step([(x, y)])
         assert "accumulation_steps=1" in str(caught.value)
+        with pytest.raises(UsageError, match="a list of micro-batches, each a pair"):
+            instance.step((x, y))  # type: ignore[arg-type]
         assert len(instance.step([(x, y), ((x,), y)])) == 2

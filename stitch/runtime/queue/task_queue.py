@@ -54,15 +54,13 @@ class BatchSplitter:
         self._cuts: dict[TaskSequence, tuple[Cut, ...]] = {}
 
     def cuts(self, window: TaskBatch, kept: Sequence[bool]) -> tuple[Cut, ...]:
-        """Return the pieces of a batch, or () to run it as a whole.
+        """Return the pieces of a batch of at least `SHORTEST` tasks, or () to run it as a whole.
 
         Args:
             window: The batch.
             kept: For each value of the batch, whether it is still referenced afterwards.
         """
         graph = window.graph
-        if graph.length < SHORTEST:
-            return ()
         cuts = self._cuts.get(graph)
         if cuts is None:
             cuts = cuts_of(graph, window.nothing)
