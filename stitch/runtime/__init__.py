@@ -1,10 +1,10 @@
 """The runtime: devices with their queue and executors, and tensor handles.
 
 It has layers, each of which depends only on lower ones: executors/ compute; values/ record memory
-contents; backends/ allocate, copy and execute plans; recording/ caches executable plans; queue/
+contents; backends/ allocate, copy and execute plans; execution/ caches executable plans; queue/
 collects pending tasks. Above these are tensors, loaded programs, host functions (functions/), the
 device, and graphs/ for calls of many tasks at once and for state between such calls. Lower layers
-name the device in annotations only. Events, hooks and history are available from recording/ on.
+name the device in annotations only. Events, hooks and history are available from execution/ on.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice

@@ -24,6 +24,7 @@ from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.arguments import check_donations
 from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
+from stitch.runtime.execution import BatchPlanner, PlanCache
 from stitch.runtime.executors import Executor, Prices, PriceTable, is_own, make_executor
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
@@ -32,7 +33,6 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
-from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
@@ -115,8 +115,8 @@ class RuntimeDevice(TensorAccess):
         self.history = History(self.backend.write_counts)
         self.events = EventStream(self.history.count, self.look_again)
         self.hooks = Hooks(self.look_again)
-        self.recordings = Recordings(records)
-        self.maker = RecordingMaker(self)
+        self.plan_cache = PlanCache(records)
+        self.maker = BatchPlanner(self)
         self.host_agents = HostAgents(self)
         self.copies_forbidden = 0
         #: Bits of the active observers (`TIMES`, `Hooks.bits`): a plan is compiled once per
@@ -193,7 +193,7 @@ class RuntimeDevice(TensorAccess):
 
     def _let_go(self) -> None:
         self.look_again()
-        self.recordings.clear()
+        self.plan_cache.clear()
         self.view_programs.clear()
         self.constant_cache.clear()
         self.kept.clear()
@@ -308,7 +308,7 @@ class RuntimeDevice(TensorAccess):
         self.deaths.await_end(loaded, partial(self._unload, reader, loaded.constants))
 
     def _unload(self, reader: Reader, constants: Sequence[ConstantRecord]) -> None:
-        self.recordings.forget(reader.key)
+        self.plan_cache.forget(reader.key)
         dispose(self.records, constants, reader)
 
     # -- queueing ----------------------------------------------------------------------------------
@@ -452,10 +452,10 @@ class RuntimeDevice(TensorAccess):
 
     def statistics(self) -> Statistics:
         """Return counts of expensive events since the device opened; see `Statistics`."""
-        made = self.recordings
+        made = self.plan_cache
         return Statistics(
             made.plans_made, made.made, made.bindings_made, self.history.replays,
-            self.code_written, self.tasks.windows_run, self.records.revocations,
+            self.code_written, self.tasks.batches_run, self.records.revocations,
         )  # fmt: skip
 
     def account(self) -> Account:
@@ -465,7 +465,7 @@ class RuntimeDevice(TensorAccess):
 
     def make_room(self) -> None:
         """Drop the cached plans and release the memory that only they used."""
-        self.recordings.clear()
+        self.plan_cache.clear()
         gc.collect()
         buffers = self.records.all_buffers().values()
         self.host_memory.release_buffer([buffer for buffer in buffers if not buffer.is_spare])

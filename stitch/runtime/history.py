@@ -170,18 +170,18 @@ class Account:
 class Statistics:
     """Counts since the device opened.
 
-    In the steady state only `replays` grows, and `windows` for work that uses the queue (pipelines
-    and settled trainings do not). `recordings_made`: plans kept for replay; `bindings_made`:
-    bindings of these to addresses. `replays`: completed runs of cached plans. `windows`: runs of
+    In the steady state only `replays` grows, and `batches` for work that uses the queue (pipelines
+    and settled trainings do not). `executables_made`: plans kept for replay; `bindings_made`:
+    bindings of these to addresses. `replays`: completed runs of cached plans. `batches`: runs of
     the queue. `revocations`: output slots whose memory was taken for something else.
     """
 
     plans_made: int
-    recordings_made: int
+    executables_made: int
     bindings_made: int
     replays: int
     code_written: int
-    windows: int
+    batches: int
     revocations: int
 
 

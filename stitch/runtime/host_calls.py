@@ -290,7 +290,7 @@ class HostAgents:
 
     def _forget(self, function: int, agent: HostAgent) -> None:
         """Drop the executables of a collected function."""
-        self._device.recordings.forget(agent.transformation.key)
+        self._device.plan_cache.forget(agent.transformation.key)
         self._known.pop(function, None)
 
     def _value(self, name: str, port: InputPort, argument: Any) -> ValueRecord:

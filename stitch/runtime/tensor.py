@@ -129,7 +129,7 @@ class Tensor(Handle):
     @retain.setter
     def retain(self, value: bool) -> None:
         self._record.retain = bool(value)
-        self._record.lease = None
+        self._record.slots = None
 
     def __getattr__(self, name: str) -> Any:
         """Raise `AttributeError` with a hint for attributes of NumPy arrays and torch tensors."""

@@ -34,12 +34,12 @@ from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
+from stitch.runtime.execution import Binding
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
-from stitch.runtime.recording import Binding
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Records, Status, ValueRecord, as_array
 from stitch.runtime.views import queued_view, view_offset
@@ -581,7 +581,7 @@ class TensorAccess:
         self.tasks.queued.reads_exposed = True
         for sharer in value.instances[0].buffer.users:
             sharer.is_exposed = True
-            sharer.lease = None
+            sharer.slots = None
             self.constant_cache.forget(sharer)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:

@@ -81,5 +81,5 @@ def test_generated_tokens_are_those_of_eager_torch(
     assert torch.equal(model.generate(**inputs, **how), wanted)
     assert wanted.shape[1] >= STEPS
     after = device.statistics()
-    runs = after.windows + after.replays - before.windows - before.replays
+    runs = after.batches + after.replays - before.batches - before.replays
     assert runs >= STEPS

@@ -48,7 +48,7 @@ def test_a_state_that_is_overwritten_again_and_again_needs_one_plan() -> None:
             settled.plans_made, settled.bindings_made,
         )  # fmt: skip
         # One for arrays, one for states, wherever they lie.
-        assert after.plans_made == after.recordings_made == 2
+        assert after.plans_made == after.executables_made == 2
 
 
 #: Placement options of a program whose result is fed back, and whether it takes its input over.
@@ -88,8 +88,8 @@ def test_feeding_back_settles(way: str, count: int, window: int) -> None:
             expected = factor ** np.float32(120 * count)
         np.testing.assert_array_equal(state.numpy(), np.full(SHAPE, expected))
         after = device.statistics()
-        assert (after.plans_made, after.recordings_made, after.bindings_made) == (
-            settled.plans_made, settled.recordings_made, settled.bindings_made,
+        assert (after.plans_made, after.executables_made, after.bindings_made) == (
+            settled.plans_made, settled.executables_made, settled.bindings_made,
         )  # fmt: skip
         assert after.code_written == settled.code_written
 

@@ -451,7 +451,7 @@ def test_bad_calls_say_what_is_wrong() -> None:
         with pytest.raises(TaskError, match="is donated, but views share it"):
             device.call(increment, mine)
         del view
-        assert device.statistics().windows == 3
+        assert device.statistics().batches == 3
     with pytest.raises(TaskError, match="closed"):
         device.call(double, X)
 

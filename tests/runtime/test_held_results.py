@@ -50,7 +50,7 @@ def settled(device: stitch.Device, run: Callable[[int], object], first: int, the
     for number in range(first, first + then):
         run(number)
     after = device.statistics()
-    for what in ("plans_made", "recordings_made", "code_written", "revocations"):
+    for what in ("plans_made", "executables_made", "code_written", "revocations"):
         assert getattr(after, what) == getattr(before, what), what
 
 

@@ -312,8 +312,8 @@ def test_where_there_is_no_memory_for_several_places_one_takes_what_is_left() ->
     with stitch.open_device("host", max_memory=limit) as device:
         pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, x.shape, target="host"))])
         held = [one(pipeline(x)) for _ in range(4)]
-        made, left = device.statistics().recordings_made, limit
-        while device.statistics().recordings_made == made:
+        made, left = device.statistics().executables_made, limit
+        while device.statistics().executables_made == made:
             left = limit - BUDGET.taken_nbytes
             try:
                 held.append(one(pipeline(x)))

@@ -97,7 +97,7 @@ def test_nothing_is_made_or_written_anew_while_observers_come_and_go(name: str) 
         before = device.statistics()
         round_trip()
         after = device.statistics()
-    for what in ("plans_made", "recordings_made", "bindings_made", "code_written"):
+    for what in ("plans_made", "executables_made", "bindings_made", "code_written"):
         assert getattr(after, what) == getattr(before, what), what
 
 

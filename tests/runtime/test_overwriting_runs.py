@@ -16,8 +16,8 @@ import pytest
 
 import stitch
 from stitch.program import Array
-from stitch.runtime.recording import overwriting
-from stitch.runtime.recording.overwriting import OverwritingRun
+from stitch.runtime.execution import overwriting
+from stitch.runtime.execution.overwriting import OverwritingRun
 from stitch.training import TrainingInstance
 from tests.support.stitched_models import consuming, integers, one
 from tests.support.training.models import batches, compiled
@@ -187,7 +187,7 @@ def test_weights_are_as_before_where_a_step_cannot_be_planned(
     steps.passes()
     steps.instance.device.flush()
     device: Any = steps.instance.device
-    device.recordings.clear()
+    device.plan_cache.clear()
 
     def fail(*arguments: object) -> None:
         raise error("planted")

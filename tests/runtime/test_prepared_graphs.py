@@ -143,7 +143,7 @@ def test_inputs_may_be_read_in_any_order(machine: str, kind: str) -> None:
             less, more = several(prepared(*entered))
             np.testing.assert_array_equal(less.numpy(), given[1] - given[0])
             np.testing.assert_array_equal(more.numpy(), given[2] * 2)
-            windows.append(device.statistics().windows)
+            windows.append(device.statistics().batches)
             del less, more
     assert kind != "arrays" or windows[-1] == windows[-2], "it runs past the queue"
 

@@ -34,7 +34,7 @@ def row(device: stitch.Device) -> stitch.LoadedProgram:
 
 
 def windows(device: stitch.Device) -> int:
-    return device.statistics().windows
+    return device.statistics().batches
 
 
 def expected(x: Array) -> Array:
@@ -69,7 +69,7 @@ def test_views_of_any_rows_are_runs_of_one_recording(device: stitch.Device) -> N
             settled = device.statistics()
     now = device.statistics()
     assert (now.plans_made, now.bindings_made) == (settled.plans_made, settled.bindings_made)
-    assert now.windows == 8
+    assert now.batches == 8
 
 
 def test_a_view_that_was_queued_has_bytes_of_its_own() -> None:

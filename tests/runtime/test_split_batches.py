@@ -63,7 +63,7 @@ def test_in_the_steady_state_pieces_are_neither_planned_nor_bound_nor_written(ma
             result = chain(program, given, 400)
             np.testing.assert_array_equal(result.numpy(), expected(integers(), 400))
             now = device.statistics()
-            assert now.windows == turn
+            assert now.batches == turn
             counts.append((now.plans_made, now.bindings_made, now.code_written))
         assert counts[-1] == counts[-2] == counts[-3]
 

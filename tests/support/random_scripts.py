@@ -179,7 +179,7 @@ def check_statistics(seen: list[Any]) -> None:
     for before, after in pairwise(seen):
         for name in before.__slots__:
             assert getattr(before, name) <= getattr(after, name), f"{name} fell: {before} {after}"
-    assert seen[-1].recordings_made <= seen[-1].bindings_made, seen[-1]
+    assert seen[-1].executables_made <= seen[-1].bindings_made, seen[-1]
 
 
 def check_account(device: stitch.Device) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from stitch.errors import TaskError, UsageError
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.execution import tell_run
 from stitch.runtime.graphs.pipeline import PreparedGraph
 from stitch.runtime.graphs.replay import Replay, commit
-from stitch.runtime.recording import tell_run
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import InputPort, Status, ValueRecord
 from stitch.tasks import TaskTable

@@ -20,10 +20,10 @@ from stitch.on_demand import late_import
 from stitch.program import FreeNames
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.execution import Binding, tell_run
 from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.graphs.replay import Recorded, Replay, ReplayCache, only_of_slots
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.recording import Binding, tell_run
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import Status, ValueRecord
 from stitch.tasks import Future, HasProgram, TaskGraph, TaskTable
@@ -105,7 +105,7 @@ class PreparedGraph:
         if not dropped or self._ended or (len(dropped) > 1 and not only_of_slots(dropped)):
             return None
         value = dropped[0]
-        slots = value.lease
+        slots = value.slots
         again: Replay | None = None if slots is None else slots.again
         if (
             again is None
@@ -269,9 +269,9 @@ class PreparedGraph:
                 made.extend([value.number for value in results])
 
         binding = self.device.run_queue(fill_and_note, at_most)
-        if binding is None or binding.lease is None or self.calls_host or not made:
+        if binding is None or binding.slots is None or self.calls_host or not made:
             return binding
-        executable, carried = binding.recording, binding.recording.effects.carried
+        executable, carried = binding.executable, binding.executable.effects.carried
         lying = {n: at for at, n in enumerate([*executable.own, *[c.result for c in carried]])}
         outputs = {n: self.graph.made[v] for n, v in zip(made, self._results, strict=True)}
         order = range(len(made)) if self._order is None else self._order

@@ -20,9 +20,7 @@ from stitch.budget import LARGE_NBYTES
 from stitch.memory import LENT_ADDRESSES
 from stitch.program import Array
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.graphs.placed_graph import MadeValue
-from stitch.runtime.queue import invalidate_stale_copies
-from stitch.runtime.recording import (
+from stitch.runtime.execution import (
     COMPLETE,
     UNTOUCHED,
     Binding,
@@ -34,6 +32,8 @@ from stitch.runtime.recording import (
     tell_run,
     tell_stopped,
 )
+from stitch.runtime.graphs.placed_graph import MadeValue
+from stitch.runtime.queue import invalidate_stale_copies
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import (
     InputPort,
@@ -86,9 +86,9 @@ class Replay:
     def __init__(
         self, cache: ReplayCache, recorded: Recorded, binding: Binding, entries: Entries
     ) -> None:
-        assert binding.lease is not None, "known executables have output slots"
+        assert binding.slots is not None, "known executables have output slots"
         self.cache, self.recorded, self.device = cache, recorded, cache.device
-        self.binding, self.slots, self.entries = binding, binding.lease, entries
+        self.binding, self.slots, self.entries = binding, binding.slots, entries
         self.generation = cache.device.records.generation
         #: Runs on arrays; once it `is_written`, the generated code, which checks their types.
         self.code: Callable[[Sequence[Any]], Ran] = partial(perform, cache.device, binding)
@@ -237,7 +237,7 @@ class Replay:
             return False
         device, binding = self.device, self.binding
         records, own, now = device.records, self.values(), device.tasks.queued.number
-        progress = binding.bound.progress if binding.recording.overwrites else [0, UNTOUCHED]
+        progress = binding.bound.progress if binding.executable.overwrites else [0, UNTOUCHED]
         finish = partial(self._finish, own, carried, now, partial(store, list(map(handle_on, own))))
         end = partial(self._end, progress, finish if rolls_forward else None)
         # Atomic: no call in between.
@@ -384,7 +384,7 @@ class ReplayCache:
 
         Not if it changes more than its results, or one tensor was passed twice.
         """
-        if binding.lease is None or len(set(recorded.numbers)) < len(recorded.numbers):
+        if binding.slots is None or len(set(recorded.numbers)) < len(recorded.numbers):
             return
         self._replays.clear()
         _put(self._recorded, signature, recorded)
@@ -475,6 +475,6 @@ def only_of_slots(dropped: Sequence[ValueRecord]) -> bool:
         return False
     # No iterator: finalizers may append at any time.
     for position in range(count):  # noqa: SIM110 (each step of a generator costs a call)
-        if dropped[position].lease is None:
+        if dropped[position].slots is None:
             return False
     return True

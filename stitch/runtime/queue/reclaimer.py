@@ -54,7 +54,7 @@ class ConstantCache:
         for value in inputs:
             if value.version == 0:
                 value.version = _next_version()
-                value.lease = None
+                value.slots = None
         return (agent.content_hash, *(value.version for value in inputs))
 
     def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
@@ -76,7 +76,7 @@ class ConstantCache:
         for value in results:
             if value.version == 0:
                 value.version = _next_version()
-                value.lease = None
+                value.slots = None
         for value in (*inputs, *results):
             self._by_version.setdefault(value.version, set()).add(key)
 
@@ -238,10 +238,10 @@ class Reclaimer:
             # Remove the entry after processing it: processing twice is harmless, losing it leaks
             # memory.
             value = dropped[0]
-            if value.handles == 1 and value.window < now and value.status is READY:
-                lease = value.lease
+            if value.handles == 1 and value.batch < now and value.status is READY:
+                slots = value.slots
                 records.is_consistent = False
-                is_back = lease is not None and lease.release_value(value)
+                is_back = slots is not None and slots.release_value(value)
                 records.is_consistent = True
                 if not is_back:
                     self.free(value, "its last handle was dropped")
@@ -270,9 +270,9 @@ class Reclaimer:
             if not buffer.pins:
                 if not buffer.users:
                     records.unused(buffer)
-                elif buffer.lease is not None and len(buffer.users) == 1:
+                elif buffer.slots is not None and len(buffer.users) == 1:
                     with self._lock:
-                        buffer.lease.readmit(buffer.users[0])
+                        buffer.slots.readmit(buffer.users[0])
             records.is_consistent = True
 
     def free(self, value: ValueRecord, by: str) -> None:

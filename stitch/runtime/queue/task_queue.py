@@ -14,9 +14,7 @@ from stitch.errors import StitchError, TaskError
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends import Agent
-from stitch.runtime.locks import Lock
-from stitch.runtime.queue.reclaimer import invalidate_stale_copies
-from stitch.runtime.recording import (
+from stitch.runtime.execution import (
     Binding,
     TaskBatch,
     run_binding,
@@ -24,6 +22,8 @@ from stitch.runtime.recording import (
     tell_run,
     undo_donation,
 )
+from stitch.runtime.locks import Lock
+from stitch.runtime.queue.reclaimer import invalidate_stale_copies
 from stitch.runtime.values import Records, Status, ValueRecord
 from stitch.tasks import (
     SHORTEST,
@@ -53,27 +53,27 @@ class BatchSplitter:
         self._records, self._machine = records, machine
         self._cuts: dict[TaskSequence, tuple[Cut, ...]] = {}
 
-    def cuts(self, window: TaskBatch, kept: Sequence[bool]) -> tuple[Cut, ...]:
+    def cuts(self, batch: TaskBatch, kept: Sequence[bool]) -> tuple[Cut, ...]:
         """Return the pieces of a batch of at least `SHORTEST` tasks, or () to run it as a whole.
 
         Args:
-            window: The batch.
+            batch: The batch.
             kept: For each value of the batch, whether it is still referenced afterwards.
         """
-        graph = window.graph
+        graph = batch.graph
         cuts = self._cuts.get(graph)
         if cuts is None:
-            cuts = cuts_of(graph, window.nothing)
-            if cuts and not self._has_room(window, kept):
+            cuts = cuts_of(graph, batch.nothing)
+            if cuts and not self._has_room(batch, kept):
                 cuts = ()
             self._cuts[graph] = cuts
             while len(self._cuts) > MAX_STRETCHES:
                 del self._cuts[next(iter(self._cuts))]
         return cuts
 
-    def _has_room(self, window: TaskBatch, kept: Sequence[bool]) -> bool:
+    def _has_room(self, batch: TaskBatch, kept: Sequence[bool]) -> bool:
         """Return whether the peak memory of a batch fits easily in free memory."""
-        for space, nbytes in _most_at_once(window.graph, kept, self._machine).items():
+        for space, nbytes in _most_at_once(batch.graph, kept, self._machine).items():
             allocator = self._records.allocators[space]
             if nbytes > allocator.free_nbytes * PART_OF_FREE:
                 return False
@@ -130,7 +130,7 @@ class TaskQueue:
         self.running: TaskBatch | None = None
         #: Whether nothing is queued or running; calls check this flag.
         self.is_idle = True
-        self.windows_run = 0
+        self.batches_run = 0
         self._cutting = BatchSplitter(records, device.machine.shape)
 
     # -- queueing; `lock` is held ------------------------------------------------------------------
@@ -172,13 +172,13 @@ class TaskQueue:
 
     def awaits(self, value: ValueRecord) -> bool:
         """Return whether a task that is queued or running computes or reads a value."""
-        return value.window >= (self.running or self.queued).number
+        return value.batch >= (self.running or self.queued).number
 
     def give_up(self, value: ValueRecord, by: str) -> bool:
         """Mark a value for release after the batch that uses it; False if none does."""
         running = self.running
-        if value.window != self.queued.number:
-            if running is None or value.window != running.number:
+        if value.batch != self.queued.number:
+            if running is None or value.batch != running.number:
                 return False
             running.given_up.append(value)
         value.consumed = True
@@ -210,32 +210,32 @@ class TaskQueue:
         with self.lock:
             if fill is not None:
                 fill()
-            window = self.queued
-            if not window.agents:
+            batch = self.queued
+            if not batch.agents:
                 # A call that raised has cleared the flag.
                 self.is_idle = self.running is None
                 return None
             flags = []
-            for value in window.values:
+            for value in batch.values:
                 flags.append(value.handles > 0 and not value.consumed)  # noqa: PERF401 (a call less)
             kept = tuple(flags)
-            following = TaskBatch(device, window.end, window.nothing)
+            following = TaskBatch(device, batch.end, batch.nothing)
             # From here on, calls enqueue into the next batch and may donate what this one reads.
             # Atomic under the GIL: no call in between.
-            self.running = window
+            self.running = batch
             self.queued = following
         try:
             # With `fill`, the caller needs one plan, to replay it without the queue.
             is_one = fill is not None or device.inter_op_threads > 1
-            is_short = is_one or len(window.agents) < SHORTEST
-            cuts = () if is_short else self._cutting.cuts(window, kept)
+            is_short = is_one or len(batch.agents) < SHORTEST
+            cuts = () if is_short else self._cutting.cuts(batch, kept)
             binding = None
             if cuts:
-                self._run_in_pieces(window, kept, cuts)
+                self._run_in_pieces(batch, kept, cuts)
             else:
-                binding = self._run_batch(window, kept, at_most)
+                binding = self._run_batch(batch, kept, at_most)
             # If it was not planned, it returns to the queue.
-            window.is_done = window.is_planned
+            batch.is_done = batch.is_planned
             return binding
         finally:
             if self.running is not None:
@@ -243,12 +243,12 @@ class TaskQueue:
                 self.end_run()
 
     def _run_batch(
-        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
+        self, batch: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
         """Run a batch that has left the queue.
 
         Args:
-            window: The batch.
+            batch: The batch.
             kept: Which of its values were referenced when it left the queue.
             at_most: See `run`.
 
@@ -256,60 +256,60 @@ class TaskQueue:
             What ran, or None if it did not run as one plan.
         """
         device = self._device
-        for _, value in window.sources if window.reads_exposed else ():
+        for _, value in batch.sources if batch.reads_exposed else ():
             # The bytes may have been written from outside since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
                 invalidate_stale_copies(device.records, device.backend, value)
-        if window.reads_failed and _reads_what_failed(window):
-            self._begin(window)
+        if batch.reads_failed and _reads_what_failed(batch):
+            self._begin(batch)
             # Tasks of the next batch may read outputs that are not computed.
             self.queued.reads_failed = True
-            self._run_one_by_one(window, kept)
+            self._run_one_by_one(batch, kept)
             return None
         try:
-            binding = device.maker.binding(window, kept, at_most)
+            binding = device.maker.binding(batch, kept, at_most)
         except Exception as error:
             if "stitch_callback" in error.__dict__:
                 # Of `Device.on_plan`: the batch returns to the queue.
                 raise
             # On any error, out of memory included: only the tasks that cause it fail.
-            self._begin(window)
-            self._run_one_by_one(window, kept, error)
+            self._begin(batch)
+            self._run_one_by_one(batch, kept, error)
             return None
         if binding is None:
             return None
-        self._begin(window)
+        self._begin(batch)
         try:
-            ran = run_binding(device, binding, window)
+            ran = run_binding(device, binding, batch)
             if ran is not True:
                 tell_run(device, binding, ran)
         except Exception as error:
             left = error.__dict__.pop("stitch_tasks_left", ())
             if left:
                 # They do not depend on the one that failed. Outputs of those that fail say so.
-                self._run_each(window, kept, left)
+                self._run_each(batch, kept, left)
             raise
         return binding
 
-    def has_run(self, window: TaskBatch) -> None:
+    def has_run(self, batch: TaskBatch) -> None:
         """End the running batch, whose results are in the records; the lock is held."""
-        if self.running is not window:
+        if self.running is not batch:
             return
         # Listeners may read its outputs.
-        window.is_done = True
-        if window.given_up or window.cached:
-            self._end(window, self.queued)
+        batch.is_done = True
+        if batch.given_up or batch.cached:
+            self._end(batch, self.queued)
         else:
             self.running = None
             self.is_idle = not self.queued.agents
 
-    def _run_in_pieces(self, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut]) -> None:
+    def _run_in_pieces(self, batch: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut]) -> None:
         """Run the pieces of a batch; raises the first error after the last piece."""
         first: Exception | None = None
         try:
             for cut in cuts:
-                piece, wanted = window.piece(cut, kept)
-                piece.reads_failed = window.reads_failed or first is not None
+                piece, wanted = batch.piece(cut, kept)
+                piece.reads_failed = batch.reads_failed or first is not None
                 try:
                     self._run_batch(piece, wanted)
                 except Exception as problem:
@@ -317,12 +317,12 @@ class TaskQueue:
                         first = problem
         except BaseException as problem:
             # Interrupted: cancel the rest, unless the whole batch returns to the queue.
-            if window.is_planned:
-                _cancel(window, problem)
-                self._drop_dead(window, kept)
+            if batch.is_planned:
+                _cancel(batch, problem)
+                self._drop_dead(batch, kept)
             raise
         if first is not None:
-            self._drop_dead(window, kept)
+            self._drop_dead(batch, kept)
             try:
                 raise first
             finally:
@@ -332,20 +332,20 @@ class TaskQueue:
     # -- a batch that fails --------------------------------------------------------------------
 
     def _run_one_by_one(
-        self, window: TaskBatch, kept: Sequence[bool], error: Exception | None = None
+        self, batch: TaskBatch, kept: Sequence[bool], error: Exception | None = None
     ) -> None:
         """Run each task of a batch that cannot be planned as a whole; raises the first error.
 
         Only tasks that fail by themselves fail, with the same error for any batch; the others run.
         `error`: why the batch could not be planned; None if one of its inputs failed.
         """
-        tasks = window.graph.tasks
+        tasks = batch.graph.tasks
         if error is not None and len(tasks) == 1:
-            _cancel_task(window, 0, tasks[0], error)
-            self._drop_dead(window, kept)
+            _cancel_task(batch, 0, tasks[0], error)
+            self._drop_dead(batch, kept)
             first: Exception | None = error
         else:
-            first = self._run_each(window, kept, range(len(tasks)))
+            first = self._run_each(batch, kept, range(len(tasks)))
         if first is not None:
             try:
                 raise first
@@ -355,10 +355,10 @@ class TaskQueue:
                 del first, error
 
     def _run_each(
-        self, window: TaskBatch, kept: Sequence[bool], indices: Sequence[int]
+        self, batch: TaskBatch, kept: Sequence[bool], indices: Sequence[int]
     ) -> Exception | None:
         """Run some tasks of a batch one by one; returns the error to raise, if any failed."""
-        tasks = window.graph.tasks
+        tasks = batch.graph.tasks
         first: Exception | None = None
         last_use = {number: index for index in indices for number in tasks[index].inputs}
         later = set(last_use)
@@ -366,17 +366,17 @@ class TaskQueue:
             task = tasks[index]
             later.difference_update([v for v in task.inputs if last_use[v] == index])
             try:
-                self._run_alone(window, kept, index, task, later)
+                self._run_alone(batch, kept, index, task, later)
             except Exception as problem:
                 if _says_more(problem, first):
                     first = problem
             except BaseException as problem:
                 # Interrupted: cancel the rest.
                 for late in indices[at:]:
-                    _cancel_task(window, late, tasks[late], problem)
-                self._drop_dead(window, kept)
+                    _cancel_task(batch, late, tasks[late], problem)
+                self._drop_dead(batch, kept)
                 raise
-        self._drop_dead(window, kept)
+        self._drop_dead(batch, kept)
         try:
             return first
         finally:
@@ -384,30 +384,30 @@ class TaskQueue:
             del first
 
     def _run_alone(
-        self, window: TaskBatch, kept: Sequence[bool], index: int, task: NumberedTask,
+        self, batch: TaskBatch, kept: Sequence[bool], index: int, task: NumberedTask,
         later: Set[int],
     ) -> None:  # fmt: skip
-        values = window.values
+        values = batch.values
         inputs = [values[number] for number in task.inputs]
         broken = next((v.by for v in inputs if v.status > Status.FREED), None)
-        call = window.call(index)
+        call = batch.call(index)
         if broken is None and call is not None:
             broken = call.is_cancelled
         if broken is not None:
-            _mark(window, index, task, f"task {task.transformation.name!r} was cancelled: {broken}")
+            _mark(batch, index, task, f"task {task.transformation.name!r} was cancelled: {broken}")
             return
         # Keep values that later tasks read, even without a handle.
-        alone, numbers = window.alone(index, task)
+        alone, numbers = batch.alone(index, task)
         self._run_batch(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
 
-    def _drop_dead(self, window: TaskBatch, kept: Sequence[bool]) -> None:
+    def _drop_dead(self, batch: TaskBatch, kept: Sequence[bool]) -> None:
         """Free the values of a batch that are referenced neither by handles nor by the queue.
 
         `kept`: which were referenced when the batch left the queue.
         """
         with self.lock:
-            for value, is_kept in zip(window.values, kept, strict=True):
-                wanted = is_kept or value.kept or value.window == self.queued.number
+            for value, is_kept in zip(batch.values, kept, strict=True):
+                wanted = is_kept or value.kept or value.batch == self.queued.number
                 if value.status is READY and not wanted:
                     self.records.release(value)
                     value.status = Status.FREED
@@ -417,37 +417,37 @@ class TaskQueue:
 
     # -- the end of a run ------------------------------------------------------------------------
 
-    def _begin(self, window: TaskBatch) -> None:
+    def _begin(self, batch: TaskBatch) -> None:
         """Mark the running batch as planned: it does not return to the queue from here on."""
-        running = self.running or window
+        running = self.running or batch
         if not running.is_planned:
-            self.windows_run += 1
+            self.batches_run += 1
             running.is_planned = True
 
     def end_run(self) -> None:
         """End the running batch, finished or interrupted; idempotent."""
-        window = self.running
-        if window is None:
+        batch = self.running
+        if batch is None:
             return
         with self.lock:
             following = self.queued
             if self.records.pending_recovery is not None:
                 # Commit its completed outputs before cancelling the others.
                 self.records.pending_recovery()
-            if window.is_planned and not window.is_done:
+            if batch.is_planned and not batch.is_done:
                 # Tasks queued after it may read outputs that are not computed.
                 following.reads_failed = True
-                _cancel(window, TaskError("the thread that ran it was interrupted"))
-            elif not window.is_done:
-                following = TaskBatch.of(following.number + 1, window, following)
-            self._end(window, following)
+                _cancel(batch, TaskError("the thread that ran it was interrupted"))
+            elif not batch.is_done:
+                following = TaskBatch.of(following.number + 1, batch, following)
+            self._end(batch, following)
 
-    def _end(self, window: TaskBatch, following: TaskBatch) -> None:
+    def _end(self, batch: TaskBatch, following: TaskBatch) -> None:
         """Clear the running batch; `following` becomes the queued one."""
-        for value in window.given_up:
-            if value.status is READY and value.window != following.number:
+        for value in batch.given_up:
+            if value.status is READY and value.batch != following.number:
                 self._device.deaths.free(value, value.by)
-        for value in window.cached:
+        for value in batch.cached:
             if value.status is not READY:
                 self._device.constant_cache.forget(value)
         # Atomic under the GIL: no call in between.
@@ -464,35 +464,35 @@ def _says_more(error: Exception, first: Exception | None) -> bool:
     return first is None or (isinstance(first, StitchError) and not isinstance(error, StitchError))
 
 
-def _reads_what_failed(window: TaskBatch) -> bool:
+def _reads_what_failed(batch: TaskBatch) -> bool:
     """Return whether an input of the batch has failed."""
-    if any(value.status > READY for _, value in window.sources):
+    if any(value.status > READY for _, value in batch.sources):
         return True
-    calls = [window.call(index) for index in range(len(window.agents))]
+    calls = [batch.call(index) for index in range(len(batch.agents))]
     return any(call is not None and call.is_cancelled for call in calls)
 
 
-def _cancel(window: TaskBatch, error: BaseException) -> None:
+def _cancel(batch: TaskBatch, error: BaseException) -> None:
     """Mark all pending outputs of a batch as failed and undo its donations."""
-    for index, task in enumerate(window.graph.tasks):
-        _cancel_task(window, index, task, error)
+    for index, task in enumerate(batch.graph.tasks):
+        _cancel_task(batch, index, task, error)
 
 
-def _cancel_task(window: TaskBatch, index: int, task: NumberedTask, error: BaseException) -> None:
+def _cancel_task(batch: TaskBatch, index: int, task: NumberedTask, error: BaseException) -> None:
     """Mark the pending outputs of a task as failed; undo its donations unless it has run."""
-    is_made = all(window.values[number].status is not PENDING for number in task.outputs)
+    is_made = all(batch.values[number].status is not PENDING for number in task.outputs)
     said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
-    _mark(window, index, task, f"task {task.transformation.name!r}: {said}")
+    _mark(batch, index, task, f"task {task.transformation.name!r}: {said}")
     for number in () if is_made else task.inputs:
-        undo_donation(window.values[number], task.transformation.name)
+        undo_donation(batch.values[number], task.transformation.name)
 
 
-def _mark(window: TaskBatch, index: int, task: NumberedTask, why: str) -> None:
+def _mark(batch: TaskBatch, index: int, task: NumberedTask, why: str) -> None:
     """Mark the pending outputs of a task as failed because of `why`."""
-    call = window.call(index)
+    call = batch.call(index)
     if call is not None:
         call.stop(why)
     for number in task.outputs:
-        value = window.values[number]
+        value = batch.values[number]
         if value.status is PENDING:
             value.status, value.by = Status.FAILED, why

@@ -227,7 +227,7 @@ class MemorySnapshot:
             place: buffer
             for place, buffer in live.items()
             if (spaces is None or place[0] in spaces)
-            and not (buffer.is_spare and all(lease in without for lease in buffer.leases))
+            and not (buffer.is_spare and all(slots in without for slots in buffer.slot_sets))
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)

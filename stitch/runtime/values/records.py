@@ -77,7 +77,7 @@ class Records:
         self.constants_by_crc32: AlikeConstants = {}
         self.constants_by_head: AlikeConstants = {}
         #: The output slots of all executables, in order of creation.
-        self.leases: dict[int, OutputSlots] = {}
+        self.slot_sets: dict[int, OutputSlots] = {}
         #: Number of output slots whose memory was taken for something else.
         self.revocations = 0
         #: Counts allocations and releases: while it is unchanged, free ranges stay free.
@@ -114,17 +114,19 @@ class Records:
         """Return whether a range is unallocated, also by output slots."""
         return self._allocators[space].is_free(address, size_per_bank)
 
-    # -- leases ----------------------------------------------------------------------------------
+    # -- output slots ------------------------------------------------------------------------------
 
     def _spare_buffers(self) -> list[BufferRecord]:
         """Return the unused buffers of output slots, each once."""
-        buffers = {id(b): b for lease in self.leases.values() for b in lease.buffers if b.is_spare}
+        buffers = {
+            id(b): b for slots in self.slot_sets.values() for b in slots.buffers if b.is_spare
+        }
         return list(buffers.values())
 
-    def spare_leases(self) -> list[OutputSlots]:
+    def spare_slots(self) -> list[OutputSlots]:
         """Return the output slots with unused buffers, least recently run first."""
-        spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
-        spare.sort(key=lambda lease: lease.last_run)
+        spare = [le for le in self.slot_sets.values() if any(b.is_spare for b in le.buffers)]
+        spare.sort(key=lambda slots: slots.last_run)
         return spare
 
     def use(self) -> dict[Space, SpaceUse]:
@@ -142,68 +144,68 @@ class Records:
             )  # fmt: skip
         return used
 
-    def lease(
+    def allocate_slots(
         self, buffers: Sequence[tuple[Buffer, int]], places: Iterable[Sequence[int]]
     ) -> list[list[BufferRecord]]:
         """Allocate buffers at the given addresses, one set per entry of `places`.
 
         Each buffer comes with the key of its descriptor. The records are inconsistent until
-        `begin_leases`.
+        `begin_slots`.
         """
         self.is_consistent = False
-        leased = []
+        reserved = []
         for addresses in places:
             records = []
             for (buffer, key), address in zip(buffers, addresses, strict=True):
                 size = buffer.size_per_bank
                 self._allocators[buffer.space].alloc_at(address, size)
                 records.append(self._add(buffer.desc, key, size, address, buffer.origin))
-            leased.append(records)
-        return leased
+            reserved.append(records)
+        return reserved
 
-    def begin_leases(self, leases: Sequence[OutputSlots]) -> None:
+    def begin_slots(self, slot_sets: Sequence[OutputSlots]) -> None:
         """Register output slots and assign their buffers, new or shared, to them."""
-        for lease in leases:
-            for buffer in lease.buffers:
-                first = buffer.lease
+        for slots in slot_sets:
+            for buffer in slots.buffers:
+                first = buffer.slots
                 if first is None:
-                    buffer.lease = lease
+                    buffer.slots = slots
                 else:
-                    first.shares = lease.shares = True
-        holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
+                    first.shares = slots.shares = True
+        holder, by_key = slot_sets[0].holder, {id(slots): slots for slots in slot_sets}
         # Reversed: the first is taken next.
-        idle = leases[::-1]
+        idle = slot_sets[::-1]
         # Atomic under the GIL: no call in between.
-        self.leases |= by_key
-        holder.leases += leases
+        self.slot_sets |= by_key
+        holder.slot_sets += slot_sets
         holder.idle += idle
         self.is_consistent = True
 
-    def end_lease(self, lease: OutputSlots, *, with_bytes: bool = True) -> None:
+    def end_slots(self, slots: OutputSlots, *, with_bytes: bool = True) -> None:
         """Dispose of output slots: live results keep their buffers, the others are freed.
 
         `with_bytes`: in debug mode, poison freed memory (False if a run has just written there).
         """
         whole, self.is_consistent = self.is_consistent, False
-        self.leases.pop(id(lease), None)
-        spare = [buffer for buffer in lease.buffers if buffer.is_spare]
-        lease.dispose()
+        self.slot_sets.pop(id(slots), None)
+        spare = [buffer for buffer in slots.buffers if buffer.is_spare]
+        slots.dispose()
         for buffer in spare:
-            if buffer.lease is None:
+            if buffer.slots is None:
                 self.free(buffer, with_bytes=with_bytes)
         self.is_consistent = whole
 
-    def end_leases_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
+    def end_slots_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
         """Dispose of all output slots that contain one of these buffers."""
         for buffer in buffers:
-            for lease in buffer.leases:
-                self.end_lease(lease, with_bytes=with_bytes)
+            for slots in buffer.slot_sets:
+                self.end_slots(slots, with_bytes=with_bytes)
 
-    def revoke(self, leases: Sequence[OutputSlots]) -> None:
+    def revoke(self, slot_sets: Sequence[OutputSlots]) -> None:
         """Dispose of output slots because their memory is needed."""
-        for lease in leases:
+        for slots in slot_sets:
             self.revocations += 1
-            self.end_lease(lease)
+            self.end_slots(slots)
 
     def at_once(self, buffers: Sequence[Buffer]) -> int:
         """Return how many sets of such buffers may be allocated in advance; at least one."""
@@ -262,7 +264,7 @@ class Records:
                 break
             except (LayoutError, OutOfMemoryError) as error:
                 self.is_consistent = whole  # Nothing was allocated.
-                spare = self.spare_leases()
+                spare = self.spare_slots()
                 if not spare or isinstance(error, LayoutError):
                     raise
             # Take half of the spare output slots at a time, least recently run first.
@@ -297,7 +299,7 @@ class Records:
         instance = InstanceRecord(buffer, offset, value.desc, value.desc_key)
         instances = (*value.instances, instance)
         for user in buffer.users:
-            user.lease = None
+            user.slots = None
         if buffer.users:
             self.generation += 1
         value.status = Status.READY
@@ -307,7 +309,7 @@ class Records:
 
     def release(self, value: ValueRecord, *, kept: int = 0) -> None:
         """Drop a value's instances after the first `kept`; release buffers that become unused."""
-        value.lease = None
+        value.slots = None
         whole, self.is_consistent = self.is_consistent, False
         dropped, value.instances = value.instances[kept:], value.instances[:kept]
         for instance in dropped:
@@ -325,14 +327,14 @@ class Records:
 
     def unused(self, buffer: BufferRecord) -> None:
         """Return an unused buffer to its output slots, or free it."""
-        lease = buffer.lease
-        if lease is None:
+        slots = buffer.slots
+        if slots is None:
             self.free(buffer)
             return
         if self.is_debug:
             assert buffer.address is not None
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
-        lease.release_buffer(buffer)
+        slots.release_buffer(buffer)
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Free a buffer; no effect if it is free already."""
@@ -354,7 +356,7 @@ class Records:
         """Free the unused buffers at these addresses (their task did not run)."""
         for place in places:
             buffer = self._buffers.get(place)
-            if buffer is not None and buffer.is_unused and buffer.lease is None:
+            if buffer is not None and buffer.is_unused and buffer.slots is None:
                 self.free(buffer)
 
     # -- plans -----------------------------------------------------------------------------------
@@ -378,7 +380,7 @@ class Records:
         left = {place: self._buffers[place] for place in effects.freed}
         left |= {place: self._buffers[place] for place, _ in effects.moved}
         # Values in these buffers stay where the plan has moved them.
-        self.end_leases_at(left.values())
+        self.end_slots_at(left.values())
         new = [
             BufferRecord(b.space, b.address, b.size_per_bank, b.desc, key, b.origin)
             for b, key in effects.made
@@ -429,7 +431,7 @@ class Records:
         instance.buffer.origin = ref.origin
         instance.buffer.users = [result]
         entry.instances, result.instances = (), (instance,)
-        entry.lease = result.lease = None
+        entry.slots = result.slots = None
         result.is_exposed |= instance.buffer.shared_pins > 0
         result.status = Status.READY
 
@@ -448,7 +450,7 @@ class Records:
             users: list[ValueRecord] = []
             for value in dict.fromkeys(buffer.users):
                 if value.status is Status.READY and (value.kept or id(value) in in_queue):
-                    value.lease = None
+                    value.slots = None
                     users += [value for i in value.instances if i.buffer is buffer]
                 elif value.status is Status.READY:
                     gone[id(value)] = value
@@ -460,7 +462,7 @@ class Records:
             value.instances, value.status = (), Status.FREED
             value.by = "the last handle was dropped"
         self._rebuild_slots()
-        live = {p: b for p, b in present.items() if b.lease is not None or not b.is_unused}
+        live = {p: b for p, b in present.items() if b.slots is not None or not b.is_unused}
         self._buffers = live
         for space, allocator in self._allocators.items():
             allocator.become((at, b.size_per_bank) for (s, at), b in live.items() if s is space)
@@ -472,27 +474,27 @@ class Records:
 
     def _rebuild_slots(self) -> None:
         """Rebuild the owners of buffers and the idle output slots from the list of slots."""
-        buffers, leases = self._buffers.values(), list(self.leases.values())
-        known = [lease for buffer in buffers for lease in buffer.leases]
-        ended = [slots for slots in known if id(slots) not in self.leases]
-        for lease in ended:
-            lease.dispose()
+        buffers, slot_sets = self._buffers.values(), list(self.slot_sets.values())
+        known = [slots for buffer in buffers for slots in buffer.slot_sets]
+        ended = [slots for slots in known if id(slots) not in self.slot_sets]
+        for slots in ended:
+            slots.dispose()
         owners: dict[int, list[OutputSlots]] = {id(buffer): [] for buffer in buffers}
-        for lease in leases:
-            lease.values = lease.again = None
-            for buffer in lease.buffers:
-                owners[id(buffer)].append(lease)
+        for slots in slot_sets:
+            slots.values = slots.again = None
+            for buffer in slots.buffers:
+                owners[id(buffer)].append(slots)
         for buffer in buffers:
             sharing = owners[id(buffer)]
-            buffer.lease = sharing[-1] if sharing else None
-            for lease in sharing if len(sharing) > 1 else ():
-                lease.shares = True
-        for lease in leases:
-            lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
-        for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
-            mine = [lease for lease in leases if lease.holder is holder]
-            idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
-            holder.leases, holder.idle = mine, idle
+            buffer.slots = sharing[-1] if sharing else None
+            for slots in sharing if len(sharing) > 1 else ():
+                slots.shares = True
+        for slots in slot_sets:
+            slots.held = sum(b.slots is slots and not b.is_spare for b in slots.buffers)
+        for holder in {id(slots.holder): slots.holder for slots in (*slot_sets, *ended)}.values():
+            mine = [slots for slots in slot_sets if slots.holder is holder]
+            idle = sorted((slots for slots in mine if not slots.held), key=lambda le: le.last_run)
+            holder.slot_sets, holder.idle = mine, idle
 
 
 def _said_of(buffer: BufferRecord) -> str:
@@ -556,7 +558,7 @@ class _Change:
         for buffer, origin in self._origins:
             buffer.origin = origin
         for value, instances in self._values:
-            value.instances, value.lease = instances, None
+            value.instances, value.slots = instances, None
             value.is_exposed |= any(i.buffer.shared_pins for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY
@@ -602,7 +604,7 @@ class SpaceWatch:
             ]
         # `not b.is_spare`, inlined: half the time.
         lying = tuple([
-            each for each, b in self._buffers if b.lease is None or b.users or b.pins
+            each for each, b in self._buffers if b.slots is None or b.users or b.pins
         ])  # fmt: skip
         if lying != self._last:
             self._last = lying

@@ -12,7 +12,7 @@ from stitch.errors import TaskError
 from stitch.program import Array, Space, TensorDesc, ValueType, host_layout
 
 if TYPE_CHECKING:
-    from stitch.runtime.recording import Binding, Executable
+    from stitch.runtime.execution import Binding, Executable
     from stitch.runtime.tensor_access import TensorAccess
 
 
@@ -71,8 +71,17 @@ class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
 
     __slots__ = (
-        "address", "array", "desc", "desc_key", "lease", "origin", "pins", "shared_pins",
-        "size_per_bank", "space", "users",
+        "address",
+        "array",
+        "desc",
+        "desc_key",
+        "origin",
+        "pins",
+        "shared_pins",
+        "size_per_bank",
+        "slots",
+        "space",
+        "users",
     )  # fmt: skip
 
     def __init__(
@@ -96,22 +105,22 @@ class BufferRecord:
         self.shared_pins = 0
         #: The output slots that own the buffer (if shared, the ones that used it last): it returns
         #: to them, not to the allocator.
-        self.lease: OutputSlots | None = None
+        self.slots: OutputSlots | None = None
         #: The values in it, in order of attachment.
         self.users: list[ValueRecord] = []
 
     @property
     def is_spare(self) -> bool:
         """Whether it belongs to output slots and is unused: counts as free memory."""
-        return self.lease is not None and not self.users and not self.pins
+        return self.slots is not None and not self.users and not self.pins
 
     @property
-    def leases(self) -> tuple[OutputSlots, ...]:
+    def slot_sets(self) -> tuple[OutputSlots, ...]:
         """All output slots that contain it."""
-        lease = self.lease
-        if lease is None or not lease.shares:
-            return () if lease is None else (lease,)
-        return tuple([other for other in lease.holder.leases if self in other.buffers])
+        slots = self.slots
+        if slots is None or not slots.shares:
+            return () if slots is None else (slots,)
+        return tuple([other for other in slots.holder.slot_sets if self in other.buffers])
 
     @property
     def holds_constant(self) -> bool:
@@ -164,8 +173,22 @@ class ValueRecord:
 
     # Instance slots: class attributes are slower to look up.
     __slots__ = (
-        "by", "comparison", "consumed", "desc", "desc_key", "device", "handles", "instances",
-        "is_exposed", "last_used", "lease", "number", "retain", "status", "version", "window",
+        "batch",
+        "by",
+        "comparison",
+        "consumed",
+        "desc",
+        "desc_key",
+        "device",
+        "handles",
+        "instances",
+        "is_exposed",
+        "last_used",
+        "number",
+        "retain",
+        "slots",
+        "status",
+        "version",
     )  # fmt: skip
 
     #: Whether it is a host array of one call; no handle refers to it.
@@ -175,7 +198,7 @@ class ValueRecord:
 
     def __init__(
         self, device: TensorAccess, desc: TensorDesc, desc_key: int, by: str = "",
-        number: int = -1, window: int = -1,
+        number: int = -1, batch: int = -1,
     ) -> None:  # fmt: skip
         self.device = device
         self.desc = desc
@@ -184,12 +207,12 @@ class ValueRecord:
         self.status = PENDING
         self.handles = self.last_used = self.version = 0
         #: Its number in the batch that last used it.
-        self.number, self.window = number, window
+        self.number, self.batch = number, batch
         #: `is_exposed`: its bytes may be written from outside at any time, without notice.
         self.retain = self.consumed = self.is_exposed = False
         #: The output slots in which it was computed, while it is only read: they may reuse it once
         #: it has no handles.
-        self.lease: OutputSlots | None = None
+        self.slots: OutputSlots | None = None
         #: Compares its copies with the primary instance; returns None if instances or addresses
         #: have changed (see `exposure`).
         self.comparison: Callable[[Sequence[InstanceRecord]], bool | None] | None = None
@@ -271,9 +294,9 @@ class ArgumentRecord(ValueRecord):
         self.device, self.array, self.port, self.status = device, array, port, READY
         self.desc, self.desc_key, self.by = port.host_desc, port.host_key, port.origin
         self.handles = self.last_used = self.version = 0
-        self.number = self.window = -1
+        self.number = self.batch = -1
         self.retain = self.consumed = self.is_exposed = False
-        self.lease = self.comparison = None
+        self.slots = self.comparison = None
         self.instances = ()
 
     def place(self) -> None:
@@ -365,7 +388,7 @@ class OutputSlots:
 
     `held`: number of its buffers with live results of its own; it is idle at 0. Slots of one holder
     may share buffers: if a caller keeps one result of a run, only that one's buffer differs in the
-    next. A shared buffer belongs to the slots that used it last (`buffer.lease`); the others check
+    next. A shared buffer belongs to the slots that used it last (`buffer.slots`); the others check
     with `is_blocked` when they are next.
     """
 
@@ -425,7 +448,7 @@ class OutputSlots:
         for buffer in buffers:
             if buffer.users:
                 buffer.users = []
-            buffer.lease = self
+            buffer.slots = self
         for number, instances in enumerate(self.instances):
             value = values[number]
             for instance in instances:
@@ -436,7 +459,7 @@ class OutputSlots:
             value.last_used = now
             # It may have been cached, retained or donated while it was computed.
             touched = value.version or value.retain or value.consumed
-            value.lease = self if self.is_lasting and not touched else None
+            value.slots = self if self.is_lasting and not touched else None
         # Without buffers it is always idle.
         self.values = values if buffers else None
         self.again = None
@@ -465,7 +488,7 @@ class OutputSlots:
             value.status = READY
             value.last_used = now
             buffer = value.instances[0].buffer
-            buffer.lease = self
+            buffer.slots = self
             buffer.users.append(value)
         return values
 
@@ -499,7 +522,7 @@ class OutputSlots:
             and not (value.version or value.retain or value.consumed)
         ):
             value.is_exposed = False
-            value.lease = self
+            value.slots = self
 
     def release_buffer(self, buffer: BufferRecord) -> None:
         """Handle a buffer that lost its last user."""
@@ -511,14 +534,14 @@ class OutputSlots:
     def dispose(self) -> None:
         """Dispose of the slots: live results keep their buffers; the caller frees the unused
         ones."""
-        if self in self.holder.leases:
-            self.holder.leases.remove(self)
+        if self in self.holder.slot_sets:
+            self.holder.slot_sets.remove(self)
         self._leave_idle()
         self.values = self.again = self.claim = None
         for buffer in self.buffers:
-            if buffer.lease is self:
-                heirs = buffer.leases if self.shares else ()
-                buffer.lease = heirs[-1] if heirs else None
+            if buffer.slots is self:
+                heirs = buffer.slot_sets if self.shares else ()
+                buffer.slots = heirs[-1] if heirs else None
                 if heirs and not buffer.is_spare:
                     heirs[-1]._leave_idle()
                     heirs[-1].held += 1

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
+from stitch.runtime.execution.executable import Binding
+from stitch.runtime.execution.generated_code import GeneratedRunner, Ran, Stopped, written
+from stitch.runtime.execution.overwriting import COMPLETE, UNTOUCHED, OverwritingRun, observed
+from stitch.runtime.execution.recovery import after_failure, finder_of, place_all
+from stitch.runtime.execution.task_batch import TaskBatch
 from stitch.runtime.executors import with_fp_errors_ignored
-from stitch.runtime.recording.executable import Binding
-from stitch.runtime.recording.generated_code import GeneratedRunner, Ran, Stopped, written
-from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun, observed
-from stitch.runtime.recording.recovery import after_failure, finder_of, place_all
-from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import ArgumentRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
@@ -30,49 +30,49 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: RuntimeDevice, binding: Binding, window: TaskBatch) -> Ran:
+def run_binding(device: RuntimeDevice, binding: Binding, batch: TaskBatch) -> Ran:
     """Run a plan on the values of a batch and update the records; on failure keep completed
     outputs."""
-    values, recording = window.values, binding.recording
+    values, executable = batch.values, binding.executable
     arrays = []
-    for number in recording.arrays:
+    for number in executable.arrays:
         value = values[number]
         arrays.append(value.array if type(value) is ArgumentRecord else value.host_array())
     progress: list[int] | None = None
-    if binding.lease is None:
-        arrays += recording.constant_arrays
+    if binding.slots is None:
+        arrays += executable.constant_arrays
         progress = binding.bound.progress
-    elif recording.overwrites:
+    elif executable.overwrites:
         progress = binding.bound.progress
     if progress is not None:
         # Recovery must know the progress, since moved and overwritten values change during the run.
-        interrupted = partial(_stopped, device, binding, window, KeyboardInterrupt(), progress)
+        interrupted = partial(_stopped, device, binding, batch, KeyboardInterrupt(), progress)
         # Atomic: no call in between.
         progress[0], progress[1] = 0, UNTOUCHED
         device.records.pending_recovery = interrupted
         device.records.is_consistent = False
-    for index, box in recording.boxes:
-        box.call = window.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
+    for index, box in executable.boxes:
+        box.call = batch.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
     try:
         ran = perform(device, binding, arrays)
     except BaseException as error:
         stopped = stopped_by(error)
         if progress is None:
             progress = [0, UNTOUCHED]
-        if binding.lease is None and len(stopped.steps) < progress[0]:
+        if binding.slots is None and len(stopped.steps) < progress[0]:
             stopped = Stopped(range(progress[0]))
         progress[0] = len(stopped.steps)
-        _stopped(device, binding, window, error, progress, stopped)
+        _stopped(device, binding, batch, error, progress, stopped)
         tell_stopped(device, binding, stopped)
         raise
     with device.queue_lock:
-        leave_results(device, binding, values, window.end)
-        device.tasks.has_run(window)
+        leave_results(device, binding, values, batch.end)
+        device.tasks.has_run(batch)
     return ran
 
 
 def _stopped(
-    device: RuntimeDevice, binding: Binding, window: TaskBatch, error: BaseException,
+    device: RuntimeDevice, binding: Binding, batch: TaskBatch, error: BaseException,
     progress: list[int], stopped: Stopped | None = None,
 ) -> None:  # fmt: skip
     """Recover after a run that raised or was interrupted; idempotent.
@@ -80,9 +80,9 @@ def _stopped(
     If everything was overwritten already, the results are committed.
     """
     if progress[1] == COMPLETE:
-        leave_results(device, binding, window.values, window.end)
+        leave_results(device, binding, batch.values, batch.end)
     else:
-        after_failure(device, binding, window, error, progress, stopped)
+        after_failure(device, binding, batch, error, progress, stopped)
 
 
 def leave_results(
@@ -92,36 +92,36 @@ def leave_results(
 
     Nobody refers to the intermediate values of a batch, so their records are left as they are.
     """
-    records, recording, lease = device.records, binding.recording, binding.lease
+    records, executable, slots = device.records, binding.executable, binding.slots
     records.is_consistent = False
     results = []
-    for number in recording.own:
+    for number in executable.own:
         results.append(values[number])  # noqa: PERF401 (a call less)
-    if lease is not None:
-        lease.take(results, now)
-        for carried in recording.effects.carried:
+    if slots is not None:
+        slots.take(results, now)
+        for carried in executable.effects.carried:
             entry = values[carried.entry]
             records.hand_on(entry, values[carried.result], carried.ref)
             device.lost_all(entry)
     else:
         place_all(values)
-        effects = recording.effects
-        records.apply(effects, finder_of(recording, records, values), device.lost_all)
+        effects = executable.effects
+        records.apply(effects, finder_of(executable, records, values), device.lost_all)
         for value in results:
             value.last_used = now
-    for number in recording.kept:
+    for number in executable.kept:
         values[number].last_used = now
-    for number in recording.passing:
+    for number in executable.passing:
         value = values[number]
         if value.status is READY:
             # Still in memory, but unreferenced or donated: release it.
-            place = value.lease
+            place = value.slots
             if value.consumed or place is None or not place.release_value(value):
                 records.release(value)
                 value.status = FREED
                 device.lost_all(value)
     # Atomic: no call in between.
-    if recording.overwrites:
+    if executable.overwrites:
         records.pending_recovery = None
     records.is_consistent = True
 
@@ -159,7 +159,7 @@ def stopped_by(error: BaseException) -> Stopped:
 def tell_run(device: RuntimeDevice, binding: Binding, ran: Ran) -> None:
     """Report a run and the times of its steps to the listeners."""
     assert isinstance(ran, tuple)
-    forks = binding.recording.assignment.forks
+    forks = binding.executable.assignment.forks
     # With hooks it ran on one thread.
     forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
     device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
@@ -180,11 +180,11 @@ def _straight(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | Over
     """
     observers = device.observers
     straight = binding.written.get(observers)
-    if straight is None and binding.recording.overwrites:
+    if straight is None and binding.executable.overwrites:
         bound, hooks, is_timed = binding.bound, device.hooks, device.events.active
         steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
         run = OverwritingRun(
-            binding.plan, bound, steps, binding.recording.order, binding.tally, device.backend,
+            binding.plan, bound, steps, binding.executable.order, binding.tally, device.backend,
             observers, is_timed=is_timed, calls_others=_calls_others(device, binding),
         )  # fmt: skip
         straight = binding.written[observers] = run
@@ -203,7 +203,7 @@ def _of_another_binding(
     device: RuntimeDevice, binding: Binding, observers: int
 ) -> GeneratedRunner | None:
     """Return the code generated for another binding, with the objects of this one."""
-    code = binding.recording.codes.get(observers)
+    code = binding.executable.codes.get(observers)
     if code is None:
         return None
     if code.placed is not None:
@@ -215,36 +215,36 @@ def _of_another_binding(
 
 def _calls_others(device: RuntimeDevice, binding: Binding) -> bool:
     """Return whether a binding calls hooks, host functions or user kernels."""
-    return bool(device.hooks.bits or binding.recording.boxes) or device.kernels_call_back
+    return bool(device.hooks.bits or binding.executable.boxes) or device.kernels_call_back
 
 
 def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
     """Return the thunks of each step that differs between bindings."""
-    parts = binding.recording.parts
+    parts = binding.executable.parts
     return [] if parts is None else [binding.bound.steps[i].thunks for i in parts.varying]
 
 
 def _is_worth_writing(binding: Binding, observers: int) -> bool:
-    recording = binding.recording
-    if recording.assignment.forks:
+    executable = binding.executable
+    if executable.assignment.forks:
         # Without generated code they would run on one thread.
         return True
-    if observers in recording.codes:
+    if observers in executable.codes:
         # The text differs from an earlier binding's; the next one's may differ again.
         is_worth = binding.tally.runs > 0
     else:
-        is_worth = recording.runs_unwritten >= RUNS_TO_STRAIGHTEN
+        is_worth = executable.runs_unwritten >= RUNS_TO_STRAIGHTEN
     return is_worth and len(binding.bound.thunks) <= MAX_LINES
 
 
 def _written(device: RuntimeDevice, binding: Binding) -> GeneratedRunner:
     """Generate the code of a binding; without hooks, other bindings share it."""
-    recording, bound, hooks = binding.recording, binding.bound, device.hooks
-    residents = {r.value: r for r in recording.plan.request.residents}
+    executable, bound, hooks = binding.executable, binding.bound, device.hooks
+    residents = {r.value: r for r in executable.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in sorted(bound.argument_values)]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
     write = partial(
-        written, kinds=kinds, order=recording.order, tally=binding.tally,
+        written, kinds=kinds, order=executable.order, tally=binding.tally,
         observers=device.observers, is_timed=device.events.active,
         calls_others=_calls_others(device, binding),
     )  # fmt: skip
@@ -252,17 +252,17 @@ def _written(device: RuntimeDevice, binding: Binding) -> GeneratedRunner:
         return write([(thunks, False) for thunks in observed(bound, hooks)]).straight(
             (), binding.tally
         )
-    varying = () if recording.parts is None else recording.parts.varying
+    varying = () if executable.parts is None else executable.parts.varying
     code = write(
         [(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
-        forks=recording.assignment.forks, threads=device.backend.threads,
+        forks=executable.assignment.forks, threads=device.backend.threads,
     )  # fmt: skip
     objects = code.objects(_own_thunks(binding))
     assert objects is not None, "its own text"
-    if recording.parts is not None:
-        placed = recording.parts.placed(objects, binding.addresses, device.backend.region)
+    if executable.parts is not None:
+        placed = executable.parts.placed(objects, binding.addresses, device.backend.region)
         code = replace(code, placed=placed)
-    recording.codes[device.observers] = code
+    executable.codes[device.observers] = code
     return code.straight(chain.from_iterable(objects), binding.tally)
 
 
@@ -270,7 +270,7 @@ def _run_one_by_one(
     device: RuntimeDevice, binding: Binding, arrays: Sequence[Any], loop: Any
 ) -> Ran:
     bound = binding.bound
-    bound.arguments[:] = [arrays[rank] for rank in binding.recording.order]
+    bound.arguments[:] = [arrays[rank] for rank in binding.executable.order]
     moments: list[float] = []
     try:
         if device.events.active:
@@ -282,7 +282,7 @@ def _run_one_by_one(
     finally:
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
-    binding.recording.runs_unwritten += 1
+    binding.executable.runs_unwritten += 1
     return tuple(moments) if moments else True
 
 

@@ -25,6 +25,7 @@ from stitch.memory import Arrivals
 from stitch.planner import Execute, Plan
 from stitch.program import ABSENT, Array, Ownership, Program, as_read_only
 from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend, Thunk
+from stitch.runtime.execution.generated_code import Ran, Stopped, is_plain_copy, shortest
 from stitch.runtime.executors import (
     BoundProgram,
     call_in_turn,
@@ -34,7 +35,6 @@ from stitch.runtime.executors import (
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks, not_just_made
 from stitch.runtime.locks import InterruptDeferred
-from stitch.runtime.recording.generated_code import Ran, Stopped, is_plain_copy, shortest
 
 
 def observed(bound: BoundPlan, hooks: Hooks) -> list[list[Thunk]]:

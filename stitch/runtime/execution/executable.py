@@ -1,6 +1,6 @@
 """`Executable`: a plan for one kind of work that is bound, compiled to Python, and replayed.
 
-`Recordings` caches executables by the work that they do.
+`PlanCache` caches executables by the work that they do.
 
 The guard of an executable tells whether it may run now: its working regions must be free, and what
 it moves or frees must be at the same addresses. A plan that moves nothing serves any addresses:
@@ -27,12 +27,12 @@ from stitch.planner import (
 )
 from stitch.program import Array, Program
 from stitch.runtime.backends import BoundPlan
+from stitch.runtime.execution.bound_parts import BoundParts
+from stitch.runtime.execution.generated_code import Code, GeneratedRunner
+from stitch.runtime.execution.overwriting import OverwritingRun
+from stitch.runtime.execution.predictions import EvictionPrediction
 from stitch.runtime.executors import CallKernel, PreparedProgram
 from stitch.runtime.history import Tally, Totals, totals_of_steps
-from stitch.runtime.recording.bound_parts import BoundParts
-from stitch.runtime.recording.generated_code import Code, GeneratedRunner
-from stitch.runtime.recording.overwriting import OverwritingRun
-from stitch.runtime.recording.predictions import EvictionPrediction
 from stitch.runtime.values import (
     BufferRecord,
     ConstantRecord,
@@ -51,7 +51,7 @@ from stitch.tasks import TaskSequence
 
 #: Limit for the output slots of one executable; a result held longer than so many later runs leaves
 #: its slots. Each costs about 2 KB, and device memory that others can use while it is idle.
-MAX_LEASES = 2048
+MAX_SLOT_SETS = 2048
 #: New slots are created in groups of at most this fraction.
 PART_AT_ONCE = 8
 #: Reserves host memory for a plan's buffers at more addresses.
@@ -70,14 +70,14 @@ class AffectedBuffer:
 class Binding:
     """A plan bound to addresses; `index` numbers the bindings of a device.
 
-    `lease`: its output slots; None if running it allocates and frees (`effects`).
+    `slots`: its output slots; None if running it allocates and frees (`effects`).
     """
 
     index: int
-    recording: Executable
+    executable: Executable
     #: The bound plan, or a function that binds it when more than the code is needed.
     _bound: BoundPlan | Callable[[], BoundPlan]
-    lease: OutputSlots | None
+    slots: OutputSlots | None
     #: Addresses of source and result buffers, which differ between bindings.
     addresses: Mapping[int, int]
     tally: Tally
@@ -98,7 +98,7 @@ class Binding:
         straight = self.straight
         is_written = straight is not None and straight.observers == observers
         return (is_written or isinstance(self._bound, BoundPlan)
-                or self.recording.has_code_anywhere(observers))  # fmt: skip
+                or self.executable.has_code_anywhere(observers))  # fmt: skip
 
     @property
     def plan(self) -> Plan:
@@ -117,7 +117,7 @@ class PlanKey:
     graph: TaskSequence
     kept: tuple[bool, ...]
     forms: Forms
-    recordings: list[Executable]
+    executables: list[Executable]
     #: Clock value of its last lookup.
     last_used: int = 0
 
@@ -125,7 +125,7 @@ class PlanKey:
 class Executable:
     """One plan for a kind of work, with its guard, output slots and bindings.
 
-    `leases` are all its output slots, `idle` those without live results. `idle` is a stack: the
+    `slot_sets` are all its output slots, `idle` those without live results. `idle` is a stack: the
     slots released last are used next, since they may still be cached.
     """
 
@@ -162,7 +162,7 @@ class Executable:
             constants: Constants that the tasks read.
             assignment: Threads of the steps.
         """
-        self.leases: list[OutputSlots] = []
+        self.slot_sets: list[OutputSlots] = []
         self.idle: list[OutputSlots] = []
         #: Whether this work alternates with other work that revoked its slots. New slots are then
         #: placed outside all working regions, or both would revoke each other forever.
@@ -220,7 +220,7 @@ class Executable:
         self.lies_inside = any(overlap(a, b) for a in temporary for b in own)
         #: Whether results have one possible address (overlapping or required): then it runs only
         #: while they are unreferenced.
-        self.has_one_lease = fixed_results or self.lies_inside
+        self.has_one_set = fixed_results or self.lies_inside
         #: Its bound steps, if it can be bound to any addresses.
         self.parts: BoundParts | None = None
         if places is None:
@@ -244,7 +244,7 @@ class Executable:
         #: slots).
         self.works_in: Sequence[Region] = plan.free_regions if places is not None else temporary
         self._beside_results: Sequence[Region] = self.works_in
-        if places is None and self.has_one_lease:
+        if places is None and self.has_one_set:
             made = [buffer for buffer, _ in effects.made]
             self._beside_results = needed_regions(temporary, made)
         self.work: Sequence[Region] = self._beside_results
@@ -339,12 +339,12 @@ class Executable:
     def conflicting_slots(self, records: Records) -> list[OutputSlots]:
         """Return output slots of other executables with spare memory in its working regions."""
         return [
-            lease
-            for lease in records.spare_leases()
-            if lease.holder is not self
+            slots
+            for slots in records.spare_slots()
+            if slots.holder is not self
             and any(
                 overlap((b.space, b.address or 0, b.size_per_bank), region)
-                for b in lease.buffers
+                for b in slots.buffers
                 if b.is_spare
                 for region in self.work
             )
@@ -352,10 +352,10 @@ class Executable:
 
     def evict_conflicting_slots(self, records: Records) -> None:
         """Revoke them, and let their owners allocate new slots elsewhere."""
-        leases = self.conflicting_slots(records)
-        for lease in leases:
-            lease.holder.makes_way = True
-        records.revoke(leases)
+        slot_sets = self.conflicting_slots(records)
+        for slots in slot_sets:
+            slots.holder.makes_way = True
+        records.revoke(slot_sets)
 
     # -- places for results ----------------------------------------------------------------------
 
@@ -367,30 +367,30 @@ class Executable:
         `works`: returns the working regions of all executables; held results are placed outside of
         these while possible. Raises what `claim` raises.
         """
-        if self.makes_way and self.has_one_lease and not self.leases:
+        if self.makes_way and self.has_one_set and not self.slot_sets:
             self._move_results_out(records, works, claim)
             if not self.holds(records):
                 return None
         while self.idle:
-            lease = self.ready()
-            if lease is not None:
-                return lease
+            slots = self.ready()
+            if slots is not None:
+                return slots
             # A shared buffer is held: dispose of the slots; new ones get a separate buffer for it.
-            records.end_lease(self.idle[-1])
+            records.end_slots(self.idle[-1])
         results = [buffer for buffer, _ in self.effects.made]
         own = [buffer.address or 0 for buffer in results]
-        is_first = not self.leases and all(
+        is_first = not self.slot_sets and all(
             records.is_free(b.space, at, b.size_per_bank)
             for b, at in zip(results, own, strict=True)
         )
-        if self.has_one_lease or (is_first and not self.makes_way):
-            return self._leased(records, claim, [own]) if is_first else None
+        if self.has_one_set or (is_first and not self.makes_way):
+            return self._new_slots(records, claim, [own]) if is_first else None
         # The second option shares as much as possible, for short memory.
         for spare_places in self._never_held, self._spare_places:
             spare = spare_places()
             wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
             # Double the number of slots.
-            most = min(len(self.leases), self._most_leases() // PART_AT_ONCE)
+            most = min(len(self.slot_sets), self._most_sets() // PART_AT_ONCE)
             count = max(1, min(most, records.at_once(wanted)))
             places = self._apart(records, works, wanted, count)
             if places:
@@ -399,24 +399,24 @@ class Executable:
             return None
         if self.lies_inside:
             # No memory elsewhere: results overlap the working regions and block runs while held.
-            self.has_one_lease, self.work, self.generation = True, self._beside_results, -1
-        return self._leased(records, claim, [own])
+            self.has_one_set, self.work, self.generation = True, self._beside_results, -1
+        return self._new_slots(records, claim, [own])
 
     def _another(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None],
     ) -> OutputSlots:  # fmt: skip
-        lease = self._leased(records, claim, places, spare)
-        for old in self.leases[: max(0, len(self.leases) - self._most_leases())]:
+        slots = self._new_slots(records, claim, places, spare)
+        for old in self.slot_sets[: max(0, len(self.slot_sets) - self._most_sets())]:
             # Results held for so long become ordinary tensors.
-            records.end_lease(old)
-        return lease
+            records.end_slots(old)
+        return slots
 
-    def _most_leases(self) -> int:
+    def _most_sets(self) -> int:
         """Return the limit of slots; lower if each binds kernels of its own."""
         if self.parts is None or any(map(self.has_code_anywhere, self.codes)):
-            return MAX_LEASES
-        return min(MAX_LEASES, self.parts.most)
+            return MAX_SLOT_SETS
+        return min(MAX_SLOT_SETS, self.parts.most)
 
     def _move_results_out(
         self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
@@ -428,8 +428,8 @@ class Executable:
         results = [buffer for buffer, _ in self.effects.made]
         places = self._apart(records, works, results)
         if places:
-            self.has_one_lease, self.work, self.generation = False, self.works_in, -1
-            self._leased(records, claim, places)
+            self.has_one_set, self.work, self.generation = False, self.works_in, -1
+            self._new_slots(records, claim, places)
 
     def _apart(
         self, records: Records, works: Callable[[], Ranges], results: Sequence[Buffer],
@@ -446,20 +446,20 @@ class Executable:
         A result that was held has a separate buffer in each set from then on. Combining free
         buffers freely would need a binding per combination.
         """
-        if not self.leases:
+        if not self.slot_sets:
             return [None] * len(self.effects.made)
-        shared = self.leases[0].buffers
+        shared = self.slot_sets[0].buffers
         self.held_results |= {n for n, place in enumerate(shared) if not place.is_spare}
         return [None if n in self.held_results else place for n, place in enumerate(shared)]
 
     def _spare_places(self) -> list[BufferRecord | None]:
         """Return for each result an unused buffer of some slots, or None."""
         places = [
-            [lease.buffers[i] for lease in self.leases] for i in range(len(self.effects.made))
+            [slots.buffers[i] for slots in self.slot_sets] for i in range(len(self.effects.made))
         ]
         return [next((place for place in lying if place.is_spare), None) for lying in places]
 
-    def _leased(
+    def _new_slots(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None] = (),
     ) -> OutputSlots:  # fmt: skip
@@ -482,17 +482,17 @@ class Executable:
             claimed = claim(
                 self.plan, [(b, (at,)) for b, at in zip(buffers, places[0], strict=True)]
             )
-        leases = []
-        for fresh in records.lease(wanted, places):
+        slot_sets = []
+        for fresh in records.allocate_slots(wanted, places):
             own = iter(fresh)
             lying = tuple([next(own) if place is None else place for place in spare])
             instances = tuple(self._instances(lying))
-            leases.append(
+            slot_sets.append(
                 OutputSlots(self, lying, instances, claimed, is_lasting=not records.is_debug)
             )
-        records.begin_leases(leases)
+        records.begin_slots(slot_sets)
         self.generation = records.generation if was_free else -1
-        return leases[0]
+        return slot_sets[0]
 
     def _instances(self, buffers: Sequence[BufferRecord]) -> list[tuple[InstanceRecord, ...]]:
         return [
@@ -502,10 +502,10 @@ class Executable:
             for _, refs in self.effects.own
         ]
 
-    def addresses_for(self, lease: OutputSlots, places: Places) -> dict[int, int]:
+    def addresses_for(self, slots: OutputSlots, places: Places) -> dict[int, int]:
         """Return the addresses of result and source buffers, by their numbers in the plan."""
         addresses: dict[int, int] = {}
-        for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):
+        for (buffer, _), record in zip(self.effects.made, slots.buffers, strict=True):
             if record.address is not None:
                 addresses[buffer.number] = record.address
         for number, lying in places:
@@ -534,7 +534,7 @@ MAX_KINDS = 512
 MAX_VARIANTS = 64
 
 
-class Recordings:
+class PlanCache:
     """The executables of a device by key; the least recently used key is evicted first."""
 
     def __init__(self, records: Records) -> None:
@@ -566,18 +566,18 @@ class Recordings:
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
                 self.use(kind)
-                return kind.recordings
+                return kind.executables
         return ()
 
     def works(self) -> Ranges:
         """Return the working regions of all executables."""
         if self._works is None:
-            recordings = [recording for kind in self._all() for recording in kind.recordings]
-            self._works = ranges_of(part for each in recordings for part in each.works_in)
+            executables = [executable for kind in self._all() for executable in kind.executables]
+            self._works = ranges_of(part for each in executables for part in each.works_in)
         return self._works
 
     def add(
-        self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, recording: Executable
+        self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, executable: Executable
     ) -> None:
         """Cache an executable."""
         self._works = None
@@ -586,12 +586,12 @@ class Recordings:
         if kind is None:
             kind = PlanKey(graph, kept, forms, [], self._now)
             self._kinds[graph] = (*kinds, kind)
-        recording.kind = kind
-        kind.recordings.insert(0, recording)
+        executable.kind = kind
+        kind.executables.insert(0, executable)
         self.made += 1
-        for old in kind.recordings[MAX_VARIANTS:]:
+        for old in kind.executables[MAX_VARIANTS:]:
             self._drop(old)
-        del kind.recordings[MAX_VARIANTS:]
+        del kind.executables[MAX_VARIANTS:]
         if self.kinds > MAX_KINDS:
             self._forget([min(self._all(), key=lambda kind: kind.last_used)])
 
@@ -605,8 +605,8 @@ class Recordings:
 
     def _forget(self, kinds: Sequence[PlanKey]) -> None:
         for kind in kinds:
-            for recording in kind.recordings:
-                self._drop(recording)
+            for executable in kind.executables:
+                self._drop(executable)
             # Last: an interrupted call can be repeated.
             others = tuple([k for k in self._kinds.get(kind.graph, ()) if k is not kind])
             if others:
@@ -614,21 +614,21 @@ class Recordings:
             else:
                 self._kinds.pop(kind.graph, None)
 
-    def _drop(self, recording: Executable) -> None:
+    def _drop(self, executable: Executable) -> None:
         self._works = None
-        recording.is_dropped, recording.generation = True, -1
-        if recording.kind is not None and recording.kind.graph.recent is recording:
-            recording.kind.graph.recent = None
+        executable.is_dropped, executable.generation = True, -1
+        if executable.kind is not None and executable.kind.graph.recent is executable:
+            executable.kind.graph.recent = None
         # Free its parts: a pipeline may still refer to the executable.
-        recording.claim = None
-        if recording.parts is not None:
-            recording.parts.clear()
-        recording.codes.clear()
-        if recording.alone is not None:
-            recording.alone.drop()
-            recording.alone = None
-        for lease in tuple(recording.leases):
-            self._records.end_lease(lease)
+        executable.claim = None
+        if executable.parts is not None:
+            executable.parts.clear()
+        executable.codes.clear()
+        if executable.alone is not None:
+            executable.alone.drop()
+            executable.alone = None
+        for slots in tuple(executable.slot_sets):
+            self._records.end_slots(slots)
 
 
 def overlap(a: Region, b: Region) -> bool:

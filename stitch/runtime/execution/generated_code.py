@@ -20,10 +20,10 @@ import numpy as np
 from stitch.memory import Arrivals
 from stitch.planner import Buffer, Fork, Free, Plan, Region, touched_by
 from stitch.runtime.backends import ThreadFunction, ThreadPool, ThreadRun, Thunk, stage
+from stitch.runtime.execution.bound_parts import PlacedObjects
 from stitch.runtime.executors import prepared_context_run, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
-from stitch.runtime.recording.bound_parts import PlacedObjects
 
 #: Finds a free address for a buffer outside the given regions.
 FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]

@@ -35,11 +35,11 @@ from stitch.planner import (
 from stitch.program import Space
 from stitch.runtime.backends import Agent, BoundPlan, LocalBackend
 from stitch.runtime.events import PlanMade
+from stitch.runtime.execution.executable import Binding, Executable, sharing
+from stitch.runtime.execution.predictions import EvictionPrediction, NextUses
+from stitch.runtime.execution.task_batch import TaskBatch
 from stitch.runtime.executors import PreparedProgram, least_copy_microseconds
 from stitch.runtime.history import Tally
-from stitch.runtime.recording.executable import Binding, Executable, sharing
-from stitch.runtime.recording.predictions import EvictionPrediction, NextUses
-from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import (
     ConstantRecord,
     Effects,
@@ -66,12 +66,12 @@ class Planned:
     plan: Plan
     effects: Effects
     picture: MemorySnapshot
-    leases: list[OutputSlots]
+    slot_sets: list[OutputSlots]
     only_results: bool
     is_known: bool = False
 
 
-def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[NumberedTask, ...]:
+def _with_constants(batch: TaskBatch, picture: MemorySnapshot) -> tuple[NumberedTask, ...]:
     """Return the tasks of a batch with constants as additional inputs."""
     numbers = {constant: number for number, constant in picture.constants.items()}
     return tuple([
@@ -81,7 +81,7 @@ def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[Numbere
             (*task.inputs, *map(numbers.__getitem__, agent.constants)),
             task.outputs,
         )
-        for task, agent in zip(window.graph.tasks, window.agents, strict=True)
+        for task, agent in zip(batch.graph.tasks, batch.agents, strict=True)
     ])  # fmt: skip
 
 
@@ -100,15 +100,15 @@ def _foreseen(planned: Planned) -> tuple[float, int]:
     return seconds, nbytes + sum(nbytes for nbytes, _ in back)
 
 
-def _passing(window: TaskBatch, kept: tuple[bool, ...]) -> set[int]:
+def _passing(batch: TaskBatch, kept: tuple[bool, ...]) -> set[int]:
     """Return the unreferenced sources, which are freed after the run, except those overwritten by
     an output."""
-    return {number for number, _ in window.sources if not kept[number]} - window.graph.taken_over()
+    return {number for number, _ in batch.sources if not kept[number]} - batch.graph.taken_over()
 
 
-def _reads_fixed(plan: Plan, window: TaskBatch) -> bool:
+def _reads_fixed(plan: Plan, batch: TaskBatch) -> bool:
     """Return whether the plan may depend on a source being at a required address."""
-    inside = {n for n, value in window.sources if not value.is_array or len(value.instances) > 1}
+    inside = {n for n, value in batch.sources if not value.is_array or len(value.instances) > 1}
     return any(
         number in inside and desc.layout.address is not None
         for task in plan.request.tasks
@@ -169,7 +169,7 @@ MAX_BINDINGS = 32
 MAX_LENT_BINDINGS = 8
 
 
-class RecordingMaker:
+class BatchPlanner:
     """Finds and creates the executables of one device."""
 
     def __init__(self, device: RuntimeDevice) -> None:
@@ -177,20 +177,20 @@ class RecordingMaker:
         self._next_uses = NextUses()
 
     def binding(
-        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
+        self, batch: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
         """Return the binding that runs a batch now.
 
         If planning or binding raises, nothing has changed.
 
         Args:
-            window: The batch.
+            batch: The batch.
             kept: Which values were referenced when the batch left the queue.
             at_most: If given, accept only a plan that changes nothing but its results, with at most
                 so many copies; otherwise return None.
         """
-        device, graph = self._device, window.graph
-        forms, places = window.forms()
+        device, graph = self._device, batch.graph
+        forms, places = batch.forms()
         recent: Executable | None = graph.recent
         if (
             recent is not None
@@ -203,19 +203,19 @@ class RecordingMaker:
             # The steady state: nothing has changed since the last run.
             binding = self._steady(recent, places)
             if binding is not None:
-                device.recordings.use(recent.kind)
+                device.plan_cache.use(recent.kind)
                 return binding
-        variants = device.recordings.of(graph, kept, forms)
+        variants = device.plan_cache.of(graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
-        binding = self.again(variants, places, window)
+        binding = self.again(variants, places, batch)
         if binding is None or self._next_uses.is_wanted:
-            self._next_uses.note(window)
+            self._next_uses.note(batch)
         if binding is None:
             self._next_uses.learn()
-            planned = self._rebound(variants, window, kept)
+            planned = self._rebound(variants, batch, kept)
             try:
-                planned = planned or self.planned(window, kept)
+                planned = planned or self.planned(batch, kept)
             except StitchError:
                 if at_most is None:
                     raise
@@ -223,14 +223,14 @@ class RecordingMaker:
             if planned is not None and (
                 at_most is None or (planned.only_results and len(planned.plan.copies) <= at_most)
             ):
-                binding = self._new(window, planned, kept, forms, places, at_most is not None)
-        if binding is not None and binding.lease is not None:
-            graph.recent = binding.recording
+                binding = self._new(batch, planned, kept, forms, places, at_most is not None)
+        if binding is not None and binding.slots is not None:
+            graph.recent = binding.executable
         return binding
 
-    def _steady(self, recording: Executable, places: Places) -> Binding | None:
+    def _steady(self, executable: Executable, places: Places) -> Binding | None:
         """Return the binding with code, to the slots to use next, of an executable that may run."""
-        device, idle = self._device, recording.idle
+        device, idle = self._device, executable.idle
         if not idle or device.copies_forbidden or (idle[-1].shares and idle[-1].is_blocked):
             return None
         binding = idle[-1].bindings.get(places)
@@ -240,7 +240,7 @@ class RecordingMaker:
     # -- again -----------------------------------------------------------------------------------
 
     def again(
-        self, variants: Sequence[Executable], places: Places, window: TaskBatch | None = None
+        self, variants: Sequence[Executable], places: Places, batch: TaskBatch | None = None
     ) -> Binding | None:
         """Return the binding of a cached executable that may run now.
 
@@ -250,7 +250,7 @@ class RecordingMaker:
         Args:
             variants: Executables of the work.
             places: Addresses of the sources.
-            window: The batch, if evictions are allowed.
+            batch: The batch, if evictions are allowed.
         """
         device = self._device
         if not variants:
@@ -261,69 +261,69 @@ class RecordingMaker:
             if binding is not None:
                 return binding
         try:
-            binding = self._again(variants, places, window)
+            binding = self._again(variants, places, batch)
             if binding is None and len(variants) > 1:
                 # The work repeats: spare output slots of other work may be revoked.
-                binding = self._again(variants, places, window, clear=True)
+                binding = self._again(variants, places, batch, clear=True)
         except OutOfMemoryError:
             return None
         return binding
 
     def _again(
-        self, variants: Sequence[Executable], places: Places, window: TaskBatch | None, *,
+        self, variants: Sequence[Executable], places: Places, batch: TaskBatch | None, *,
         clear: bool = False,
     ) -> Binding | None:  # fmt: skip
         """As `again`; `clear`: first revoke spare output slots of others in its working regions."""
         device = self._device
         records, shared = device.records, sharing(places)
-        for recording in variants:
-            if recording.shared != shared or recording.is_dropped:
+        for executable in variants:
+            if executable.shared != shared or executable.is_dropped:
                 continue
-            if recording.places is not None and recording.places != places:
+            if executable.places is not None and executable.places != places:
                 continue
-            if device.copies_forbidden and recording.plan.copies:
+            if device.copies_forbidden and executable.plan.copies:
                 continue
-            if recording.foresight is not None and not self._holds(recording.foresight, window):
+            if executable.foresight is not None and not self._holds(executable.foresight, batch):
                 continue
-            if clear and recording.generation != records.generation:
-                recording.evict_conflicting_slots(records)
-            if not recording.holds(records):
+            if clear and executable.generation != records.generation:
+                executable.evict_conflicting_slots(records)
+            if not executable.holds(records):
                 continue
-            if recording.places is not None:
+            if executable.places is not None:
                 # Rebind if an interrupt came before the binding was stored.
-                return recording.alone or self._bound(recording, None, places)
-            binding = self._at(recording, places)
+                return executable.alone or self._bound(executable, None, places)
+            binding = self._at(executable, places)
             if binding is not None:
                 return binding
         return None
 
-    def _holds(self, foresight: EvictionPrediction, window: TaskBatch | None) -> bool:
+    def _holds(self, foresight: EvictionPrediction, batch: TaskBatch | None) -> bool:
         """Return whether the evictions are still right; False without a batch."""
         uses = self._next_uses
-        return window is not None and foresight.holds(
-            self._device.records, uses.version, partial(uses.next_use, window)
+        return batch is not None and foresight.holds(
+            self._device.records, uses.version, partial(uses.next_use, batch)
         )
 
-    def _at(self, recording: Executable, places: Places) -> Binding | None:
-        lease = self._lease(recording)
-        if lease is None:
+    def _at(self, executable: Executable, places: Places) -> Binding | None:
+        slots = self._slots_of(executable)
+        if slots is None:
             return None
-        binding = lease.bindings.get(places) or self._bound(recording, lease, places)
+        binding = slots.bindings.get(places) or self._bound(executable, slots, places)
         if not binding.serves(self._device.observers):
             # Bind now, before anything has started: the memory reservation may fail.
             _ = binding.bound
         return binding
 
-    def _lease(self, recording: Executable) -> OutputSlots | None:
+    def _slots_of(self, executable: Executable) -> OutputSlots | None:
         device = self._device
-        return recording.take_places(
-            device.records, device.recordings.works, device.host_memory.reuse
+        return executable.take_places(
+            device.records, device.plan_cache.works, device.host_memory.reuse
         )
 
     # -- planning ---------------------------------------------------------------------------------
 
     def _rebound(
-        self, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
+        self, variants: Sequence[Executable], batch: TaskBatch, kept: tuple[bool, ...]
     ) -> Planned | None:
         """Rebind the plan of an executable of the same work to the current addresses.
 
@@ -331,30 +331,30 @@ class RecordingMaker:
         """
         taken = self._device.records.all_allocators()
         requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
-        for recording in variants if window.has_constants_placed else ():
-            if not recording.may_be_placed:
+        for executable in variants if batch.has_constants_placed else ():
+            if not executable.may_be_placed:
                 continue
-            only_results, spaces = asked = recording.places is None, recording.gives_way_in
+            only_results, spaces = asked = executable.places is None, executable.gives_way_in
             if asked not in requests:
-                staying = _passing(window, kept) if only_results else ()
-                requests[asked] = self._request(window, kept, (), staying, spaces=spaces)
+                staying = _passing(batch, kept) if only_results else ()
+                requests[asked] = self._request(batch, kept, (), staying, spaces=spaces)
             request, picture = requests[asked]
-            plan = rebind_plan(recording.plan, request, taken)
+            plan = rebind_plan(executable.plan, request, taken)
             if plan is not None:
                 effects = effects_of(plan, self._device.desc_key)
                 return Planned(plan, effects, picture, [], only_results, is_known=True)
         return None
 
-    def planned(self, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
+    def planned(self, batch: TaskBatch, kept: tuple[bool, ...]) -> Planned:
         """Plan a batch in the current state.
 
         Constants keep their addresses, unless one that it reads is evicted, memory is short, or
         evicting other values costs more than fetching constants again.
         """
         best: Planned | None = None
-        if window.has_constants_placed:
+        if batch.has_constants_placed:
             try:
-                best = self._planned_around(window, kept)
+                best = self._planned_around(batch, kept)
             except StitchError:
                 if not self._constants_may_leave(tuple(Space)):
                     raise
@@ -362,7 +362,7 @@ class RecordingMaker:
                 if not self._constants_may_leave(best.plan.pressured_spaces):
                     return best
         try:
-            other = self._planned_around(window, kept, window.constants)
+            other = self._planned_around(batch, kept, batch.constants)
         except (StitchError, MemoryError):
             if best is None:
                 raise
@@ -377,15 +377,15 @@ class RecordingMaker:
         )
 
     def _planned_around(
-        self, window: TaskBatch, kept: tuple[bool, ...],
+        self, batch: TaskBatch, kept: tuple[bool, ...],
         constants: Sequence[ConstantRecord] | None = None,
     ) -> Planned:  # fmt: skip
         """Plan a batch; `constants`: those that it reads, if all constants may be evicted."""
         records, spills = self._device.records, self._device.spills
-        spare = records.spare_leases()
+        spare = records.spare_slots()
         best: Planned | None = None
-        staying = _passing(window, kept) if constants is None else ()
-        request, picture = self._request(window, kept, (), staying, constants)
+        staying = _passing(batch, kept) if constants is None else ()
+        request, picture = self._request(batch, kept, (), staying, constants)
         # Revoke no slots, then the older half, then all; if nothing has to stay, the first snapshot
         # is the actual state.
         counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
@@ -396,7 +396,7 @@ class RecordingMaker:
             only_results = (
                 constants is None
                 and first.moves_nothing
-                and not _reads_fixed(first, window)
+                and not _reads_fixed(first, batch)
                 and effects.is_simple
             )
             if only_results:
@@ -411,12 +411,12 @@ class RecordingMaker:
         for count in to_try:
             if best is not None and not best.plan.is_pressed:
                 break
-            leases = spare[:count]
+            slot_sets = spare[:count]
             try:
-                request, picture = self._request(window, kept, leases, (), constants)
+                request, picture = self._request(batch, kept, slot_sets, (), constants)
                 made = plan(request, spills=spills)
                 effects = effects_of(made, records.desc_key)
-                candidate = Planned(made, effects, picture, leases, False)
+                candidate = Planned(made, effects, picture, slot_sets, False)
             except (StitchError, MemoryError):
                 if best is None and count == to_try[-1]:
                     raise
@@ -428,7 +428,7 @@ class RecordingMaker:
 
     def _request(
         self,
-        window: TaskBatch,
+        batch: TaskBatch,
         kept: tuple[bool, ...],
         without: Collection[OutputSlots],
         staying: Collection[int],
@@ -439,27 +439,27 @@ class RecordingMaker:
 
         `spaces`: spaces to include, besides values with predicted uses (None: all).
         """
-        device, values = self._device, window.values
+        device, values = self._device, batch.values
         for value in values:
             value.place()
         picture = MemorySnapshot(
-            device.records.all_buffers(), window.sources, len(values), window.number, without,
-            staying, constants, spaces, () if spaces is None else self._next_uses.expected(window),
+            device.records.all_buffers(), batch.sources, len(values), batch.number, without,
+            staying, constants, spaces, () if spaces is None else self._next_uses.expected(batch),
         )  # fmt: skip
-        tasks = window.graph.tasks
+        tasks = batch.graph.tasks
         if constants is not None:
-            tasks = _with_constants(window, picture)
+            tasks = _with_constants(batch, picture)
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
             device.machine, tasks, tuple(picture.buffers), tuple(picture.residents),
-            frozenset(picture.kept), self._next_uses.predicted(window, kept, picture.bystanders),
+            frozenset(picture.kept), self._next_uses.predicted(batch, kept, picture.bystanders),
         )  # fmt: skip
         return request, picture
 
     # -- new -------------------------------------------------------------------------------------
 
     def _new(
-        self, window: TaskBatch, planned: Planned, kept: tuple[bool, ...], forms: Forms,
+        self, batch: TaskBatch, planned: Planned, kept: tuple[bool, ...], forms: Forms,
         places: Places, alternates: bool,
     ) -> Binding:  # fmt: skip
         """Create an executable.
@@ -477,69 +477,69 @@ class RecordingMaker:
                 + ("drop programs, so that there is room for the constants of all"
                    if _fetches_constants(plan) else "compile the programs for matching layouts"),
             )  # fmt: skip
-        agents = window.agents
+        agents = batch.agents
         assignment = assign_threads_for(device, plan, agents) if only_results else SINGLE_THREAD
         claim = device.host_memory.take(plan, agents, device.make_room, assignment)
         device.records.revoke(
-            [lease for lease in planned.leases if id(lease) in device.records.leases]
+            [slots for slots in planned.slot_sets if id(slots) in device.records.slot_sets]
         )
         kernels = [None if a is None else a.prepared() for a in agents]
-        recording = Executable(
+        executable = Executable(
             plan, planned.effects, kept,
-            [number for number, value in window.sources if not value.is_array],
+            [number for number, value in batch.sources if not value.is_array],
             None if only_results else places,
             sharing(places), on_threads(kernels, plan, assignment, device.backend),
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
-            _has_fixed_results(plan), window.constants, assignment,
+            _has_fixed_results(plan), batch.constants, assignment,
         )  # fmt: skip
         if not only_results:
-            recording.snapshot_neighbours(device.records, planned.picture)
-        recording.claim = claim
-        device.recordings.plans_made += not planned.is_known
-        known = device.recordings.of(window.graph, kept, forms)
+            executable.snapshot_neighbours(device.records, planned.picture)
+        executable.claim = claim
+        device.plan_cache.plans_made += not planned.is_known
+        known = device.plan_cache.of(batch.graph, kept, forms)
         if plan.leaving:
             self._next_uses.is_wanted = True
-            before = [old.foresight for old in known if old.places == recording.places]
-            recording.foresight = EvictionPrediction(plan.request, self._next_uses.version, before)
-        recording.makes_way = alternates or bool(known)
-        device.recordings.add(window.graph, kept, forms, recording)
-        lease = None
+            before = [old.foresight for old in known if old.places == executable.places]
+            executable.foresight = EvictionPrediction(plan.request, self._next_uses.version, before)
+        executable.makes_way = alternates or bool(known)
+        device.plan_cache.add(batch.graph, kept, forms, executable)
+        slots = None
         if only_results:
-            recording.generation = device.records.generation
-            lease = self._lease(recording)
-            assert lease is not None, "its own places are free"
-        return self._bound(recording, lease, places, is_new=not planned.is_known)
+            executable.generation = device.records.generation
+            slots = self._slots_of(executable)
+            assert slots is not None, "its own places are free"
+        return self._bound(executable, slots, places, is_new=not planned.is_known)
 
     # -- binding ---------------------------------------------------------------------------------
 
     def _bound(
-        self, recording: Executable, lease: OutputSlots | None, places: Places, *,
+        self, executable: Executable, slots: OutputSlots | None, places: Places, *,
         is_new: bool = False,
     ) -> Binding:  # fmt: skip
         """Bind a plan to addresses and store the binding. `is_new`: the plan was made for this."""
-        device, plan, parts = self._device, recording.plan, recording.parts
+        device, plan, parts = self._device, executable.plan, executable.parts
         bound: BoundPlan | Callable[[], BoundPlan]
         addresses: Mapping[int, int] = {}
-        if lease is None or parts is None:
-            bound = device.backend.bind(plan, recording.programs, recording.bodies)
+        if slots is None or parts is None:
+            bound = device.backend.bind(plan, executable.programs, executable.bodies)
         else:
-            addresses = recording.addresses_for(lease, places)
+            addresses = executable.addresses_for(slots, places)
             bound = partial(parts.bound, device.backend, addresses, device.host_memory)
-            if not recording.has_code_anywhere(device.observers):
+            if not executable.has_code_anywhere(device.observers):
                 bound = bound()
-        if isinstance(bound, BoundPlan) and recording.each is None:
-            recording.on_first_bind(bound)
-        assert recording.each is not None, "its code is written once it has run"
-        device.recordings.bindings_made += 1
-        index = device.recordings.bindings_made
-        tally = Tally(plan, recording.each, addresses, is_new=is_new)
+        if isinstance(bound, BoundPlan) and executable.each is None:
+            executable.on_first_bind(bound)
+        assert executable.each is not None, "its code is written once it has run"
+        device.plan_cache.bindings_made += 1
+        index = device.plan_cache.bindings_made
+        tally = Tally(plan, executable.each, addresses, is_new=is_new)
         device.history.add(index, tally)
-        binding = Binding(index, recording, bound, lease, addresses, tally)
-        if lease is None:
-            recording.alone = binding
+        binding = Binding(index, executable, bound, slots, addresses, tally)
+        if slots is None:
+            executable.alone = binding
         else:
-            bindings = lease.bindings
+            bindings = slots.bindings
             bindings[places] = binding
             if len(bindings) > 1:
                 most = MAX_LENT_BINDINGS if _reads_lent(places) else MAX_BINDINGS

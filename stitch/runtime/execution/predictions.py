@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from stitch.planner import PlanRequest
 from stitch.program import Space
-from stitch.runtime.recording.task_batch import TaskBatch
+from stitch.runtime.execution.task_batch import TaskBatch
 from stitch.runtime.values import Place, Records, ValueRecord
 from stitch.tasks import TaskSequence
 
@@ -58,12 +58,12 @@ class NextUses:
         self._noted: deque[_Stretch] = deque()
         self._tasks = 0
 
-    def note(self, window: TaskBatch) -> None:
+    def note(self, batch: TaskBatch) -> None:
         """Record a batch that is about to run."""
         # Do not keep host arrays of calls alive.
-        values = [None if value.is_array else value for value in window.values]
-        self._noted.append((window.number, window.end, window.graph, values))
-        self._tasks += len(window.agents)
+        values = [None if value.is_array else value for value in batch.values]
+        self._noted.append((batch.number, batch.end, batch.graph, values))
+        self._tasks += len(batch.agents)
         while self._tasks > MAX_NOTED and len(self._noted) > 1:
             start, end, _, _ = self._noted.popleft()
             self._tasks -= end - start
@@ -115,28 +115,28 @@ class NextUses:
                 self._last.pop(value, None)
                 self._last[value] = _Use(at, tuple([(h, slot) for h in before]), end)
 
-    def expected(self, window: TaskBatch) -> list[ValueRecord]:
+    def expected(self, batch: TaskBatch) -> list[ValueRecord]:
         """Return the values with a predicted next L1 use."""
         known = self._distances.keys()
         likely = [v for v, use in self._last.items() if not known.isdisjoint(use.contexts)]
-        return [value for value in likely if self.next_use(window, value) < inf]
+        return [value for value in likely if self.next_use(batch, value) < inf]
 
     def predicted(
-        self, window: TaskBatch, kept: Sequence[bool], others: Mapping[int, ValueRecord]
+        self, batch: TaskBatch, kept: Sequence[bool], others: Mapping[int, ValueRecord]
     ) -> tuple[tuple[int, int], ...]:
         """Return (value, task that reads it in L1 next) for values with a prediction.
 
         Task numbers are relative to the batch. `others`: values by number that no task of the batch
         uses.
         """
-        living = {n: value for n, value in enumerate(window.values) if kept[n]} | dict(others)
-        uses = [(number, self.next_use(window, value)) for number, value in living.items()]
-        return tuple([(number, int(use) - window.number) for number, use in uses if use < inf])
+        living = {n: value for n, value in enumerate(batch.values) if kept[n]} | dict(others)
+        uses = [(number, self.next_use(batch, value)) for number, value in living.items()]
+        return tuple([(number, int(use) - batch.number) for number, use in uses if use < inf])
 
-    def next_use(self, window: TaskBatch, value: ValueRecord) -> float:
+    def next_use(self, batch: TaskBatch, value: ValueRecord) -> float:
         """Return the task after a batch that is predicted to read a value in L1 next; infinity if
         unknown."""
-        end, use = window.end, self._use(value, window.number)
+        end, use = batch.end, self._use(value, batch.number)
         distance = None if use is None else self._distance(use.contexts)
         # An overdue use stays predicted for one more distance; then the prediction was wrong.
         if use is None or distance is None or end >= use.at + 2 * distance:

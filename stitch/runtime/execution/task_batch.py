@@ -28,7 +28,7 @@ PENDING, READY = Status.PENDING, Status.READY
 class TaskBatch:
     """The tasks between two runs of a queue; `number` identifies the batch and counts tasks.
 
-    While it runs, the next batch fills: `value.window` and `value.number` then refer to that one,
+    While it runs, the next batch fills: `value.batch` and `value.number` then refer to that one,
     so the runner uses the numbers of the batch.
     """
 
@@ -84,9 +84,9 @@ class TaskBatch:
                 status = value.status
                 if ((status is not READY and status is not PENDING) or value.consumed) and not made:
                     value.check_usable()
-                if value.window != now:
+                if value.batch != now:
                     fresh.append(value)
-                    value.window, value.number = now, number
+                    value.batch, value.number = now, number
                     number += 1
                     if value.is_exposed:
                         self.reads_exposed = True
@@ -106,7 +106,7 @@ class TaskBatch:
             if made:
                 results += made
                 for value in made:
-                    value.window, value.number = now, number
+                    value.batch, value.number = now, number
                     number += 1
             for desc, key in outputs:
                 results.append(ValueRecord(device, desc, key, what.name, number, now))
@@ -115,7 +115,7 @@ class TaskBatch:
                 gone = [inputs[index] for index in what.donated]
                 by = f"donated to {what.name!r}"
                 for value in gone:
-                    value.consumed, value.lease, value.by = True, None, by
+                    value.consumed, value.slots, value.by = True, None, by
             # Atomic under the GIL: no call in between.
             values += fresh
             values += results
@@ -124,24 +124,24 @@ class TaskBatch:
             return results
         except BaseException:
             for value in fresh:
-                value.window = -1
+                value.batch = -1
             for value in gone:
                 value.consumed = False
             raise
 
     @classmethod
-    def of(cls, number: int, *windows: TaskBatch) -> TaskBatch:
+    def of(cls, number: int, *batches: TaskBatch) -> TaskBatch:
         """Concatenate batches; the new number is at least `number`, and above all earlier ones."""
-        after = [value.window + 1 for window in windows for value in window.values]
-        joined = cls(windows[0].device, max([number, *after]), windows[0].nothing)
-        for window in windows:
-            for task, agent in zip(window.graph.tasks, window.agents, strict=True):
-                inputs = [window.values[n] for n in task.inputs]
-                results = [window.values[n] for n in task.outputs]
+        after = [value.batch + 1 for batch in batches for value in batch.values]
+        joined = cls(batches[0].device, max([number, *after]), batches[0].nothing)
+        for batch in batches:
+            for task, agent in zip(batch.graph.tasks, batch.agents, strict=True):
+                inputs = [batch.values[n] for n in task.inputs]
+                results = [batch.values[n] for n in task.outputs]
                 joined.append(task.transformation, agent, inputs, (), results)
-            joined.reads_exposed |= window.reads_exposed
-            joined.reads_failed |= window.reads_failed
-            joined.cached += window.cached
+            joined.reads_exposed |= batch.reads_exposed
+            joined.reads_failed |= batch.reads_failed
+            joined.cached += batch.cached
         return joined
 
     @property

@@ -23,10 +23,10 @@ from stitch.planner import (
     after_steps,
     ranges_of,
 )
-from stitch.runtime.recording.executable import Binding, Executable, overlap
-from stitch.runtime.recording.generated_code import FindPlace, Stopped, ThreadFailure
-from stitch.runtime.recording.overwriting import BEGUN
-from stitch.runtime.recording.task_batch import TaskBatch
+from stitch.runtime.execution.executable import Binding, Executable, overlap
+from stitch.runtime.execution.generated_code import FindPlace, Stopped, ThreadFailure
+from stitch.runtime.execution.overwriting import BEGUN
+from stitch.runtime.execution.task_batch import TaskBatch
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask
 
@@ -44,13 +44,13 @@ def place_all(values: Sequence[ValueRecord]) -> None:
 
 
 def finder_of(
-    recording: Executable, records: Records, values: Sequence[ValueRecord]
+    executable: Executable, records: Records, values: Sequence[ValueRecord]
 ) -> Callable[[int], ValueRecord]:
     """Return a function that maps a plan's value numbers to records, including affected values.
 
     Call it before anything changes: affected values are identified by their addresses.
     """
-    others = recording.affected_values(records)
+    others = executable.affected_values(records)
     if not others:
         return values.__getitem__
     return lambda number: values[number] if number < len(values) else others[number]
@@ -59,7 +59,7 @@ def finder_of(
 def after_failure(
     device: RuntimeDevice,
     binding: Binding,
-    window: TaskBatch,
+    batch: TaskBatch,
     error: BaseException,
     progress: Sequence[int],
     stopped: Stopped | None = None,
@@ -68,23 +68,23 @@ def after_failure(
 
     `stopped`: the completed steps, if not simply the first `progress[0]`.
     """
-    records, recording = device.records, binding.recording
+    records, executable = device.records, binding.executable
     stopped = stopped or Stopped(range(progress[0]))
     plan, steps_done = stopped.plan(binding.plan)
-    values = window.values
+    values = batch.values
     place_all(values)
-    value_of = finder_of(recording, records, values)
-    if binding.lease is not None:
+    value_of = finder_of(executable, records, values)
+    if binding.slots is not None:
         # Completed outputs keep the buffers of the output slots.
-        records.end_leases_at(binding.lease.buffers, with_bytes=False)
+        records.end_slots_at(binding.slots.buffers, with_bytes=False)
     on_threads = _failed_on_threads(binding.plan, stopped.failures)
     failed, left = _what_is_left(plan, steps_done, on_threads, error)
     wanted = _read_by(plan, left)
-    if recording.assignment.buffers and recording.parts is not None:
-        own, find = recording.assignment.buffers, partial(_found_place, device)
+    if executable.assignment.buffers and executable.parts is not None:
+        own, find = executable.assignment.buffers, partial(_found_place, device)
         there = after_steps(plan, steps_done)[1].keys()
         plan, steps_done, kept = without_own_places(plan, steps_done, own, wanted, find)
-        recording.parts.bring_back(kept, device.backend)
+        executable.parts.bring_back(kept, device.backend)
         lost = there - after_steps(plan, steps_done)[1].keys()
         failed, left = _what_is_left(plan, steps_done, on_threads, error, lost)
         wanted = _read_by(plan, left)
@@ -99,9 +99,9 @@ def after_failure(
     begun = progress[1] == BEGUN
     intact = frozenset() if begun else frozenset(r.value for r in plan.request.residents)
     torn = {n for n in _donated_to(plan, failed) if n not in intact}
-    fail = partial(_fail, plan, window, why, wanted, torn)
+    fail = partial(_fail, plan, batch, why, wanted, torn)
     records.apply(effects, value_of, device.lost_all, fail)
-    for number in recording.unreferenced:
+    for number in executable.unreferenced:
         value = values[number]
         if value.instances and number not in wanted and not value.kept:
             records.release(value)
@@ -132,16 +132,16 @@ def _donated_to(plan: Plan, tasks: Iterable[int]) -> list[int]:
 
 
 def _fail(
-    plan: Plan, window: TaskBatch, why: Mapping[int, str], wanted: Set[int], torn: Collection[int]
+    plan: Plan, batch: TaskBatch, why: Mapping[int, str], wanted: Set[int], torn: Collection[int]
 ) -> None:
     """Mark the outputs of tasks that did not complete.
 
     Values that these would have overwritten become usable again; those in `torn` are lost, unless a
     task that still runs reads them (`wanted`). `why`: reason per task.
     """
-    values = window.values
+    values = batch.values
     for index, said in why.items():
-        task, call = plan.request.tasks[index], window.call(index)
+        task, call = plan.request.tasks[index], batch.call(index)
         if call is not None:
             call.stop(said)
         missing = [values[n] for n in task.outputs if values[n].status in (PENDING, FAILED)]
