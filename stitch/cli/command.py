@@ -35,6 +35,8 @@ EXIT_BROKEN_PIPE = 141
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 #: Whether written files are not named (`--quiet`).
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+#: The name of the running command, as it was called: `stitch-run` or `stitch run`.
+_PROG: ContextVar[str] = ContextVar("prog", default="stitch")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -94,17 +96,25 @@ def say_aside(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def say_written(prog: str, paths: Iterable[str | Path]) -> None:
+def prog() -> str:
+    """Return the name of the running command, as it was called: `stitch-run` or `stitch run`."""
+    return _PROG.get()
+
+
+def say_written(paths: Iterable[str | Path]) -> None:
     """Name each written file in a line on standard error, unless the command is quiet."""
     if not _QUIET.get():
         for path in paths:
-            say_aside(f"{prog}: wrote {path}")
+            say_aside(f"{prog()}: wrote {path}")
 
 
-def entry_point(prog: str, module: str) -> Callable[..., int]:
-    """Return the `main` of a command, which loads its module when it is called."""
+def entry_point(name: str, module: str) -> Callable[..., int]:
+    """Return the `main` of a command, which loads its module when it is called.
 
-    def main(argv: Sequence[str] | None = None) -> int:
+    Its arguments are the command's words, and its name as it was called (`stitch run`).
+    """
+
+    def main(argv: Sequence[str] | None = None, prog: str = name) -> int:
         return _carry_out(prog, lambda: import_module(module).command(), argv)
 
     return main
@@ -117,6 +127,7 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
     debug = "--debug" in arguments
     _ASIDE.set(False)
     _QUIET.set(False)
+    _PROG.set(prog)
     try:
         if arguments[:1] == ["--version"]:
             say(version_text(prog))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from stitch.budget import parse_nbytes
-from stitch.cli.command import version_text
+from stitch.cli.command import prog, version_text
 from stitch.errors import UsageError, closest
 
 EXIT_CODES = """\
@@ -63,10 +63,10 @@ class Parser(argparse.ArgumentParser):
         return f"unexpected arguments {' '.join(unknown)!r}"
 
 
-def make_parser(prog: str, description: str, examples: str) -> Parser:
+def make_parser(description: str, examples: str) -> Parser:
     """Return a parser with the options of all commands, examples and exit codes."""
     parser = Parser(
-        prog=prog,
+        prog=prog(),
         description=description,
         epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -80,7 +80,7 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
     )  # fmt: skip
     parser.add_argument("-q", "--quiet", action="store_true",
                         help="do not name the written files on standard error")  # fmt: skip
-    parser.add_argument("--version", action="version", version=version_text(prog))
+    parser.add_argument("--version", action="version", version=version_text(prog()))
     return parser
 
 

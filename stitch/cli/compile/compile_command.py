@@ -245,7 +245,7 @@ EXAMPLES = """\
 
 def command() -> Command:
     """Return `stitch-compile` with its options."""
-    parser = make_parser("stitch-compile", "Compile a module into a .ttb file.", EXAMPLES)
+    parser = make_parser("Compile a module into a .ttb file.", EXAMPLES)
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
@@ -345,7 +345,7 @@ def _write(
     """Write the files and print a summary of each."""
     contents = zip(paths, [content_of(model.binary) for model in models], strict=True)
     files: OutputFiles = {path: content for path, content in contents if path is not None}
-    say_written("stitch-compile", write_files(files))
+    say_written(write_files(files))
     for model, path in zip(models, paths, strict=True):
         for warning in model.warnings:
             say_aside(f"stitch-compile: warning: {warning}")

@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_FAILURE, EXIT_OK, EXIT_OVER_LIMIT, Command, say, say_aside
+from stitch.cli.command import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_OVER_LIMIT,
+    Command,
+    prog,
+    say,
+    say_aside,
+)
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.module_files import (
     ModuleFile,
@@ -147,7 +155,6 @@ MAX_LINES = 20
 def command() -> Command:
     """Return `stitch-inspect` with its options."""
     parser = make_parser(
-        "stitch-inspect",
         "Show .ttb and .ttnn files, and what stitching costs.",
         EXAMPLES,
     )
@@ -256,7 +263,7 @@ def _diff(options: argparse.Namespace) -> int:
         failure = f"{change.added.nbytes} B added, at most {most} allowed"
         code = EXIT_OVER_LIMIT
     elif change.unequal:
-        say_aside(f"stitch-inspect: note: {uneven}")
+        say_aside(f"{prog()}: note: {uneven}")
     if options.json:
         say(json.dumps(asdict(change), indent=2))
         return code
@@ -269,7 +276,7 @@ def _diff(options: argparse.Namespace) -> int:
         ]
     say("\n".join(lines))
     if failure:
-        say_aside(f"stitch-inspect: error: {failure}")
+        say_aside(f"{prog()}: error: {failure}")
     return code
 
 

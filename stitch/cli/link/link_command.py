@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 def command() -> Command:
     """Return `stitch-link` with its options."""
-    parser = make_parser("stitch-link", "Link .ttb modules into one program.", EXAMPLES)
+    parser = make_parser("Link .ttb modules into one program.", EXAMPLES)
     parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb files, in run order")
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
@@ -61,7 +61,7 @@ def _link(options: argparse.Namespace) -> int:
     )
     facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
     facts += counted(len(model.program.operations), "operation")
-    say_written("stitch-link", write_files({options.output: content_of(model.binary)}))
+    say_written(write_files({options.output: content_of(model.binary)}))
     where = "standard output" if options.output == "-" else options.output
     say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
     return EXIT_OK

@@ -252,9 +252,7 @@ _MODULES = (".ttb", ".onnx", ".ttnn")
 
 def command() -> Command:
     """`stitch-run` and its options."""
-    parser = make_parser(
-        "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
-    )
+    parser = make_parser("Run .ttb modules, stitched, on a simulated device.", EXAMPLES)
     add_run_options(parser)
     return Command(parser.read, lambda options: _run(parser, options))
 

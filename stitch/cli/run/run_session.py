@@ -30,6 +30,7 @@ from stitch.cli.command import (
     EXIT_OK,
     EXIT_OVER_LIMIT,
     failure_of,
+    prog,
     say,
     say_aside,
     say_written,
@@ -404,7 +405,7 @@ def run_session(options: argparse.Namespace) -> int:
             what, code = failure_of(error)
             body = {"result": "error", "exit_code": code, "error": what}
             text = json.dumps(body, indent=2) + "\n"
-            say_written("stitch-run", write_files({options.result_file: text}))
+            say_written(write_files({options.result_file: text}))
         raise
 
 
@@ -432,11 +433,11 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         if options.result_file is not None:
             body = result_json(session, code)
             session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
-        say_written("stitch-run", write_files(session.files))
+        say_written(write_files(session.files))
         for line in lines:
             say(line)
         for failure in session.failures:
-            say_aside(f"stitch-run: error: {failure}")
+            say_aside(f"{prog()}: error: {failure}")
         return code
 
 
@@ -491,7 +492,7 @@ def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
 def _pipeline(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
     checked = documents.read_pipeline(options.pipeline, strict_types=options.strict_types)
     for warning in checked.warnings:
-        say_aside(f"stitch-run: warning: {warning}")
+        say_aside(f"{prog()}: warning: {warning}")
     machine = load_machine(options.device if options.device is not None else checked.machine)
     devices = checked.file.devices if options.devices is None else options.devices
     target = _open(options, machine, devices)
@@ -526,7 +527,7 @@ def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
 
 
 def _note(text: str) -> None:
-    say_aside(f"stitch-run: note: {text}")
+    say_aside(f"{prog()}: note: {text}")
 
 
 def _announce_passes(session: RunSession) -> None:

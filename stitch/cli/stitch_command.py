@@ -1,0 +1,86 @@
+"""`stitch NAME ...`: runs one subcommand, which is the package `stitch.cli.NAME`.
+
+A subcommand's package is imported when it is asked for; nothing here imports NumPy.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from stitch.cli.command import EXIT_OK, Command, entry_point, say
+from stitch.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+#: By heading of the help: subcommand → what it does. `main` of `stitch.cli.NAME` takes its words.
+SUBCOMMANDS = {
+    "modules": {
+        "compile": "compile a module into a .ttb file",
+        "link": "link .ttb modules into one program",
+        "inspect": "show .ttb files, and what stitching them costs",
+    },
+    "runs": {
+        "run": "run modules or a pipeline on a simulated device",
+    },
+}
+NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that the first word names; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in NAMES:
+        name = arguments[0]
+        code: int = import_module(f"stitch.cli.{name}").main(arguments[1:], f"stitch {name}")
+        return code
+    return _help(arguments)
+
+
+def command() -> Command:
+    """Return the command without a subcommand: its help."""
+    return Command(_read, _print_help)
+
+
+#: Prints the help or the version; any other word is an error.
+_help = entry_point("stitch", __name__)
+
+
+def _read(arguments: Sequence[str]) -> Namespace:
+    if arguments and arguments[0] not in ("-h", "--help"):
+        raise _unknown(arguments)
+    from argparse import Namespace
+
+    return Namespace(quiet=False, max_memory=None)
+
+
+def _unknown(arguments: Sequence[str]) -> UsageError:
+    """Return the error for a first word that is no subcommand, with the corrected command."""
+    first = arguments[0]
+    if first.startswith("-"):
+        named = next((at for at, word in enumerate(arguments) if word in NAMES), None)
+        words = ["--help"]
+        if named is not None:
+            words = [arguments[named], *arguments[:named], *arguments[named + 1 :]]
+        what = f"options follow the subcommand, and {first} is before it"
+        return UsageError(what, remedy=shlex.join(["stitch", *words]))
+    words = [*nearest(first, NAMES), *arguments[1:]]
+    if not nearest(first, NAMES):
+        words = ["run", *arguments] if first.endswith((".ttb", ".yaml", ".yml")) else ["--help"]
+    return UsageError(
+        f"there is no subcommand {first!r}",
+        expected=", ".join(NAMES),
+        remedy=shlex.join(["stitch", *words]),
+    )
+
+
+def _print_help(options: Namespace) -> int:
+    lines = ["usage: stitch SUBCOMMAND ...", "", "Stitches compiled tensor programs."]
+    for heading, names in SUBCOMMANDS.items():
+        lines += ["", f"{heading}:", *(f"  {name:<12}{what}" for name, what in names.items())]
+    say("\n".join([*lines, "", "`stitch SUBCOMMAND --help` lists its options."]))
+    return EXIT_OK

@@ -1,0 +1,72 @@
+"""The command `stitch`: which subcommand runs, and under which name it reports errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stitch.cli.stitch_command import NAMES, main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_a_subcommand_runs_as_its_own_command_does(here: Path, capsys: Captured) -> None:
+    assert main(["run", "a.ttb", "b.ttb", "--input=x=@x.npy", "--output=y=@y.npy"]) == 0
+    assert Path("y.npy").exists()
+    assert "stitch run: wrote y.npy" in capsys.readouterr().err
+
+
+def test_a_subcommand_reports_errors_under_the_name_it_was_called_by(capsys: Captured) -> None:
+    assert main(["run", "--exeutor=numpy"]) == 2
+    assert capsys.readouterr().err.startswith("stitch run: error: there is no option --exeutor")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_subcommand(words: list[str], capsys: Captured) -> None:
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_subcommand_has_help(name: str, capsys: Captured) -> None:
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: stitch {name} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["rnu", "a.ttb"], "stitch run a.ttb"),
+        (["a.ttb", "--init=ones"], "stitch run a.ttb --init=ones"),
+        (["--explain", "run", "a b.ttb"], "stitch run --explain 'a b.ttb'"),
+        (["--explain"], "stitch --help"),
+        (["xyzzy"], "stitch --help"),
+    ],
+)
+def test_an_unknown_first_word_is_answered_with_the_command_to_type(
+    words: list[str], remedy: str, capsys: Captured
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  try: {remedy}"
+
+
+def test_the_version_loads_neither_numpy_nor_argparse() -> None:
+    code = (
+        "import json, sys; from stitch.cli.stitch_command import main; main(['--version']);"
+        "print(json.dumps([m for m in ('numpy', 'argparse', 'yaml', 'rich') if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert done[0].startswith("stitch ") and json.loads(done[1]) == []
+
+
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "stitch", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("stitch ")
