@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
 
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES
@@ -24,14 +24,19 @@ from stitch.planner import (
 )
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
-from stitch.tasks import TransformationKind
+from stitch.tasks import Transformation, TransformationKind
 
 WRITTEN = "the host overwrote a tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyLine:
-    """One copy: its bytes and simulated seconds, how often it ran, and why."""
+    """One copy: its bytes and simulated seconds, how often it ran, and why.
+
+    `producer` names the slot that wrote the tensor, `consumer` the slot that reads the copy, or the
+    program for which an eviction or a move makes room; each with the line of the user's source, if
+    it is known. These do not count when lines are compared.
+    """
 
     kind: str  # copy, evict, move, bounce, write
     source: str
@@ -41,6 +46,10 @@ class CopyLine:
     times: int
     reason: str
     certificate: str | None
+    producer: str = field(default="", compare=False)
+    producer_location: str = field(default="", compare=False)
+    consumer: str = field(default="", compare=False)
+    consumer_location: str = field(default="", compare=False)
 
     def text(self, width: int = 0) -> str:
         """Return all but the reason in one line; the kind takes at least `width` characters."""
@@ -50,15 +59,34 @@ class CopyLine:
             f"{self.source} -> {self.target}{proof}"
         )
 
+    @property
+    def location(self) -> str:
+        """Return the source line of the consumer, else of the producer, else nothing."""
+        return self.consumer_location or self.producer_location
+
+    def link_text(self) -> str:
+        """Return the producer and the consumer with their source lines, as far as known.
+
+        >>> CopyLine("copy", "l1", "dram", 4, 0.0, 1, "", None, "output 'y' of 'a'", "a.yaml:7",
+        ...          "input 'x' of 'b'").link_text()
+        "output 'y' of 'a' (a.yaml:7) -> input 'x' of 'b'"
+        """
+        ends = [(self.consumer, self.consumer_location)]
+        if self.producer != self.consumer:  # Equal for an array that the caller passes.
+            ends.insert(0, (self.producer, self.producer_location))
+        return " -> ".join([f"{name} ({at})" if at else name for name, at in ends if name])
+
 
 def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     """Return the copies of plans in order, with one line for equal copies of several plans."""
+    plans = tuple(plans)
     lines: dict[tuple[Any, ...], CopyLine] = {}
+    origins = _origins(plan for plan, _ in plans)
     for plan, times in plans:
         buffers = {buffer.number: buffer for buffer in plan.request.buffers}
         buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
-        for step in plan.copies:
-            for line in _lines(step, plan, buffers):
+        for step, consumer in _with_consumers(plan):
+            for line in _lines(step, plan, buffers, origins, consumer):
                 key = (line.kind, line.source, line.target, line.nbytes, line.reason,
                        line.certificate)  # fmt: skip
                 earlier = lines.get(key, line)
@@ -66,7 +94,58 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     return tuple(lines.values())
 
 
-def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterator[CopyLine]:
+#: A slot or a program, and its source location; both may be empty.
+_End: TypeAlias = tuple[str, str]
+_UNKNOWN: _End = ("", "")
+
+
+def _origins(plans: Iterable[Plan]) -> dict[str, str]:
+    """Return the source locations of outputs, by the origin of their buffers."""
+    transformations = {
+        task.transformation.key: task.transformation for plan in plans for task in
+        plan.request.tasks
+    }  # fmt: skip
+    return {
+        f"output {one.output_name(index)!r} of {one.name!r}": location
+        for one in transformations.values()
+        for index, location in enumerate(one.output_locations)
+    }
+
+
+def _with_consumers(plan: Plan) -> Iterator[tuple[Copy | Relocate, _End]]:
+    """Yield the copies of a plan in order, with the input or the program that needs each."""
+    consumers: dict[int, _End] = {}
+    waiting: list[int] = []
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, Execute):
+            one = plan.request.tasks[step.task].transformation
+            read = {instance.buffer: at for at, instance in enumerate(step.inputs)}
+            for earlier in waiting:
+                copy = plan.steps[earlier]
+                at = read.get(copy.target.buffer) if isinstance(copy, Copy) else None
+                consumers[earlier] = _input_end(one, at)
+            waiting.clear()
+        elif isinstance(step, Copy) and step.made != step.value:
+            consumers[number] = ("to_layout", "")
+        elif isinstance(step, Copy | Relocate):
+            waiting.append(number)
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, Copy | Relocate):
+            yield step, consumers.get(number, _UNKNOWN)
+
+
+def _input_end(one: Transformation, index: int | None) -> _End:
+    """Return an input of a transformation, or the whole for None."""
+    if index is None:
+        return repr(one.name), next(filter(None, one.input_locations), "")
+    at = one.input_locations
+    return f"input {one.input_name(index)!r} of {one.name!r}", at[index] if at else ""
+
+
+def _lines(
+    step: Copy | Relocate, plan: Plan, buffers: Mapping[int, Buffer], origins: Mapping[str, str],
+    consumer: _End,
+) -> Iterator[CopyLine]:  # fmt: skip
     """Yield the copies of one step, with `times` 0."""
     certificate = step.certificate
     proof: str | None = None
@@ -79,14 +158,19 @@ def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterat
             proof += f": {sum(certificate.pieces)} B per bank into {sum(certificate.gaps)} B"
     if isinstance(step, Copy):
         source, target = step.source.desc.text(), step.target.desc.text()
-        yield CopyLine(step.kind, source, target, step.nbytes, step.seconds, 0, step.reason, proof)
+        origin = buffers[step.source.buffer].origin
+        ends = (origin, origins.get(origin, ""), *consumer)
+        yield CopyLine(step.kind, source, target, step.nbytes, step.seconds, 0, step.reason, proof,
+                       *ends)  # fmt: skip
         return
     kind, where = "bounce" if step.stage is not None else "move", step.space.value
     for number, _ in step.targets:
         nbytes = footprint(buffers[number].desc, plan.request.machine.shape).own_nbytes
         # The step has the time of all tensors: divide it by bytes.
         part = nbytes / step.nbytes if step.nbytes else 1 / step.count
-        yield CopyLine(kind, where, where, nbytes, step.seconds * part, 0, step.reason, proof)
+        origin = buffers[number].origin
+        yield CopyLine(kind, where, where, nbytes, step.seconds * part, 0, step.reason, proof,
+                       origin, origins.get(origin, ""), *consumer)  # fmt: skip
 
 
 def other_lines(account: Account) -> tuple[CopyLine, ...]:

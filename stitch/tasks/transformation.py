@@ -28,6 +28,8 @@ class Transformation:
     output with the donated input whose buffer it takes. `key` identifies it for plan reuse.
     `seconds`: simulated time of one run on the device's machine, beside the copies that it needs.
     `constants`: how many of the inputs, the last, are constants, which their file has.
+    `input_locations` and `output_locations`: the source location of the first operation that reads
+    an input, and of the one that writes an output; empty if none is known.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Transformation:
     key: int = field(default_factory=_next_key)
     seconds: float = 0.0
     constants: int = 0
+    input_locations: tuple[str, ...] = ()
+    output_locations: tuple[str, ...] = ()
 
     def input_name(self, index: int) -> str:
         """The name of an input slot, for messages."""
@@ -54,6 +58,7 @@ class Transformation:
 
 def transformation_of(program: Program, seconds: float = 0.0) -> Transformation:
     """What a program does to its inputs; `seconds`: simulated time of one run."""
+    read_at, written_at = _locations(program)
     return Transformation(
         name=program.name,
         kind=TransformationKind.PROGRAM,
@@ -71,4 +76,26 @@ def transformation_of(program: Program, seconds: float = 0.0) -> Transformation:
         ]),
         scratch=program.scratch,
         seconds=seconds,
+        input_locations=read_at,
+        output_locations=written_at,
     )  # fmt: skip
+
+
+def _locations(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return `input_locations` and `output_locations`; empty tuples if none is known."""
+    readers = dict.fromkeys([slot.value for slot in program.inputs], "")
+    writers = dict.fromkeys([slot.value for slot in program.outputs], "")
+    for operation in reversed(program.operations):
+        if operation.location:
+            for value in operation.inputs:
+                if value in readers:
+                    readers[value] = operation.location
+            for value in operation.outputs:
+                if value in writers:
+                    writers[value] = operation.location
+    ends = (
+        [readers[slot.value] for slot in program.inputs],
+        [writers[slot.value] for slot in program.outputs],
+    )
+    first, second = [tuple(places) if any(places) else () for places in ends]
+    return first, second

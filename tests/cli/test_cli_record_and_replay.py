@@ -42,6 +42,15 @@ def test_the_same_run_records_the_same_events(cli: Cli, recording: dict[str, Any
     assert again["events"] == recording["events"]
 
 
+def test_a_record_without_source_locations_replays(cli: Cli, recording: dict[str, Any]) -> None:
+    for plan in recording["plans"].values():
+        for task in plan["request"]["tasks"]:
+            assert task["transformation"].pop("input_locations") in (["a.yaml:7"], ["b.yaml:5"])
+            assert task["transformation"].pop("output_locations") in (["a.yaml:8"], ["b.yaml:5"])
+    Path("run.json").write_text(json.dumps(recording))
+    assert cli("run", "--replay=run.json").code == 0
+
+
 @pytest.mark.parametrize("step", ["Allocate", "Free"])
 def test_a_missing_step_is_named(cli: Cli, recording: dict[str, Any], step: str) -> None:
     steps = recording["plans"]["1"]["steps"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -87,6 +90,47 @@ def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None
     if bounces:
         assert all(line.certificate == "no_path" for line in moves)
         assert "through dram" in text.lower()
+
+
+def test_copies_name_the_slots_of_their_link_and_the_lines_of_the_source(tmp_path: Path) -> None:
+    for name, text in (
+        ("a", "inputs: {x: {shape: [8, 64], type: float32}}\n"
+              "operations:\n  - h = Relu(x)\n  - y = Add(h, 1.0)\noutputs: {y: {space: l1}}\n"),
+        ("b", "inputs:\n  x: {shape: [8, 64], type: float32, space: dram}\n"
+              "operations:\n  - y = Add(x, 1.0)\noutputs: [y]\n"),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.yaml").write_text(text)
+    models = [stitch.compile(tmp_path / f"{name}.yaml", target="tiny") for name in "ab"]
+    # With windows of 1 the tensor between the programs was made by an earlier plan.
+    for window in (1, 64):
+        with stitch.open_device("tiny", window=window) as device:
+            recorder = Recorder(device)
+            a, b = (device.load(model) for model in models)
+            y = one(b(a(integers((8, 64)))))
+            y.to_layout(Layout(F32, Space.DRAM)).numpy()
+            lines = copy_lines(device.account().plans)
+            recorded = read_copies(recorder.text()).lines
+        assert [line.link_text() for line in lines] == [
+            "input 'x' of 'a' (a.yaml:3)",
+            "output 'y' of 'a' (a.yaml:4) -> input 'x' of 'b' (b.yaml:4)",
+            "output 'y' of 'b' (b.yaml:4) -> to_layout",
+        ]
+        assert [line.location for line in lines] == ["a.yaml:3", "b.yaml:4", "b.yaml:4"]
+        assert [line.link_text() for line in recorded] == [line.link_text() for line in lines]
+
+
+def test_an_eviction_names_the_evicted_tensor_and_the_program_that_needs_room() -> None:
+    machine = tiny(l1_nbytes=2048)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device(machine) as device:
+        a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
+        held = [one(a(integers((8, 64), i))) for i in range(5)]
+        lines = copy_lines(device.account().plans)
+        assert len(held) == 5
+    (evicted,) = {line.link_text() for line in lines if line.kind == "evict"}
+    assert re.fullmatch(
+        r"output 'y' of 'a' \(stitched_models.py:\d+\) -> 'a' \(stitched_models.py:\d+\)", evicted
+    )
 
 
 def test_a_change_that_saves_conversions_is_no_run_of_another_length() -> None:
