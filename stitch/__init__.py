@@ -67,7 +67,8 @@ else:
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files "
         "flatbuffer forms fractal frontend graph linker linking machine memory mesh model "
-        "on_demand ops packing planner program report runtime tasks torch training ttb version",
+        "on_demand ops option_values packing planner program report runtime tasks torch training "
+        "ttb version",
     )
 
 __all__ = [

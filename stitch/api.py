@@ -43,6 +43,7 @@ from stitch.graph import ComputationGraph, PlacementOption, Side, parse_placemen
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compile_for_inference
+from stitch.option_values import DEFAULT_TARGET
 from stitch.program import (
     InputKind,
     InputSlot,
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from stitch.mesh import CompiledStages, MachineSpecification, Mesh, ParallelOptions
     from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
 
-#: The machine for which modules are compiled if no other is named.
-DEFAULT_TARGET = "wormhole_n150"
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
 

@@ -212,7 +212,7 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
 OWN_FILES = {
     "stitch/machine/description.py": {"read_bytes"},
     "stitch/ttb/ttnn/field_history.py": {"read_bytes"},
-    "stitch/cli/run/run_command.py": {"read_text", "rename", "TemporaryDirectory"},
+    "stitch/cli/example_files.py": {"read_text", "rename", "TemporaryDirectory"},
     "stitch/budget.py": {"read_text"},
     "stitch/forms/array_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx/protos.py": {"memmap"},

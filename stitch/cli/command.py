@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from stitch.errors import StitchError
 from stitch.version import __version__
 
 if TYPE_CHECKING:
@@ -140,6 +139,8 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
         _leave_standard_output()
         return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
+        from stitch.errors import StitchError
+
         what, code = failure_of(error)
         if what.startswith("internal error") and not debug:
             what += "\n  try: --debug shows the traceback; please report it"
@@ -150,6 +151,8 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
 
 def failure_of(error: BaseException) -> tuple[str, int]:
     """Return the message and exit code for an exception that ends a command."""
+    from stitch.errors import StitchError
+
     if isinstance(error, StitchError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -165,18 +168,17 @@ def failure_of(error: BaseException) -> tuple[str, int]:
 
 def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
     """Load a command, parse its arguments and run it."""
-    from stitch.budget import allowing
-    from stitch.files import noting_files
-
     command = load()
     try:
-        with noting_files():
-            parsed = command.read(arguments)
-            _QUIET.set(parsed.quiet)
-            with allowing(parsed.max_memory):
-                return command.body(parsed)
-    except SystemExit as stop:  # argparse: help, version, wrong usage
+        parsed = command.read(arguments)
+    except SystemExit as stop:  # argparse: help, version
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    from stitch.budget import allowing  # It loads NumPy.
+    from stitch.files import noting_files
+
+    _QUIET.set(parsed.quiet)
+    with noting_files(), allowing(parsed.max_memory):
+        return command.body(parsed)
 
 
 def _open_standard_handles() -> None:

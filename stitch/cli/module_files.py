@@ -16,13 +16,12 @@ from stitch.files import (
     unreadable,
 )
 from stitch.machine import Machine, load_machine, machine_names
+from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Program
 from stitch.report import counted
 from stitch.ttb import Binary
 
 _T = TypeVar("_T")
-#: The default target of ONNX models.
-DEFAULT_TARGET = "wormhole_n150"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from stitch.budget import parse_nbytes
 from stitch.cli.command import prog, version_text
 from stitch.errors import UsageError, closest
 
@@ -94,6 +93,8 @@ def add_options(
 
 def size(text: str) -> str:
     """Check an amount of memory, for argparse; return the text."""
+    from stitch.budget import parse_nbytes  # It loads NumPy.
+
     try:
         parse_nbytes(text)
     except UsageError as error:

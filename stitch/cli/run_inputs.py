@@ -16,6 +16,7 @@ import numpy as np
 
 from stitch.budget import claim, claimed_array, keep
 from stitch.cli.chain import RunInput, RunOutput
+from stitch.cli.options import INPUT_FORM
 from stitch.errors import FormatError, LayoutError, LinkError, UsageError, closest
 from stitch.files import read_bytes, unreadable
 from stitch.forms import read_array_file, typed
@@ -25,8 +26,6 @@ from stitch.report import counted
 from stitch.runtime import capture
 
 # Slots.
-
-SLOT_FORM = "SLOT: a name, an index, or MODULE.SLOT (MODULE: file without suffix, program, index)"
 
 
 class SlotNames:
@@ -277,12 +276,6 @@ _CHUNK = 1 << 16
 #: Called with each note for the user.
 Note: TypeAlias = Callable[[str], None]
 
-INITS = ("randn", "arange", "zeros", "ones")
-FORM = (
-    "[SLOT=]@file.npy, @file.npz (by name), [SLOT=]2x2xf32=1 2 3 4, [SLOT=]2x2xf32=@raw.bin; "
-    + SLOT_FORM
-)
-
 
 def is_array_text(word: str) -> bool:
     """Return whether a word is an array value, without a slot before it."""
@@ -296,7 +289,7 @@ def is_archive(word: str) -> bool:
 
 def named_inputs(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the slots that `--input` values name; raise `UsageError` for values of no form."""
-    split = split_slots(texts, is_array_text, "input", FORM, "--input")
+    split = split_slots(texts, is_array_text, "input", INPUT_FORM, "--input")
     return tuple(name for name, _ in split if name is not None)
 
 
@@ -329,7 +322,7 @@ def gather_inputs(
     """
     names = SlotNames(slots, "input", modules)
     single = (word for word in texts if not is_archive(word))
-    split = split_slots(single, is_array_text, "input", FORM, "--input")
+    split = split_slots(single, is_array_text, "input", INPUT_FORM, "--input")
     given = _arrays(assign(split, names, "input"), slots)
     for word in filter(is_archive, texts):
         for found, array in archive_arrays(word, slots, names, "input"):

@@ -5,17 +5,17 @@ A subcommand's package is imported when it is asked for; nothing here imports Nu
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stitch.cli.command import EXIT_OK, Command, entry_point, say
-from stitch.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from stitch.errors import UsageError
 
 #: By heading of the help: subcommand → what it does. `main` of `stitch.cli.NAME` takes its words.
 SUBCOMMANDS = {
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> Command:
-    """Return the command without a subcommand: its help."""
-    return Command(_read, _print_help)
+    """Return the command without a subcommand, which prints help."""
+    return Command(_read, lambda _: EXIT_OK)
 
 
 #: Prints the help or the version; any other word is an error.
@@ -51,15 +51,22 @@ _help = entry_point("stitch", __name__)
 
 
 def _read(arguments: Sequence[str]) -> Namespace:
+    """Print help and stop, as argparse does; raise `UsageError` for an unknown word."""
     if arguments and arguments[0] not in ("-h", "--help"):
         raise _unknown(arguments)
-    from argparse import Namespace
-
-    return Namespace(quiet=False, max_memory=None)
+    lines = ["usage: stitch SUBCOMMAND ...", "", "Stitch compiled tensor programs."]
+    for heading, names in SUBCOMMANDS.items():
+        lines += ["", f"{heading}:", *(f"  {name:<12}{what}" for name, what in names.items())]
+    say("\n".join([*lines, "", "`stitch SUBCOMMAND --help` lists its options."]))
+    raise SystemExit(EXIT_OK)
 
 
 def _unknown(arguments: Sequence[str]) -> UsageError:
     """Return the error for a first word that is no subcommand, with the corrected command."""
+    import shlex
+
+    from stitch.errors import UsageError, nearest
+
     first = arguments[0]
     if first.startswith("-"):
         named = next((at for at, word in enumerate(arguments) if word in NAMES), None)
@@ -76,11 +83,3 @@ def _unknown(arguments: Sequence[str]) -> UsageError:
         expected=", ".join(NAMES),
         remedy=shlex.join(["stitch", *words]),
     )
-
-
-def _print_help(options: Namespace) -> int:
-    lines = ["usage: stitch SUBCOMMAND ...", "", "Stitches compiled tensor programs."]
-    for heading, names in SUBCOMMANDS.items():
-        lines += ["", f"{heading}:", *(f"  {name:<12}{what}" for name, what in names.items())]
-    say("\n".join([*lines, "", "`stitch SUBCOMMAND --help` lists its options."]))
-    return EXIT_OK

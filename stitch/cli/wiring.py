@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from stitch.cli.module_files import ModuleFile
-from stitch.cli.parser import Option
 from stitch.errors import LinkError, UsageError, closest
 from stitch.linker import (
-    WIRE_FORM,
     ProgramNames,
     Wire,
     chain_wires,
     likely_words,
     wires_in_words,
 )
-
-FUNCTION_OPTION: Option = ("--function", {
-    "action": "append", "default": [], "metavar": "NAME",
-    "help": "the program of a module, by name or index; the k-th for the k-th module (default: "
-    "the first program)"})  # fmt: skip
-WIRE_OPTION: Option = ("--wire", {
-    "action": "append", "default": [], "metavar": "A.Y=B.X",
-    "help": f"connect slots by name instead of by position: {WIRE_FORM}"})  # fmt: skip
 
 
 def wires_of(

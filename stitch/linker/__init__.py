@@ -29,7 +29,6 @@ from stitch.linker.scratch import (
 )
 from stitch.linker.wires import Port, Wire, chain_wires
 from stitch.linker.wiring import (
-    WIRE_FORM,
     ProgramNames,
     SlotWord,
     Wiring,
@@ -46,7 +45,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"static": "link_programs"})
 
 __all__ = [
-    "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
+    "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "likely_words",

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from stitch.errors import LinkError, UsageError, closest
 from stitch.linker.wires import Port, Wire, chain_wires, check_fits
+from stitch.option_values import WIRE_FORM
 from stitch.program import InputSlot, OutputSlot, Program
 
-WIRE_FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 #: A slot: `a.y`, or the program and the slot, each by name or index.
 SlotWord: TypeAlias = "str | tuple[str | int, str | int]"
 #: Wires as texts, or a mapping of inputs to the outputs that feed them.

@@ -9,7 +9,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.mesh.dry_runs import DryRun, dry_run
-    from stitch.mesh.mesh import BACKENDS, IN_FLIGHT, Mesh, MeshGraph, RemoteTensor, open_mesh
+    from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
     from stitch.mesh.specification import MachineSpecification, specification_of
     from stitch.mesh.staged_training import (
@@ -24,7 +24,7 @@ else:
         __name__,
         {
             "dry_runs": "DryRun dry_run",
-            "mesh": "BACKENDS IN_FLIGHT Mesh MeshGraph RemoteTensor open_mesh",
+            "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
             "specification": "MachineSpecification specification_of",
             "trace": "trace_bytes",
@@ -33,7 +33,7 @@ else:
     )
 
 __all__ = [
-    "BACKENDS", "CompiledStages", "IN_FLIGHT", "DryRun", "MachineSpecification", "Mesh",
+    "CompiledStages", "DryRun", "MachineSpecification", "Mesh",
     "MeshGraph", "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "compile_stages",
     "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
 ]  # fmt: skip

@@ -59,15 +59,13 @@ from stitch.mesh.placement import place
 from stitch.mesh.server import open_server
 from stitch.mesh.specification import MachineSpecification, specification_of
 from stitch.mesh.trace import trace_bytes, trace_of
+from stitch.option_values import BACKENDS, IN_FLIGHT
 from stitch.program import Array, DataType, Program, TensorDesc
 from stitch.report import counted
 from stitch.runtime import capture
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, check_can_run
 from stitch.ttb import Binary, encode
 
-#: Calls under way at once, by default.
-IN_FLIGHT = 4
-BACKENDS = ("local", "ray")
 #: Numbers of prepared graphs, of which no two have one: persistent buffers are named by them.
 _NUMBERS = itertools.count()
 

@@ -18,8 +18,8 @@ from stitch.argument_kinds import (
 )
 from stitch.machine import Machine, load_machine
 from stitch.on_demand import late_import
+from stitch.option_values import DEFAULT_WINDOW
 from stitch.runtime import (
-    DEFAULT_WINDOW,
     Executor,
     LoadedProgram,
     PreparedGraph,

@@ -7,7 +7,7 @@ device, and graphs/ for calls of many tasks at once and for state between such c
 name the device in annotations only. Events, hooks and history are available from execution/ on.
 """
 
-from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice
+from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import (
     Event,
     PlanMade,
@@ -52,7 +52,7 @@ from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 from stitch.runtime.views import elements, export, lend, reshaped, share, take_back
 
 __all__ = [
-    "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
+    "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
     "PersistentBuffers", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
     "LoadedProgram", "OperationReferences",
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",

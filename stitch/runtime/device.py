@@ -19,6 +19,7 @@ from typing import Any, Self
 from stitch.argument_kinds import CALLABLE, INDEX_OR_NAME, LIST, instance_of, takes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine, load_machine
+from stitch.option_values import DEFAULT_WINDOW
 from stitch.planner import Plan
 from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.arguments import check_donations
@@ -50,7 +51,6 @@ from stitch.ttb import SOURCE, Binary, load
 
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 #: Default number of tasks per batch.
-DEFAULT_WINDOW = 64
 #: Each is one thread; no machine has this many processors.
 MAX_INTER_OP_THREADS = 256
 #: Numbers the devices of the process, for their `repr`.

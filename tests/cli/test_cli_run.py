@@ -23,7 +23,8 @@ import pytest
 import stitch
 from stitch.cli.chain import Chain, RunInput
 from stitch.cli.run import run_session
-from stitch.cli.run_inputs import INITS, generate
+from stitch.cli.run_inputs import generate
+from stitch.option_values import INITS
 from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
 from tests.support.stitched_models import one

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from stitch import option_values
 from stitch.cli.stitch_command import NAMES, main
+from stitch.runtime import EXECUTORS
 
 Captured = pytest.CaptureFixture[str]
 
@@ -64,6 +66,20 @@ def test_the_version_loads_neither_numpy_nor_argparse() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert done[0].startswith("stitch ") and json.loads(done[1]) == []
+
+
+@pytest.mark.parametrize("words", [["run", "--help"], ["--help"]])
+def test_help_loads_neither_numpy_nor_the_runtime(words: list[str]) -> None:
+    code = (
+        f"import sys; from stitch.cli import main; main({words});"
+        "print([m for m in ('numpy', 'yaml', 'stitch.runtime') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_names_of_executors_that_help_lists_are_those_of_the_runtime() -> None:
+    assert tuple(EXECUTORS) == option_values.EXECUTOR_NAMES
 
 
 def test_the_package_runs_as_a_module() -> None:

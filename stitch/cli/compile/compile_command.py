@@ -14,7 +14,6 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
-from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, file_path, make_parser, positive, size
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
@@ -25,6 +24,7 @@ from stitch.errors import CompileError, FormatError, StitchError, UsageError, un
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
 from stitch.frontend import opened
 from stitch.graph import ComputationGraph, from_json
+from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of

@@ -33,9 +33,10 @@ from stitch.cli.module_files import (
     read_modules,
     with_unique_names,
 )
+from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
-from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, wires_of
+from stitch.cli.wiring import wires_of
 from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine

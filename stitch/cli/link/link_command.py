@@ -7,9 +7,10 @@ import argparse
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_written
 from stitch.cli.module_files import read_modules
+from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, names_of, wires_of
+from stitch.cli.wiring import names_of, wires_of
 from stitch.errors import UsageError
 from stitch.files import write_files
 from stitch.linking import LinkPart, link_parts

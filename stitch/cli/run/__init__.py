@@ -3,6 +3,6 @@
 from stitch.cli.command import entry_point
 
 #: Runs the command; gives its exit code.
-main = entry_point("stitch-run", "stitch.cli.run.run_command")
+main = entry_point("stitch-run", "stitch.cli.run.run_options")
 
 __all__ = ["main"]

@@ -42,6 +42,7 @@ from stitch.cli.module_files import (
     read_modules,
     with_unique_names,
 )
+from stitch.cli.options import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.output_checks import (
     DATABASE,
     JSON,
@@ -63,7 +64,6 @@ from stitch.cli.run.run_target import (
     refuse_for_one,
 )
 from stitch.cli.run_inputs import (
-    SLOT_FORM,
     Note,
     SlotNames,
     archive_arrays,
@@ -99,8 +99,6 @@ from stitch.runtime import LoadedProgram
 
 # Outputs: `--output` and `--expected_output`.
 
-OUTPUT_FORM = f"[SLOT=] before '' (ignore), - (print), @file.npy or @file.npz; {SLOT_FORM}"
-EXPECTED_FORM = f"[SLOT=] before (ignored), @file.npy, @file.npz or 2x2xf32=1 2 3 4; {SLOT_FORM}"
 IGNORED = "(ignored)"
 
 

@@ -19,7 +19,8 @@ from stitch.cli.device_costs import check_device_capacity, memory_text, planned_
 from stitch.errors import UsageError
 from stitch.files import OutputFiles
 from stitch.machine import Machine
-from stitch.mesh import IN_FLIGHT, DryRun, Mesh, dry_run, open_mesh, specification_of, trace_bytes
+from stitch.mesh import DryRun, Mesh, dry_run, open_mesh, specification_of, trace_bytes
+from stitch.option_values import DEFAULT_WINDOW, IN_FLIGHT
 from stitch.program import Array
 from stitch.report import (
     ChromeTrace,
@@ -32,7 +33,6 @@ from stitch.report import (
     plan_json,
     totals_json,
 )
-from stitch.runtime import DEFAULT_WINDOW
 
 
 @dataclass(slots=True)

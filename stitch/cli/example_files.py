@@ -1,0 +1,64 @@
+"""The examples that the package contains: their names, and copies of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from stitch.errors import StitchError, UsageError, unknown
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def example_names() -> tuple[str, ...]:
+    """Return the names that `write_example` takes: folders, and scripts without suffix."""
+    return tuple(sorted(_sources()))
+
+
+def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
+    """Copy an example into a folder; return its path there and the commands that run it.
+
+    Raises `UsageError` for an unknown name, or if the path exists.
+    """
+    sources = _sources()
+    if name not in sources:
+        raise unknown(f"there is no example {name!r}", name, example_names())
+    source = sources[name]
+    target = Path(folder) / source.name
+    if target.exists() or target.is_symlink():
+        raise UsageError(
+            f"{str(target)!r} exists already",
+            remedy="remove it, or write the example from another folder",
+        )
+    # Atomic: an incomplete folder would be refused at the next attempt.
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as part:
+        copy = Path(part) / source.name
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=_IGNORED)
+        else:
+            shutil.copyfile(source, copy)
+        copy.rename(target)
+    return target, _how_to_run(target)
+
+
+def _sources() -> dict[str, Path]:
+    inside = _PACKAGE / "examples"
+    folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
+    if not folder.is_dir():
+        raise StitchError(
+            "the examples are missing", where=str(folder), remedy="install the package again"
+        )
+    scripts = {p.stem: p for p in folder.glob("*.py")}
+    return scripts | {p.name: p for p in folder.iterdir() if (p / "README.md").is_file()}
+
+
+def _how_to_run(target: Path) -> str:
+    """Return the commands that run an example: the script, or the first block of its README."""
+    if target.is_file():
+        return f"python {target}"
+    text = (target / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return f"cd {target}\n{blocks[0].rstrip()}" if blocks else f"see {target / 'README.md'}"
