@@ -5,6 +5,7 @@ Used by set-up calls (compile, load, open, save), not by calls of each pass.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, closest, unknown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -99,7 +100,7 @@ READABLE = with_method("an open text file", "read")
 
 
 def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function whose arguments are checked by kind.
+    """Decorate a function whose arguments are checked by kind, and its keywords by name.
 
     >>> @takes(name=TEXT)
     ... def greet(name: str) -> str:
@@ -117,7 +118,9 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
         names = code.co_varnames[: code.co_argcount]
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         assert kinds.keys() <= set(parameters), f"{function.__qualname__} has no such parameters"
-        call = function.__qualname__.removesuffix(".__init__")
+        is_open = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        # Users know `RuntimeDevice` and `RuntimePipeline` by their subclasses without the prefix.
+        call = function.__qualname__.removesuffix(".__init__").removeprefix("Runtime")
 
         @wraps(function)
         def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
@@ -125,6 +128,9 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
                 kind = kinds.get(name)
                 if kind is not None:
                     kind.check(call, name, value)
+                elif name not in parameters and not is_open:
+                    known = [word for word in parameters if word not in ("self", "cls")]
+                    raise unknown(f"{call} takes no {name}", name, known)
             return function(*arguments, **named)
 
         return checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,6 +47,20 @@ def chain_wires(
     Raises:
         LinkError: Neighbours that cannot be wired (see `wire`).
     """
+    try:
+        return _chain(programs, strict_types, outside)
+    except LinkError as error:
+        with suppress(LinkError):
+            _chain(programs[::-1], strict_types, outside)
+            order = ", ".join(program.name for program in reversed(programs))
+            error.remedy = f"give the programs in the order that fits: {order}"
+        raise
+
+
+def _chain(
+    programs: Sequence[Program], strict_types: bool, outside: Collection[str]
+) -> tuple[Wire, ...]:
+    """Return the wires of `chain_wires` in this order."""
     neighbours = list(pairwise(programs))
     fed = [_fed(a, b, outside) for a, b in zip([None, *programs], programs, strict=False)]
     if any(len(handed_on(a)) != len(taken) for a, taken in zip(programs, fed[1:], strict=False)):

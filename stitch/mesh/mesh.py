@@ -157,6 +157,21 @@ class RemoteTensor:
         view.flags.writeable = False
         return view
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export a copy of the elements; raise as `numpy` does."""
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor with 0 dimensions has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
     @one_at_a_time
     def settle(self) -> None:
         """Wait for the value; raise the error of the task that failed."""
@@ -255,7 +270,9 @@ class Mesh:
         """Return the client; raise `TaskError` if the mesh is closed, or a value is to be read
         that it does not compute."""
         if self.is_closed:
-            raise TaskError(f"{what} cannot be used: its mesh was closed")
+            raise TaskError(f"{what} cannot be used: its mesh was closed",
+                            remedy="use it and read results before close() or the end of its "
+                            "`with` block, or open another mesh")  # fmt: skip
         if is_read and not self.computes:
             raise TaskError(f"cannot read {what}: the null executor computes no data",
                             remedy="open the mesh with executor='numpy'")  # fmt: skip
@@ -324,6 +341,7 @@ class Mesh:
         self.client.close()
 
     def __enter__(self) -> Self:
+        self.open_client("the mesh")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -558,6 +558,7 @@ class StagedTraining:
             self.mesh.close()
 
     def __enter__(self) -> Self:
+        self.mesh.open_client("the training")
         return self
 
     def __exit__(self, *_: object) -> None:

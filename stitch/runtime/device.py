@@ -139,6 +139,7 @@ class RuntimeDevice(TensorAccess):
         )
 
     def __enter__(self) -> Self:
+        self.check_open()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

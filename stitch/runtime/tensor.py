@@ -174,8 +174,9 @@ class Tensor(Handle):
 
     def __repr__(self) -> str:
         """Show the elements of a ready tensor as NumPy does, otherwise shape, layout and status."""
-        text, status = self._record.desc.text(), self._record.status
-        if status is Status.READY:
+        record = self._record
+        text, state = record.desc.text(), record.status.name.lower()
+        if record.status is Status.READY and not record.consumed:
             try:
                 elements = self.numpy()
             except StitchError:  # The device is closed, computes no data, or runs this very code.
@@ -185,8 +186,9 @@ class Tensor(Handle):
                     elements, separator=", ", prefix="Tensor(", threshold=SHOWN_ELEMENTS
                 )
                 return f"Tensor({shown}, {text})"
-        is_over = status is Status.PENDING and not self.is_pending
-        return f"<Tensor {text} {'freed' if is_over else status.name.lower()}>"
+        if record.consumed and record.status <= Status.FREED:
+            state = "donated" if record.by.startswith(("donated", "given away")) else "freed"
+        return f"<Tensor {text} {state}>"
 
     # -- what it holds ---------------------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary, ref
 
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
+from stitch.errors import UsageError
 from stitch.program import Array
 from stitch.torch.captured_model import CapturedModel
 from stitch.torch.module_json import module_json, write_text
@@ -81,6 +83,21 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         if model is not None:
             model.take_over(state_dict)
         return result
+
+
+class Sequential(Module, torch.nn.Sequential):  # type: ignore[misc]  # torch has no types here
+    """torch's `Sequential` with the methods of `Module`."""
+
+    @takes()
+    def __init__(self, *layers: Any) -> None:
+        wrong = [layer for layer in layers if not isinstance(layer, torch.nn.Module)]
+        if wrong and not (len(layers) == 1 and isinstance(layers[0], OrderedDict)):
+            raise UsageError(
+                "Sequential takes modules", expected="Sequential(layer, layer, ...)",
+                got=f"{type(wrong[0]).__name__}: {' '.join(repr(wrong[0]).split())[:60]}",
+                remedy="unpack a list: Sequential(*layers)",
+            )  # fmt: skip
+        super().__init__(*layers)
 
 
 def __getattr__(name: str) -> Any:

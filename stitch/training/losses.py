@@ -53,7 +53,10 @@ class Loss(ABC):
             raise self.refusal("labels have another shape", expected.text(), str(list(label.shape)))
 
     def refusal(self, what: str, expected: str, got: str) -> UsageError:
-        return UsageError(f"{type(self).__name__}: {what}", expected=expected, got=got)
+        return UsageError(
+            f"{type(self).__name__}: {what}", expected=expected, got=got,
+            remedy="pass the labels of the batch that the prediction was made of, one for each row",
+        )  # fmt: skip
 
     def graph(self, pred: ValueType, pred_name: str = "pred") -> ComputationGraph:
         """Return the loss as a graph with inputs `pred_name` and `label` and output `loss`."""

@@ -55,6 +55,25 @@ def test_control_flow_on_data_names_its_line_and_torch_compile(
     assert capsys.readouterr() == ("", "")
 
 
+def test_examples_that_torch_refuses_too_name_the_layer_and_what_it_got() -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    wrong: list[tuple[nn.Module, Any, str, str]] = [
+        (net, (np.zeros((3, 5), np.float32),), "float32[3, 5]", "pass shapes"),
+        (net, (np.zeros((3, 4)),), "float64[3, 4]", "array.astype('float32')"),
+        (nn.Bilinear(3, 3, 1), (X[:2], X), "float32[2, 3], input2: float32[3, 3]", "same batch"),
+    ]  # fmt: skip
+    for module, examples, got, remedy in wrong:
+        with pytest.raises(CompileError, match="refuses these examples, in torch") as caught:
+            stitch.compile(module, examples)
+        assert got in str(caught.value.got)
+        assert remedy in str(caught.value.remedy)
+        assert "torch.compile" not in str(caught.value)
+        assert "with parameters float32[" in str(caught.value.expected)
+    model = stitch.compile(net, (np.zeros((3, 4), np.float32),))
+    with pytest.raises(stitch.LinkError, match="one batch size: pass 3 rows at a time"):
+        model(np.zeros((5, 4), np.float32))
+
+
 def test_unsupported_operators_are_reported_at_once_each_with_its_line() -> None:
     with pytest.raises(CompileError) as caught:
         stitch.compile(Unsupported(), (X,))

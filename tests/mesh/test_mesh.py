@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import stitch
 from stitch.errors import LinkError, TaskError, UsageError
@@ -98,8 +99,15 @@ def test_a_result_is_an_argument_of_another_call_in_its_mesh_only() -> None:
             run(np.zeros((3, 8), np.float32))
         with pytest.raises(TypeError, match="belongs to its mesh"):
             second.__reduce__()
-    with pytest.raises(TaskError, match="closed"):
+        assert len(second) == 4
+        for copied in (torch.as_tensor(second), torch.from_dlpack(second)):
+            assert np.array_equal(copied.numpy(), second.numpy())
+            copied.zero_()
+            assert second.numpy().all()
+    with pytest.raises(TaskError, match=r"closed\n  try: .*open another mesh"):
         second.numpy()
+    with pytest.raises(TaskError, match="closed"), mesh:
+        pass
 
 
 @pytest.mark.parametrize("fault", FAULTS)

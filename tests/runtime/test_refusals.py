@@ -71,10 +71,18 @@ def test_the_remedy_for_a_donated_tensor_works() -> None:
         given.retain = True  # It speaks of submit: what is donated is gone all the same.
         kept = copy.deepcopy(given)
         eaten = one(eat(given))
+        assert repr(given).endswith("donated>")
         with pytest.raises(stitch.TaskError, match=r"copy\.deepcopy\(tensor\)"):
             given.numpy()
         np.testing.assert_array_equal(eaten.numpy(), X * 3)
         np.testing.assert_array_equal(kept.numpy(), X)
+        assert repr(given).endswith("donated>")
+        pending, freed = one(device.load(scaled("a", 2.0))(X)), device.tensor(X)
+        eat(pending)
+        freed.deallocate()
+        assert (repr(pending)[-8:], repr(freed)[-6:]) == ("donated>", "freed>")
+    with pytest.raises(stitch.TaskError, match=r"is closed\n  try: .*open another device"), device:
+        pass
 
 
 def test_errors_of_another_devices_objects_name_both_devices() -> None:
@@ -121,6 +129,21 @@ def test_errors_of_wrong_arguments_name_call_and_value() -> None:
         with pytest.raises(UsageError, match="surplus: argument 1") as refused:
             stitch.Pipeline([a])(X, X)
         assert refused.value.expected == "x: 4x64xf32"
+
+
+def test_a_misspelt_keyword_names_the_nearest_and_the_known_ones() -> None:
+    wrong: list[tuple[Any, str, str]] = [
+        (stitch.open_device, "executer", "executor"), (stitch.open_mesh, "bakend", "backend"),
+        (stitch.task, "retruns", "returns"), (stitch.Pipeline, "lnik", "link"),
+        (stitch.link, "wirings", "wiring"),
+    ]  # fmt: skip
+    for call, given, meant in wrong:
+        with pytest.raises(UsageError) as refused:
+            call(**{given: "numpy"})
+        assert refused.value.what == f"{call.__name__} takes no {given}"
+        assert refused.value.remedy == f"did you mean {meant!r}?"
+        assert meant in str(refused.value.expected)
+        assert "self" not in str(refused.value.expected)
 
 
 @pytest.mark.parametrize("option", ["debug", "strict_types", "spill"])

@@ -246,8 +246,12 @@ def test_wrong_pipelines_and_wrong_inputs_are_refused() -> None:
             stitch.Pipeline([])
         with pytest.raises(UsageError, match="one device"):
             stitch.Pipeline([a, other.load(scaled("b", 2.0))])
-        with pytest.raises(stitch.LinkError, match="'a' does not fit program 'narrow'"):
+        with pytest.raises(stitch.LinkError, match="'a' does not fit program 'narrow'") as unfit:
             stitch.Pipeline([a, device.load(scaled("narrow", 2.0, (8, 8)))])
+        assert "order" not in str(unfit.value)
+        flat = stitch.compile(lambda x: x.reshape(-1), [integers()], target="tiny", name="flat")
+        with pytest.raises(stitch.LinkError, match="order that fits: a, flat"):
+            stitch.Pipeline([device.load(flat), a])
         pipeline = stitch.Pipeline([a, b])
         for arguments, named, said in (
             ((), {}, "missing: x"),

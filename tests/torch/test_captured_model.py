@@ -330,3 +330,20 @@ def test_with_a_backend_compile_is_torchs() -> None:
             stitch.torch.compile(model, backend="stitch", **own)
     with pytest.raises(UsageError, match=r"got: example"):
         stitch.torch.compile(model, (torch.ones(3),), backend="stitch")
+
+
+def test_a_sequential_has_the_methods_of_a_module_and_takes_modules_only() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = net.compile(optimizer=optimizer, target="host")
+    before = step(model, optimizer, 1)
+    assert step(model, optimizer, 3) < before
+    assert np.array_equal(net.get_tensor("2.bias"), model.get_tensor("2.bias"))
+    model.instance.close()
+    sequential: Any = nn.Sequential
+    with pytest.raises(UsageError, match="Sequential takes modules") as refused:
+        sequential([net[0]])
+    assert refused.value.remedy == "unpack a list: Sequential(*layers)"
+    with pytest.raises(UsageError, match="Sequential takes no first"):
+        sequential(first=net[0])

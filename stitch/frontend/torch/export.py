@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import io
@@ -83,7 +84,8 @@ def exported(module: Any, examples: Examples) -> Capture:
             if shared:
                 raise refused_sharing(shared, type(module).__name__) from error
             _check_weights(module)
-            raise _explained(error, module) from error
+            refused = _refused_by_module(error, module, examples)
+            raise refused or _explained(error, module) from error
 
 
 def _check_weights(module: Any) -> None:
@@ -304,6 +306,74 @@ def _example_call(module: Any) -> str:
         return "stitch.compile(module, (x,))"
     names = [a.name for a in arguments if a.default is a.empty and a.kind in _BY_POSITION]
     return f"stitch.compile(module, ({', '.join(names) or 'x'},))"
+
+
+@contextmanager
+def blaming_examples(module: Any, examples: Examples) -> Iterator[None]:
+    """Replace a `CompileError` of the lowering if torch refuses the examples, too: fake tensors do
+    not check all types."""
+    try:
+        yield
+    except CompileError as error:
+        refused = _refused_by_module(error, module, examples) if "data type" in error.what else None
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _refused_by_module(failure: Exception, module: Any, examples: Examples) -> CompileError | None:
+    """Return the error for examples that a copy of the module refuses in torch too, else None.
+
+    A module that failed elsewhere in torch refuses values, not shapes or types.
+    """
+    if not isinstance(module, torch.nn.Module):
+        return None
+    try:
+        arguments, named = _arguments(examples)
+        given = inspect.signature(module.forward).bind(*arguments, **named).arguments
+        twin = copy.deepcopy(module)
+    except Exception:  # User code: `_explained` describes the error of the export.
+        return None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            twin(*arguments, **named)
+    except (RuntimeError, ValueError, IndexError) as error:
+        layers, line = [], failure_location(error)
+        if failure_location(failure) not in (None, line):
+            return None
+        trace = error.__traceback__
+        while trace is not None:
+            layers.append(trace.tb_frame.f_locals.get("self"))
+            trace = trace.tb_next
+        layer = next((e for e in reversed(layers) if isinstance(e, torch.nn.Module)), twin)
+        name, what = type(module).__name__, str(error).strip().partition("\n")[0]
+        weights = list(layer.parameters(recurse=False))
+        fitting = "the operations of forward" if layer is twin else " ".join(repr(layer).split())
+        remedy = (
+            "pass shapes for which module(...) runs; inputs that belong together have the "
+            "same batch size"
+        )
+        if "type" in what and weights:
+            kind = str(weights[0].dtype).removeprefix("torch.")
+            remedy = f"convert to {kind}: array.astype({kind!r}), tensor.to(torch.{kind})"
+        return CompileError(
+            f"the module refuses these examples, in torch as well: {what}",
+            where=f"{name}, {line}" if line else name,
+            expected=f"inputs for {fitting[:120]}"
+            + (f" with parameters {', '.join(map(_type_text, weights))}" if weights else ""),
+            got=", ".join(f"{word}: {_type_text(value)}" for word, value in given.items()),
+            remedy=remedy,
+        )  # fmt: skip
+    except Exception:
+        return None
+    return None
+
+
+def _type_text(value: Any) -> str:
+    """Return type and shape of a tensor, else the name of its class."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _explained(error: Exception, module: Any) -> StitchError:

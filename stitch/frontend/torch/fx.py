@@ -22,7 +22,14 @@ from stitch.frontend.torch.aten_call import (
     type_of_tensor,
 )
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Capture, Examples, exported, refused_sharing, tensor_of
+from stitch.frontend.torch.export import (
+    Capture,
+    Examples,
+    blaming_examples,
+    exported,
+    refused_sharing,
+    tensor_of,
+)
 from stitch.frontend.torch.plain_values import CallStructure, StaticValue, are_tensors, flattened
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
@@ -78,7 +85,8 @@ def captured_module(
         value = attrgetter(target)(program.graph_module)
         return constants(target, value) if isinstance(value, torch.Tensor) else value
 
-    outputs = lower_graph(program.graph, builder, bindings, attribute, title)
+    with blaming_examples(module, example_inputs):
+        outputs = lower_graph(program.graph, builder, bindings, attribute, title)
     declared = _declare_outputs(builder, program, outputs, states, title)
     return builder.build(), _structure(capture, declared)
 

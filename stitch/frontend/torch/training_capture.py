@@ -14,7 +14,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, check_dense, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Examples, exported, tensor_of
+from stitch.frontend.torch.export import Examples, blaming_examples, exported, tensor_of
 from stitch.frontend.torch.lowering import KEY_NAME, give_key
 from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
@@ -86,7 +86,7 @@ class _Capture:
     ) -> None:
         """`states`: the buffers that are inputs; None: those that the forward pass changes, whose
         next values are outputs."""
-        self.title = title
+        self.title, self._source = title, (module, examples)
         self.program = exported(module, examples).program
         self.builder = ComputationGraphBuilder(title)
         self.values: dict[str, Array] = {}
@@ -113,9 +113,10 @@ class _Capture:
         for spec, node in zip(specs, nodes, strict=True):
             if spec.kind is _INPUT.USER_INPUT and node.users:
                 bindings[node.name]()
-        outputs = lower_graph(
-            self.program.graph, self.builder, bindings, self._attribute, self.title
-        )
+        with blaming_examples(*self._source):
+            outputs = lower_graph(
+                self.program.graph, self.builder, bindings, self._attribute, self.title
+            )
         _refuse_overlaps(self._read, self.title)
         self._declare(outputs)
         return self.builder.build(), self.values

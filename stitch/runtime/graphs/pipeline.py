@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stitch.argument_kinds import BOOL, arranged
+from stitch.argument_kinds import BOOL, arranged, takes
 from stitch.errors import LinkError, UsageError
 from stitch.linker import Wire, chain_wires, handed_on
 from stitch.on_demand import late_import
@@ -362,11 +362,10 @@ class RuntimePipeline(PreparedGraph):
         OutOfMemoryError: The linked program does not fit.
     """
 
+    @takes(link=BOOL, fuse=BOOL)
     def __init__(
         self, programs: Iterable[LoadedProgram], *, link: bool = False, fuse: bool = False
     ) -> None:
-        BOOL.check("Pipeline", "link", link)
-        BOOL.check("Pipeline", "fuse", fuse)
         self.programs = tuple(programs) if isinstance(programs, Iterable) else ()
         strangers = [p for p in self.programs if not isinstance(p, LoadedProgram)]
         if not self.programs or strangers:

@@ -38,11 +38,17 @@ def capture(
         array = _in_pairs(array, shape)
     elements = as_array(array, what)
     if elements.shape != shape:
+        remedy = "reshape the array, or compile the program for this shape"
+        if elements.shape[1:] == shape[1:] and elements.ndim == len(shape):
+            remedy = (
+                f"a program has one batch size: pass {shape[0]} rows at a time (pad the last "
+                "ones), or compile another program for this size"
+            )
         raise LinkError(
             f"{what} has another shape",
             expected=f"{list(shape)}",
             got=f"{list(elements.shape)}",
-            remedy="reshape the array, or compile the program for this shape",
+            remedy=remedy,
         )
     return converted(elements, data_type, what, allowed)
 
