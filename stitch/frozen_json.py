@@ -57,7 +57,18 @@ def read_json(text: str | bytes, what: str) -> Any:
     except RecursionError as error:
         raise FormatError(f"this is no {what}", got="JSON that is nested too deeply") from error
     except ValueError as error:
-        raise FormatError(f"this is no {what}", got=f"no JSON: {error}"[:200]) from error
+        words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        got = f"no JSON: {error}" if words.strip() else "an empty text"
+        if _is_cut_off(words, error):
+            got = f"JSON that ends too early, as if it were cut off: {error}"
+        raise FormatError(f"this is no {what}", got=got[:200]) from error
+
+
+def _is_cut_off(text: str, error: ValueError) -> bool:
+    """Return whether text begins as JSON and the error is that its end is missing."""
+    stripped = text.strip()
+    is_at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip())
+    return stripped[:1] in ("{", "[") and (is_at_end or stripped[-1:] not in ("}", "]"))
 
 
 def check_format(data: Any, what: str, remedy: str | None = None, **expected: object) -> None:

@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     },
     "runs": {
         "run": "run modules or a pipeline on a simulated device",
+        "diff": "compare the copies of two runs, and check budgets",
     },
 }
 NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)

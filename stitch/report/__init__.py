@@ -8,6 +8,16 @@ from stitch.on_demand import names_on_demand
 from stitch.report.device import MACHINE, Device, open_device
 
 if TYPE_CHECKING:
+    from stitch.report.budgets import (
+        BUDGET_KEYS,
+        PEAK_KEYS,
+        Budget,
+        BudgetResult,
+        amount,
+        amount_text,
+        check_budgets,
+        parse_budgets,
+    )
     from stitch.report.chrome_trace import ChromeTrace
     from stitch.report.event_report import is_compressed
     from stitch.report.explanation import (
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from stitch.report.run_record import (
         Difference,
         Recorder,
+        RunCopies,
         RunRecord,
         difference,
         read_copies,
@@ -50,7 +61,10 @@ else:
             "other_lines peaks_of plan_json plan_peaks totals_json",
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
-            "run_record": "Difference Recorder RunRecord difference read_copies read_record replay",
+            "run_record": "Difference Recorder RunCopies RunRecord difference read_copies "
+            "read_record replay",
+            "budgets": "BUDGET_KEYS Budget BudgetResult PEAK_KEYS amount amount_text check_budgets "
+            "parse_budgets",
             "event_report": "is_compressed",
             "chrome_trace": "ChromeTrace",
             "trace_events": "SIMULATED TICK WALL slice_line track_names",
@@ -59,10 +73,12 @@ else:
     )
 
 __all__ = [
-    "MACHINE", "SIMULATED", "TICK", "WALL", "ChromeTrace", "ComparedResult", "CopyLine", "Device",
-    "Difference", "OperationComparison", "OperationLine", "Recorder", "RunRecord",
-    "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
-    "explain", "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
-    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay", "slice_line",
-    "totals_json", "track_names",
+    "BUDGET_KEYS", "MACHINE", "PEAK_KEYS", "SIMULATED", "TICK", "WALL", "Budget", "BudgetResult",
+    "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference", "OperationComparison",
+    "OperationLine", "Recorder", "RunCopies", "RunRecord", "Tolerances", "Verdict",
+    "VisualizerFolder", "amount",
+    "amount_text", "check_budgets", "compare", "copy_lines", "counted", "difference", "explain",
+    "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
+    "parse_budgets", "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay",
+    "slice_line", "totals_json", "track_names",
 ]  # fmt: skip

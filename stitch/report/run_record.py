@@ -23,13 +23,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stitch.argument_kinds import takes
-from stitch.errors import FormatError, StitchError, TaskError
-from stitch.frozen_json import from_plain, read_json, to_plain
+from stitch.errors import FormatError, IncompatibleError, StitchError, TaskError
+from stitch.frozen_json import from_plain, read_json, shown, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
 from stitch.planner import WARNINGS, Allocate, Buffer, Cost, Free, Plan, Relocate, check_plan
@@ -39,6 +39,7 @@ from stitch.report.explanation import (
     CopyLine,
     Place,
     copy_lines,
+    plan_peaks,
     programs_of,
     totals_json,
     touched_at_start,
@@ -57,6 +58,7 @@ from stitch.runtime import (
 from stitch.tasks import TransformationKind
 
 VERSION = 2
+RUN_FILE = "record, which stitch-run --record=FILE writes"
 Sizes = dict[Place, int]
 
 
@@ -155,7 +157,10 @@ class RunRecord:
 
 def read_record(text: str) -> RunRecord:
     """Parse a record; raise `FormatError` with the location of the first defect."""
-    body = read_json(text, "record, which stitch-run --record=FILE writes")
+    return _record_of(read_json(text, RUN_FILE))
+
+
+def _record_of(body: Any) -> RunRecord:
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if body.get("version") != VERSION:
@@ -361,11 +366,23 @@ class _Replay:
 
 @dataclass(frozen=True, slots=True)
 class RunCopies:
-    """The cost of a run, its copies (`times` over all plans), and the runs of its programs."""
+    """What of a run is compared with another.
 
+    Args:
+        machine: The name of its machine.
+        description: The machine, None in a result file.
+        cost: Its cost.
+        lines: Its copies, with `times` over all plans.
+        runs: The runs of its programs.
+        peaks: The largest bytes per bank in use, by space.
+    """
+
+    machine: str
+    description: Machine | None
     cost: Cost
     lines: tuple[CopyLine, ...]
     runs: Counter[str]
+    peaks: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,24 +400,149 @@ class Difference:
 
 
 def read_copies(text: str) -> RunCopies:
-    """Return the copies of a record; raise `FormatError` for other text."""
-    record = read_record(text)
-    runs = Counter(str(e.get("plan")) for e in record.events if e.get("event") == "run")
-    plans = [(plan, runs[str(index)]) for index, plan in record.plans.items()]
+    """Return the copies of a record or of a result file; raise `FormatError` for other text.
+
+    The plans of a record are checked, and its totals are compared with its events: the error names
+    the step that was changed.
+    """
+    body = read_json(text, RUN_FILE)
+    if isinstance(body, dict) and body.get("stitch") != "run" and "result" in body:
+        return _copies_of_result(body)
+    record = _record_of(body)
+    runs = Counter(e.get("plan") for e in record.events if e.get("event") == "run")
+    plans = [(plan, runs[index]) for index, plan in record.plans.items()]
+    for index, plan in record.plans.items():
+        problem = next((p for p in check_plan(plan) if p.kind not in WARNINGS), None)
+        if problem is not None:
+            raise FormatError(
+                f"the plan is not sound: {problem.detail}", where=f"plan {index}, {problem.where}",
+                remedy="the record was changed after the run: record it again",
+            )  # fmt: skip
+    _check_totals(record)
     programs: Counter[str] = Counter()
     for plan, times in plans:
         for name in programs_of(plan):
             programs[name] += times
-    return RunCopies(record.cost, copy_lines(plans), programs)
+    peaks = {space.value: size for space, size in plan_peaks([*record.plans.values()]).items()}
+    for event in record.events:
+        used = event.get("used")
+        for space, size in used.items() if isinstance(used, dict) else ():
+            peaks[space] = max(peaks.get(space, 0), size)
+    return RunCopies(
+        record.machine.name, record.machine, record.cost, copy_lines(plans), programs, peaks
+    )
+
+
+def _check_totals(record: RunRecord) -> None:
+    """Raise `FormatError` if the events do not add up to the totals."""
+    total = Totals()
+    each = {i: totals_of(PlanRun(i, plan, ())) for i, plan in record.plans.items()}
+    for number, event in enumerate(record.events):
+        kind, index = event.get("event"), event.get("plan", -1)
+        try:
+            if kind == "run":
+                total += each[index]
+            elif kind == "stopped":
+                steps = event["steps"]
+                done = range(steps) if isinstance(steps, int) else steps
+                total += totals_of(PlanStopped(index, record.plans[index], done))
+            elif kind == "write":
+                total += Totals(0, 1, event["nbytes"])
+        except (LookupError, TypeError) as error:
+            raise FormatError(
+                "malformed event, or the record lacks its plan", where=f"event {number}",
+                got=_event_text(event),
+            ) from error  # fmt: skip
+    _check_sum(record.cost, total.copies, total.nbytes, "the events")
+
+
+def _check_sum(cost: Cost, copies: int, nbytes: int, of: str) -> None:
+    if (cost.copies, cost.nbytes) != (copies, nbytes):
+        raise FormatError(
+            f"the totals are not the sum of {of}", where="totals",
+            expected=f"{copies} copies, {nbytes} B", got=f"{cost.copies} copies, {cost.nbytes} B",
+            remedy="the file was changed after the run: write it again",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultPlan:
+    """What is read of a plan in a result file; `runs`: how often it ran."""
+
+    programs: tuple[str, ...]
+    copies: tuple[CopyLine, ...]
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What is read of a result file."""
+
+    machine: str
+    plans: tuple[_ResultPlan, ...]
+    other_copies: tuple[CopyLine, ...]
+    peak_bytes_per_bank: dict[str, int]
+
+
+def _copies_of_result(body: Mapping[str, Any]) -> RunCopies:
+    """Return the copies of a result file, which `stitch run --result_file=FILE` writes."""
+    if "machine" not in body:
+        raise FormatError(
+            "the result file has no copies to compare", expected="a run on one device",
+            got=f"a run that failed: {body['error']}"[:300] if "error" in body
+            else "a run on several devices",
+        )  # fmt: skip
+    part: dict[str, Any] = _only(_Result, body)
+    if isinstance(part.get("plans"), list):
+        part["plans"] = [_only(_ResultPlan, plan) for plan in part["plans"]]
+    result = from_plain(_Result, part, "result file")
+    times: Counter[CopyLine] = Counter()
+    programs: Counter[str] = Counter()
+    for plan in (*result.plans, _ResultPlan((), result.other_copies, 1)):
+        for line in plan.copies:
+            times[replace(line, times=0)] += line.times * plan.runs
+        for name in plan.programs:
+            programs[name] += plan.runs
+    cost, older = _cost(body.get("totals")), _cost(body.get("older_copies"))
+    nbytes = sum(line.nbytes * many for line, many in times.items())
+    _check_sum(cost, older.copies + times.total(), older.nbytes + nbytes, "the copies")
+    lines = tuple(replace(line, times=many) for line, many in times.items())
+    return RunCopies(result.machine, None, cost, lines, programs, result.peak_bytes_per_bank)
+
+
+def _only(kind: type, data: Any) -> Any:
+    """Return an object without the keys that are no fields of a class."""
+    names = {field.name for field in fields(kind)}
+    return {k: v for k, v in data.items() if k in names} if isinstance(data, dict) else data
 
 
 def difference(old: RunCopies, new: RunCopies) -> Difference:
-    """Compare the copies of two runs."""
+    """Compare the copies of two runs; raise `IncompatibleError` for runs on two machines."""
+    if old.machine != new.machine:
+        raise IncompatibleError(
+            "the runs are on two machines", expected=old.machine, got=new.machine,
+            remedy="record both on one machine (stitch run --device=NAME)",
+        )  # fmt: skip
+    if None not in (old.description, new.description) and old.description != new.description:
+        first = next(_unlike(to_plain(old.description), to_plain(new.description), "machine"))
+        raise IncompatibleError(
+            f"the runs are on two machines, both named {old.machine!r}", where=first[0],
+            expected=first[1], got=first[2],
+        )  # fmt: skip
     both = ((name, times, new.runs[name]) for name, times in old.runs.items() if name in new.runs)
     return Difference(
         new.cost - old.cost, _surplus(new.lines, old.lines), _surplus(old.lines, new.lines),
         tuple(one for one in both if one[1] != one[2]),
     )  # fmt: skip
+
+
+def _unlike(one: Any, other: Any, where: str) -> Iterator[tuple[str, str, str]]:
+    """Yield where two plain data differ, and both values there."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            yield from _unlike(one.get(key), other.get(key), f"{where}.{key}")
+    elif one != other:
+        yield where, shown(one), shown(other)
 
 
 def _surplus(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from stitch.cli import compile as compile_command
+from stitch.cli import diff as diff_command
 from stitch.cli import inspect as inspect_command
 from stitch.cli import link as link_command
 from stitch.cli import run as run_command
 
 COMMANDS = {
     "compile": compile_command.main,
+    "diff": diff_command.main,
     "inspect": inspect_command.main,
     "link": link_command.main,
     "run": run_command.main,

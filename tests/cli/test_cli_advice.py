@@ -224,7 +224,7 @@ def test_the_difference_of_two_runs_is_said_and_bounded(cli: Cli) -> None:
     assert head.startswith("this change: +1 copy, +128 B, +0.2 us")
     assert [line for line in lines if "  + copy x1 128 B" in line] and "'x' of 'b'" in done.out
     done = cli("inspect", "--diff", "old.json", "new.json", "--max-added-bytes=127")
-    assert done.code == 7 and "128 B added, at most 127 allowed" in done.err
+    assert done.code == 7 and "bytes: 256 B, at most 255 B allowed" in done.err
     back = cli("inspect", "--diff", "new.json", "old.json", "--max-added-bytes=0")
     assert back.code == 0 and back.out.startswith("this change: -1 copy, -128 B, -0.2 us")
     same = cli("inspect", "--diff", "old.json", "old.json")
@@ -239,7 +239,7 @@ def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) ->
     said = "different lengths: 'a' ran 1 time, then 3; 'b' ran 1 time, then 3"
     assert done.code == 0 and f"note: these runs are of {said}" in done.err
     judged = cli(*words, "--max-added-bytes=1000000")
-    assert judged.code == 6 and "added bytes cannot be compared" in judged.err
+    assert judged.code == 6 and "their bytes cannot be compared" in judged.err
     found = json.loads(cli(*words, "--json").out)
     assert found["unequal"] == [["a", 1, 3], ["b", 1, 3]]
     # Another program is another way to the same end: what both run, they run as often.
@@ -251,7 +251,8 @@ def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no JSON"),
+        ("", "an empty text"),
+        ("stitch", "no JSON"),
         ("[]", "this is no record"),
         ("{}", "this is no record"),
     ],

@@ -18,11 +18,8 @@ from stitch import api
 from stitch.cli.command import (
     EXIT_FAILURE,
     EXIT_OK,
-    EXIT_OVER_LIMIT,
     Command,
-    prog,
     say,
-    say_aside,
 )
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.module_files import (
@@ -35,13 +32,14 @@ from stitch.cli.module_files import (
 )
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.parser import add_options, count, make_parser
-from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
+from stitch.cli.rehearsal import Advice, advise, rehearse
+from stitch.cli.run_comparison import compare_files
 from stitch.cli.wiring import wires_of
 from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan, check_plan
-from stitch.report import CopyLine, counted, difference, plan_peaks, read_copies, read_record
+from stitch.report import Budget, CopyLine, counted, plan_peaks, read_record
 
 # `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
 
@@ -188,7 +186,9 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.diff is not None:
         if options.modules or record is not None:
             raise UsageError("--diff compares two files: no modules, no --check_plan")
-        return _diff(options)
+        most = options.max_added_bytes
+        budgets = () if most is None else (Budget("bytes", "added", most),)
+        return compare_files(options.diff, budgets, "json" if options.json else "text")
     if options.max_added_bytes is not None:
         raise UsageError("--max_added_bytes is for --diff")
     if record is not None and record.endswith(".ttb"):
@@ -247,48 +247,6 @@ def _stitch(options: argparse.Namespace) -> int:
     say(json.dumps(stitching_json(stitched), indent=2) if options.json
         else "\n".join(stitching_lines(stitched)))  # fmt: skip
     return EXIT_OK
-
-
-def _diff(options: argparse.Namespace) -> int:
-    """Print the added bytes and the copies that differ.
-
-    Returns exit code 7 for more bytes than allowed, 6 for a limit with runs of different lengths.
-    """
-    old, new = (read_document(path, read_copies) for path in options.diff)
-    change = difference(old, new)
-    most, failure, code = options.max_added_bytes, "", EXIT_OK
-    uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
-    if most is not None and change.unequal:
-        failure, code = f"{uneven}: added bytes cannot be compared", EXIT_FAILURE
-    elif most is not None and change.added.nbytes > most:
-        failure = f"{change.added.nbytes} B added, at most {most} allowed"
-        code = EXIT_OVER_LIMIT
-    elif change.unequal:
-        say_aside(f"{prog()}: note: {uneven}")
-    if options.json:
-        say(json.dumps(asdict(change), indent=2))
-        return code
-    lines = [f"this change: {difference_text(change.added)}"]
-    for sign, copies in (("+", change.more), ("-", change.fewer)):
-        lines += [
-            f"  {sign} {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
-            f"{line.source} -> {line.target}\n      {line.reason}"
-            for line in copies
-        ]
-    say("\n".join(lines))
-    if failure:
-        say_aside(f"{prog()}: error: {failure}")
-    return code
-
-
-def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
-    """Describe programs that ran a different number of times in two runs.
-
-    >>> _lengths([("a", 1, 3), ("b", 2, 6)])
-    "'a' ran 1 time, then 3; 'b' ran 2 times, then 6"
-    """
-    listed = [f"{name!r} ran {counted(old, 'time')}, then {new}" for name, old, new in unequal]
-    return "; ".join(listed[:3]) + (f"; {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:

@@ -1,0 +1,266 @@
+"""Compare two runs, and print the comparison in one of five forms."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+from xml.etree import ElementTree
+
+from stitch.cli.command import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_OVER_LIMIT,
+    printable,
+    prog,
+    say,
+    say_aside,
+)
+from stitch.cli.module_files import read_document
+from stitch.cli.rehearsal import difference_text
+from stitch.report import (
+    BUDGET_KEYS,
+    PEAK_KEYS,
+    Budget,
+    BudgetResult,
+    CopyLine,
+    Difference,
+    RunCopies,
+    amount,
+    amount_text,
+    check_budgets,
+    counted,
+    difference,
+    read_copies,
+)
+
+#: Annotations that GitHub shows of one step, of each kind.
+MAX_ANNOTATIONS = 10
+#: Folders that are not searched for source files.
+_SKIPPED = frozenset({"node_modules", "__pycache__", "build"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, how the new one differs, and the results of the budgets."""
+
+    old: RunCopies
+    new: RunCopies
+    change: Difference
+    results: tuple[BudgetResult, ...]
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether a budget is broken."""
+        return any(not result.is_kept for result in self.results)
+
+    def changed_peaks(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the space of each peak that differs, with both values."""
+        for key in PEAK_KEYS:
+            space = key.removeprefix("peak.")
+            old, new = (run.peaks.get(space, 0) for run in (self.old, self.new))
+            if old != new:
+                yield space, old, new
+
+
+def copies_text(change: Difference) -> Iterator[str]:
+    """Yield three lines for each additional and missing copy: cost, reason, link and source."""
+    for sign, copies in (("+", change.more), ("-", change.fewer)):
+        for line in copies:
+            yield f"  {sign} {line.text()}"
+            yield from (f"      {text}" for text in (line.reason, line.link_text()) if text)
+
+
+def text(compared: Comparison) -> str:
+    """Return lines for a terminal."""
+    lines = [f"this change: {difference_text(compared.change.added)}"]
+    lines += copies_text(compared.change)
+    lines += [f"  peak {s}: {old} -> {new} B per bank" for s, old, new in compared.changed_peaks()]
+    for result in compared.results:
+        lines.append(f"  budget {'kept' if result.is_kept else 'BROKEN'}: {result.text()}")
+    return "\n".join(lines)
+
+
+def as_json(compared: Comparison) -> str:
+    """Return everything as one JSON object."""
+    body: dict[str, Any] = {"machine": compared.new.machine, **asdict(compared.change)}
+    for name, run in (("old", compared.old), ("new", compared.new)):
+        body[name] = {key: amount(key, run) for key in BUDGET_KEYS}
+    body["budgets"] = [
+        {"budget": result.budget.text(), "old": result.old, "new": result.new,
+         "allowed": result.allowed, "kept": result.is_kept}
+        for result in compared.results
+    ]  # fmt: skip
+    return json.dumps(body, indent=2)
+
+
+def markdown(compared: Comparison) -> str:
+    """Return two tables, for a comment or a summary: the amounts, and the copies that differ."""
+    budgets = {result.budget.key: result for result in compared.results}
+    verdict = ""
+    if budgets:
+        verdict = ": a budget is broken" if compared.is_broken else ": all budgets kept"
+    lines = [f"### Stitched copies on {_code(compared.new.machine)}{verdict}", "",
+             "| | old | new | allowed | |", "|---|---:|---:|---:|---|"]  # fmt: skip
+    for key in BUDGET_KEYS:
+        old, new = amount(key, compared.old), amount(key, compared.new)
+        result = budgets.get(key)
+        if result is None and not old and not new:
+            continue
+        allowed = amount_text(key, result.allowed) if result else ""
+        mark = ("kept" if result.is_kept else "**broken**") if result else ""
+        cells = [key, amount_text(key, old), amount_text(key, new), allowed, mark]
+        lines.append(f"| {' | '.join(cells)} |")
+    copies = [*(("+", one) for one in compared.change.more),
+              *(("-", one) for one in compared.change.fewer)]  # fmt: skip
+    if copies:
+        lines += ["", "| | copy | bytes | time | link | why |", "|---|---|---:|---:|---|---|"]
+    for sign, one in copies:
+        cells = [sign, f"{one.kind} x{one.times}", f"{one.nbytes} B", f"{one.seconds * 1e6:.1f} us",
+                 _code(one.link_text()), _code(one.reason)]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _code(words: str) -> str:
+    """Return a text as code in a cell of a table, whatever characters it has.
+
+    >>> _code("a|b`c")
+    "`a\\\\|b'c`"
+    """
+    flat = " ".join(words.replace("`", "'").split()).replace("|", "\\|")
+    return f"`{flat}`" if flat else ""
+
+
+def junit(compared: Comparison) -> str:
+    """Return a test suite with a case for each budget, or one without budgets."""
+    broken = sum(not result.is_kept for result in compared.results)
+    suite = ElementTree.Element(
+        "testsuite", name="stitch diff", tests=str(len(compared.results) or 1),
+        failures=str(broken), errors="0", skipped="0",
+    )  # fmt: skip
+    where = _source_of(compared.change.more)
+    for result in compared.results:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="stitch.diff", name=result.budget.text()
+        )
+        if not result.is_kept:
+            if where is not None:
+                case.set("file", where[0])
+                case.set("line", str(where[1]))
+            failure = ElementTree.SubElement(case, "failure", message=printable(result.text()))
+            failure.text = printable("\n".join(copies_text(compared.change)))
+    if not compared.results:
+        ElementTree.SubElement(suite, "testcase", classname="stitch.diff", name="comparison")
+    ElementTree.SubElement(suite, "system-out").text = printable(text(compared))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def github(compared: Comparison) -> str:
+    """Return the workflow commands that annotate the source lines of additional copies.
+
+    They are errors if a budget is broken, else notices; each broken budget is an error as well.
+    """
+    level = "error" if compared.is_broken else "notice"
+    lines = [
+        _annotation("error", None, "stitch: budget broken", result.text())
+        for result in compared.results if not result.is_kept
+    ]  # fmt: skip
+    costly = sorted(compared.change.more, key=lambda line: -line.nbytes * line.times)
+    sources = source_paths(line.location for line in costly)
+    for line in costly[: MAX_ANNOTATIONS - len(lines)]:
+        title = f"stitch: +{line.times} {line.kind} of {line.nbytes} B"
+        what = "\n".join(filter(None, (line.reason, line.link_text())))
+        lines.append(_annotation(level, sources.get(line.location), title, what))
+    change = f"this change: {difference_text(compared.change.added)}"
+    return "\n".join([*lines, _annotation("notice", None, "stitch diff", change)])
+
+
+def _annotation(level: str, source: tuple[str, int] | None, title: str, message: str) -> str:
+    r"""Return one workflow command.
+
+    >>> _annotation("error", ("b.yaml", 5), "1:2", "50%\nmore")
+    '::error file=b.yaml,line=5,title=1%3A2::50%25%0Amore'
+    """
+    words = {"title": title}
+    if source is not None:
+        words = {"file": source[0], "line": str(source[1])} | words
+    values = ",".join(
+        f"{key}={_escaped(word).replace(':', '%3A').replace(',', '%2C')}"
+        for key, word in words.items()
+    )
+    return f"::{level} {values}::{_escaped(message)}"
+
+
+def _escaped(words: str) -> str:
+    return words.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _source_of(copies: Iterable[CopyLine]) -> tuple[str, int] | None:
+    """Return file and line of the first copy whose source is known."""
+    return next(iter(source_paths(line.location for line in copies).values()), None)
+
+
+def source_paths(locations: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Return path and line for each location of the form `file:line`.
+
+    Locations have no folder. The path is that of the only file of this name below the current
+    folder, else the name itself.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for location in locations:
+        name, _, line = location.rpartition(":")
+        if name and re.fullmatch(r"[0-9]{1,9}", line):
+            found[location] = name, int(line)
+    names = {name for name, _ in found.values()}
+    paths: dict[str, list[str]] = {}
+    for folder, folders, files in os.walk(".") if names else ():
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in _SKIPPED]
+        for name in names.intersection(files):
+            paths.setdefault(name, []).append((PurePath(folder) / name).as_posix())
+    only = {name: listed[0] for name, listed in paths.items() if len(listed) == 1}
+    return {place: (only.get(name, name), line) for place, (name, line) in found.items()}
+
+
+#: By the name of the form: a function that prints a comparison.
+_FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "text": text, "markdown": markdown, "json": as_json, "junit": junit, "github": github,
+}  # fmt: skip
+
+
+def compare_files(paths: Sequence[str], budgets: Sequence[Budget], form: str) -> int:
+    """Print how a run differs from an earlier one, and each broken budget on standard error.
+
+    Returns exit code 7 if a budget is broken, 6 if budgets compare runs of different lengths.
+    """
+    old, new = (read_document(path, read_copies) for path in paths)
+    change = difference(old, new)
+    compared = Comparison(old, new, change, check_budgets(budgets, old, new))
+    uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
+    broken = [result for result in compared.results if not result.is_kept]
+    failures, code = [result.text() for result in broken], EXIT_OVER_LIMIT if broken else EXIT_OK
+    totals = [b.key for b in budgets if b.compares and not b.key.startswith("peak.")]
+    if change.unequal and totals:
+        failures = [f"{uneven}: their {', '.join(totals)} cannot be compared"]
+        code = EXIT_FAILURE
+    elif change.unequal:
+        say_aside(f"{prog()}: note: {uneven}")
+    say(_FORMATS[form](compared))
+    for failure in failures:
+        say_aside(f"{prog()}: error: {failure}")
+    return code
+
+
+def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
+    """Describe programs that ran a different number of times in two runs.
+
+    >>> _lengths([("a", 1, 3), ("b", 2, 6)])
+    "'a' ran 1 time, then 3; 'b' ran 2 times, then 6"
+    """
+    listed = [f"{name!r} ran {counted(old, 'time')}, then {new}" for name, old, new in unequal]
+    return "; ".join(listed[:3]) + (f"; {len(listed) - 3} more" if len(listed) > 3 else "")
