@@ -13,6 +13,7 @@ setup(
     package_data={
         "stitch": ["py.typed"],
         "stitch.machine": ["*.yaml"],
+        "stitch.report.page": ["page.*", "vendor/*"],
         "stitch.runtime.executors": ["price_tables/*.yaml"],
         "stitch.ttb.ttnn": ["*.json"],
         **{name: ["*.md", "*.yaml", "*.npz"] for name in folders},

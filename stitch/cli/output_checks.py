@@ -33,6 +33,7 @@ NPZ = "NumPy arrays (.npz)"
 RESULT = "the results of a run"
 TRACE = "a Chrome trace"
 RECORD = "a record of a run"
+PAGE = "a report page"
 DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
@@ -43,6 +44,11 @@ _MAGIC = (
     (RESULT, rb'\s*\{\s*"result":'),
     (TRACE, rb'\s*\{\s*"traceEvents":'),
     (RECORD, rb'\s*\{\s*"stitch":\s*"run"'),
+    (
+        PAGE,
+        rb'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        rb"<meta name=\"generator\" content=\"stitch\">",
+    ),
     (DATABASE, rb"SQLite format 3\0"),
     (TTB, rb"(?s:.{8})STCH"),
     (GZIP, rb"\x1f\x8b"),

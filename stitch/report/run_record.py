@@ -5,17 +5,17 @@ One JSON object:
     {"stitch": "run", "version": 2,
      "machine": Machine,
      "plans": {"1": Plan, ...},            frozen data, see `frozen_json`
-     "events": [{"event": "reserve", "space", "address", "size_per_bank"},   outside any plan
-                {"event": "free", "space", "address", "size_per_bank"},      outside any plan
+     "events": [{"event": "reserve", "space", "address", "size_per_bank", "origin"},
+                {"event": "free", "space", "address", "size_per_bank"},      both outside any plan
                 {"event": "run", "plan", "used": {space: bytes per bank afterwards}},
                 {"event": "stopped", "plan", "steps"},             a plan that failed after these
-                {"event": "write", "nbytes", "desc"},              the host overwrote a tensor
+                {"event": "write", "nbytes", "desc", "seconds"},   the host overwrote a tensor
                 {"event": "read", "nbytes", "desc"}],
      "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds",
                 "program_seconds"}}
 
 `Footprint.own_nbytes` defines the size of a copy. Allocations outside plans are found by comparing
-the allocators before and after each plan.
+the allocators before and after each plan. Older records lack `origin` and `seconds`.
 """
 
 from __future__ import annotations
@@ -101,33 +101,55 @@ class Recorder:
             self._events.append({"event": "stopped", "plan": event.index, "steps": done})
         elif isinstance(event, Written | ReadBack):
             kind = "write" if isinstance(event, Written) else "read"
-            self._events.append({"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()})
+            entry = {"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()}
+            if isinstance(event, Written):
+                entry["seconds"] = event.seconds
+            self._events.append(entry)
 
     def _record_changes(self, now: Sizes) -> Sizes:
         """Record the buffers that were freed and allocated outside plans, frees first."""
         for kind, here, there in (("free", self._sizes, now), ("reserve", now, self._sizes)):
             for (space, address), size in sorted(here.items(), key=lambda i: (i[0][0].value, i[0])):
                 if there.get((space, address)) != size:
-                    self._events.append(
-                        {"event": kind, "space": space.value, "address": address,
-                         "size_per_bank": size}
-                    )  # fmt: skip
+                    entry = {"event": kind, "space": space.value, "address": address,
+                             "size_per_bank": size}  # fmt: skip
+                    if kind == "reserve":
+                        entry["origin"] = self._origin(space, address)
+                    self._events.append(entry)
         return now
+
+    def _origin(self, space: Space, address: int) -> str:
+        """Return what made the buffer at an address, "" if it is gone."""
+        buffers = self._device.memory_use()[space].buffers
+        return next((origin for at, _, origin in buffers if at == address), "")
 
     def text(self) -> str:
         """Run the queue and return the record."""
-        with self._device.at_rest():
-            self._sizes = self._record_changes(_allocated(self._device))
-            plans, events, total = dict(self._plans), list(self._events), self._total
+        record, total = self._snapshot()
         body = {
             "stitch": "run",
             "version": VERSION,
-            "machine": to_plain(self._device.machine),
-            "plans": {str(index): to_plain(plan) for index, plan in plans.items()},
-            "events": events,
+            "machine": to_plain(record.machine),
+            "plans": {str(index): to_plain(plan) for index, plan in record.plans.items()},
+            "events": record.events,
             "totals": totals_json(self._period, total),
         }
         return json.dumps(body) + "\n"
+
+    def record(self) -> RunRecord:
+        """Return the contents of the record so far; runs nothing."""
+        with self._device.lock:
+            return self._at_rest()[0]
+
+    def _snapshot(self) -> tuple[RunRecord, Totals]:
+        with self._device.at_rest():
+            return self._at_rest()
+
+    def _at_rest(self) -> tuple[RunRecord, Totals]:
+        self._sizes = self._record_changes(_allocated(self._device))
+        total = self._total
+        cost = Cost(total.copies, total.nbytes, total.seconds, total.program_seconds)
+        return RunRecord(self._device.machine, dict(self._plans), (*self._events,), cost), total
 
 
 def _sizes(buffers: Mapping[Place, Buffer]) -> Sizes:
@@ -244,7 +266,11 @@ def replay(text: str) -> Replayed:
     Raises `FormatError` for text that is not a record, `TaskError` with the first event whose
     addresses differ, or whose plan is not sound.
     """
-    record = read_record(text)
+    return replay_record(read_record(text))
+
+
+def replay_record(record: RunRecord) -> Replayed:
+    """Replay a parsed record; raises as `replay`."""
     replayed = _Replay(record)
     for number, event in enumerate(record.events):
         try:

@@ -155,6 +155,9 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
                      "if FILE ends with .gz"}),
         ("--visualizer", {"metavar": "FOLDER", "type": file_path, "help": "write operations, "
                           "tensors and buffers as a report folder for ttnn-visualizer"}),
+        ("--report", {"metavar": "FILE.html", "type": file_path,
+                      "help": "write a page about the run: memory map, links, copies with their "
+                      "reasons; one file that any browser opens"}),
         ("--record", {"metavar": "FILE", "help": "write machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "replay the allocator events of a record and "
                       "check every address"}),

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,6 +47,7 @@ from stitch.cli.output_checks import (
     DATABASE,
     JSON,
     NPY,
+    PAGE,
     RECORD,
     RESULT,
     TEXT,
@@ -55,6 +56,7 @@ from stitch.cli.output_checks import (
     trace_kind,
 )
 from stitch.cli.run.run_target import (
+    AddReports,
     Measured,
     OneDevice,
     RunTarget,
@@ -77,7 +79,7 @@ from stitch.cli.run_inputs import (
     text_of_array,
 )
 from stitch.cli.wiring import wires_of
-from stitch.errors import UsageError
+from stitch.errors import StitchError, UsageError
 from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
@@ -95,6 +97,7 @@ from stitch.report import (
     memory_views,
     plan_json,
 )
+from stitch.report.page import PageExtras
 from stitch.runtime import LoadedProgram
 
 # Outputs: `--output` and `--expected_output`.
@@ -387,7 +390,8 @@ def run_session(options: argparse.Namespace) -> int:
     checks.add_folder(options.artifact_dir, "--artifact_dir")
     for path, kind, option in ((options.result_file, RESULT, "--result_file"),
                                (options.trace, trace_kind(options.trace), "--trace"),
-                               (options.record, RECORD, "--record")):  # fmt: skip
+                               (options.record, RECORD, "--record"),
+                               (options.report, PAGE, "--report")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
     if options.visualizer is not None:
@@ -412,31 +416,60 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         target, load = (_chain if options.pipeline is None else _pipeline)(options)
         stack.enter_context(target.opened)
         add_reports = stack.enter_context(target.observed(options))
-        session = _prepared(options, target, load())
-        _check_outputs(session, checks)
-        if options.expected_operations is not None:
-            how = Tolerances(options.atol, options.rtol, options.pcc)
-            compared = OperationComparison(one_device(target), how)
-            session.operations = stack.enter_context(compared)
-        _announce_passes(session)
-        _all_passes(session)
-        lines = _outcome(session)
-        code = _checked(session)
-        if options.save_artifacts:
-            add_artifacts(session.files, options.artifact_dir, one_device(target),
-                          session.runnable, session.arrays, session.results)  # fmt: skip
-        if options.check_memory_leak:
-            code = max(code, _leak_check(session))
-        add_reports(session.files)
-        if options.result_file is not None:
-            body = result_json(session, code)
-            session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
-        say_written(write_files(session.files))
-        for line in lines:
-            say(line)
-        for failure in session.failures:
-            say_aside(f"{prog()}: error: {failure}")
-        return code
+        try:
+            return _observed_run(options, checks, target, load, add_reports, stack)
+        except (Exception, KeyboardInterrupt) as error:
+            if options.report is not None and not checks.is_read(options.report):
+                # The page must not hide the error: writing it may fail for the same reason.
+                with suppress(StitchError, MemoryError):
+                    files: OutputFiles = {}
+                    add_reports(files, PageExtras(error=failure_of(error)[0]))
+                    say_written(write_files(files))
+            raise
+
+
+def _observed_run(
+    options: argparse.Namespace, checks: OutputChecks, target: RunTarget, load: _Load,
+    add_reports: AddReports, stack: ExitStack,
+) -> int:  # fmt: skip
+    session = _prepared(options, target, load())
+    _check_outputs(session, checks)
+    if options.expected_operations is not None:
+        how = Tolerances(options.atol, options.rtol, options.pcc)
+        compared = OperationComparison(one_device(target), how)
+        session.operations = stack.enter_context(compared)
+    _announce_passes(session)
+    _all_passes(session)
+    lines = _outcome(session)
+    code = _checked(session)
+    if options.save_artifacts:
+        add_artifacts(session.files, options.artifact_dir, one_device(target),
+                      session.runnable, session.arrays, session.results)  # fmt: skip
+    if options.check_memory_leak:
+        code = max(code, _leak_check(session))
+    add_reports(session.files, _page_extras(session))
+    if options.result_file is not None:
+        body = result_json(session, code)
+        session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
+    say_written(write_files(session.files))
+    for line in lines:
+        say(line)
+    for failure in session.failures:
+        say_aside(f"{prog()}: error: {failure}")
+    return code
+
+
+def _page_extras(session: RunSession) -> PageExtras:
+    """Return what the page shows beside the record."""
+    most, copies = session.options.max_copies, session.measured.copies
+    wrong = [f"result[{i}]: {v.name}: {v.detail}" for i, v in session.verdicts.items()
+             if not v.passed]  # fmt: skip
+    return PageExtras(
+        notes=(*session.failures, *wrong),
+        budgets=[] if most is None else [
+            (f"copies in one pass: {copies}, at most {most}", copies <= most)
+        ],
+    )  # fmt: skip
 
 
 def _open(options: argparse.Namespace, machine: Machine, devices: str | int | None) -> RunTarget:

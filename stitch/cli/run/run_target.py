@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ from stitch.report import (
     plan_json,
     totals_json,
 )
+from stitch.report.page import PageExtras, page_text
 
 
 @dataclass(slots=True)
@@ -75,8 +76,9 @@ def percentiles_text(seconds: Sequence[float]) -> str:
 Tick: TypeAlias = Callable[[], None]
 
 
-#: Adds the files of reports, at the end of a run.
-AddReports: TypeAlias = Callable[[OutputFiles], None]
+#: Adds the files of reports, at the end of a run: the page shows the extras. After an error only
+#: the page, of what ran before it.
+AddReports: TypeAlias = Callable[[OutputFiles, PageExtras], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,19 @@ class OneDevice:
             if options.visualizer is not None:
                 reports.append(VisualizerFolder(self.opened, options.visualizer))
                 stack.callback(reports[-1].forget)
-            recorder = Recorder(self.opened) if options.record is not None else None
+            recorder = None
+            if options.record is not None or options.report is not None:
+                recorder = Recorder(self.opened)
 
-            def add(files: OutputFiles) -> None:
-                for report in reports:
-                    report.add_to(files)
-                if recorder is not None:
-                    files[options.record] = recorder.text()
+            def add(files: OutputFiles, extras: PageExtras) -> None:
+                if extras.error is None:
+                    extras = replace(extras, explained=self.opened.explain())
+                    for report in reports:
+                        report.add_to(files)
+                    if recorder is not None and options.record is not None:
+                        files[options.record] = recorder.text()
+                if recorder is not None and options.report is not None:
+                    files[options.report] = page_text({"this run": recorder.record()}, extras)
 
             yield add
 
@@ -201,7 +209,7 @@ class SeveralDevices:
     def observed(self, options: argparse.Namespace) -> Iterator[AddReports]:
         """See `OneDevice`."""
 
-        def add(files: OutputFiles) -> None:
+        def add(files: OutputFiles, extras: PageExtras) -> None:
             if options.trace is not None:
                 files[options.trace] = trace_bytes(self.opened.trace(), options.trace)
 
