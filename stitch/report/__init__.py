@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Verdict,
         compare,
     )
+    from stitch.report.page import PageExtras, page_text
     from stitch.report.run_record import (
         Difference,
         Recorder,
@@ -66,6 +67,7 @@ else:
             "budgets": "BUDGET_KEYS Budget BudgetResult PEAK_KEYS amount amount_text check_budgets "
             "parse_budgets",
             "event_report": "is_compressed",
+            "page": "PageExtras page_text",
             "chrome_trace": "ChromeTrace",
             "trace_events": "SIMULATED TICK WALL slice_line track_names",
             "visualizer": "VisualizerFolder",
@@ -73,12 +75,12 @@ else:
     )
 
 __all__ = [
-    "BUDGET_KEYS", "MACHINE", "PEAK_KEYS", "SIMULATED", "TICK", "WALL", "Budget", "BudgetResult",
-    "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference", "OperationComparison",
-    "OperationLine", "Recorder", "RunCopies", "RunRecord", "Tolerances", "Verdict",
-    "VisualizerFolder", "amount",
-    "amount_text", "check_budgets", "compare", "copy_lines", "counted", "difference", "explain",
-    "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
-    "parse_budgets", "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay",
-    "slice_line", "totals_json", "track_names",
+    "BUDGET_KEYS", "MACHINE", "PEAK_KEYS", "SIMULATED", "TICK", "WALL", "Budget",
+    "BudgetResult", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
+    "OperationComparison", "OperationLine", "PageExtras", "Recorder", "RunCopies", "RunRecord",
+    "Tolerances", "Verdict", "VisualizerFolder", "amount", "amount_text", "check_budgets",
+    "compare", "copy_lines", "counted", "difference", "explain", "is_compressed",
+    "memory_report", "memory_views", "open_device", "other_lines", "page_text", "parse_budgets",
+    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay", "slice_line",
+    "totals_json", "track_names",
 ]  # fmt: skip

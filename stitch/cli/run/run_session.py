@@ -90,6 +90,7 @@ from stitch.report import (
     ComparedResult,
     OperationComparison,
     OperationLine,
+    PageExtras,
     Tolerances,
     Verdict,
     compare,
@@ -97,7 +98,6 @@ from stitch.report import (
     memory_views,
     plan_json,
 )
-from stitch.report.page import PageExtras
 from stitch.runtime import LoadedProgram
 
 # Outputs: `--output` and `--expected_output`.

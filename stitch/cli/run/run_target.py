@@ -24,16 +24,17 @@ from stitch.option_values import DEFAULT_WINDOW, IN_FLIGHT
 from stitch.program import Array
 from stitch.report import (
     ChromeTrace,
+    PageExtras,
     Recorder,
     VisualizerFolder,
     counted,
     memory_views,
     other_lines,
+    page_text,
     peaks_of,
     plan_json,
     totals_json,
 )
-from stitch.report.page import PageExtras, page_text
 
 
 @dataclass(slots=True)
