@@ -139,7 +139,7 @@ def _input_end(one: Transformation, index: int | None) -> _End:
     if index is None:
         return repr(one.name), next(filter(None, one.input_locations), "")
     at = one.input_locations
-    return f"input {one.input_name(index)!r} of {one.name!r}", at[index] if at else ""
+    return f"input {one.input_name(index)!r} of {one.name!r}", at[index] if index < len(at) else ""
 
 
 def _lines(

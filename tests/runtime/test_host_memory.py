@@ -237,6 +237,21 @@ for name, body in {PROGRAMS!r}.items():
         assert int(claimed) <= 24 * int(grown) + 64 * MIB, (name, grown, claimed)
 
 
+def test_sessions_of_many_programs_fit_where_their_one_arena_does() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    gc.collect()
+    limit = BUDGET.taken_nbytes + 80 * MIB
+    with stitch.open_device("host", executor="onnxruntime", max_memory=limit) as device:
+        loaded = [device.load(scaled(f"s{n}", 2.0, (4, n), target="host")) for n in range(1, 25)]
+        one(loaded[0](integers((4, 1)))).numpy()
+        before, claimed = resident(), BUDGET.taken_nbytes
+        for n, program in enumerate(loaded, 1):
+            one(program(integers((4, n)))).numpy()
+        assert resident() - before <= BUDGET.taken_nbytes - claimed + MIB
+
+
 def test_a_device_without_address_space_names_the_limit() -> None:
     text = run_alone("""
         import resource, stitch

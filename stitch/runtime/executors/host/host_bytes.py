@@ -36,8 +36,11 @@ from stitch.runtime.executors.host.staging import is_direct
 OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, int]]
 #: Bytes of the Python objects of one operation's steps.
 STEPS_NBYTES = 4096
-#: The smallest session of ONNX Runtime, with its threads and its arena.
-SESSION_NBYTES = 16 << 20
+#: A session of ONNX Runtime with its threads, and its graph by operation (0.5 MiB, 14 KiB).
+SESSION_NBYTES, NODE_NBYTES = 2 << 20, 16 << 10
+#: The arena that all sessions share, and what it is counted in: programs of about one size count
+#: it once.
+ARENA_NBYTES = 16 << 20
 #: The arena grows by powers of two, so values take up to twice their size.
 ARENA_GROWTH = 2
 #: Kernels may convert operands and results (blocked convolutions, transposed products).
@@ -60,10 +63,12 @@ def program_bytes(
     taken = _Counting(program.bodies, bytes_of, in_sessions).program(program)
     if not in_sessions:
         return taken
+    nodes = len(program.operations) + sum(len(body.operations) for body in program.bodies)
+    arena = taken.values + ARENA_GROWTH * most_inner_nbytes(program)
     return replace(
         taken,
-        kept=taken.kept + SESSION_NBYTES + repacked_nbytes(program),
-        values=taken.values + ARENA_GROWTH * most_inner_nbytes(program),
+        kept=taken.kept + SESSION_NBYTES + nodes * NODE_NBYTES + repacked_nbytes(program),
+        values=max(1, -(-arena // ARENA_NBYTES)) * ARENA_NBYTES,
     )
 
 
