@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import stitch
+from stitch.cli.stitch_command import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -43,7 +44,7 @@ def test_every_generated_part_is_on_a_page_and_every_mark_names_one(
     assert "<!-- generated" not in site_pages.filled(PAGES["reference/commands.md"])
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "inspect", "link"])
+@pytest.mark.parametrize("command", NAMES)
 def test_the_page_of_commands_has_every_option_that_help_lists(
     site_pages: ModuleType, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,10 +52,10 @@ def test_the_page_of_commands_has_every_option_that_help_lists(
     assert main(["--help"]) == 0
     listed = set(re.findall(r"^  (?:-\w[^,]*, )?(--\w+)", capsys.readouterr().out, re.MULTILINE))
     assert "--debug" in listed
-    text = site_pages.commands().partition(f"## stitch-{command}\n")[2].partition("\n## ")[0]
+    text = site_pages.commands().partition(f"## {main.name}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| <code>(?:-\w, )?(--\w+)", text, re.MULTILINE)
     assert set(rows) == listed
-    assert f"stitch-{command} " in text.partition("Examples:")[2]
+    assert f"{main.name} " in text.partition("Examples:")[2]
 
 
 def test_the_page_of_errors_has_every_error_and_exit_code_of_the_package(

@@ -15,10 +15,10 @@ from importlib import import_module
 
 import stitch.errors
 from stitch.cli.parser import EXIT_CODES
+from stitch.cli.stitch_command import NAMES
 from stitch.graph import PLACEMENT_FIELDS, PlacementOption, Side
 from stitch.machine import load_machine, machine_names
 
-COMMANDS = ("compile", "run", "inspect", "link")
 MARK = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
 
 
@@ -36,16 +36,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def parser_of(command: str) -> ArgumentParser:
-    """The parser of a command, such as `run` of `stitch-run`."""
-    loaded = import_module(f"stitch.cli.{command}.{command}_command").command()
-    parser = loaded.read.__self__
+    """The parser of a subcommand, under the name of its own command where it has one."""
+    main = import_module(f"stitch.cli.{command}").main
+    parser = main.load(main.name).read.__self__
     assert isinstance(parser, ArgumentParser)
     return parser
 
 
 def commands() -> str:
     """Every option of every command, and the examples."""
-    return "\n\n".join(map(_command, map(parser_of, COMMANDS)))
+    return "\n\n".join(map(_command, map(parser_of, NAMES)))
 
 
 def _command(parser: ArgumentParser) -> str:

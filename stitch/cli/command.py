@@ -107,16 +107,36 @@ def say_written(paths: Iterable[str | Path]) -> None:
             say_aside(f"{prog()}: wrote {path}")
 
 
-def entry_point(name: str, module: str) -> Callable[..., int]:
-    """Return the `main` of a command, which loads its module when it is called.
+class EntryPoint:
+    """The `main` of a command, which loads its module when it is called.
 
-    Its arguments are the command's words, and its name as it was called (`stitch run`).
+    Args:
+        name: The command's own name: `stitch-run`, or `stitch pack` for a subcommand only.
+        module: The module whose `command()` returns the command.
     """
 
-    def main(argv: Sequence[str] | None = None, prog: str = name) -> int:
-        return _carry_out(prog, lambda: import_module(module).command(), argv)
+    def __init__(self, name: str, module: str) -> None:
+        self.name = name
+        self._module = module
 
-    return main
+    def __call__(self, argv: Sequence[str] | None = None, prog: str = "") -> int:
+        """Run the command with its words (default: the process's); return the exit code.
+
+        `prog` is the name by which it was called, such as `stitch run`.
+        """
+        return _carry_out(prog or self.name, self.load, argv)
+
+    def load(self, prog: str = "") -> Command:
+        """Load the command, with its options."""
+        if prog:
+            _PROG.set(prog)
+        command: Command = import_module(self._module).command()
+        return command
+
+
+def entry_point(name: str, module: str) -> EntryPoint:
+    """Return the `main` of a command; see `EntryPoint`."""
+    return EntryPoint(name, module)
 
 
 def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:
