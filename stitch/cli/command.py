@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stitch.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
+
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -34,6 +35,8 @@ EXIT_BROKEN_PIPE = 141
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 #: Whether written files are not named (`--quiet`).
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+#: Whether results and errors are printed as JSON (`--json`).
+_JSON: ContextVar[bool] = ContextVar("json", default=False)
 #: The name of the running command, as it was called: `stitch-run` or `stitch run`.
 _PROG: ContextVar[str] = ContextVar("prog", default="stitch")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -90,6 +93,27 @@ def say(text: str) -> None:
     print(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
 
+def say_result(body: Any, lines: Callable[[], Iterable[str]]) -> None:
+    """Print a result: with `--json` its plain data, otherwise as lines of text."""
+    if _JSON.get():
+        import json
+
+        say(json.dumps(body, indent=2))
+    else:
+        for line in lines():
+            say(line)
+
+
+def is_json() -> bool:
+    """Return whether results are printed as JSON."""
+    return _JSON.get()
+
+
+def is_quiet() -> bool:
+    """Return whether nothing but results and errors is printed."""
+    return _QUIET.get()
+
+
 def say_aside(text: str) -> None:
     """Print warnings and progress to standard error."""
     print(printable(text), file=sys.stderr)
@@ -143,9 +167,10 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
     """Load and run a command; turn every failure into an exit code."""
     _open_standard_handles()
     arguments = with_underscores(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     _ASIDE.set(False)
     _QUIET.set(False)
+    _JSON.set("--json" in options)
     _PROG.set(prog)
     try:
         if arguments[:1] == ["--version"]:
@@ -159,14 +184,7 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
         _leave_standard_output()
         return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
-        from stitch.errors import StitchError
-
-        what, code = failure_of(error)
-        if what.startswith("internal error") and not debug:
-            what += "\n  try: --debug shows the traceback; please report it"
-        elif isinstance(error, StitchError | MemoryError | OSError):
-            what = f"error: {what}"
-        return _failed(prog, what, code, debug)
+        return _failed(error, arguments, debug="--debug" in options)
 
 
 def failure_of(error: BaseException) -> tuple[str, int]:
@@ -194,11 +212,19 @@ def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse: help, version
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     from stitch.budget import allowing  # It loads NumPy.
+    from stitch.cli.phases import logging_to_stderr, phases
     from stitch.files import noting_files
 
     _QUIET.set(parsed.quiet)
-    with noting_files(), allowing(parsed.max_memory):
-        return command.body(parsed)
+    with (
+        logging_to_stderr(parsed.verbose), noting_files(), allowing(parsed.max_memory),
+        phases() as timed,
+    ):  # fmt: skip
+        try:
+            return command.body(parsed)
+        finally:
+            if parsed.timings:
+                say_aside(f"{prog()}: timings: {timed.text()}")
 
 
 def _open_standard_handles() -> None:
@@ -219,13 +245,28 @@ def os_error_text(error: OSError) -> str:
     return (error.strerror or str(error) or type(error).__name__) + where
 
 
-def _failed(prog: str, message: str, code: int, debug: bool) -> int:
+def _failed(error: BaseException, arguments: Sequence[str], *, debug: bool) -> int:
+    """Print the one message of a failure, and a command to type instead; return the exit code."""
+    from stitch.cli.error_report import corrected, error_json
+    from stitch.errors import StitchError
+
     if debug:
         import traceback
 
         traceback.print_exc()
+    what, code = failure_of(error)
+    command = corrected(error, prog(), arguments) if isinstance(error, StitchError) else None
+    if what.startswith("internal error") and not debug:
+        what += "\n  try: --debug shows the traceback; please report it"
     with contextlib.suppress(OSError):
-        print(f"{prog}: {printable(message)}", file=sys.stderr)
+        if _JSON.get():
+            say_result({"error": error_json(error, what, code) | {"command": command}}, tuple)
+        else:
+            if isinstance(error, StitchError | MemoryError | OSError):
+                what = f"error: {what}"
+            if command is not None:
+                what += f"\n  command: {command}"
+            print(f"{prog()}: {printable(what)}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

@@ -18,6 +18,18 @@ def example_names() -> tuple[str, ...]:
     return tuple(sorted(_sources()))
 
 
+def example_summaries() -> dict[str, str]:
+    """Return the first sentence of each example's text, by name."""
+    summaries = {}
+    for name, source in sorted(_sources().items()):
+        file = source if source.is_file() else source / "README.md"
+        lines = file.read_text(encoding="utf-8").lstrip('"#').splitlines()
+        own = [line.strip('" ') for line in lines if line.strip('"# ')]
+        heading = source.is_dir() and len(own) > 1
+        summaries[name] = own[1 if heading else 0].partition(". ")[0].rstrip(".")
+    return summaries
+
+
 def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
     """Copy an example into a folder; return its path there and the commands that run it.
 
@@ -28,6 +40,10 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
         raise unknown(f"there is no example {name!r}", name, example_names())
     source = sources[name]
     target = Path(folder) / source.name
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f"there is no folder {str(folder)!r}", remedy="create it, or choose another"
+        )
     if target.exists() or target.is_symlink():
         raise UsageError(
             f"{str(target)!r} exists already",

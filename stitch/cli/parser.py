@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from rich_argparse import RawDescriptionRichHelpFormatter
+
 from stitch.cli.command import prog, version_text
 from stitch.errors import UsageError, closest
 
@@ -23,10 +25,30 @@ _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
 
 #: An option's name, and its arguments for `add_argument`.
 Option: TypeAlias = tuple[str, dict[str, Any]]
+#: A parser, or a group of its options.
+Group: TypeAlias = "argparse.ArgumentParser | argparse._ArgumentGroup"
+
+
+#: The heading of the options of all commands, which come last.
+_COMMON = "options of every command"
+
+
+class HelpFormatter(RawDescriptionRichHelpFormatter):
+    """Help with colours on a terminal; headings as they are written."""
+
+    group_name_formatter = str
 
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
+
+    def format_help(self) -> str:
+        """Return the help; its usage names the positional arguments only."""
+        files = [f"[{a.metavar} ...]" if a.nargs == "*" else f"[{a.metavar}]"
+                 for a in self._get_positional_actions()]  # fmt: skip
+        self._action_groups.sort(key=lambda group: group.title == _COMMON)
+        self.usage = " ".join([self.prog.replace("%", "%%"), "[OPTION ...]", *files])
+        return super().format_help()
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments. No option is required: commands check what is missing."""
@@ -37,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""
-        raise UsageError(f"{self._reworded(message)} (see {self.prog} --help)")
+        raise UsageError(self._reworded(message))
 
     def _reworded(self, message: str) -> str:
         if match := _CHOICE.fullmatch(message):
@@ -68,24 +90,32 @@ def make_parser(description: str, examples: str) -> Parser:
         prog=prog(),
         description=description,
         epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    parser.add_argument(
+    common = parser.add_argument_group(_COMMON)
+    common.add_argument("-h", "--help", action="help", help="show this text and exit")
+    common.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    common.add_argument(
         "--max_memory", metavar="SIZE", type=size,
         help="limit of host memory, such as 2GiB (default: 80%% of the memory of this computer or "
         "of its control group); a run that would exceed it fails with exit code 5",
     )  # fmt: skip
-    parser.add_argument("-q", "--quiet", action="store_true",
+    common.add_argument("-q", "--quiet", action="store_true",
                         help="do not name the written files on standard error")  # fmt: skip
-    parser.add_argument("--version", action="version", version=version_text(prog()))
+    common.add_argument("-v", "--verbose", action="count", default=0,
+                        help="log what is read, compiled, planned and run on standard error; "
+                        "-vv logs details (as with STITCH_LOG=info or debug)")  # fmt: skip
+    common.add_argument("--json", action="store_true", help="print the result, or the error, as "
+                        "one JSON document on standard output")  # fmt: skip
+    common.add_argument("--timings", action="store_true",
+                        help="print how long each phase took on standard error")  # fmt: skip
+    common.add_argument("--version", action="version", version=version_text(prog()))
     return parser
 
 
-def add_options(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: Option
-) -> None:
+def add_options(parser: Group, *options: Option) -> None:
     """Add several options to a parser or a group."""
     for name, how in options:
         parser.add_argument(name, **how)

@@ -28,6 +28,10 @@ SUBCOMMANDS = {
         "run": "run modules or a pipeline on a simulated device",
         "diff": "compare the copies of two runs, and check budgets",
     },
+    "about this installation": {
+        "machine": "list the known machines, or show one",
+        "examples": "list the examples, or copy one into a folder",
+    },
 }
 NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)
 

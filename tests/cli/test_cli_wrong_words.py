@@ -40,15 +40,16 @@ NEAR = [
 
 
 @pytest.mark.parametrize(("command", "words", "said"), NEAR)
-def test_a_wrong_word_is_answered_in_one_line(
+def test_a_wrong_word_is_answered_in_one_line_and_a_command(
     cli: Callable[..., Any], command: str, words: tuple[str, ...], said: str
 ) -> None:
     done = cli(command, *words)
     assert done.code == 2
     assert done.out == ""
-    (line,) = done.err.splitlines()
+    line, remedy = done.err.splitlines()
     assert line.startswith(f"stitch-{command}: error: ")
     assert said in line
+    assert remedy.startswith(f"  command: stitch-{command} ")
 
 
 @pytest.mark.parametrize(

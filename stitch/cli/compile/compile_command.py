@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
+from stitch.cli.command import EXIT_OK, Command, prog, say_aside, say_result, say_written
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, file_path, make_parser, positive, size
+from stitch.cli.phases import phase
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
@@ -315,7 +316,8 @@ def _compile_source(options: argparse.Namespace) -> int:
     if options.output is not None and cuts is None:
         checks.add(options.output, TTB, "-o")
     cache = cache_of(options.cache, options.cache_size)
-    module, examples = module_of(options)
+    with phase("reading the module"):
+        module, examples = module_of(options)
     checks.refuse_sources()
     how: dict[str, Any] = {
         "target": options.target or DEFAULT_TARGET, "placement": options.placement,
@@ -325,10 +327,13 @@ def _compile_source(options: argparse.Namespace) -> int:
         "math_fidelity": options.math_fidelity, "cache": cache,
     }  # fmt: skip
     if cuts is None:
-        _write([api.compile(module, examples, **how)], [options.output], options, cache)
+        with phase("compiling"):
+            model = api.compile(module, examples, **how)
+        _write([model], [options.output], options, cache)
         return EXIT_OK
     parts = {"parts": cuts} if isinstance(cuts, int) else {"at": cuts}
-    models = api.split(module, examples, **parts, **how)
+    with phase("compiling"):
+        models = api.split(module, examples, **parts, **how)
     output: str | None = options.output
     paths = [None if output is None else part_path(output, at) for at in range(len(models))]
     for path in paths:
@@ -345,22 +350,39 @@ def _write(
     """Write the files and print a summary of each."""
     contents = zip(paths, [content_of(model.binary) for model in models], strict=True)
     files: OutputFiles = {path: content for path, content in contents if path is not None}
-    say_written(write_files(files))
+    with phase("writing"):
+        say_written(write_files(files))
+    bodies: list[dict[str, Any]] = []
+    lines: list[str] = []
     for model, path in zip(models, paths, strict=True):
         for warning in model.warnings:
-            say_aside(f"stitch-compile: warning: {warning}")
+            say_aside(f"{prog()}: warning: {warning}")
+        nbytes = api.inspect_sizes(model.binary).total
+        bodies.append({
+            "file": path, "nbytes": nbytes, "machine": model.binary.machine.name,
+            "programs": [
+                {"name": p.name, "inputs": [slot.name for slot in p.inputs],
+                 "outputs": [slot.name for slot in p.outputs]} for p in model.binary.programs
+            ],
+            "warnings": list(map(str, model.warnings)),
+            "loops": [loop.text() for loop in model.loops],
+            **({"text": model.text()} if options.text else {}),
+        })  # fmt: skip
         if options.text:
-            say(model.text().rstrip("\n"))
+            lines.append(model.text().rstrip("\n"))
         if path is not None:
-            nbytes = api.inspect_sizes(model.binary).total
-            say(_summary(model, "standard output" if path == "-" else path, nbytes))
-            for loop in model.loops:
-                say(f"  {loop.text()}")
+            lines.append(_summary(model, "standard output" if path == "-" else path, nbytes))
+            lines += [f"  {loop.text()}" for loop in model.loops]
+    body: dict[str, Any] = {"files": bodies}
     if cache is not None:
-        (say_aside if options.text else say)(
-            f"cache {cache.folder}: {counted(cache.hits, 'hit')}, "
-            f"{counted(cache.misses, 'miss', 'misses')}"
-        )
+        body["cache"] = {"folder": str(cache.folder), "hits": cache.hits, "misses": cache.misses}
+        said = f"cache {cache.folder}: {counted(cache.hits, 'hit')}, "
+        said += counted(cache.misses, "miss", "misses")
+        if options.text and not options.json:
+            say_aside(said)
+        else:
+            lines.append(said)
+    say_result(body, lambda: lines)
 
 
 def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:

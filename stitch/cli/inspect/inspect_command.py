@@ -20,6 +20,7 @@ from stitch.cli.command import (
     EXIT_OK,
     Command,
     say,
+    say_result,
 )
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.module_files import (
@@ -32,6 +33,7 @@ from stitch.cli.module_files import (
 )
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.parser import add_options, count, make_parser
+from stitch.cli.phases import phase
 from stitch.cli.rehearsal import Advice, advise, rehearse
 from stitch.cli.run_comparison import compare_files
 from stitch.cli.wiring import wires_of
@@ -163,7 +165,6 @@ def command() -> Command:
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
                        "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
-        ("--json", {"action": "store_true", "help": "print JSON"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
                       "help": "full: also read the constants and check their checksums"}),
         FUNCTION_OPTION,
@@ -241,11 +242,11 @@ def _stitch(options: argparse.Namespace) -> int:
         read_modules(options.modules, options.function, verify=options.verify)
     )
     wires = wires_of(modules, options.wire)
-    stitched = stitching(modules, wires, machine_for(options.device, modules))
+    with phase("planning, and searching for a better layout"):
+        stitched = stitching(modules, wires, machine_for(options.device, modules))
     if options.check_plan is not None:
         return _check(dict(enumerate(stitched.plans, 1)), options.json)
-    say(json.dumps(stitching_json(stitched), indent=2) if options.json
-        else "\n".join(stitching_lines(stitched)))  # fmt: skip
+    say_result(stitching_json(stitched), lambda: stitching_lines(stitched))
     return EXIT_OK
 
 

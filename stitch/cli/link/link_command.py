@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, Command, say, say_written
+from stitch.cli.command import EXIT_OK, Command, say_result, say_written
 from stitch.cli.module_files import read_modules
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
+from stitch.cli.phases import phase
 from stitch.cli.wiring import names_of, wires_of
 from stitch.errors import UsageError
 from stitch.files import write_files
@@ -42,7 +43,8 @@ def command() -> Command:
 
 
 def _link(options: argparse.Namespace) -> int:
-    modules = read_modules(options.modules, options.function, verify="full")
+    with phase("reading modules"):
+        modules = read_modules(options.modules, options.function, verify="full")
     if len(modules) < 2:
         raise UsageError(
             "linking takes at least two modules",
@@ -57,12 +59,20 @@ def _link(options: argparse.Namespace) -> int:
     wires = wires_of(modules, options.wire, strict_types=options.strict_types)
     names = names_of(modules)
     keep = [names.port(word, "output", f"--keep={word}") for word in options.keep]
-    model = link_parts(
-        parts, wires, name=options.name, keep=keep, strict_types=options.strict_types
-    )
+    with phase("linking"):
+        model = link_parts(
+            parts, wires, name=options.name, keep=keep, strict_types=options.strict_types
+        )
     facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
     facts += counted(len(model.program.operations), "operation")
-    say_written(write_files({options.output: content_of(model.binary)}))
+    with phase("writing"):
+        say_written(write_files({options.output: content_of(model.binary)}))
     where = "standard output" if options.output == "-" else options.output
-    say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
+    nbytes = api.inspect_sizes(model.binary).total
+    say_result(
+        {"file": where, "nbytes": nbytes, "name": model.program.name,
+         "programs": [part.program.name for part in parts],
+         "operations": len(model.program.operations)},
+        lambda: [f"{where}: {nbytes} bytes, {facts}"],
+    )  # fmt: skip
     return EXIT_OK

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
-from stitch.cli.command import EXIT_OK, say
+from stitch.cli.command import EXIT_OK, say_result
 from stitch.cli.example_files import write_example
+from stitch.cli.machine_facts import machine_line
 from stitch.cli.module_files import read_document
 from stitch.cli.run.run_session import run_session
 from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import UsageError
 from stitch.files import nearest_file
-from stitch.machine import load_machine, machine_names
+from stitch.machine import machine_names
 from stitch.report import counted, replay
 
 _YAML = (".yaml", ".yml")
@@ -22,20 +24,17 @@ _MODULES = (".ttb", ".onnx", ".ttnn")
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Carry out the options; return the exit code."""
     if options.list_devices:
-        for name in machine_names():
-            shape = load_machine(name).shape
-            spaces = ", ".join(
-                f"{space.value} {shape.space(space).banks} x {shape.space(space).capacity} B"
-                for space in shape.spaces
-            )
-            say(f"{name}: {spaces}")
+        machines = [machine_line(name) for name in machine_names()]
+        say_result({"machines": list(machine_names())}, lambda: machines)
         return EXIT_OK
     if options.example is not None:
         target, how = write_example(options.example)
-        say(f"wrote {target}; to run it:\n{how}")
+        say_result(
+            {"wrote": str(target), "run": how}, lambda: [f"wrote {target}; to run it:\n{how}"]
+        )
         return EXIT_OK
     if options.replay is not None:
-        alone = {"replay", "debug", "max_memory", "quiet"}
+        alone = {"replay", "debug", "json", "max_memory", "quiet", "timings", "verbose"}
         extra = [w for w, value in vars(options).items()
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:
@@ -59,9 +58,12 @@ def _replay(path: str) -> int:
         counted(done.frees, "free"),
         counted(done.moves, "move"),
     )
-    say(
-        f"[SUCCESS] {counted(done.events, 'event')} replayed on {done.machine}: "
-        f"{', '.join(numbers)}; every address as recorded"
+    say_result(
+        asdict(done),
+        lambda: [
+            f"[SUCCESS] {counted(done.events, 'event')} replayed on {done.machine}: "
+            f"{', '.join(numbers)}; every address as recorded"
+        ],
     )
     return EXIT_OK
 

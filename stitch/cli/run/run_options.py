@@ -18,6 +18,7 @@ from stitch.cli.options import (
     WIRE_OPTION,
 )
 from stitch.cli.parser import (
+    Group,
     add_options,
     count,
     file_path,
@@ -43,12 +44,12 @@ EXAMPLES = """\
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `stitch-run`."""
-    _add_what(parser)
-    _add_how(parser)
-    _add_reports(parser)
+    _add_what(parser.add_argument_group("what runs, and its data"))
+    _add_how(parser.add_argument_group("devices, executors and passes"))
+    _add_reports(parser.add_argument_group("reports"))
 
 
-def _add_what(parser: argparse.ArgumentParser) -> None:
+def _add_what(parser: Group) -> None:
     add_options(
         parser,
         ("files", {"nargs": "*", "metavar": "FILE",
@@ -77,7 +78,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_how(parser: argparse.ArgumentParser) -> None:
+def _add_how(parser: Group) -> None:
     machine = {"metavar": "NAME|machine.yaml|.ttsys", "dest": "device",
                "help": "default: the machine that the first module was compiled for"}  # fmt: skip
     add_options(
@@ -135,7 +136,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_reports(parser: argparse.ArgumentParser) -> None:
+def _add_reports(parser: Group) -> None:
     add_options(
         parser,
         ("--explain", {"action": "store_true",

@@ -31,8 +31,8 @@ from stitch.cli.command import (
     EXIT_OVER_LIMIT,
     failure_of,
     prog,
-    say,
     say_aside,
+    say_result,
     say_written,
 )
 from stitch.cli.device_costs import copies_inside
@@ -55,6 +55,7 @@ from stitch.cli.output_checks import (
     array_kind,
     trace_kind,
 )
+from stitch.cli.phases import phase
 from stitch.cli.run.run_target import (
     AddReports,
     Measured,
@@ -432,14 +433,16 @@ def _observed_run(
     options: argparse.Namespace, checks: OutputChecks, target: RunTarget, load: _Load,
     add_reports: AddReports, stack: ExitStack,
 ) -> int:  # fmt: skip
-    session = _prepared(options, target, load())
+    with phase("loading"):
+        session = _prepared(options, target, load())
     _check_outputs(session, checks)
     if options.expected_operations is not None:
         how = Tolerances(options.atol, options.rtol, options.pcc)
         compared = OperationComparison(one_device(target), how)
         session.operations = stack.enter_context(compared)
     _announce_passes(session)
-    _all_passes(session)
+    with phase("planning and running"):
+        _all_passes(session)
     lines = _outcome(session)
     code = _checked(session)
     if options.save_artifacts:
@@ -448,13 +451,13 @@ def _observed_run(
     if options.check_memory_leak:
         code = max(code, _leak_check(session))
     add_reports(session.files, _page_extras(session))
+    body = result_json(session, code) if options.json or options.result_file else None
     if options.result_file is not None:
-        body = result_json(session, code)
         session.files[options.result_file] = json.dumps(body, indent=2) + "\n"
-    say_written(write_files(session.files))
-    for line in lines:
-        say(line)
-    for failure in session.failures:
+    with phase("writing"):
+        say_written(write_files(session.files))
+    say_result(body, lambda: lines)
+    for failure in () if options.json else session.failures:
         say_aside(f"{prog()}: error: {failure}")
     return code
 
@@ -509,9 +512,10 @@ def _refuse_results(options: argparse.Namespace) -> None:
 
 
 def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
-    modules = with_unique_names(
-        read_modules(options.module, options.function, device=options.device, compiling=_note)
-    )
+    with phase("reading modules"):
+        modules = with_unique_names(
+            read_modules(options.module, options.function, device=options.device, compiling=_note)
+        )
     for line in lacking_lines(modules):
         _note(line)
     named = named_inputs(options.input)
@@ -521,7 +525,8 @@ def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
 
 
 def _pipeline(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
-    checked = documents.read_pipeline(options.pipeline, strict_types=options.strict_types)
+    with phase("reading the pipeline"):
+        checked = documents.read_pipeline(options.pipeline, strict_types=options.strict_types)
     for warning in checked.warnings:
         say_aside(f"{prog()}: warning: {warning}")
     machine = load_machine(options.device if options.device is not None else checked.machine)

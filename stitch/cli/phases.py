@@ -1,0 +1,143 @@
+"""The phases of a command: timed for `--timings`, logged for `-v`, and shown while they are long.
+
+A phase that takes longer than a second is shown on standard error, if that is a terminal. Phases
+inside other phases count by themselves, not in those that contain them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from stitch.cli.command import is_quiet, printable
+from stitch.errors import UsageError, closest
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+#: A phase is shown after so many seconds.
+SHOWN_AFTER = 1.0
+LEVELS = ("error", "warning", "info", "debug")
+_log = logging.getLogger("stitch.cli")
+
+
+class Phases:
+    """The phases of one command: the seconds of each, in order, and what is shown."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._lock = threading.Lock()
+        self._status: Status | None = None
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Time a block as the phase `what`."""
+        began, inside = time.perf_counter(), sum(self.seconds.values())
+        self._open.append(what)
+        timer = self._timer()
+        try:
+            yield
+        finally:
+            self._close(timer)
+            whole = time.perf_counter() - began
+            own = whole - (sum(self.seconds.values()) - inside)
+            self.seconds[what] = self.seconds.get(what, 0.0) + own
+            _log.info("%s: %.3f s", what, whole)
+
+    def text(self) -> str:
+        """Return the seconds of each phase, in the order in which they ended."""
+        return ", ".join(f"{what} {seconds:.3f} s" for what, seconds in self.seconds.items())
+
+    def _timer(self) -> threading.Timer | None:
+        """Start the clock of the outermost phase, if a terminal shows it."""
+        if len(self._open) > 1 or is_quiet() or not sys.stderr.isatty():
+            return None
+        timer = threading.Timer(SHOWN_AFTER, self._show)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _show(self) -> None:
+        from rich.console import Console
+
+        with self._lock:
+            if self._open:
+                self._status = Console(stderr=True).status(printable(self._open[-1]) + " ...")
+                self._status.start()
+
+    def _close(self, timer: threading.Timer | None) -> None:
+        with self._lock:
+            self._open.pop()
+            if timer is not None:
+                timer.cancel()
+            if self._status is not None and not self._open:
+                self._status.stop()
+                self._status = None
+
+
+_PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
+
+
+@contextmanager
+def phases() -> Iterator[Phases]:
+    """Collect the phases of the block."""
+    collected = Phases()
+    token = _PHASES.set(collected)
+    try:
+        yield collected
+    finally:
+        _PHASES.reset(token)
+
+
+@contextmanager
+def phase(what: str) -> Iterator[None]:
+    """Run a block as a phase of the command; outside of a command, just run it."""
+    collected = _PHASES.get()
+    if collected is None:
+        yield
+    else:
+        with collected.phase(what):
+            yield
+
+
+@contextmanager
+def logging_to_stderr(verbose: int) -> Iterator[None]:
+    """Print log records of Stitch on standard error, by the number of `-v` or by STITCH_LOG.
+
+    Raises `UsageError` for an unknown level in STITCH_LOG.
+    """
+    asked = os.environ.get("STITCH_LOG", "").strip().lower()
+    if asked and asked not in LEVELS:
+        raise UsageError(
+            f"STITCH_LOG={asked!r} is no level of a log",
+            expected=" or ".join(LEVELS), remedy=closest(asked, LEVELS) or "unset STITCH_LOG",
+        )  # fmt: skip
+    level = ("info", "debug")[min(verbose, 2) - 1] if verbose else asked
+    if not level:
+        yield
+        return
+    logger, handler = logging.getLogger("stitch"), logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _OneLine(logging.Formatter):
+    """Escapes control characters, which terminals would interpret."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
