@@ -109,11 +109,6 @@ def is_json() -> bool:
     return _JSON.get()
 
 
-def is_quiet() -> bool:
-    """Return whether nothing but results and errors is printed."""
-    return _QUIET.get()
-
-
 def say_aside(text: str) -> None:
     """Print warnings and progress to standard error."""
     print(printable(text), file=sys.stderr)
@@ -217,8 +212,8 @@ def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
 
     _QUIET.set(parsed.quiet)
     with (
-        logging_to_stderr(parsed.verbose), noting_files(), allowing(parsed.max_memory),
-        phases() as timed,
+        logging_to_stderr(parsed.verbose, printable), noting_files(), allowing(parsed.max_memory),
+        phases(shown=not parsed.quiet) as timed,
     ):  # fmt: skip
         try:
             return command.body(parsed)

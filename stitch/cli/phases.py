@@ -11,12 +11,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from stitch.cli.command import is_quiet, printable
 from stitch.errors import UsageError, closest
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ _log = logging.getLogger("stitch.cli")
 class Phases:
     """The phases of one command: the seconds of each, in order, and what is shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown and sys.stderr.isatty()
         self.seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Phases:
 
     def _timer(self) -> threading.Timer | None:
         """Start the clock of the outermost phase, if a terminal shows it."""
-        if len(self._open) > 1 or is_quiet() or not sys.stderr.isatty():
+        if len(self._open) > 1 or not self._shown:
             return None
         timer = threading.Timer(SHOWN_AFTER, self._show)
         timer.daemon = True
@@ -70,7 +70,7 @@ class Phases:
 
         with self._lock:
             if self._open:
-                self._status = Console(stderr=True).status(printable(self._open[-1]) + " ...")
+                self._status = Console(stderr=True).status(f"{self._open[-1]} ...")
                 self._status.start()
 
     def _close(self, timer: threading.Timer | None) -> None:
@@ -87,9 +87,9 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 
 @contextmanager
-def phases() -> Iterator[Phases]:
-    """Collect the phases of the block."""
-    collected = Phases()
+def phases(*, shown: bool) -> Iterator[Phases]:
+    """Collect the phases of the block; `shown`: show long ones on a terminal."""
+    collected = Phases(shown=shown)
     token = _PHASES.set(collected)
     try:
         yield collected
@@ -109,10 +109,10 @@ def phase(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def logging_to_stderr(verbose: int) -> Iterator[None]:
+def logging_to_stderr(verbose: int, escape: Callable[[str], str]) -> Iterator[None]:
     """Print log records of Stitch on standard error, by the number of `-v` or by STITCH_LOG.
 
-    Raises `UsageError` for an unknown level in STITCH_LOG.
+    `escape` replaces control characters, which terminals would interpret. Raises `UsageError` for an unknown level in STITCH_LOG.
     """
     asked = os.environ.get("STITCH_LOG", "").strip().lower()
     if asked and asked not in LEVELS:
@@ -125,7 +125,7 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
         yield
         return
     logger, handler = logging.getLogger("stitch"), logging.StreamHandler()
-    handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Escaped("%(levelname)s %(name)s: %(message)s", escape))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(level.upper())
@@ -136,8 +136,12 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _OneLine(logging.Formatter):
-    """Escapes control characters, which terminals would interpret."""
+class _Escaped(logging.Formatter):
+    """A formatter that escapes its text."""
+
+    def __init__(self, form: str, escape: Callable[[str], str]) -> None:
+        super().__init__(form)
+        self._escape = escape
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return self._escape(super().format(record))
