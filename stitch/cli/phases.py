@@ -112,7 +112,8 @@ def phase(what: str) -> Iterator[None]:
 def logging_to_stderr(verbose: int, escape: Callable[[str], str]) -> Iterator[None]:
     """Print log records of Stitch on standard error, by the number of `-v` or by STITCH_LOG.
 
-    `escape` replaces control characters, which terminals would interpret. Raises `UsageError` for an unknown level in STITCH_LOG.
+    `escape` replaces control characters, which terminals would interpret. Raises `UsageError` for
+    an unknown level in STITCH_LOG.
     """
     asked = os.environ.get("STITCH_LOG", "").strip().lower()
     if asked and asked not in LEVELS:

@@ -35,8 +35,6 @@ def command() -> Command:
         ("--format", {"choices": FORMATS, "default": "text",
                       "help": "markdown: for a comment; junit: for test reports; github: "
                       "annotations of a workflow, at the lines of the source (default: text)"}),
-        ("--json", {"action": "store_const", "dest": "format", "const": "json",
-                    "help": "the same as --format=json"}),
     )  # fmt: skip
     return Command(parser.read, _diff)
 
@@ -52,4 +50,4 @@ def _diff(options: argparse.Namespace) -> int:
             got=", ".join(options.files) or "none",
             remedy="stitch run a.ttb b.ttb --init=ones --record=new.json writes one",
         )
-    return compare_files(options.files, budgets, options.format)
+    return compare_files(options.files, budgets, "json" if options.json else options.format)
