@@ -39,6 +39,7 @@ from stitch.graph import (
     from_data,
     parse_placement,
 )
+from stitch.html_table import html_table
 from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, load_machine
 from stitch.program import (
@@ -372,6 +373,18 @@ class CompiledModel(ModelOfBinary):
     search_result: SearchResult[Any] | None = None
     structure: CallStructure | None = None
     session: ModelSession = field(default_factory=ModelSession, repr=False)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for program in self.binary.programs:
+            for at, slot in enumerate(program.inputs):
+                rows.append((program.name, "input", slot.name, program.input_desc(at).text()))
+            for at, output in enumerate(program.outputs):
+                rows.append((program.name, "output", output.name, program.output_desc(at).text()))
+        return html_table(
+            f"compiled for {self.target}: {', '.join(p.name for p in self.binary.programs)}",
+            ("program", "", "slot", "descriptor"), rows,
+        )  # fmt: skip
 
     def __copy__(self) -> CompiledModel:
         """Return a model with the same programs, and calls, state and training of its own."""

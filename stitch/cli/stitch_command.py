@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     },
     "runs": {
         "run": "run modules or a pipeline on a simulated device",
+        "report": "write a page about a recorded run, or about two",
         "diff": "compare the copies of two runs, and check budgets",
     },
     "about this installation": {

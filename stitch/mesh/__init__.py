@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         StagedTraining,
         compile_stages,
     )
-    from stitch.mesh.trace import trace_bytes
+    from stitch.mesh.trace import trace_bytes, wall_tracks
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -27,7 +27,7 @@ else:
             "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
             "specification": "MachineSpecification specification_of",
-            "trace": "trace_bytes",
+            "trace": "trace_bytes wall_tracks",
             "staged_training": "CompiledStages ParallelOptions StagedTraining compile_stages",
         },
     )
@@ -35,5 +35,5 @@ else:
 __all__ = [
     "CompiledStages", "DryRun", "MachineSpecification", "Mesh",
     "MeshGraph", "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "compile_stages",
-    "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
+    "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes", "wall_tracks",
 ]  # fmt: skip

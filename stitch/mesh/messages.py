@@ -132,7 +132,7 @@ class Close:
 
 
 Message: TypeAlias = Load | Prepare | Run | Write | Read | Drop | Report | Close
-REPORTS: Final = ("explain", "memory", "statistics", "trace", "clock")
+REPORTS: Final = ("explain", "memory", "statistics", "trace", "record", "clock")
 
 # --------------------------------------------------------------------------------------------------
 # Answers.

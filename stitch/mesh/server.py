@@ -42,7 +42,7 @@ from stitch.mesh.messages import (
     to_wire,
 )
 from stitch.program import Array, TensorDesc
-from stitch.report import ChromeTrace, Device, open_device, peaks_of, totals_json
+from stitch.report import ChromeTrace, Device, Recorder, open_device, peaks_of, totals_json
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, Totals
 from stitch.tasks import HostFunction, TaskGraph, TaskTable, tasks_without
 from stitch.ttb import Binary
@@ -117,7 +117,7 @@ class DeviceServer:
         modules: Names of the modules whose functions pieces may call.
         copies: Whether answers are copies; otherwise they may be views of the device's memory,
             for a carrier that copies them at once.
-        trace: Whether the lines of a trace are kept, for `Report("trace")`.
+        trace: Whether the lines of a trace and a record are kept, for `Report`.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class DeviceServer:
     ) -> None:  # fmt: skip
         self.name, self.device = name, device
         self._trace = ChromeTrace(device) if trace else None
+        self._recorder = Recorder(device) if trace else None
         self._modules, self._copies = tuple(modules), copies
         self._binaries: dict[str, Binary] = {}
         self._pieces: dict[int, _Piece] = {}
@@ -461,6 +462,10 @@ class DeviceServer:
                 raise UsageError("no trace is kept", remedy="open_mesh(..., trace=True)")
             began = time.time() - (time.perf_counter() - self._trace.began)
             return json.dumps({"began": began, "lines": self._trace.as_json()["traceEvents"]})
+        if message.what == "record":
+            if self._recorder is None:
+                raise UsageError("no record is kept", remedy="open_mesh(..., trace=True)")
+            return self._recorder.text()
         account = device.account()
         return json.dumps({
             "pid": os.getpid(), "computer": platform.node(), "executor": device.executor,
@@ -475,6 +480,8 @@ class DeviceServer:
         self._state = _NO_STATE
         if self._trace is not None:
             self._trace.forget()
+        if self._recorder is not None:
+            self._recorder.close()
         self.device.close()
         return True
 

@@ -65,6 +65,20 @@ def trace_of(client: MeshClient, devices: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def wall_tracks(trace: Mapping[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
+    """Return the runs of pieces on the wall clock, in microseconds, by device."""
+    tracks: dict[str, list[tuple[str, float, float]]] = {}
+    names = {
+        line["pid"]: line["args"]["name"].rpartition(":")[0]
+        for line in trace["traceEvents"] if line["name"] == "process_name"
+    }  # fmt: skip
+    for line in trace["traceEvents"]:
+        if line.get("cat") == "piece":
+            span = (line["name"], line["ts"], line["ts"] + line["dur"])
+            tracks.setdefault(names[line["pid"]], []).append(span)
+    return tracks
+
+
 def trace_bytes(trace: Mapping[str, Any], path: str | Path) -> bytes:
     """Return the contents of the file of a trace, compressed if its name ends with `.gz`."""
     text = json.dumps(trace).encode()

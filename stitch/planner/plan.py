@@ -13,6 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
+from stitch.html_table import html_table
 from stitch.machine import Machine, copy_counts, footprint
 from stitch.program import Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
@@ -308,6 +309,20 @@ class Plan:
     def copies(self) -> tuple[Copy | Relocate, ...]:
         """The steps that carry bytes, in order."""
         return tuple(s for s in self.steps if isinstance(s, Copy | Relocate))
+
+    def _repr_html_(self) -> str:
+        names = [t.transformation.name for t in self.request.tasks]
+        steps = self.copies
+        rows = [
+            (s.kind if isinstance(s, Copy) else "move" if s.stage is None else "bounce",
+             f"{s.nbytes:,} B", f"{s.seconds * 1e6:.2f} us", s.reason)
+            for s in steps
+        ]  # fmt: skip
+        return html_table(
+            f"plan of {', '.join(names)}: {sum(s.count for s in steps)} copies, "
+            f"{sum(s.nbytes for s in steps):,} B, {self.seconds * 1e6:.2f} us simulated",
+            ("copy", "bytes", "simulated", "why"), rows,
+        )  # fmt: skip
 
     @property
     def temporaries(self) -> tuple[Region, ...]:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         read_copies,
         read_record,
         replay,
+        replay_record,
     )
     from stitch.report.trace_events import SIMULATED, TICK, WALL, slice_line, track_names
     from stitch.report.visualizer import VisualizerFolder
@@ -63,7 +64,7 @@ else:
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
             "run_record": "Difference Recorder RunCopies RunRecord difference read_copies "
-            "read_record replay",
+            "read_record replay replay_record",
             "budgets": "BUDGET_KEYS Budget BudgetResult PEAK_KEYS amount amount_text check_budgets "
             "parse_budgets",
             "event_report": "is_compressed",
@@ -81,6 +82,6 @@ __all__ = [
     "Tolerances", "Verdict", "VisualizerFolder", "amount", "amount_text", "check_budgets",
     "compare", "copy_lines", "counted", "difference", "explain", "is_compressed",
     "memory_report", "memory_views", "open_device", "other_lines", "page_text", "parse_budgets",
-    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay", "slice_line",
-    "totals_json", "track_names",
+    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay",
+    "replay_record", "slice_line", "totals_json", "track_names",
 ]  # fmt: skip

@@ -16,6 +16,8 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
+from stitch.files import write_files
+from stitch.html_table import html_table
 from stitch.machine import Machine, load_machine
 from stitch.on_demand import late_import
 from stitch.option_values import DEFAULT_WINDOW
@@ -38,7 +40,7 @@ PUBLIC_NAMES = (
     "account", "allowed_nbytes", "call", "close", "computes", "deallocate", "empty", "events",
     "executor", "explain", "footprint_of", "has_layout", "history", "hooks", "inter_op_threads",
     "is_closed", "load", "machine", "memory", "memory_report", "memory_use", "memory_views",
-    "peak_nbytes", "prepare", "prices", "statistics", "strict_types", "submit", "tensor",
+    "peak_nbytes", "prepare", "prices", "report", "statistics", "strict_types", "submit", "tensor",
     "to_layout", "wait", "watch_memory", "why_single_thread", "window", "write",
 )  # fmt: skip
 
@@ -107,6 +109,34 @@ class Device(RuntimeDevice):
             from stitch.report.explanation import explain
 
         return explain(self)
+
+    @takes(path=PATH)
+    def report(self, path: str | Path) -> None:
+        """Write a page about all work so far, for a browser: see `stitch-run --report`.
+
+        Runs the queue. Raises `StitchError` if the file cannot be written.
+        """
+        with late_import():
+            from stitch.report.page import device_page
+
+        write_files({path: device_page(self)})
+
+    def _repr_html_(self) -> str:
+        if self.is_closed:
+            return html_table(f"{self.machine.name}: closed", (), ())
+        with self.lock:  # A display must not run the queue.
+            total = self.history.account().total
+        rows = [
+            (space.value, f"{use.used_nbytes:,} B", f"{use.largest_hole:,} B",
+             f"{self.machine.shape.space(space).capacity:,} B")
+            for space, use in self.memory_use().items()
+        ]  # fmt: skip
+        return html_table(
+            f"{self.machine.name}: {total.programs} program runs, {total.copies} copies, "
+            f"{total.nbytes:,} B, {total.seconds * 1e6:.1f} us simulated; "
+            "report('run.html') writes a page",
+            ("space, per bank", "in use", "largest hole", "capacity"), rows,
+        )  # fmt: skip
 
     def memory_report(self) -> str:
         """Describe the contents of each space in bytes per bank, and the host memory."""

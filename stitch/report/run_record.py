@@ -27,14 +27,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from stitch.argument_kinds import takes
+from stitch.argument_kinds import instance_of, takes
 from stitch.errors import FormatError, IncompatibleError, StitchError, TaskError
 from stitch.frozen_json import from_plain, read_json, shown, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
 from stitch.planner import WARNINGS, Allocate, Buffer, Cost, Free, Plan, Relocate, check_plan
 from stitch.program import Space
-from stitch.report.device import DEVICE
 from stitch.report.explanation import (
     CopyLine,
     Place,
@@ -68,7 +67,7 @@ class Recorder:
     Create it before programs are loaded, so that it records their constants.
     """
 
-    @takes(device=DEVICE)
+    @takes(device=instance_of("a device", RuntimeDevice))
     def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._plans: dict[int, Plan] = {}
@@ -275,7 +274,8 @@ def replay_record(record: RunRecord) -> Replayed:
     for number, event in enumerate(record.events):
         try:
             replayed.event(event)
-        except FormatError:
+        except FormatError as error:
+            error.where = error.where or f"event {number}"
             raise
         except StitchError as error:
             raise TaskError(

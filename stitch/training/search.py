@@ -12,6 +12,7 @@ from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, unknown
 from stitch.frozen_json import from_plain, to_plain
 from stitch.graph import ComputationGraph
+from stitch.html_table import html_table
 from stitch.linker import choose_scratch, pack_scratch
 from stitch.machine import Machine, MachineShape, estimated_seconds, room_per_bank
 from stitch.program import (
@@ -137,6 +138,15 @@ class SearchResult(Generic[G]):
     tensor_mapping: Mapping[str, Space]
     solution: SearchSolution
     cost_values: CostValues
+
+    def _repr_html_(self) -> str:
+        cost, solution = self.cost_values, self.solution
+        return html_table(
+            f"{solution.algorithm}, recompute {solution.recompute}: "
+            f"{cost.seconds * 1e6:.1f} us for a step, {cost.l1_size_per_bank:,} B per bank in L1",
+            ("tensor", "space"),
+            [(name, space.value) for name, space in self.tensor_mapping.items()],
+        )
 
     def as_data(self) -> dict[str, Any]:
         """Return all but the graphs as JSON data."""

@@ -16,11 +16,11 @@ import pytest
 import stitch
 import stitch.report.page as page_package
 from stitch.errors import FormatError
-from stitch.report import Recorder
+from stitch.report import Recorder, peaks_of
 from stitch.report.page import PageExtras, page_data, page_text
 from stitch.report.page.page_data import expanded, fold
 from stitch.report.run_record import RunRecord, read_record, replay
-from tests.support.report_pages import chromium, counts_of, data_of, opened
+from tests.support.report_pages import chromium, counts_of, data_of, expanded_by_node, opened
 from tests.support.stitched_models import integers, one, scaled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -176,3 +176,40 @@ def test_the_code_of_the_page_takes_60_kb_beside_uplot() -> None:
     assert data is not None and uplot is not None
     style = len((Path(page_package.__file__).parent / "vendor" / "uPlot.min.css").read_text())
     assert len(text.encode()) - len(data[0]) - len(uplot[0]) - style < 60_000
+
+
+def test_a_device_writes_a_page_of_its_history(tmp_path: Path) -> None:
+    with stitch.open_device("tiny") as device:
+        programs = [
+            device.load(scaled(name, 2.0, (8, 64), placement=("input.x.space=l1",)))
+            for name in ("a", "b")
+        ]
+        for _ in range(3):
+            one(programs[1](one(programs[0](integers((8, 64)))))).numpy()
+        kept = one(programs[0](integers((8, 64))))
+        device.write(kept, integers((8, 64)))
+        device.report(tmp_path / "run.html")
+        (data,) = data_of((tmp_path / "run.html").read_text())["runs"]
+        total = device.account().total
+        counts = counts_of(data)
+        assert (counts.copies, counts.nbytes) == (total.copies, total.nbytes)
+        (expanded_run,) = expanded_by_node([data])
+        assert (expanded_run["copies"], expanded_run["nbytes"]) == (total.copies, total.nbytes)
+        assert expanded_run["seconds"] == pytest.approx(total.seconds)
+        used = {space.value: use.used_nbytes for space, use in device.memory_use().items()}
+        names = [name for name, *_ in data["spaces"]]
+        assert dict(zip(names, expanded_run["used"], strict=True)) == used
+        assert {s: n for s, n in expanded_run["peaks"].items() if n} == peaks_of(device)
+        assert f"{total.copies} copies" in device._repr_html_()
+        del kept
+    assert "closed" in device._repr_html_()
+
+
+def test_objects_show_themselves_in_notebooks() -> None:
+    model = scaled("<i>", 2.0, (8, 64), placement=("input.x.space=l1",))
+    assert "&lt;i&gt;" in model._repr_html_() and "8x64xf32:l1" in model._repr_html_()
+    with stitch.open_device("tiny") as device:
+        one(device.load(model)(integers((8, 64)))).numpy()
+        ((plan, _),) = device.account().plans
+        text = plan._repr_html_()
+        assert text.startswith("<table>") and "1 copies, 2,048 B" in text and "<i>" not in text

@@ -1,4 +1,4 @@
-"""One stream of events: explain, trace, record and result file count what the spaces counted."""
+"""One stream of events: explain, trace, record and page count what the spaces counted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 import stitch
 from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, VisualizerFolder
+from stitch.report.page import page_data
 from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told
+from tests.support.report_pages import counts_of
 from tests.support.stitched_models import integers, one, scaled, tiny, writes_seen
 from tests.support.trace_format import checked
 
@@ -104,7 +106,9 @@ def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder |
         text = recorder.text()
         assert recorded(text) == (said.head, said.reads)
         assert totals.items() <= json.loads(text)["totals"].items()
-        replay(text)
+        page = counts_of(page_data(read_record(text)))
+        assert ((page.copies, page.nbytes), (page.reads, page.read_nbytes)) == recorded(text)
+        assert page.allocations == replay(text).allocations
     return said.head
 
 

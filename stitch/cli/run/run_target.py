@@ -19,7 +19,7 @@ from stitch.cli.device_costs import check_device_capacity, memory_text, planned_
 from stitch.errors import UsageError
 from stitch.files import OutputFiles
 from stitch.machine import Machine
-from stitch.mesh import DryRun, Mesh, dry_run, open_mesh, specification_of, trace_bytes
+from stitch.mesh import DryRun, Mesh, dry_run, open_mesh, specification_of, trace_bytes, wall_tracks
 from stitch.option_values import DEFAULT_WINDOW, IN_FLIGHT
 from stitch.program import Array
 from stitch.report import (
@@ -33,6 +33,7 @@ from stitch.report import (
     page_text,
     peaks_of,
     plan_json,
+    read_record,
     totals_json,
 )
 
@@ -211,8 +212,16 @@ class SeveralDevices:
         """See `OneDevice`."""
 
         def add(files: OutputFiles, extras: PageExtras) -> None:
+            mesh = self.opened
+            if extras.error is not None or (options.trace, options.report) == (None, None):
+                return  # The devices of a run that failed may be gone.
+            trace = mesh.trace()
             if options.trace is not None:
-                files[options.trace] = trace_bytes(self.opened.trace(), options.trace)
+                files[options.trace] = trace_bytes(trace, options.trace)
+            if options.report is not None:
+                shown = replace(extras, explained=mesh.explain(), tracks=wall_tracks(trace))
+                records = {name: read_record(mesh.report(name, "record")) for name in mesh.devices}
+                files[options.report] = page_text(records, shown)
 
         yield add
 
@@ -360,6 +369,6 @@ def open_several(
         in_flight=IN_FLIGHT if options.in_flight is None else options.in_flight,
         address=options.address,
         strict_types=options.strict_types,
-        trace=options.trace is not None,
+        trace=options.trace is not None or options.report is not None,
     )
     return SeveralDevices(mesh, backend)

@@ -20,7 +20,7 @@ from typing import Any
 
 from stitch.files import text_of
 from stitch.report.page.page_data import page_data
-from stitch.report.run_record import RunRecord
+from stitch.report.run_record import Difference, RunRecord
 
 _SHIPPED = Path(__file__).parent
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -38,7 +38,7 @@ class PageExtras:
         budgets: Each limit of the run as text, and whether the run kept it.
         curves: Name → values by training step: loss, learning rate, steps per second.
         tracks: Track name → slices on the wall clock: name, begin and end in microseconds.
-        difference: What `difference_data` returns.
+        difference: How the first record differs from an older one.
     """
 
     explained: str = ""
@@ -47,7 +47,7 @@ class PageExtras:
     budgets: Sequence[tuple[str, bool]] = ()
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     tracks: Mapping[str, Sequence[tuple[str, float, float]]] = field(default_factory=dict)
-    difference: Mapping[str, Any] = field(default_factory=dict)
+    difference: Difference | None = None
 
 
 def page_text(
@@ -69,7 +69,7 @@ def page_text(
         "notes": list(extras.notes), "error": extras.error, "budgets": list(extras.budgets),
         "curves": {name: _finite(values) for name, values in extras.curves.items()},
         "tracks": {name: list(slices) for name, slices in extras.tracks.items()},
-        "difference": dict(extras.difference),
+        "difference": _changes(extras.difference),
     }  # fmt: skip
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode())
     plain = extras.explained or "No text was kept of this run."
@@ -79,6 +79,20 @@ def page_text(
         "data": base64.b64encode(packed).decode("ascii"),
     }  # fmt: skip
     return _SLOT.sub(lambda slot: parts[slot[1]], parts["page"])
+
+
+def _changes(change: Difference | None) -> dict[str, Any]:
+    """Return the data of a difference."""
+    if change is None:
+        return {}
+    lines = [
+        [is_more, line.times, line.kind, line.nbytes, line.seconds,
+         f"{line.source} -> {line.target}", f"{line.reason} {line.link_text()}".strip()]
+        for is_more, lines in ((True, change.more), (False, change.fewer))
+        for line in lines
+    ]  # fmt: skip
+    added = [change.added.copies, change.added.nbytes, change.added.seconds]
+    return {"added": added, "lines": lines, "unequal": list(change.unequal)}
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
