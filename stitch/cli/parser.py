@@ -51,11 +51,26 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments. No option is required: commands check what is missing."""
+        """Parse the arguments, with the defaults of the project's settings.
+
+        No option is required: commands check what is missing.
+        """
+        if not {"-h", "--help", "--version"}.intersection(arguments):
+            self._set_project_defaults()
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             self.error(self._unknown(unknown))
         return parsed
+
+    def _set_project_defaults(self) -> None:
+        """Set the defaults of options from `[tool.stitch]`, where this command takes them."""
+        from stitch.cli.settings import project_settings
+
+        own = {action.dest: action for action in self._actions}
+        for name, value in project_settings().defaults().items():
+            action = own.get(name)
+            if action is not None and (not action.choices or value in action.choices):
+                self.set_defaults(**{name: value})
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""

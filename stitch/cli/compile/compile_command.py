@@ -18,6 +18,7 @@ from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, file_path, make_parser, positive, size
 from stitch.cli.phases import phase
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
+from stitch.cli.settings import cache_folder
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES
 from stitch.documents import MACHINE, MODULE, kind_of
@@ -286,7 +287,8 @@ def command() -> Command:
                         "help": "split the module after these nodes; repeat it for nodes whose "
                         "names have commas"}),
         ("--cache", {"metavar": "DIR", "type": file_path, "help": "the folder of a "
-                     "compile cache: reuse its programs, and add new ones"}),
+                     "compile cache: reuse its programs, and add new ones; default: a folder of "
+                     "this user's caches"}),
         ("--cache_size", {"metavar": "SIZE", "type": size, "help": "maximum size of the cache, "
                           "such as 2GiB; evicts the least recently used entries (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
@@ -403,7 +405,7 @@ def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
         if size is not None:
             raise UsageError("--cache_size has no effect without --cache", remedy="add --cache=DIR")
         return None
-    return api.CompileCache(folder, size or DEFAULT_MAX_NBYTES)
+    return api.CompileCache(cache_folder(folder), size or DEFAULT_MAX_NBYTES)
 
 
 def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:
