@@ -32,6 +32,7 @@ SUBCOMMANDS = {
     "about this installation": {
         "machine": "list the known machines, or show one",
         "examples": "list the examples, or copy one into a folder",
+        "doctor": "check this installation, and say what each part of it gives",
     },
 }
 NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)
