@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,5 +49,11 @@ def test_a_call_passes_few_functions_of_the_runtime(capsys: pytest.CaptureFixtur
     cold = len(first), len({file for file, _ in first})
     with capsys.disabled():
         print(f"\nwarm {counts} frames, files; first call {cold} functions, files")
+    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    rows = re.findall(
+        r"^ ?\d+  +(\S+\.py) +([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == 9, "ten boxes, of which one is generated code"
+    assert [frame for frame in warm if frame in rows] == rows
     assert counts[0] <= WARM[0] and counts[1] <= WARM[1], warm
     assert cold[0] <= COLD[0] and cold[1] <= COLD[1]
