@@ -34,6 +34,7 @@ from stitch.files import Sink, atomic_write, head_of, make_folder, read_bytes, r
 from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import ComputationGraph, as_data
 from stitch.machine import Machine
+from stitch.ops import DOMAINS, plugin_operators
 from stitch.program import dense_bytes
 from stitch.ttb import (
     CURRENT,
@@ -52,8 +53,22 @@ from stitch.version import __version__
 
 def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> str:
     """Return the key of compiling a graph for a machine: 64 hexadecimal digits."""
-    parts = _of_graph(graph), machine, options, versions(), explicit_limit()
+    parts = _of_graph(graph), machine, options, versions(), explicit_limit(), _plugins_of(graph)
     return _of_text(_canonical_text(parts))
+
+
+def _plugins_of(graph: ComputationGraph) -> str:
+    """Return a digest of the files that define a graph's operators of plugins; empty without."""
+    lists = (graph, *graph.bodies)
+    domains = {o.domain for each in lists for o in each.operations if not o.is_foreign}
+    rules = [
+        rule
+        for domain in sorted(domains - {*DOMAINS})
+        for one in plugin_operators(domain).values()
+        for rule in (one.infer, one.gradient, one.batching)
+    ]
+    files = {getattr(sys.modules.get(rule.__module__), "__file__", "") for rule in rules if rule}
+    return _digest_of_files(sorted(filter(None, files))) if files else ""
 
 
 def digest_of(value: Any, packages: tuple[str, ...] = ()) -> str:

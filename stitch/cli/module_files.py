@@ -15,7 +15,7 @@ from stitch.files import (
     read_text,
     unreadable,
 )
-from stitch.machine import Machine, load_machine, machine_names
+from stitch.machine import Machine, known_machines, load_machine
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Program
 from stitch.report import counted
@@ -169,11 +169,11 @@ def machine_for(asked: str | None, modules: Sequence[ModuleFile]) -> Machine:
 
 
 def known_machine(name: str, path: str) -> str:
-    """Return the name of a machine that Stitch ships; raise `UsageError` for another."""
-    if name not in machine_names():
+    """Return the name of a machine that Stitch or a plugin has; raise `UsageError` for another."""
+    if name not in known_machines():
         raise UsageError(
             f"{path} was compiled for {name!r}, a machine that Stitch does not ship",
             expected="--device=NAME, --device=machine.yaml or --device=system.ttsys",
-            remedy="pass its description; known names: " + ", ".join(machine_names()),
+            remedy="pass its description; known names: " + ", ".join(known_machines()),
         )
     return name

@@ -26,7 +26,7 @@ from stitch.documents.pipeline_graphs import (
 from stitch.errors import FormatError, Problem, UsageError
 from stitch.forms import read_array
 from stitch.frozen_json import located
-from stitch.machine import Machine, machine_names
+from stitch.machine import Machine, known_machines
 from stitch.mesh import Mesh, MeshGraph, RemoteTensor
 from stitch.program import Array, DataType, Program, TensorDesc, ValueType
 from stitch.report import Device
@@ -88,7 +88,7 @@ class CheckedPipeline:
         if first.origin is not None:
             return first.origin.machine
         name = first.machine.name
-        if name not in machine_names():
+        if name not in known_machines():
             raise UsageError(
                 f"{self.file.file} has no `device`, and its modules were compiled for {name!r}, "
                 "a machine that Stitch does not ship",

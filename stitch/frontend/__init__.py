@@ -6,6 +6,7 @@ Each front end is a folder of its own and is loaded when it is asked for.
 from typing import TYPE_CHECKING
 
 from stitch.frontend.modules import (
+    SUFFIXES,
     TrainableSource,
     is_torch,
     opened,
@@ -45,7 +46,7 @@ else:
 
 __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
-    "SharedStorage", "TrainableSource",
+    "SUFFIXES", "SharedStorage", "TrainableSource",
     "array_on", "explain", "from_fx", "graph_counts", "is_torch",
     "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
     "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",

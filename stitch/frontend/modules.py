@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stitch import plugins
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array, Constant, InputKind, TensorDesc, ValueType
@@ -24,6 +25,8 @@ from stitch.report import Device
 if TYPE_CHECKING:  # It loads with the package torch.
     from stitch.frontend.torch import CallStructure
 
+#: Suffixes of the files that Stitch's own front ends read, and of other files that it has.
+SUFFIXES = ("yaml", "yml", "onnx", "pt2", "ttb", "ttnn", "ttsys", "json", "py")
 #: What makes an object a module for the front end of torch.
 _TORCH_MODULES = {
     ("torch.nn.modules.module", "Module"),
@@ -83,6 +86,10 @@ def _read_other(
             from stitch.frontend.onnx import from_onnx
         given = {} if unroll is None else {"unroll": unroll}
         return from_onnx(module, examples, input_shapes, **given)
+    if suffix[1:] and suffix[1:] not in SUFFIXES:
+        read = plugins.find("frontends", suffix[1:])
+        if read is not None:
+            return _read_by_plugin(suffix[1:], read, Path(module), examples, input_shapes)
     if unroll is not None:
         raise UsageError("loops are unrolled in ONNX models", got=f"unroll={unroll}")
     if input_shapes:
@@ -106,6 +113,17 @@ def _read_other(
         "compile takes a computation graph, a path, a torch module or a function",
         got=type(module).__name__,
     )
+
+
+def _read_by_plugin(
+    suffix: str, read: Any, path: Path,
+    examples: Sequence[Any] | Mapping[str, Any],
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> ComputationGraph:  # fmt: skip
+    graph = plugins.called("frontends", suffix, read, path, examples, input_shapes or {})
+    if not isinstance(graph, ComputationGraph):
+        raise plugins.wrong("frontends", suffix, graph)
+    return graph
 
 
 def read_trainable(

@@ -15,10 +15,11 @@ from stitch.machine.machine import (
     operation_seconds,
     program_seconds,
 )
-from stitch.machine.named_machines import load_machine
+from stitch.machine.named_machines import known_machines, load_machine, with_policies
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     MOST_GRANULES,
+    POLICIES,
     Footprint,
     MachineShape,
     Policy,
@@ -49,10 +50,10 @@ else:
     )
 
 __all__ = [
-    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
-    "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "POLICIES", "Compute", "CopyCounts",
+    "Footprint", "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
     "SpaceShape", "copy_counts", "derived_machine", "estimated_seconds",
-    "footprint",
+    "footprint", "known_machines", "with_policies",
     "load_machine", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
     "shard_layout", "system_chips", "system_tables",

@@ -29,6 +29,7 @@ The format, of shipped machines and of users':
                     copies_elements: true, matrix_seconds: .., flops_per_second: ..,
                     packed_flops_per_second: ..},
             onnxruntime: {..}, torch: {..}}                     # optional; at least one of them
+    residency: NAME                                             # optional, a plugin
     paths:
       - {from: host, to: dram, bytes_per_second: .., latency_seconds: ..}
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
@@ -39,7 +40,8 @@ reserved_top_nbytes`: the circular buffers at the bottom of L1, L1_SMALL at its 
 region at the top of DRAM are reserved. Pages start at multiples of `alignment`, a power of two.
 Tensors start at multiples of `granule`, a multiple of the alignment (default: the alignment), and
 take whole granules. `policy` selects the hole for a tensor: `best_fit` (default), the smallest;
-`first_fit`, as tt-metal's free list, the first: in L1 from the top, in DRAM from the bottom.
+`first_fit`, as tt-metal's free list, the first: in L1 from the top, in DRAM from the bottom; or
+the name of an allocator plugin. `residency` is the eviction rule of a plugin (docs/plugins.md).
 
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (the number of cores that
 copy, each over its own link). Without a path `l1 -> l1`, moves inside L1 go through DRAM. A path

@@ -208,6 +208,7 @@ class Machine:
 
     `sources` pairs the dotted name of a figure with its source. Without `compute` programs take no
     simulated time; without `loops`, schedules of loops are chosen by the figures of `host`.
+    `residency` names a plugin's eviction rule, which replaces those of the planner.
     """
 
     shape: MachineShape
@@ -216,6 +217,14 @@ class Machine:
     noc: Noc | None = None
     compute: Compute | None = None
     loops: tuple[LoopRates, ...] = ()
+    residency: str = ""
+
+    @property
+    def has_plugin_policies(self) -> bool:
+        """Whether an allocator or an eviction rule is a plugin's."""
+        return bool(self.residency) or any(
+            self.shape.space(space).allocator for space in self.shape.spaces
+        )
 
     @property
     def name(self) -> str:

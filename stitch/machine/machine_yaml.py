@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from stitch import plugins
 from stitch.errors import StitchError
 from stitch.forms import (
     Choice,
@@ -29,11 +30,12 @@ from stitch.forms import (
     Whole,
     Word,
     as_written,
+    is_word,
     number_of,
 )
 from stitch.machine.machine import LOOP_EXECUTORS, Compute, LoopRates, Machine, Path
 from stitch.machine.network import Curve, Noc, Route, Routers
-from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
+from stitch.machine.shape import MOST_GRANULES, POLICIES, MachineShape, Policy, SpaceShape
 from stitch.program import DataType, MathFidelity, Space
 
 #: Bytes, operations or cycles a second, bytes a cycle.
@@ -340,7 +342,8 @@ class _Space:
             self.bank_nbytes - self.reserved_top_nbytes,
             self.alignment,
             self.granule or 0,
-            Policy(self.policy),
+            Policy(self.policy) if self.policy in POLICIES else Policy.BEST_FIT,
+            "" if self.policy in POLICIES else self.policy,
         )
 
 
@@ -374,6 +377,25 @@ def _check_space(space: _Space, place: SourceLocation) -> None:
         place.at("base" if base % granule else "bank_nbytes").note(what, detail)
 
 
+@dataclass(eq=False, repr=False)
+class _PluginOr(FieldType[str]):
+    """One of Stitch's words, or the name of a plugin."""
+
+    kind: str
+    words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.wanted = "the name of a plugin"
+        if self.words:
+            self.wanted = f"{' or '.join(self.words)}, or {self.wanted}"
+
+    def value(self, node: Node, place: SourceLocation) -> str | None:
+        if is_word(node) and (node.raw in self.words or node.raw in plugins.names(self.kind)):
+            return node.raw
+        place.unknown_word(node, (*self.words, *plugins.names(self.kind)))
+        return None
+
+
 _SPACE = Schema(
     _Space,
     Field("banks", Whole(1), needed=True),
@@ -383,7 +405,7 @@ _SPACE = Schema(
     Field("reserved_top_nbytes", Whole(0), default=0),
     Field("alignment", Whole(1), needed=True),
     Field("granule", Whole(1)),
-    Field("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
+    Field("policy", _PluginOr("allocators", POLICIES), default=Policy.BEST_FIT.value),
     check=_check_space,
 )
 
@@ -399,6 +421,7 @@ _MACHINE = Schema(
     Field("noc", NOC),
     Field("compute", COMPUTE),
     Field("loops", LOOPS),
+    Field("residency", _PluginOr("residency"), default=""),
     Field("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
@@ -456,6 +479,7 @@ def _machine(fields: FormValues, reading: ParseContext) -> Machine:
         values["noc"],
         values["compute"],
         loop_rates(values["loops"]),
+        values["residency"],
     )
     for source in shape.spaces:
         for target in shape.spaces:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path as FilePath
 
-from stitch.errors import StitchError, UsageError, closest
+from stitch import plugins
+from stitch.errors import StitchError, UsageError, closest, unknown
 from stitch.files import identity, open_file
 from stitch.machine.description import MAX_FILE_NBYTES, machine_names, parse_machine, shipped_text
 from stitch.machine.machine import Machine
@@ -16,7 +18,7 @@ _CHIP = re.compile(r"(.*\.ttsys)(?::(\d{1,4}))?", re.DOTALL)
 
 
 def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
-    """Return the machine of a shipped name or of a file; a `Machine` is returned unchanged.
+    """Return the machine of a name or of a file; a `Machine` is returned unchanged.
 
     A text that ends in `.yaml`, `.yml` or `.ttsys`, or contains a slash, is a path; `n300.ttsys:1`
     is the second chip of a system. Without a number it is the first, if the chips differ only in
@@ -47,14 +49,64 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         or ("\\" in text)
     ):
         return parse_machine(_content(FilePath(text)), text)
+    if text not in machine_names() and (value := plugins.find("machines", text)) is not None:
+        return _of_plugin(text, value)
     try:
-        return _shipped(name_or_path)
+        return _shipped(text)
     except UsageError as error:
         beside = FilePath(f"{name_or_path}.yaml")
         # A name may be too long for a file name.
         if identity(beside) is not None and beside.is_file():
             error.remedy = f"for the file {str(beside)!r} give its name with the extension"
         raise
+
+
+def known_machines() -> tuple[str, ...]:
+    """Return the names that `load_machine` takes: shipped ones, then those of plugins."""
+    return (*machine_names(), *plugins.names("machines"))
+
+
+def with_policies(machine: Machine, allocator: str | None, residency: str | None) -> Machine:
+    """Return the machine with a plugin's allocator in L1 and DRAM, and a plugin's eviction rule.
+
+    Raises:
+        UsageError: There is no such plugin.
+    """
+    shape = machine.shape
+    if allocator is not None:
+        check_policy("allocators", allocator)
+        l1, dram = (s and replace(s, allocator=allocator) for s in (shape.l1, shape.dram))
+        shape = replace(shape, l1=l1, dram=dram)
+    if residency is not None:
+        check_policy("residency", residency)
+    return replace(machine, shape=shape, residency=residency or machine.residency)
+
+
+def check_policy(kind: str, name: str) -> None:
+    """Import the plugin of a policy; raise `UsageError` if there is none, or it is no function."""
+    policy = plugins.find(kind, name)
+    if policy is None:
+        raise unknown(
+            f"there is no {kind} plugin {name!r}", name, plugins.names(kind),
+            remedy="install the package that provides it, or pass --plugin=FILE.py",
+        )  # fmt: skip
+    if not callable(policy):
+        raise plugins.wrong(kind, name, policy)
+
+
+def _of_plugin(name: str, value: object) -> Machine:
+    """Return the machine of a plugin: binaries store its name, so it must be the plugin's."""
+    made = plugins.called("machines", name, value) if callable(value) else value
+    if isinstance(made, str | FilePath):
+        made = parse_machine(_content(FilePath(made)), str(made))
+    if not isinstance(made, Machine):
+        raise plugins.wrong("machines", name, made)
+    if made.name != name:
+        raise UsageError(
+            f"the machine of the plugin {name!r} has another name", expected=repr(name),
+            got=repr(made.name), remedy="give both the same name: binaries store the machine's",
+        )  # fmt: skip
+    return made
 
 
 def _machine_of_chip(file: FilePath, chip: str | None) -> Machine:
@@ -86,10 +138,10 @@ def _shipped(name: str) -> Machine:
     try:
         names = machine_names()
         if name not in names:
-            near = closest(name, names)
+            near = closest(name, known_machines())
             raise UsageError(
                 f"there is no machine {name!r}{f'; {near}' if near else ''}",
-                expected="one of " + ", ".join(names),
+                expected="one of " + ", ".join(known_machines()),
                 remedy="choose one of these, or give the path of a .yaml or .ttsys file",
             )
         content = shipped_text(name).encode()

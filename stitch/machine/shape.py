@@ -26,6 +26,8 @@ class Policy(enum.Enum):
     FIRST_FIT_UPWARDS = "first_fit_upwards"
 
 
+#: The policies of machine descriptions.
+POLICIES = (Policy.BEST_FIT.value, Policy.FIRST_FIT.value)
 #: Limit of the granules of a bank.
 MOST_GRANULES = (1 << 40) - 1
 
@@ -35,7 +37,8 @@ class SpaceShape:
     """One memory space of equal `banks`, each with usable addresses `[base, limit)` in bytes.
 
     Pages start at multiples of the alignment. Buffers start at multiples of the granule, a multiple
-    of the alignment, and take whole granules (0: the alignment). Files do not store the policy.
+    of the alignment, and take whole granules (0: the alignment). `allocator` names a plugin that
+    replaces the policy. Files store neither.
     """
 
     banks: int
@@ -44,6 +47,7 @@ class SpaceShape:
     alignment: int
     granule: int = 0
     policy: Policy = Policy.BEST_FIT
+    allocator: str = ""
 
     def __post_init__(self) -> None:
         if not self.granule:
@@ -53,6 +57,7 @@ class SpaceShape:
         names = ["banks", "base", "limit", "alignment"]
         names += ["granule"] if self.granule != self.alignment else []
         names += ["policy"] if self.policy is not Policy.BEST_FIT else []
+        names += ["allocator"] if self.allocator else []
         return f"SpaceShape({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property

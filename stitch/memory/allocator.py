@@ -7,14 +7,19 @@ list of starts index the same holes. Below ten thousand buffers nothing is faste
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch import plugins
+from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.machine import MOST_GRANULES, Policy, SpaceShape
 
 _ADDRESS = MOST_GRANULES
 _SHIFT = _ADDRESS.bit_length()
 _BEST = Policy.BEST_FIT
+#: A policy of a plugin: from the holes (address, size), by address, and the bytes of a new buffer,
+#: all per bank, the address at which to allocate it; None: nowhere.
+Placement: TypeAlias = Callable[[Sequence[tuple[int, int]], int], int | None]
 #: How many live buffers an error lists.
 _LISTED = 5
 
@@ -22,15 +27,17 @@ _LISTED = 5
 class FreeGaps:
     """Gaps (granules, first granule), the smallest first, to take addresses from."""
 
-    __slots__ = ("_alignment", "_gaps", "_policy")
+    __slots__ = ("_alignment", "_gaps", "_name", "_policy")
 
     def __init__(
         self,
         gaps: Iterable[tuple[int, int]],
         alignment: int,
         policy: Policy = Policy.BEST_FIT,
+        plugin: str = "",
     ) -> None:
         self._gaps, self._alignment, self._policy = sorted(gaps), alignment, policy
+        self._name = plugin
 
     def take(self, size: int, count: int = 1) -> list[int]:
         """Take up to `count` addresses for `size` bytes per bank, as `Allocator.alloc` would.
@@ -40,6 +47,8 @@ class FreeGaps:
         """
         alignment, gaps = self._alignment, self._gaps
         need = -(-size // alignment) or 1
+        if self._name:
+            return self._take_by_plugin(need, count)
         addresses: list[int] = []
         at = bisect_left(gaps, (need, 0))
         while at < len(gaps) and len(addresses) < count:
@@ -57,6 +66,20 @@ class FreeGaps:
                 at += rest < need
         return addresses
 
+    def _take_by_plugin(self, need: int, count: int) -> list[int]:
+        addresses: list[int] = []
+        while len(addresses) < count:
+            gaps = sorted((start, granules) for granules, start in self._gaps)
+            start = placed_by_plugin(self._name, gaps, need, self._alignment)
+            if start is None:
+                break
+            hole, granules = next((s, g) for s, g in gaps if s <= start < s + g)
+            self._gaps.remove((granules, hole))
+            rests = (start - hole, hole), (hole + granules - start - need, start + need)
+            self._gaps = sorted([*self._gaps, *(rest for rest in rests if rest[0])])
+            addresses.append(start * self._alignment)
+        return addresses
+
     def _chosen(self, at: int) -> int:
         """Return the index of the gap to take from first; those from `at` on are large enough."""
         if self._policy is _BEST:
@@ -66,12 +89,40 @@ class FreeGaps:
         return (min if upwards else max)(fitting, key=lambda i: self._gaps[i][1])
 
 
+def placed_by_plugin(
+    name: str, holes: Sequence[tuple[int, int]], need: int, granule: int
+) -> int | None:
+    """Ask a plugin where a new buffer starts; holes, need and result are in granules.
+
+    Raises:
+        UsageError: There is no such plugin, it fails, or its address is in no hole.
+    """
+    policy: Placement | None = plugins.find("allocators", name)
+    if policy is None:
+        raise UsageError(f"there is no allocator plugin {name!r}")
+    in_bytes = tuple((start * granule, count * granule) for start, count in holes)
+    address = plugins.called("allocators", name, policy, in_bytes, need * granule)
+    if address is None:
+        return None
+    if isinstance(address, int) and address % granule == 0:
+        for start, size in in_bytes:
+            if start <= address and address + need * granule <= start + size:
+                return address // granule
+    raise UsageError(
+        f"the allocator plugin {name!r} returned an address that is not free",
+        expected=f"a multiple of {granule} in a hole of at least {need * granule} B, or None",
+        got=repr(address)[:80],
+        remedy="return an address inside one of the holes that the policy is given",
+    )
+
+
 class Allocator:
     """Allocates `[base, limit)` in granules of `alignment` bytes; all sizes in bytes per bank.
 
     Best fit takes the top of the smallest hole that fits, the lowest of equal ones, or its bottom
     with `low=True`. First fit takes the top of the highest hole that fits, or the bottom of the
     lowest with `low=True`; first fit upwards always the latter. An empty buffer takes a granule.
+    `plugin` names a policy of a plugin that is asked instead.
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -80,19 +131,20 @@ class Allocator:
 
     __slots__ = (
         "_ends", "_free", "_holes", "_live", "_sizes", "_starts",
-        "alignment", "base", "limit", "policy",
+        "alignment", "base", "limit", "plugin", "policy",
     )  # fmt: skip
 
     def __init__(
-        self, base: int, limit: int, alignment: int, policy: Policy = Policy.BEST_FIT
-    ) -> None:
+        self, base: int, limit: int, alignment: int, policy: Policy = Policy.BEST_FIT,
+        plugin: str = "",
+    ) -> None:  # fmt: skip
         if alignment < 1 or not 0 <= base <= limit or limit // alignment > _ADDRESS:
             raise LayoutError(
                 "an allocator needs 0 <= base <= limit and a positive alignment",
                 got=f"base {base}, limit {limit}, alignment {alignment}",
             )
         self.alignment = alignment
-        self.policy = policy
+        self.policy, self.plugin = policy, plugin
         self.base = -(-base // alignment) * alignment
         self.limit = max(self.base, limit // alignment * alignment)
         self._live: dict[int, int] = {}
@@ -107,16 +159,18 @@ class Allocator:
     @classmethod
     def of(cls, shape: SpaceShape) -> Allocator:
         """Create an empty allocator of a machine's space."""
-        return cls(shape.base, shape.limit, shape.granule, shape.policy)
+        return cls(shape.base, shape.limit, shape.granule, shape.policy, shape.allocator)
 
     def emptied(self) -> Allocator:
         """Return an empty allocator of the same range."""
-        return Allocator(self.base, self.limit, self.alignment, self.policy)
+        return Allocator(self.base, self.limit, self.alignment, self.policy, self.plugin)
 
     def try_alloc(self, size: int, *, low: bool = False) -> int | None:
         """Allocate a buffer and return its address, or None if no hole fits."""
         alignment = self.alignment
         need = -(-size // alignment) or 1
+        if self.plugin:
+            return self._alloc_by_plugin(need)
         holes = self._holes
         i = bisect_left(holes, need << _SHIFT)
         if i == len(holes):
@@ -143,6 +197,17 @@ class Allocator:
         self._free -= need
         self._live[start] = need
         return start * alignment
+
+    def _alloc_by_plugin(self, need: int) -> int | None:
+        holes = [(start, self._sizes[start]) for start in self._sorted_starts()]
+        # A policy need not look for a hole that is large enough if there is none.
+        if all(granules < need for _, granules in holes):
+            return None
+        start = placed_by_plugin(self.plugin, holes, need, self.alignment)
+        if start is None:
+            return None
+        self.alloc_at(start * self.alignment, need * self.alignment)
+        return start * self.alignment
 
     def alloc(self, size: int, *, low: bool = False) -> int:
         """Allocate a buffer and return its address; raises `OutOfMemoryError` if no hole fits."""
@@ -178,7 +243,7 @@ class Allocator:
                 if stop - start >= need:
                     gaps.append((stop - start, start))
                 start = end if stop == end else -(-outside[at][1] // alignment)
-        return FreeGaps(gaps, alignment, self.policy)
+        return FreeGaps(gaps, alignment, self.policy, self.plugin)
 
     def alloc_at(self, address: int, size: int) -> None:
         """Allocate `[address, address + size)`.
@@ -320,7 +385,7 @@ class Allocator:
         """Return an independent copy."""
         twin = Allocator.__new__(Allocator)
         twin.base, twin.limit, twin.alignment = self.base, self.limit, self.alignment
-        twin.policy = self.policy
+        twin.policy, twin.plugin = self.policy, self.plugin
         twin._live, twin._sizes, twin._ends = dict(self._live), dict(self._sizes), dict(self._ends)
         twin._holes, twin._starts = list(self._holes), None
         twin._free = self._free

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch import plugins
 from stitch.errors import CompileError, nearest
 from stitch.ops import (
     activation,
@@ -67,21 +68,31 @@ assert len(_BY_NAME) == len(_OPERATORS), [
 ]
 
 
+#: The domains of Stitch's own operators.
+DOMAINS = tuple({definition.domain: None for definition in _OPERATORS})
+#: By domain: what a plugin gave, and its operators by name.
+_plugin_operators: dict[str, tuple[object, Mapping[str, OpDef]]] = {}
+
+
 def operators() -> tuple[OpDef, ...]:
     """Return all operators."""
     return _OPERATORS
 
 
 def lookup(op: str, domain: str = "") -> OpDef:
-    """Return the definition of an operator; raise `CompileError` with close matches.
+    """Return the definition of an operator of Stitch or of a plugin; raise `CompileError` with
+    close matches.
 
     >>> lookup("Relu").elementwise
     True
     """
     domain = "" if domain == "ai.onnx" else domain
     definition = _BY_NAME.get((domain, op))
+    if definition is None and domain not in DOMAINS:
+        definition = plugin_operators(domain).get(op)
     if definition is None:
         names = [name for space, name in _BY_NAME if space == domain]
+        names += [] if names else plugin_operators(domain)
         near = nearest(op, names, most=3)
         shown = f"{domain}.{op}" if domain else op
         raise CompileError(
@@ -92,6 +103,33 @@ def lookup(op: str, domain: str = "") -> OpDef:
             remedy=f"did you mean {' or '.join(near)}?" if near else None,
         )
     return definition
+
+
+def is_defined(op: str, domain: str) -> bool:
+    """Return whether Stitch or a plugin defines an operator."""
+    return (domain, op) in _BY_NAME or (domain not in DOMAINS and op in plugin_operators(domain))
+
+
+def plugin_operators(domain: str) -> Mapping[str, OpDef]:
+    """Return a plugin's operators by name; none if no plugin has the domain.
+
+    Raises:
+        UsageError: The plugin fails, or has something else than operators of its domain.
+    """
+    given = plugins.find("operators", domain)
+    if given is None:
+        return {}
+    known = _plugin_operators.get(domain)
+    if known is None or known[0] is not given:
+        made = plugins.called("operators", domain, given) if callable(given) else given
+        if not isinstance(made, tuple | list) or not all(
+            isinstance(definition, OpDef) and definition.domain == domain for definition in made
+        ):
+            raise plugins.wrong("operators", domain, made)
+        known = _plugin_operators[domain] = given, {one.name: one for one in made}
+        if len(known[1]) < len(made):
+            raise plugins.wrong("operators", domain, [one.name for one in made])
+    return known[1]
 
 
 def definition_of(operation: Operation) -> OpDef:

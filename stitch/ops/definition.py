@@ -12,7 +12,7 @@ from stitch.errors import CompileError, unknown
 from stitch.ops.batching import Batching, broadcasting
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import Attributes, Inference, WithAttributes
-from stitch.program import Array, AttributeValue, DataType
+from stitch.program import Array, AttributeValue, DataType, Operation
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
 Thunk = Callable[[], object]
@@ -131,6 +131,9 @@ class OpDef:
         gradient: Vector-Jacobian product (`stitch.ops.gradient`), None if there is none.
         batching: Rule for a batch of examples (`stitch.ops.batching`), None if there is none.
         checks: The kernel validates operand data, even if its results have no elements.
+        onnx: The form for ONNX Runtime, for operators of plugins: called with the model's writer,
+            the operation and its attributes, it adds nodes that compute the results. Without it
+            ONNX Runtime refuses the operator, and `auto` uses the NumPy kernel.
     """
 
     name: str
@@ -144,6 +147,7 @@ class OpDef:
     gradient: Gradient | None = None
     batching: Batching | None = None
     checks: bool = False
+    onnx: Callable[[Any, Operation, Attributes], object] | None = None
 
     def steps(self, arguments: KernelArguments) -> Sequence[Thunk]:
         """Return the kernel's steps; kernels without checks are not called for empty results."""

@@ -6,6 +6,7 @@ The checker and the advice are imported on first use.
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
+from stitch.planner.eviction import EvictionCandidate
 from stitch.planner.inter_op_threads import (
     LEAST,
     SINGLE_THREAD,
@@ -36,7 +37,7 @@ from stitch.planner.plan import (
     copy_cost,
     predicted_cost,
 )
-from stitch.planner.plan_state import needed_regions, ranges_of
+from stitch.planner.plan_state import RULES, needed_regions, ranges_of
 from stitch.planner.planner import plan
 from stitch.planner.rebinding import is_rebindable, rebind_plan
 
@@ -58,7 +59,7 @@ else:
     )
 
 __all__ = [
-    "LEAST", "SINGLE_THREAD", "WARNINGS", "Allocate", "ArenaSlot",
+    "LEAST", "RULES", "SINGLE_THREAD", "EvictionCandidate", "WARNINGS", "Allocate", "ArenaSlot",
     "Branches", "Buffer", "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork",
     "Free", "Instance", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
     "SlotChange", "Step", "ThreadAssignment", "Transfer", "after_steps", "assign_threads",

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from stitch.errors import LayoutError, OutOfMemoryError
+from stitch import plugins
+from stitch.errors import LayoutError, OutOfMemoryError, UsageError
 from stitch.machine import Policy, round_up
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.packing import pack
@@ -28,7 +29,7 @@ from stitch.planner.plan import (
     copy_cost,
     evicted_desc,
 )
-from stitch.planner.plan_state import NEVER, PlanState
+from stitch.planner.plan_state import NEVER, RULES, PlanState
 from stitch.program import Space
 
 
@@ -138,6 +139,27 @@ def certificate_of(problem: SpaceProblem) -> Certificate:
     return Certificate("packing", pieces, gaps, Branches(steps, packing.refutation.by_sums))
 
 
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """A buffer that may be evicted, as an eviction rule of a plugin sees it.
+
+    Args:
+        origin: What it holds, for messages.
+        nbytes: Its bytes per bank.
+        next_use: Tasks until its next use in this space; infinite if no known task reads it.
+        idle: Tasks since its last use.
+        is_spare: Whether every value has another copy, so that evicting it writes nothing.
+        missing_nbytes: Bytes per bank by which free memory is too small for the current task.
+    """
+
+    origin: str
+    nbytes: int
+    next_use: float
+    idle: int
+    is_spare: bool
+    missing_nbytes: int
+
+
 #: Buffer, next use, and whether its values have other copies.
 Victim: TypeAlias = tuple[Buffer, int, bool]
 
@@ -174,6 +196,8 @@ def _by_rule(
     end = len(state.request.tasks)
     wanted = sum(n for _, n, _ in demand.fixed) + sum(n for n, _ in demand.floating)
     missing = wanted - state.allocators[demand.space].free_nbytes
+    if state.rule not in RULES:
+        return sorted(candidates, key=lambda victim: _plugin_price(state, victim, missing))
 
     def price(victim: Victim) -> tuple[float, ...]:
         buffer, soonest, spare = victim
@@ -188,6 +212,27 @@ def _by_rule(
 
     # The sort is stable.
     return candidates if state.rule == "farthest" else sorted(candidates, key=price)
+
+
+def _plugin_price(state: PlanState, victim: Victim, missing: int) -> float:
+    """Return what a plugin's rule says of a buffer; the buffer of the lowest price is evicted."""
+    name, (buffer, soonest, spare) = state.rule, victim
+    rule: Callable[[EvictionCandidate], float] | None = plugins.find("residency", name)
+    if rule is None:
+        raise UsageError(f"there is no residency plugin {name!r}")
+    candidate = EvictionCandidate(
+        buffer.origin, buffer.size_per_bank,
+        float("inf") if soonest == NEVER else soonest - state.task,
+        min(state.idle.get(v, 0) for v in state.users[buffer.number]), spare, max(0, missing),
+    )  # fmt: skip
+    price = plugins.called("residency", name, rule, candidate)
+    if not isinstance(price, int | float) or price != price:
+        raise UsageError(
+            f"the residency plugin {name!r} returned no price",
+            where=buffer.origin, expected="a number; the buffer of the lowest one is evicted",
+            got=repr(price)[:80],
+        )  # fmt: skip
+    return price
 
 
 def is_spare(state: PlanState, buffer: Buffer) -> bool:

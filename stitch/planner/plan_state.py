@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from stitch.machine import MachineShape, SpaceShape, room_per_bank, round_up
 from stitch.memory import LENT_ADDRESSES, Allocator
@@ -32,8 +32,8 @@ NEVER = 1 << 60
 #: Rules that rank buffers for eviction: the farthest next use (Belady); the choice made over the
 #: whole chain (`residency`); the cheapest buffer that is sufficient alone; the least cost per task
 #: of absence. The best one depends on fragmentation, so all are tried if something must be evicted.
-Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
-RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
+#: A machine may name a plugin's rule (`Machine.residency`), which is then the only one.
+RULES = ("farthest", "chosen", "sufficient", "cheapest")
 
 #: (value, joins): how to read a view: from a copy of its own, so that its block can be evicted, or
 #: (`joins`) from its block, after dropping its own copies.
@@ -97,7 +97,7 @@ class PlanState:
 
     def begin_plan(
         self,
-        rule: Rule = "farthest",
+        rule: str = "farthest",
         away: frozenset[tuple[int, int]] = frozenset(),
         slack_seconds: float = 0.0,
         known: Collection[list[int]] = (),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from stitch.errors import LayoutError, OutOfMemoryError, StitchError
+from stitch.errors import LayoutError, OutOfMemoryError, StitchError, TaskError
 from stitch.planner.addresses import NewBuffer, RequiredAddresses, allocate
 from stitch.planner.eviction import SpaceDemand
 from stitch.planner.plan import (
@@ -71,7 +71,8 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     addresses, state = RequiredAddresses(request), PlanState(request, spills=spills)
     #: The decisions of finished plans, by slack and whether required addresses were considered.
     decisions: defaultdict[tuple[float, bool], list[list[int]]] = defaultdict(list)
-    for rule in RULES:
+    own = request.machine.residency
+    for rule in (own,) if own else RULES:
         if rule == "chosen":
             away, first, least = _chosen(request)
         pressed, slack = False, least * (NEAR - 1)
@@ -108,10 +109,25 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     best = choice.plan
     if not pressed:
         best = _with_static_layout(best, choice.required, state)
+    if request.machine.has_plugin_policies:
+        _check_plugin_policies(best)
     if request.later:
         # The cost of predicted uses is outside the plan, so it has no bound of its own.
         return best
     return replace(best, least_seconds=min(least, best.seconds))
+
+
+def _check_plugin_policies(made: Plan) -> None:
+    """Raise `TaskError` if the checker finds a defect in a plan by a plugin's policies."""
+    # Imported here: without plugins no plan is checked.
+    from stitch.planner.checker import WARNINGS, check_plan
+
+    defect = next((found for found in check_plan(made) if found.kind not in WARNINGS), None)
+    if defect is not None:
+        raise TaskError(
+            "a plan by a plugin's allocator or eviction rule is wrong", where=defect.where,
+            got=f"{defect.kind}: {defect.detail}", remedy="run without the plugin, and report this",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

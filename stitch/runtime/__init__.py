@@ -24,6 +24,7 @@ from stitch.runtime.executors import (
     OperationReferences,
     Prices,
     PriceTable,
+    known_executors,
     load_prices,
     make_executor,
     parse_prices,
@@ -59,7 +60,7 @@ __all__ = [
     "Replay", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "StatefulExecutable", "Tensor", "Totals", "Written",
     "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
-    "load_prices",
+    "known_executors", "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",
     "share", "take_back", "this_processor", "totals_of",
 ]  # fmt: skip

@@ -23,11 +23,11 @@ from stitch.linker import (
 from stitch.machine import (
     Machine,
     MachineShape,
-    machine_names,
+    known_machines,
     program_seconds,
     room_per_bank,
 )
-from stitch.ops import infer_operation, is_elementwise, operators
+from stitch.ops import infer_operation, is_defined, is_elementwise
 from stitch.program import ABSENT, Body, Operation, Program
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, dispose, hold_constant
@@ -151,7 +151,7 @@ def _remedy(here: str, binary: Binary) -> str:
             "open_device(binary.origin.machine); or compile it again, with its own compiler, for "
             f"{here!r}"
         )
-    known, there = machine_names(), binary.machine.name
+    known, there = known_machines(), binary.machine.name
     device = f", or run it on {there!r}" if there in known else ""
     if here not in known:
         return (
@@ -239,13 +239,10 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
                 )
 
 
-_DEFINED = frozenset((definition.domain, definition.name) for definition in operators())
-
-
 def _check_foreign(operation: Operation, index: int, name: str) -> None:
     """Raise `FormatError` for a foreign operator with the name of one that Stitch defines, since
     passes and executors would confuse the two."""
-    if (operation.domain, operation.op) in _DEFINED or operation.body != ABSENT:
+    if is_defined(operation.op, operation.domain) or operation.body != ABSENT:
         raise FormatError(
             f"{operation.title} is marked as a foreign operator of opset {operation.opset}",
             where=operation.location or f"operation {index} of {name!r}",

@@ -232,7 +232,6 @@ MAX_DEPTH = 50
 MAX_BODIES = 1 << 14
 
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
-_KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
 _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
 
@@ -334,7 +333,7 @@ class Walk:
         made = upgraded(self.builder, call)
         if not isinstance(made, NodeCall):
             return made
-        if (domain, made.op) in _KNOWN:
+        if ops.is_defined(made.op, domain):
             if (domain, made.op) == ("", "Size") and tensors and tensors[0] is not None:
                 return [self.builder.constant(np.asarray(tensors[0].size, np.int64))]
             return self._apply(made)
@@ -349,7 +348,7 @@ class Walk:
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
-        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | LOWERINGS.keys()
+        known = (domain, op) in _OWN | {GRADIENT} | LOWERINGS.keys() or ops.is_defined(op, domain)
         known |= not domain and is_upgraded(op)
         if known or self._functions.has_schema(op, domain, version):
             return True

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from stitch import plugins
 from stitch.errors import UsageError, closest
 from stitch.on_demand import late_import
 from stitch.runtime.executors.executor import (
@@ -70,7 +71,7 @@ def make_executor(
     """Create an executor.
 
     Args:
-        name: A name of `EXECUTORS`, or an executor, which is returned as it is.
+        name: A name of `EXECUTORS` or of a plugin, or an executor, which is returned as it is.
         threads: Threads per operation; 1 by default.
         prices: The price table, see `load_prices`; by default that of this processor's family.
 
@@ -79,11 +80,7 @@ def make_executor(
             executor does not take.
     """
     if not isinstance(name, Executor) and name not in EXECUTORS:
-        raise UsageError(
-            f"unknown executor {name!r}",
-            expected=" or ".join(EXECUTORS),
-            remedy=closest(str(name), EXECUTORS) or None,
-        )
+        name = _of_plugin(name)
     called = name if isinstance(name, str) else name.name
     if threads is not None and name not in THREADED:
         raise UsageError(
@@ -116,13 +113,32 @@ def make_executor(
     return executor
 
 
+def known_executors() -> tuple[str, ...]:
+    """Return the names that `make_executor` takes: shipped ones, then those of plugins."""
+    return (*EXECUTORS, *plugins.names("executors"))
+
+
+def _of_plugin(name: str) -> Executor:
+    make = plugins.find("executors", name)
+    if make is None:
+        raise UsageError(
+            f"unknown executor {name!r}",
+            expected=" or ".join(known_executors()),
+            remedy=closest(str(name), known_executors()) or None,
+        )
+    made = plugins.called("executors", name, make) if callable(make) else make
+    if not isinstance(made, Executor):
+        raise plugins.wrong("executors", name, made)
+    return made
+
+
 __all__ = [
     "EXECUTORS", "LIBRARY_PRICES", "BoundProgram", "CallBox", "CallKernel", "Curve", "Executor",
     "FunctionCall",
     "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
     "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
-    "ignore_errors", "is_own",
+    "ignore_errors", "is_own", "known_executors",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
     "parse_prices", "prepared_context_run", "price_names", "processor_name", "program_peak",
 

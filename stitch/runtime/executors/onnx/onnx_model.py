@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from stitch import plugins
 from stitch.errors import CompileError
-from stitch.ops import attributes_of, onnx_code
+from stitch.ops import attributes_of, definition_of, onnx_code
 from stitch.program import (
     ABSENT,
     CONDITION,
@@ -301,7 +302,11 @@ def _write(writer: ModelWriter, operation: Operation) -> None:
         return
     rewrite = REWRITES.get((operation.domain, operation.op))
     if rewrite is None and operation.domain:
-        raise CompileError("ONNX has no equivalent operator")
+        form = definition_of(operation).onnx
+        if form is None:
+            raise CompileError("ONNX has no equivalent operator")
+        plugins.called("operators", operation.domain, form, writer, operation, attributes)
+        return
     if rewrite is None or not rewrite(writer, operation, attributes):
         writer.plain(operation, attributes)
 
