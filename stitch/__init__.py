@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from stitch.graph import ComputationGraphBuilder, trace
     from stitch.mesh import MachineSpecification, Mesh, RemoteTensor, open_mesh
+    from stitch.plugins import register
     from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
     from stitch.runtime import LoadedProgram, Tensor
     from stitch.tasks import TaskGraph, aggregate, compose, task
@@ -59,6 +60,7 @@ else:
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
             "mesh": "MachineSpecification Mesh RemoteTensor open_mesh",
+            "plugins": "register",
             "program": "DataType Layout MemoryLayout ShardSpec Space TensorDesc",
             "runtime": "LoadedProgram Tensor",
             "tasks": "TaskGraph aggregate compose task",
@@ -67,8 +69,8 @@ else:
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files "
         "flatbuffer forms fractal frontend graph linker linking machine memory mesh model "
-        "on_demand ops option_values packing planner program report runtime tasks torch training "
-        "ttb version",
+        "on_demand ops option_values packing planner plugins program report runtime tasks torch "
+        "training ttb version",
     )
 
 __all__ = [
@@ -79,5 +81,5 @@ __all__ = [
     "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
-    "open_mesh", "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
+    "open_mesh", "register", "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
 ]  # fmt: skip

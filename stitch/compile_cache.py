@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -59,8 +60,8 @@ def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions
 
 def _plugins_of(graph: ComputationGraph) -> str:
     """Return a digest of the files that define a graph's operators of plugins; empty without."""
-    lists = (graph, *graph.bodies)
-    domains = {o.domain for each in lists for o in each.operations if not o.is_foreign}
+    operations = (*graph.operations, *(o for body in graph.bodies for o in body.operations))
+    domains = {operation.domain for operation in operations if not operation.is_foreign}
     rules = [
         rule
         for domain in sorted(domains - {*DOMAINS})

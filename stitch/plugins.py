@@ -73,7 +73,7 @@ def register(kind: str, name: str, value: object) -> None:
             `residency`.
         name: The name by which it is asked for. For operators the domain, for front ends the
             suffix without the dot.
-        value: See `docs/plugins.md` for each kind.
+        value: See `docs/how-to/plugins.md` for each kind.
 
     Raises:
         UsageError: The kind is unknown, or the name is Stitch's own or registered already.
@@ -81,16 +81,16 @@ def register(kind: str, name: str, value: object) -> None:
     if kind not in KINDS:
         raise unknown(f"there is no kind of plugin {kind!r}", kind, KINDS)
     if not isinstance(name, str) or not name:
-        raise UsageError(f"a plugin of {kind} needs a name", expected="text", got=repr(name))
+        raise UsageError("a plugin needs a name", expected="text", got=repr(name))
     if name in shipped_names(kind):
         raise UsageError(
-            f"the {kind} name {name!r} is Stitch's own", remedy="register it under another name"
+            f"the {_title(kind)} {name!r} is Stitch's own", remedy="register it under another name"
         )
     with _LOCK:
         others = [plugin.source for plugin in installed(kind) if plugin.name == name]
         if others:
             raise UsageError(
-                f"the {kind} name {name!r} is registered twice", where=others[0],
+                f"the {_title(kind)} plugin {name!r} is registered twice", where=others[0],
                 remedy="register each name once, or choose another name",
             )  # fmt: skip
         _registered[kind, name] = value, _caller()
@@ -123,7 +123,7 @@ def _load(kind: str, name: str, points: Sequence[EntryPoint]) -> Any:
     try:
         if len(points) > 1:
             raise UsageError(
-                f"several packages provide the {kind} plugin {name!r}",
+                f"several packages provide the {_title(kind)} plugin {name!r}",
                 got=", ".join(map(_source, points)), remedy="uninstall all but one of them",
             )  # fmt: skip
         try:
@@ -140,7 +140,7 @@ def failure(kind: str, name: str, error: BaseException) -> UsageError:
     source = next((p.source for p in installed(kind) if p.name == name), "")
     said = error.brief() if isinstance(error, StitchError) else str(error)
     return UsageError(
-        f"the {kind} plugin {name!r} failed",
+        f"the {_title(kind)} plugin {name!r} failed",
         where=source or None, got=f"{type(error).__name__}: {said}",
         remedy="correct the plugin, or uninstall it; other plugins are not affected",
     )  # fmt: skip
@@ -159,9 +159,21 @@ def called(kind: str, name: str, function: Callable[..., Any], *arguments: Any) 
 def wrong(kind: str, name: str, got: object) -> UsageError:
     """Return the error for a plugin that is, or returns, something else than its kind needs."""
     return UsageError(
-        f"the {kind} plugin {name!r} is not what it must be", expected=KINDS[kind][0],
+        f"the {_title(kind)} plugin {name!r} is not what it must be", expected=KINDS[kind][0],
         got=repr(got)[:200],
     )  # fmt: skip
+
+
+def no_plugin(kind: str, name: str) -> StitchError:
+    """Return the error for a name that no plugin has."""
+    return unknown(
+        f"there is no {_title(kind)} plugin {name!r}", name, names(kind),
+        remedy="install the package that provides it, or pass --plugin=FILE.py",
+    )  # fmt: skip
+
+
+def _title(kind: str) -> str:
+    return kind.removesuffix("s")
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
             say(version_text(prog))
             code = EXIT_OK
         else:
-            code = _exit_code(load, arguments)
+            with _plugin_files(arguments):
+                code = _exit_code(load, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -220,6 +221,20 @@ def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
         finally:
             if parsed.timings:
                 say_aside(f"{prog()}: timings: {timed.text()}")
+
+
+def _plugin_files(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Run the files of `--plugin`, before other options are checked that may name plugins."""
+    if not any(word.startswith("--plugin") for word in arguments):
+        return contextlib.nullcontext()
+    from argparse import ArgumentParser
+
+    from stitch.plugins import files
+
+    early = ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--plugin", action="append", default=[], nargs="?", const="")
+    paths = early.parse_known_args(arguments)[0].plugin
+    return files([path for path in paths if path])
 
 
 def _open_standard_handles() -> None:

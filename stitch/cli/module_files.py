@@ -174,6 +174,7 @@ def known_machine(name: str, path: str) -> str:
         raise UsageError(
             f"{path} was compiled for {name!r}, a machine that Stitch does not ship",
             expected="--device=NAME, --device=machine.yaml or --device=system.ttsys",
-            remedy="pass its description; known names: " + ", ".join(known_machines()),
+            remedy="pass its description, or the --plugin=FILE.py that has it; known names: "
+            + ", ".join(known_machines()),
         )
     return name

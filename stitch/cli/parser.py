@@ -117,6 +117,9 @@ def make_parser(description: str, examples: str) -> Parser:
         help="limit of host memory, such as 2GiB (default: 80%% of the memory of this computer or "
         "of its control group); a run that would exceed it fails with exit code 5",
     )  # fmt: skip
+    common.add_argument("--plugin", action="append", default=[], metavar="FILE.py",
+                        help="run a Python file that calls stitch.register before anything else; "
+                        "plugins of installed packages need none")  # fmt: skip
     common.add_argument("-q", "--quiet", action="store_true",
                         help="do not name the written files on standard error")  # fmt: skip
     common.add_argument("-v", "--verbose", action="count", default=0,

@@ -51,8 +51,8 @@ else:
 
 __all__ = [
     "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "POLICIES", "Compute", "CopyCounts",
-    "Footprint", "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
-    "SpaceShape", "copy_counts", "derived_machine", "estimated_seconds",
+    "Footprint", "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route",
+    "Routers", "SpaceShape", "copy_counts", "derived_machine", "estimated_seconds",
     "footprint", "known_machines", "with_policies",
     "load_machine", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",

@@ -41,7 +41,7 @@ region at the top of DRAM are reserved. Pages start at multiples of `alignment`,
 Tensors start at multiples of `granule`, a multiple of the alignment (default: the alignment), and
 take whole granules. `policy` selects the hole for a tensor: `best_fit` (default), the smallest;
 `first_fit`, as tt-metal's free list, the first: in L1 from the top, in DRAM from the bottom; or
-the name of an allocator plugin. `residency` is the eviction rule of a plugin (docs/plugins.md).
+the name of an allocator plugin. `residency` is an eviction rule of a plugin.
 
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (the number of cores that
 copy, each over its own link). Without a path `l1 -> l1`, moves inside L1 go through DRAM. A path

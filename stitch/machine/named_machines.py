@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from stitch import plugins
-from stitch.errors import StitchError, UsageError, closest, unknown
+from stitch.errors import StitchError, UsageError, closest
 from stitch.files import identity, open_file
 from stitch.machine.description import MAX_FILE_NBYTES, machine_names, parse_machine, shipped_text
 from stitch.machine.machine import Machine
@@ -86,10 +86,7 @@ def check_policy(kind: str, name: str) -> None:
     """Import the plugin of a policy; raise `UsageError` if there is none, or it is no function."""
     policy = plugins.find(kind, name)
     if policy is None:
-        raise unknown(
-            f"there is no {kind} plugin {name!r}", name, plugins.names(kind),
-            remedy="install the package that provides it, or pass --plugin=FILE.py",
-        )  # fmt: skip
+        raise plugins.no_plugin(kind, name)
     if not callable(policy):
         raise plugins.wrong(kind, name, policy)
 

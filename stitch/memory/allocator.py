@@ -99,7 +99,7 @@ def placed_by_plugin(
     """
     policy: Placement | None = plugins.find("allocators", name)
     if policy is None:
-        raise UsageError(f"there is no allocator plugin {name!r}")
+        raise plugins.no_plugin("allocators", name)
     in_bytes = tuple((start * granule, count * granule) for start, count in holes)
     address = plugins.called("allocators", name, policy, in_bytes, need * granule)
     if address is None:

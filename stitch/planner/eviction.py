@@ -219,7 +219,7 @@ def _plugin_price(state: PlanState, victim: Victim, missing: int) -> float:
     name, (buffer, soonest, spare) = state.rule, victim
     rule: Callable[[EvictionCandidate], float] | None = plugins.find("residency", name)
     if rule is None:
-        raise UsageError(f"there is no residency plugin {name!r}")
+        raise plugins.no_plugin("residency", name)
     candidate = EvictionCandidate(
         buffer.origin, buffer.size_per_bank,
         float("inf") if soonest == NEVER else soonest - state.task,

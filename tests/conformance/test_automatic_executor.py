@@ -17,8 +17,9 @@ from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, a
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.onnx.onnxruntime_executor import Sessions
 from stitch.runtime.executors.prices import divide
+from stitch.testing import ExecutorSuite, PlacementSuite
 from tests.support.executors.named_prices import TABLE
-from tests.support.executors.suite import ExecutorSuite
+from tests.support.grids import CAMPAIGN
 from tests.support.stitched_models import model, one
 
 MACHINE = load_machine("host").shape
@@ -27,6 +28,12 @@ DRAW = np.random.default_rng(11)
 
 class TestAutomaticExecutor(ExecutorSuite):
     executor: ClassVar[str] = "auto"
+
+
+@CAMPAIGN
+class TestAutomaticExecutorWithAllPlacements(PlacementSuite):
+    executor: ClassVar[str] = "auto"
+    left_out: ClassVar[int] = 0
 
 
 def draw(*shape: int) -> Array:

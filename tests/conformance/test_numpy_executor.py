@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tests.support.executors.suite import ExecutorSuite
+from stitch.testing import ExecutorSuite, PlacementSuite
+from tests.support.grids import CAMPAIGN
 
 
 class TestNumpyExecutor(ExecutorSuite):
     executor: ClassVar[str] = "numpy"
     left_out: ClassVar[int] = 6
     same_bits_with_hooks: ClassVar[bool] = True
+
+
+@CAMPAIGN
+class TestNumpyExecutorWithAllPlacements(PlacementSuite):
+    executor: ClassVar[str] = "numpy"
+    left_out: ClassVar[int] = 0

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tests.support.executors.suite import ExecutorSuite
+from stitch.testing import ExecutorSuite, PlacementSuite
+from tests.support.grids import CAMPAIGN
 
 
 class TestOnnxRuntimeExecutor(ExecutorSuite):
     executor: ClassVar[str] = "onnxruntime"
     relative_tolerance: ClassVar[float] = 1e-6
+
+
+@CAMPAIGN
+class TestOnnxRuntimeExecutorWithAllPlacements(PlacementSuite):
+    executor: ClassVar[str] = "onnxruntime"
+    relative_tolerance: ClassVar[float] = 1e-6
+    left_out: ClassVar[int] = 0

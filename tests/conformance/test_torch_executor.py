@@ -23,9 +23,9 @@ from stitch.runtime.executors.torch_executor import (
     TorchExecutor,
     aten_kernels,
 )
+from stitch.testing import ExecutorSuite, PlacementSuite
 from tests.support.executors.named_prices import ATEN, ATEN_PRICES, TABLE
-from tests.support.executors.suite import ExecutorSuite
-from tests.support.grids import in_turn, named
+from tests.support.grids import CAMPAIGN, in_turn, named
 from tests.support.operators.one_operation import Row as OneRow
 from tests.support.operators.one_operation import one_operation
 from tests.support.stitched_models import model, one
@@ -33,6 +33,12 @@ from tests.support.stitched_models import model, one
 
 class TestTorchExecutor(ExecutorSuite):
     executor: ClassVar[str] = "torch"
+
+
+@CAMPAIGN
+class TestTorchExecutorWithAllPlacements(PlacementSuite):
+    executor: ClassVar[str] = "torch"
+    left_out: ClassVar[int] = 0
 
 
 def drawn(*shape: int) -> Array:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import ClassVar
 
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import Policy
 from stitch.memory import Allocator
+from stitch.testing import AllocatorSuite, holes_of
 from tests.support.grids import every
 
 
@@ -44,13 +46,6 @@ def test_gaps_give_places_of_several_sizes_as_they_are_found_one_by_one(seed: in
             twin.alloc_at(address, size)
 
 
-def holes_of(taken: list[bool]) -> list[tuple[int, int]]:
-    """The holes (first granule, granules) of a map of granules."""
-    edges = [i for i in range(len(taken) + 1) if (taken[i - 1] if i else True)
-             != (taken[i] if i < len(taken) else True)]  # fmt: skip
-    return [(a, b - a) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
 def wanted_granule(taken: list[bool], need: int, low: bool, policy: Policy) -> int | None:
     """The first granule of a new buffer, by the rule of a policy."""
     fitting = [hole for hole in holes_of(taken) if hole[1] >= need]
@@ -64,44 +59,30 @@ def wanted_granule(taken: list[bool], need: int, low: bool, policy: Policy) -> i
     return start if low else start + granules - need
 
 
+class OwnPolicy(AllocatorSuite):
+    """The suite of all allocators, with the one granule that the policy must choose."""
+
+    def check_choice(self, taken: list[bool], need: int, low: bool, found: int | None) -> None:
+        assert found == wanted_granule(taken, need, low, Policy(self.allocator))
+
+
+class TestBestFit(OwnPolicy):
+    allocator: ClassVar[str] = "best_fit"
+
+
+class TestFirstFit(OwnPolicy):
+    allocator: ClassVar[str] = "first_fit"
+
+
+class TestFirstFitUpwards(OwnPolicy):
+    allocator: ClassVar[str] = "first_fit_upwards"
+
+
+@pytest.mark.campaign("memory")
 @pytest.mark.parametrize("policy", Policy)
-@pytest.mark.parametrize("steps", [400, pytest.param(20_000, marks=pytest.mark.campaign("memory"))])
-def test_random_histories_agree_with_a_map_of_granules(policy: Policy, steps: int) -> None:
-    drawn, base, count = random.Random(steps), 64, 60
-    allocator, taken = Allocator(base, base + 16 * count, 16, policy), [False] * count
-    live: dict[int, int] = {}
-    for _ in range(steps):
-        need, low = drawn.choice((1, 1, 2, 3, 5, 9)), drawn.random() < 0.5
-        start = drawn.randrange(count)
-        if drawn.random() < 0.4 and live:
-            start = drawn.choice(sorted(live))
-            taken[start : start + live[start]] = [False] * live[start]
-            assert allocator.free(base + 16 * start) == 16 * live.pop(start)
-            with pytest.raises(TaskError):
-                allocator.free(base + 16 * start)
-        elif drawn.random() < 0.5:
-            is_free = start + need <= count and not any(taken[start : start + need])
-            assert allocator.is_free(base + 16 * start, 16 * need) == is_free
-            if is_free:
-                allocator.alloc_at(base + 16 * start, 16 * need)
-            else:
-                with pytest.raises((OutOfMemoryError, LayoutError)):
-                    allocator.alloc_at(base + 16 * start, 16 * need)
-                continue
-            live[start] = need
-            taken[start : start + need] = [True] * need
-        else:
-            wanted = wanted_granule(taken, need, low, policy)
-            address = allocator.try_alloc(16 * need - drawn.randrange(16), low=low)
-            assert address == (None if wanted is None else base + 16 * wanted)
-            if wanted is not None:
-                live[wanted] = need
-                taken[wanted : wanted + need] = [True] * need
-        allocator.check()
-        assert allocator.holes() == tuple((base + 16 * a, 16 * n) for a, n in holes_of(taken))
-        if drawn.random() < 0.05:
-            allocator = allocator.clone()
-            allocator.become(allocator.buffers())
+def test_long_random_histories_agree_with_a_map_of_granules(policy: Policy) -> None:
+    suite = type("Long", (OwnPolicy,), {"allocator": policy.value, "steps": 20_000})()
+    suite.test_random_histories_agree_with_a_map_of_granules()
 
 
 def test_an_unknown_address_cannot_be_freed() -> None:

@@ -11,7 +11,8 @@ from stitch.compiler import differentiate
 from stitch.graph import ComputationGraphBuilder
 from stitch.ops import evaluate
 from stitch.program import Array
-from tests.support.gradients.running import backward_feeds, run
+from stitch.testing import backward_feeds
+from stitch.testing import evaluate_graph as run
 
 ROWS, WIDTH = 512, 96
 

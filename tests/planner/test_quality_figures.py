@@ -17,7 +17,7 @@ from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import STAGED, Move, Prices, order_moves
-from stitch.planner.plan_state import RULES, Rule
+from stitch.planner.plan_state import RULES
 from stitch.planner.residency import choose
 from stitch.program import Space
 from tests.support.planner.residency_chains import random_chain
@@ -152,7 +152,7 @@ def pressed(seed: int) -> PlanRequest:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_plans_under_pressure_take_no_longer_than_they_did(
-    rules: tuple[Rule, ...], most: float, monkeypatch: pytest.MonkeyPatch
+    rules: tuple[str, ...], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By all rules of eviction together, and by each."""
     monkeypatch.setattr("stitch.planner.planner.RULES", rules)

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.machine import Machine, SpaceShape, load_machine
-from stitch.program import Array, InputKind, Ownership
+from stitch.machine import Machine
+from stitch.program import InputKind, Ownership
 from stitch.runtime import RuntimeDevice
+from stitch.testing import integers as integers
+from stitch.testing import model as model
+from stitch.testing import one as one
+from stitch.testing import several as several
+from stitch.testing import tiny as tiny
 from stitch.ttb import Binary
 from tests.support import garbage
 
 Placement = Sequence[str]
-
-
-def tiny(
-    *,
-    l1_nbytes: int | None = None,
-    dram_nbytes: int | None = None,
-    core_grid: tuple[int, int] = (2, 2),
-    name: str = "tiny",
-) -> Machine:
-    """The tiny machine with other sizes per bank, or another grid of cores."""
-    machine = load_machine("tiny")
-    shape = machine.shape
-    l1, dram = shape.l1, shape.dram
-    assert l1 is not None
-    assert dram is not None
-    limit = l1.limit if l1_nbytes is None else l1.base + l1_nbytes
-    l1 = SpaceShape(core_grid[0] * core_grid[1], l1.base, limit, l1.alignment)
-    if dram_nbytes is not None:
-        dram = SpaceShape(dram.banks, dram.base, dram.base + dram_nbytes, dram.alignment)
-    shape = dataclasses.replace(shape, name=name, core_grid=core_grid, l1=l1, dram=dram)
-    return dataclasses.replace(machine, shape=shape)
-
-
-def model(
-    name: str,
-    build: Callable[[ComputationGraphBuilder], None],
-    *,
-    target: str | Machine = "tiny",
-    placement: Placement = (),
-) -> stitch.CompiledModel:
-    """The compiled model of a graph that a function writes."""
-    builder = ComputationGraphBuilder(name)
-    build(builder)
-    return stitch.compile(builder.build(), target=target, placement=placement)
 
 
 def scaled(
@@ -128,12 +97,6 @@ def together(*models: stitch.CompiledModel) -> Binary:
     return Binary(programs, models[0].binary.machine, "test")
 
 
-def integers(shape: tuple[int, ...] = (4, 64), start: int = 0) -> Array:
-    """Small whole numbers: exact in every floating type that is wide enough."""
-    count = int(np.prod(shape))
-    return (np.arange(start, start + count) % 61).reshape(shape).astype(np.float32)
-
-
 def used(device: RuntimeDevice) -> dict[str, int]:
     """Bytes per bank that are allocated, by space; runs the queue."""
     device.flush()
@@ -144,18 +107,6 @@ def writes_seen(device: RuntimeDevice) -> tuple[int, int]:
     """Writes that the memory spaces have counted in this period, and their bytes."""
     account = device.account()
     return account.writes_seen, account.nbytes_seen
-
-
-def one(result: object) -> stitch.Tensor:
-    """The only output of a call."""
-    assert isinstance(result, stitch.Tensor)
-    return result
-
-
-def several(result: object) -> tuple[stitch.Tensor, ...]:
-    """The outputs of a call that has more than one."""
-    assert isinstance(result, tuple)
-    return result
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stitch import api
+from stitch import api, plugins
 from stitch.cli.command import EXIT_OK, Command, prog, say_aside, say_result, say_written
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, file_path, make_parser, positive, size
@@ -158,7 +158,7 @@ def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping
         return opened(source), ()
     if suffix == ".py":
         raise UsageError(f"{source!r} needs the name of its factory", remedy="add --entry=NAME")
-    if suffix not in (".yaml", ".yml"):
+    if suffix not in (".yaml", ".yml") and suffix[1:] not in plugins.names("frontends"):
         raise CompileError(
             f"no front end reads {source!r}", expected=SOURCES, remedy=other_source(source)
         )

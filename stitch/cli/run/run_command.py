@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from stitch import plugins
 from stitch.cli.command import EXIT_OK, say_result
 from stitch.cli.example_files import write_example
 from stitch.cli.machine_facts import machine_line
@@ -14,7 +15,7 @@ from stitch.cli.run.run_session import run_session
 from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import UsageError
 from stitch.files import nearest_file
-from stitch.machine import machine_names
+from stitch.machine import known_machines, machine_names
 from stitch.report import counted, replay
 
 _YAML = (".yaml", ".yml")
@@ -25,7 +26,10 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Carry out the options; return the exit code."""
     if options.list_devices:
         machines = [machine_line(name) for name in machine_names()]
-        say_result({"machines": list(machine_names())}, lambda: machines)
+        for plugin in plugins.installed("machines"):
+            problem = f"; {plugin.problem}" if plugin.problem else ""
+            machines.append(f"{plugin.name}: of the plugin {plugin.source}{problem}")
+        say_result({"machines": list(known_machines())}, lambda: machines)
         return EXIT_OK
     if options.example is not None:
         target, how = write_example(options.example)
@@ -34,7 +38,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         )
         return EXIT_OK
     if options.replay is not None:
-        alone = {"replay", "debug", "json", "max_memory", "quiet", "timings", "verbose"}
+        alone = {"replay", "debug", "json", "max_memory", "plugin", "quiet", "timings", "verbose"}
         extra = [w for w, value in vars(options).items()
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:

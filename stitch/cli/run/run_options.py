@@ -8,7 +8,9 @@ limits the copies of the plan. Nothing here loads NumPy: `--help` is quick.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
+from stitch import plugins
 from stitch.cli.command import Command
 from stitch.cli.options import (
     EXPECTED_FORM,
@@ -78,6 +80,16 @@ def _add_what(parser: Group) -> None:
     )  # fmt: skip
 
 
+class _Executors:
+    """The names that `--executor` takes; those of plugins are looked up only for other names."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in EXECUTOR_NAMES or name in plugins.names("executors")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*EXECUTOR_NAMES, *plugins.names("executors")))
+
+
 def _add_how(parser: Group) -> None:
     machine = {"metavar": "NAME|machine.yaml|.ttsys", "dest": "device",
                "help": "default: the machine that the first module was compiled for"}  # fmt: skip
@@ -97,10 +109,14 @@ def _add_how(parser: Group) -> None:
         ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
         ("--example", {"metavar": "NAME", "help": "write the files of an example (digits, "
                        "recurrent, ...) here, print how to run it, and exit"}),
-        ("--executor", {"choices": EXECUTOR_NAMES,
+        ("--executor", {"choices": _Executors(), "metavar": "{" + ",".join(EXECUTOR_NAMES) + "}",
                         "help": "how operations are computed (default: numpy); auto: each by NumPy "
                         "or ONNX Runtime, whichever is faster; torch: each by NumPy, ONNX Runtime "
-                        "or PyTorch; null: plan only, compute nothing"}),
+                        "or PyTorch; null: plan only, compute nothing; or a plugin's name"}),
+        ("--allocator", {"metavar": "NAME", "help": "the plugin that chooses addresses in L1 and "
+                         "DRAM; the checker checks every plan"}),
+        ("--residency", {"metavar": "NAME", "help": "the plugin whose rule chooses what is evicted "
+                         "from a full memory space; the checker checks every plan"}),
         ("--threads", {"type": positive, "metavar": "N",
                        "help": "threads of ONNX Runtime for one operation, with "
                        "--executor=onnxruntime or auto (default: 1); OMP_NUM_THREADS sets those "

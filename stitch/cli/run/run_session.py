@@ -84,7 +84,7 @@ from stitch.errors import StitchError, UsageError
 from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
-from stitch.machine import Machine, load_machine
+from stitch.machine import Machine, load_machine, with_policies
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
 from stitch.report import (
@@ -520,7 +520,8 @@ def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
         _note(line)
     named = named_inputs(options.input)
     wires = wires_of(modules, options.wire, strict_types=options.strict_types, named=named)
-    target = _open(options, machine_for(options.device, modules), options.devices)
+    machine = machine_for(options.device, modules)
+    target = _open(options, _with_policies(machine, options), options.devices)
     return target, lambda: Chain(target.opened, modules, wires)
 
 
@@ -531,8 +532,12 @@ def _pipeline(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
         say_aside(f"{prog()}: warning: {warning}")
     machine = load_machine(options.device if options.device is not None else checked.machine)
     devices = checked.file.devices if options.devices is None else options.devices
-    target = _open(options, machine, devices)
+    target = _open(options, _with_policies(machine, options), devices)
     return target, lambda: PipelineRunnable(target.opened, checked)
+
+
+def _with_policies(machine: Machine, options: argparse.Namespace) -> Machine:
+    return with_policies(machine, options.allocator, options.residency)
 
 
 def _prepared(options: argparse.Namespace, target: RunTarget, runnable: Runnable) -> RunSession:

@@ -18,10 +18,15 @@ import numpy as np
 from stitch import ops
 from stitch.compiler import Differentiated, differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.program import ABSENT, Array, DataType
+from stitch.program import Array, DataType
+from stitch.testing import backward_feeds as backward_feeds
+from stitch.testing import evaluate_graph
+from stitch.testing import seeds_of as seeds_of
 
 _SPEC = re.compile(r"(\w+)\[([\d,]*)\](\+|1|>|<\d+)?$")
 Feeds = dict[str, Array]
+#: Every output of a graph, by name, on our kernels.
+run = evaluate_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,41 +111,6 @@ def graph_of(one: Case, operands: Sequence[Array | None]) -> tuple[ComputationGr
     for index, tensor in enumerate(made):
         builder.output(f"y{index}", tensor)
     return builder.build(), feeds
-
-
-def run(graph: ComputationGraph, feeds: Mapping[str, Array]) -> Feeds:
-    """Every output of a graph, by name, on our kernels."""
-    known: dict[int, Array | None] = {ABSENT: None, **graph.constant_data()}
-    known.update({slot.value: feeds[slot.name] for slot in graph.inputs})
-    for operation in graph.operations:
-        results = ops.evaluate(
-            operation.op,
-            [known[v] for v in operation.inputs],
-            domain=operation.domain,
-            attributes=operation.attributes,
-            outputs=len(operation.outputs),
-        )
-        known.update(zip(operation.outputs, results, strict=True))
-        known[ABSENT] = None
-    made = {slot.name: known[slot.value] for slot in graph.outputs}
-    return {name: array for name, array in made.items() if array is not None}
-
-
-def seeds_of(both: Differentiated, results: Mapping[str, Array]) -> Feeds:
-    """A gradient for every differentiated output, drawn with a fixed seed."""
-    rng = np.random.default_rng(11)
-    return {
-        slot: np.asarray(rng.normal(0, 1, results[output].shape)).astype(results[output].dtype)
-        for output, slot in both.seeds
-    }
-
-
-def backward_feeds(
-    both: Differentiated, feeds: Mapping[str, Array], results: Mapping[str, Array], seeds: Feeds
-) -> Feeds:
-    """What the backward graph takes: inputs, saved values and seeds, each by its name."""
-    everything = {**feeds, **results, **seeds}
-    return {slot.name: everything[slot.name] for slot in both.backward.inputs}
 
 
 def inputs_of(graph: ComputationGraph, seed: int) -> Feeds:

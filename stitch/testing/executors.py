@@ -1,4 +1,4 @@
-"""What every executor must do: inherit `ExecutorSuite`, name the executor, and run.
+"""What every executor must do: inherit `ExecutorSuite` and name the executor.
 
 A program leaves its output in one layout, the next wants its input in another; whatever the two
 are, the numbers are those of whole-number arithmetic, exactly where the storage type can hold them.
@@ -15,13 +15,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-import stitch
-from stitch.graph import SymbolicTensor
+from stitch import api
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.machine import Machine, shard_layout
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
 from stitch.runtime.executors import Executor
-from tests.support.grids import CAMPAIGN
-from tests.support.stitched_models import integers, model, one, several, tiny
+from stitch.testing.small_models import integers, model, one, several, tiny
 
 SHAPE = (64, 96)
 F32, BF16, BFP8 = DataType.FLOAT32, DataType.BFLOAT16, DataType.BFP8
@@ -62,10 +61,10 @@ def placement_for(slot: str, layout: Layout) -> tuple[str, ...]:
 @cache
 def compiled(
     name: str, factor: int, source: str, target: str, machine: Machine
-) -> stitch.CompiledModel:
+) -> api.CompiledModel:
     """y = factor * x + 1, x and y in the layouts that were asked for."""
 
-    def build(b: stitch.ComputationGraphBuilder) -> None:
+    def build(b: ComputationGraphBuilder) -> None:
         x = b.input("x", SHAPE, "float32")
         b.output("y", x * factor + 1)
 
@@ -75,16 +74,16 @@ def compiled(
     return model(name, build, target=machine, placement=placement)
 
 
-def stored(device: stitch.Device, array: Array, layout: Layout) -> Array:
+def stored(device: api.Device, array: Array, layout: Layout) -> Array:
     """What is left of an array after it lay in a layout."""
     return device.tensor(array).to_layout(layout).numpy().astype(np.float32)
 
 
-def _heads(b: stitch.ComputationGraphBuilder, x: SymbolicTensor, size: int) -> SymbolicTensor:
+def _heads(b: ComputationGraphBuilder, x: SymbolicTensor, size: int) -> SymbolicTensor:
     return b.transpose(b.reshape(x, (3, 48, 4, size)), (0, 2, 1, 3))
 
 
-def _attention(b: stitch.ComputationGraphBuilder) -> None:
+def _attention(b: ComputationGraphBuilder) -> None:
     """Heads are views into one product, and one of its products is with itself."""
     x = b.input("x", (3, 48, 64), "float32")
     parts = b.split(b.matmul(x, b.parameter("w", _drawn(64, 192))), 64, axis=2)
@@ -96,7 +95,7 @@ def _attention(b: stitch.ComputationGraphBuilder) -> None:
     b.output("own", b.matmul(own, b.transpose(own, (0, 1, 3, 2))))
 
 
-def _long(b: stitch.ComputationGraphBuilder) -> None:
+def _long(b: ComputationGraphBuilder) -> None:
     """Long elementwise operations, which are computed by chunks, between products."""
     x = b.input("x", (3, 48, 64), "float32")
     wide = b.matmul(x, b.parameter("w", _drawn(64, 1024)))
@@ -105,7 +104,7 @@ def _long(b: stitch.ComputationGraphBuilder) -> None:
     b.output("y", b.matmul(b.op("Sqrt", chain) * wide, b.parameter("u", _drawn(1024, 8))))
 
 
-def _layers(b: stitch.ComputationGraphBuilder) -> None:
+def _layers(b: ComputationGraphBuilder) -> None:
     """Functions, sums, pieces put together, and numbers rounded in between."""
     x = b.input("x", (3, 48, 64), "float32")
     normal = b.op("LayerNormalization", x, b.parameter("s", _drawn(64)), axis=-1)
@@ -125,31 +124,31 @@ def _drawn(*shape: int) -> Array:
 OBSERVED = {"attention": _attention, "long": _long, "layers": _layers}
 
 
-class ExecutorSuite:
-    """The tests; `executor` is what `open_device` takes, tolerance what the executor may differ."""
+class PlacementSuite:
+    """Results lie in every layout, and are read from every layout.
+
+    Attributes:
+        executor: What `open_device` takes.
+        relative_tolerance: How much results may differ from those in exact arithmetic.
+        left_out: How many placements are left out between two that a placement feeds.
+    """
 
     executor: ClassVar[str | Executor]
     relative_tolerance: ClassVar[float] = 0.0
-    #: How many placements are left out between two that a placement feeds, but in the campaign.
     left_out: ClassVar[int] = 4
-    #: Whether one operation at a time gives the very bits that the whole program does.
-    same_bits_with_hooks: ClassVar[bool] = False
 
     def same(self, found: Array, expected: Array) -> None:
         np.testing.assert_allclose(found, expected, rtol=self.relative_tolerance, atol=0)
 
-    @pytest.mark.parametrize("pairs", ["some", pytest.param("all", marks=CAMPAIGN)])
     @pytest.mark.parametrize("made", LAYOUTS)
-    def test_every_output_placement_feeds_every_input_placement(
-        self, made: str, pairs: str
-    ) -> None:
-        """Of some pairs, each placement feeds and is fed."""
-        apart = 1 if pairs == "all" else 1 + self.left_out
+    def test_output_placements_feed_input_placements(self, made: str) -> None:
+        """Of some pairs, or all with `left_out = 0`; each placement feeds and is fed."""
+        apart = 1 + self.left_out
         x = integers(SHAPE)
         first = compiled("a", 2, "f32:l1:row_major:interleaved", made, MACHINE)
         with (
-            stitch.open_device(MACHINE) as plain,
-            stitch.open_device(MACHINE, executor=self.executor, debug=True) as device,
+            api.open_device(MACHINE) as plain,
+            api.open_device(MACHINE, executor=self.executor, debug=True) as device,
         ):
             between = stored(plain, x * 2 + 1, LAYOUTS[made])
             h = one(device.load(first)(x))
@@ -160,15 +159,25 @@ class ExecutorSuite:
                 self.same(one(b(h)).numpy(), expected)
             self.same(h.numpy().astype(np.float32), between)
 
+
+class ExecutorSuite(PlacementSuite):
+    """The tests of executors.
+
+    Attributes:
+        same_bits_with_hooks: Whether one operation at a time gives the bits of the whole program.
+    """
+
+    same_bits_with_hooks: ClassVar[bool] = False
+
     @pytest.mark.parametrize("made", LAYOUTS)
     def test_whole_numbers_are_exact_wherever_floats_of_32_bits_lie(self, made: str) -> None:
         if LAYOUTS[made].data_type is not F32:
             small = integers(SHAPE) % 7
-            with stitch.open_device(MACHINE) as plain:
+            with api.open_device(MACHINE) as plain:
                 np.testing.assert_array_equal(stored(plain, small, LAYOUTS[made]), small)
             return
         x = integers(SHAPE)
-        with stitch.open_device(MACHINE, executor=self.executor, debug=True) as device:
+        with api.open_device(MACHINE, executor=self.executor, debug=True) as device:
             a = device.load(compiled("a", 2, made, made, MACHINE))
             value: object = x
             for _ in range(3):
@@ -178,12 +187,12 @@ class ExecutorSuite:
     @pytest.mark.parametrize("window", [1, 64])
     def test_a_pipeline_equals_the_calls_and_the_window_does_not_matter(self, window: int) -> None:
         names = list(LAYOUTS)
-        with stitch.open_device(MACHINE, executor=self.executor, window=window) as device:
+        with api.open_device(MACHINE, executor=self.executor, window=window) as device:
             loaded = [
                 device.load(compiled(f"p{i}", 1, names[i], names[-1 - i], MACHINE))
                 for i in range(3)
             ]
-            pipeline = stitch.Pipeline(loaded)
+            pipeline = api.Pipeline(loaded)
             for start in range(3):
                 x = integers(SHAPE, start) % 5
                 value: object = x
@@ -193,7 +202,7 @@ class ExecutorSuite:
                 self.same(one(value).numpy(), x + 3)
 
     def test_operators_of_every_kind_of_type_run(self) -> None:
-        def build(b: stitch.ComputationGraphBuilder) -> None:
+        def build(b: ComputationGraphBuilder) -> None:
             x, i = b.input("x", (8, 8), "float32"), b.input("i", (8,), "int64")
             weight = b.parameter("w", integers((8, 8)))
             chosen = b.gather(x, i)
@@ -203,7 +212,7 @@ class ExecutorSuite:
             b.output("softly", b.cast(b.softmax(x), "float16"))
 
         x, i = integers((8, 8)), np.arange(8)[::-1].copy()
-        with stitch.open_device("tiny", executor=self.executor, debug=True) as device:
+        with api.open_device("tiny", executor=self.executor, debug=True) as device:
             made = device.load(model("kinds", build))(x, i)
             assert isinstance(made, tuple)
             product, whole, flag, softly = (t.numpy() for t in made)
@@ -220,7 +229,7 @@ class ExecutorSuite:
         compiled = model(name, OBSERVED[name], target="host")
         x = np.random.default_rng(3).standard_normal((3, 48, 64), np.float32)
         seen: list[str] = []
-        with stitch.open_device("host", executor=self.executor) as device:
+        with api.open_device("host", executor=self.executor) as device:
             program = device.load(compiled)
             bare = [t.numpy() for t in several(program(x))]
             undo = device.hooks.register(
@@ -242,32 +251,32 @@ class ExecutorSuite:
     def test_constants_come_from_a_file_and_stay_as_they_are(self, tmp_path: object) -> None:
         weight = integers((64, 32), 5)
 
-        def build(b: stitch.ComputationGraphBuilder) -> None:
+        def build(b: ComputationGraphBuilder) -> None:
             x = b.input("x", (4, 64), "float32")
             b.output("y", b.matmul(x, b.parameter("w", weight)))
 
         path = f"{tmp_path}/m.ttb"
         model("m", build).save(path)
-        with stitch.open_device("tiny", executor=self.executor) as device:
+        with api.open_device("tiny", executor=self.executor) as device:
             m = device.load(path)
             for start in range(3):
                 x = integers((4, 64), start)
                 self.same(one(m(x)).numpy(), x @ weight)
 
     def test_infinities_divisions_by_zero_and_nan_follow_ieee(self) -> None:
-        def build(b: stitch.ComputationGraphBuilder) -> None:
+        def build(b: ComputationGraphBuilder) -> None:
             x, y = b.input("x", (4,), "float32"), b.input("y", (4,), "float32")
             b.output("q", b.div(x, y))
 
         x = np.array([1, -1, 0, np.inf], np.float32)
         zero = np.zeros(4, np.float32)
-        with stitch.open_device("tiny", executor=self.executor) as device:
+        with api.open_device("tiny", executor=self.executor) as device:
             q = one(device.load(model("q", build))(x, zero)).numpy()
         np.testing.assert_array_equal(q, [np.inf, -np.inf, np.nan, np.inf])
 
     def test_two_programs_and_two_bindings_never_share_what_they_stage(self) -> None:
         tile = "bf16:dram:tile:interleaved"
-        with stitch.open_device(MACHINE, executor=self.executor, debug=True) as device:
+        with api.open_device(MACHINE, executor=self.executor, debug=True) as device:
             a = device.load(compiled("a", 2, tile, tile, MACHINE))
             x = integers(SHAPE) % 7
             results = [one(a(x + i)) for i in range(4)]
@@ -283,10 +292,10 @@ class ExecutorSuite:
             MACHINE, shape=bare, paths=tuple(p for p in MACHINE.paths if p[0] is p[1] is Space.HOST)
         )
 
-        def build(b: stitch.ComputationGraphBuilder) -> None:
+        def build(b: ComputationGraphBuilder) -> None:
             b.output("y", b.input("x", (4, 4), "float32") * 2)
 
-        with stitch.open_device(machine, executor=self.executor, debug=True) as device:
+        with api.open_device(machine, executor=self.executor, debug=True) as device:
             a = device.load(model("a", build, target=machine))
             y = one(a(integers((4, 4))))
             assert y.space is Space.HOST
