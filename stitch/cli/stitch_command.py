@@ -24,6 +24,10 @@ SUBCOMMANDS = {
         "link": "link .ttb modules into one program",
         "inspect": "show .ttb files, and what stitching them costs",
     },
+    "formats": {
+        "schema": "print the schema of .ttb files or of a form of YAML files",
+        "export": "write a program as ONNX, for Model Explorer, or in DOT",
+    },
     "runs": {
         "run": "run modules or a pipeline on a simulated device",
         "report": "write a page about a recorded run, or about two",

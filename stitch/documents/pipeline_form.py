@@ -52,6 +52,7 @@ from stitch.forms import (
     Entries,
     Field,
     FieldType,
+    JsonType,
     ListOf,
     Name,
     NameOrPath,
@@ -61,12 +62,14 @@ from stitch.forms import (
     ParseContext,
     RelativePath,
     Schema,
+    SchemaWriter,
     Shape,
     SourceLocation,
     Whole,
     Word,
     form_text,
     is_word,
+    json_schema,
     read_yaml,
 )
 from stitch.program import DataType
@@ -274,6 +277,10 @@ class Devices(FieldType[str | int]):
         is_path = is_word(node) and node.raw.endswith((".yaml", ".yml")) and "\0" not in node.raw
         return str(place.reading.folder / node.raw) if is_path else None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        path = {"type": "string", "pattern": r"\.ya?ml$"}
+        return {"anyOf": [{"type": "integer", "minimum": 1}, path]}
+
 
 _BINDINGS = "a mapping from slots to values, or a list by position"
 _NAMES = "a mapping from names to values"
@@ -355,6 +362,11 @@ _PIPELINE = Schema(
     check=_check,
 )  # fmt: skip
 PIPELINE_KEYS = _PIPELINE.keys
+
+
+def pipeline_json_schema() -> JsonType:
+    """Return the JSON Schema of pipeline files."""
+    return json_schema(_PIPELINE, "A pipeline for Stitch")
 
 
 # Names that steps define and read.

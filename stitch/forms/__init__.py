@@ -6,6 +6,7 @@ with line numbers. Readers of array files load on demand.
 
 from typing import TYPE_CHECKING
 
+from stitch.forms.json_schema import WORD, JsonType, SchemaWriter, json_schema, mapping_of
 from stitch.forms.nodes import (
     Node,
     ParseContext,
@@ -64,7 +65,8 @@ else:
     )
 
 __all__ = [
-    "AsWritten", "ByKey", "Choice", "ElementType", "Entries", "Field", "FieldType", "Flag",
+    "WORD", "AsWritten", "ByKey", "Choice", "ElementType", "Entries", "Field", "FieldType", "Flag",
+    "JsonType", "SchemaWriter", "json_schema", "mapping_of",
     "FormValues", "ListOf", "NUMPY_SUFFIXES", "Name", "NameOrPath", "Node", "Number",
     "Pairs", "ParseContext", "ProblemLog", "RelativePath", "Schema", "Shape", "SourceLocation",
     "Tagged", "Whole", "Word", "as_written", "form_text", "is_name", "is_word",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stitch.errors import LayoutError, closest
+from stitch.forms.json_schema import WORD, JsonType, SchemaWriter, mapping_of
 from stitch.forms.nodes import Node, ParseContext, SourceLocation
 from stitch.program import MAX_RANK, DataType
 
@@ -48,6 +49,10 @@ class FieldType(ABC, Generic[T_co]):
     def value(self, node: Node, place: SourceLocation) -> T_co | None:
         """Return the value; None if it is not as `wanted`, or another defect was noted."""
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        """Return the JSON Schema of the value; by default that of a word."""
+        return {**WORD, "description": self.wanted}
+
 
 def is_word(node: Node) -> bool:
     """Return whether a node is a scalar; numbers count as words."""
@@ -67,15 +72,22 @@ class Word(FieldType[str]):
         is_empty = node.data == "" and self.may_be_empty
         return node.raw if is_text or is_empty or (is_word(node) and not self.is_text) else None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "string"} if self.is_text else WORD
+
 
 @dataclass(eq=False, repr=False)
 class AsWritten(FieldType[Node]):
-    """Any value, for another reader."""
+    """Any value, for another reader, which reads it as `form` if that is given."""
 
     wanted: str = "a value"
+    form: FieldType[Any] | None = None
 
     def value(self, node: Node, place: SourceLocation) -> Node | None:
         return node
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {} if self.form is None else self.form.json_type(writer)
 
 
 class Name(FieldType[str]):
@@ -85,6 +97,9 @@ class Name(FieldType[str]):
 
     def value(self, node: Node, place: SourceLocation) -> str | None:
         return node.raw if is_word(node) and is_name(node.raw, node.line, place) else None
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {**WORD, "pattern": f"^{NAME.pattern}$"}
 
 
 def is_name(word: str, line: int, place: SourceLocation) -> bool:
@@ -111,6 +126,9 @@ class Choice(FieldType[str]):
         place.unknown_word(node, self.words)
         return None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"enum": list(self.words)}
+
 
 class Flag(FieldType[bool]):
     """True or false."""
@@ -119,6 +137,9 @@ class Flag(FieldType[bool]):
 
     def value(self, node: Node, place: SourceLocation) -> bool | None:
         return node.data if isinstance(node.data, bool) else None
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "boolean"}
 
 
 @dataclass(eq=False, repr=False)
@@ -141,6 +162,10 @@ class Whole(FieldType[int]):
             place.wrong(node, self.wanted, "out_of_range")
             return None
         return node.data
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        most = {} if self.most is None else {"maximum": self.most}
+        return {"type": "integer", "minimum": self.least, **most}
 
 
 @dataclass(eq=False, repr=False)
@@ -173,6 +198,11 @@ class Number(FieldType[float]):
             return float(number) if self.is_float else number
         place.wrong(node, self.wanted, "out_of_range")
         return None
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        bounds = {"minimum": self.least, "exclusiveMinimum": self.above,
+                  "exclusiveMaximum": self.below, "maximum": self.most}  # fmt: skip
+        return {"type": "number", **{key: n for key, n in bounds.items() if n is not None}}
 
     def _is_within(self, number: float) -> bool:
         return (
@@ -231,6 +261,10 @@ class Shape(FieldType[tuple[int, ...]]):
                 return None
         return tuple(part.data for part in parts if isinstance(part.data, int))
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        size = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**40}
+        return {"anyOf": [{"type": "array", "items": size, "maxItems": MAX_RANK}, size]}
+
 
 def _is_dimension(data: object) -> bool:
     return isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 2**40
@@ -254,6 +288,9 @@ class ElementType(FieldType[DataType]):
             place.wrong(node, "a type of single elements, not a block format")
             return None
         return data_type
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "string", "examples": [t.value for t in DataType if not t.is_block]}
 
 
 # Schemas.
@@ -367,6 +404,36 @@ class Schema(FieldType[T]):
         """Return the field of a key."""
         return next(row for row in self.rows if row.key == key)
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        """Return the JSON Schema of the mapping: its keys, and which are required."""
+        properties = {
+            row.key: writer.value(row.kind.json_type(writer), row.needed) for row in self.rows
+        }
+        if writer.has_sources:
+            properties.setdefault("source", {"type": "string"})
+        alternatives = [
+            {"anyOf": [{"required": [key]} for key in (row.key, *row.needed_without.split())]}
+            for row in self.rows
+            if row.needed_without
+        ]
+        mapping: JsonType = {
+            "type": "object", "properties": properties, "additionalProperties": False,
+            "required": [row.key for row in self.rows if row.needed],
+        }  # fmt: skip
+        if alternatives:
+            mapping["allOf"] = alternatives
+        others = {
+            row.key: {"anyOf": [{"required": [key]} for key in row.only_with.split()]}
+            for row in self.rows
+            if row.only_with
+        }
+        if others:
+            mapping["dependentSchemas"] = others
+        if not self.word:
+            return mapping
+        word = self.row(self.word).kind.json_type(writer)
+        return {"anyOf": [word, mapping]}
+
     def value(self, node: Node, place: SourceLocation) -> T | None:
         """Return the value of `make`, or None after noting a defect."""
         return self.build(self.fields(node, place))
@@ -421,6 +488,9 @@ class ListOf(FieldType[tuple[T_co, ...]], Generic[T_co]):
         values = [self.kind.read(item, place.item(i, item)) for i, item in enumerate(items)]
         return tuple(value for value in values if value is not None)
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "array", "items": self.kind.json_type(writer), "minItems": self.least}
+
 
 @dataclass(eq=False, repr=False)
 class Entries(FieldType[tuple[T_co, ...]], Generic[T_co]):
@@ -438,6 +508,9 @@ class Entries(FieldType[tuple[T_co, ...]], Generic[T_co]):
             is_name(name, item.key_line or item.line, place)
             values.append(self.kind.read(item, place.entry(name, item)))
         return tuple(value for value in values if value is not None)
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return mapping_of(self.kind.json_type(writer), NAME.pattern)
 
 
 @dataclass(eq=False, repr=False)
@@ -471,6 +544,13 @@ class Pairs(FieldType[tuple[tuple[Any, ...], ...]]):
                 pairs.append((named, value, item.line) if self.has_lines else (named, value))
         return tuple(pairs)
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        kind = self.kind.json_type(writer)
+        mapping = mapping_of(kind, minProperties=self.least)
+        if not self.by_position:
+            return mapping
+        return {"anyOf": [mapping, {"type": "array", "items": kind, "minItems": self.least}]}
+
 
 @dataclass(eq=False, repr=False)
 class ByKey(FieldType[T_co], Generic[T_co]):
@@ -496,6 +576,9 @@ class ByKey(FieldType[T_co], Generic[T_co]):
         first.row(key).read(inner)
         return None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"anyOf": [writer.reference(form, key) for key, form in self.forms().items()]}
+
 
 @dataclass(eq=False, repr=False)
 class Tagged(FieldType[T_co], Generic[T_co]):
@@ -519,3 +602,11 @@ class Tagged(FieldType[T_co], Generic[T_co]):
             inner.at(self.tag).unknown_word(tag, forms)
             return None
         return form.read(node, place)
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        choices: list[JsonType] = [{"enum": list(self.forms())}]
+        for word, form in self.forms().items():
+            written = form.json_type(writer)
+            properties = {**written["properties"], self.tag: {"const": word}}
+            choices.append({**written, "properties": properties})
+        return {"anyOf": choices}

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
         tensor_on,
         untraced_tensor_on,
     )
-    from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
+    from stitch.frontend.yaml import (
+        MODULE_KEYS,
+        load_module,
+        module_from_text,
+        module_json_schema,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -40,7 +45,7 @@ else:
             "torch": "CallStructure Explanation OverwrittenTensor RelocatedParameters "
             "SharedStorage array_on explain from_fx graph_counts loop_over tensor_on "
             "untraced_tensor_on",
-            "yaml": "MODULE_KEYS load_module module_from_text",
+            "yaml": "MODULE_KEYS load_module module_from_text module_json_schema",
         },
     )
 
@@ -48,6 +53,6 @@ __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
     "SUFFIXES", "SharedStorage", "TrainableSource",
     "array_on", "explain", "from_fx", "graph_counts", "is_torch",
-    "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
-    "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
+    "load_module", "loop_over", "module_from_text", "module_json_schema", "opened", "read_graph",
+    "read_module", "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

@@ -55,11 +55,14 @@ from stitch.errors import (
     closest,
 )
 from stitch.forms import (
+    WORD,
     AsWritten,
     Choice,
     ElementType,
     Field,
+    FieldType,
     FormValues,
+    JsonType,
     ListOf,
     Node,
     Number,
@@ -67,6 +70,7 @@ from stitch.forms import (
     ParseContext,
     ProblemLog,
     Schema,
+    SchemaWriter,
     Shape,
     SourceLocation,
     Tagged,
@@ -75,6 +79,8 @@ from stitch.forms import (
     as_written,
     form_text,
     is_word,
+    json_schema,
+    mapping_of,
     read_array,
     read_yaml,
 )
@@ -498,21 +504,39 @@ _OUTPUT = Schema(
     *_PLACEMENT,
     Field("alias", Word()),
 )
-_ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
+
+
+class _Outputs(Pairs):
+    """Outputs with their placement by name, or a list of names."""
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        mapping = mapping_of(writer.value(_OUTPUT.json_type(writer), False), minProperties=1)
+        return {"anyOf": [mapping, {"type": "array", "items": WORD, "minItems": 1}]}
+
+
+def _entries(form: FieldType[Any]) -> Pairs:
+    return Pairs(AsWritten(form=form), "a mapping", by_position=False)
+
+
 _MODULE = Schema(
     as_written,
     Field("name", Word(), default=ParseContext.stem),
-    Field("inputs", _ENTRIES, default=()),
-    Field("parameters", _ENTRIES, default=()),
-    Field("operations", ListOf(AsWritten(), "a list of operations"), default=()),
+    Field("inputs", _entries(_INPUT), default=()),
+    Field("parameters", _entries(_PARAMETER), default=()),
+    Field("operations", ListOf(AsWritten(form=Word()), "a list of operations"), default=()),
     Field(
         "outputs",
-        Pairs(AsWritten(), "a mapping or a list of names, at least one", least=1),
+        _Outputs(AsWritten(), "a mapping or a list of names, at least one", least=1),
         needed=True,
         default=(),
     ),
 )
 MODULE_KEYS = _MODULE.keys
+
+
+def module_json_schema() -> JsonType:
+    """Return the JSON Schema of modules."""
+    return json_schema(_MODULE, "A module for Stitch")
 
 
 class _ModuleReader:

@@ -34,7 +34,7 @@ from stitch.machine.shape import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.machine.machine_yaml import MACHINE_KEYS
+    from stitch.machine.machine_yaml import MACHINE_KEYS, machine_json_schema
     from stitch.machine.systems import (
         derived_machine,
         system_chips,
@@ -44,7 +44,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "machine_yaml": "MACHINE_KEYS",
+            "machine_yaml": "MACHINE_KEYS machine_json_schema",
             "systems": "derived_machine system_chips system_tables",
         },
     )
@@ -54,7 +54,7 @@ __all__ = [
     "Footprint", "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route",
     "Routers", "SpaceShape", "copy_counts", "derived_machine", "estimated_seconds",
     "footprint", "known_machines", "with_policies",
-    "load_machine", "machine_names", "operation_seconds",
+    "load_machine", "machine_json_schema", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
     "shard_layout", "system_chips", "system_tables",
 ]  # fmt: skip

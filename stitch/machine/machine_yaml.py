@@ -20,17 +20,21 @@ from stitch.forms import (
     FieldType,
     Flag,
     FormValues,
+    JsonType,
     ListOf,
     Node,
     Number,
     ParseContext,
     ProblemLog,
     Schema,
+    SchemaWriter,
     SourceLocation,
     Whole,
     Word,
     as_written,
     is_word,
+    json_schema,
+    mapping_of,
     number_of,
 )
 from stitch.machine.machine import LOOP_EXECUTORS, Compute, LoopRates, Machine, Path
@@ -80,6 +84,10 @@ class _Pair(FieldType[tuple[int, int]]):
         place.note("wrong_type", f"must be {self.wanted}, not {got}")
         return None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        size = {"type": "integer", "minimum": self.least, "maximum": self.least + 1023}
+        return {"type": "array", "items": size, "minItems": 2, "maxItems": 2}
+
 
 GRID = _Pair(1, "[rows, columns], each from 1 to 1024")
 
@@ -120,6 +128,10 @@ class _Curve(FieldType[Curve]):
                 detail = f"{b[0]} bytes at {b[1]:g} must not follow {a[0]} bytes at {a[1]:g}"
                 also = "" if self.may_fall else ", and rates must not fall"
                 at.note("not_rising", f"{detail}: sizes must ascend{also}")
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        rate = writer.value(POSITIVE.json_type(writer), is_needed=True)
+        return mapping_of(rate, r"\d[\d_]*", minProperties=1)
 
 
 def _check_routers(routers: Routers, place: SourceLocation) -> None:
@@ -425,6 +437,11 @@ _MACHINE = Schema(
     Field("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
+
+
+def machine_json_schema() -> JsonType:
+    """Return the JSON Schema of machine descriptions."""
+    return json_schema(_MACHINE, "A machine for Stitch", has_sources=True)
 
 
 def _check_parts(fields: FormValues) -> None:

@@ -49,11 +49,12 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         or ("\\" in text)
     ):
         return parse_machine(_content(FilePath(text)), text)
-    if text not in machine_names() and (value := plugins.find("machines", text)) is not None:
-        return _of_plugin(text, value)
     try:
         return _shipped(text)
     except UsageError as error:
+        value = plugins.find("machines", text)
+        if value is not None:
+            return _of_plugin(text, value)
         beside = FilePath(f"{name_or_path}.yaml")
         # A name may be too long for a file name.
         if identity(beside) is not None and beside.is_file():

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from stitch.mesh.dry_runs import DryRun, dry_run
     from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
-    from stitch.mesh.specification import MachineSpecification, specification_of
+    from stitch.mesh.specification import (
+        MachineSpecification,
+        mesh_json_schema,
+        specification_of,
+    )
     from stitch.mesh.staged_training import (
         CompiledStages,
         ParallelOptions,
@@ -26,7 +30,7 @@ else:
             "dry_runs": "DryRun dry_run",
             "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
-            "specification": "MachineSpecification specification_of",
+            "specification": "MachineSpecification mesh_json_schema specification_of",
             "trace": "trace_bytes wall_tracks",
             "staged_training": "CompiledStages ParallelOptions StagedTraining compile_stages",
         },
@@ -35,5 +39,6 @@ else:
 __all__ = [
     "CompiledStages", "DryRun", "MachineSpecification", "Mesh",
     "MeshGraph", "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "compile_stages",
-    "dry_run", "open_mesh", "pieces_of", "specification_of", "trace_bytes", "wall_tracks",
+    "dry_run", "mesh_json_schema", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
+    "wall_tracks",
 ]  # fmt: skip

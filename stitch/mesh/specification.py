@@ -31,19 +31,23 @@ from types import MappingProxyType
 from stitch.argument_kinds import PATH, WHOLE, either, instance_of, takes
 from stitch.errors import StitchError, UsageError, closest
 from stitch.forms import (
+    Entries,
     Field,
     FieldType,
+    JsonType,
     NameOrPath,
     Node,
     Number,
     ParseContext,
     Schema,
+    SchemaWriter,
     SourceLocation,
     Whole,
     Word,
     as_written,
     form_text,
     is_name,
+    json_schema,
     read_yaml,
 )
 from stitch.machine import Machine, load_machine
@@ -293,6 +297,11 @@ class _Curve(FieldType[TransferCurve]):
             place.note("not_rising", f"must be {self.wanted}")
         return tuple(points) or None
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        pair = [Whole(1).json_type(writer), _SECONDS.json_type(writer)]
+        point = {"type": "array", "prefixItems": pair, "minItems": 2, "maxItems": 2}
+        return {"type": "array", "items": point, "minItems": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class _LinkEntry:
@@ -345,6 +354,9 @@ class _Links(FieldType[tuple[_LinkEntry | None, ...]]):
             return None
         return tuple(_LINK.read(item, place.item(i, item)) for i, item in enumerate(node.data))
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "array", "items": _LINK.json_type(writer)}
+
 
 class _Devices(FieldType[Mapping[str, DeviceEntry | None]]):
     """Devices by name; a defective one is None, so that links may name it."""
@@ -366,6 +378,10 @@ class _Devices(FieldType[Mapping[str, DeviceEntry | None]]):
             for name, item in node.data.items()
         }
 
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        bounds = {"minProperties": 1, "maxProperties": MAX_DEVICES}
+        return {**Entries(self._ENTRY).json_type(writer), **bounds}
+
 
 _SPECIFICATION = Schema(
     as_written,
@@ -373,6 +389,11 @@ _SPECIFICATION = Schema(
     Field("devices", _Devices(), needed=True, default=MappingProxyType({})),
     Field("links", _Links(), default=()),
 )
+
+
+def mesh_json_schema() -> JsonType:
+    """Return the JSON Schema of machine specifications."""
+    return json_schema(_SPECIFICATION, "The devices of a mesh for Stitch")
 
 
 def _read(root: Node, context: ParseContext) -> MachineSpecification:

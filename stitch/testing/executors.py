@@ -19,7 +19,7 @@ from stitch import api
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.machine import Machine, shard_layout
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
-from stitch.runtime.executors import Executor
+from stitch.runtime import Executor
 from stitch.testing.small_models import integers, model, one, several, tiny
 
 SHAPE = (64, 96)
