@@ -7,17 +7,20 @@ A schema describes the form of a document: keys, types, bounds, choices. Constra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from stitch.forms.schema import FieldType
+from typing import Any, Protocol
 
 JsonType = dict[str, Any]
 #: A scalar that is read as a word: YAML may parse it as a number or a truth value.
 WORD: JsonType = {"type": ["string", "number", "boolean"]}
 
 
-def json_schema(kind: FieldType[Any], title: str, *, has_sources: bool = False) -> JsonType:
+class Described(Protocol):
+    """A field type, as it is written here."""
+
+    def json_type(self, writer: SchemaWriter) -> JsonType: ...
+
+
+def json_schema(kind: Described, title: str, *, has_sources: bool = False) -> JsonType:
     """Return the JSON Schema of a document.
 
     Args:
@@ -39,7 +42,7 @@ class SchemaWriter:
         self.has_sources = has_sources
         self.definitions: dict[str, JsonType] = {}
 
-    def reference(self, kind: FieldType[Any], name: str) -> JsonType:
+    def reference(self, kind: Described, name: str) -> JsonType:
         """Return a reference to the definition of a field type, which is written once."""
         if name not in self.definitions:
             self.definitions[name] = {}  # A recursive reference finds it.
