@@ -37,6 +37,7 @@ PAGE = "a report page"
 DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
+CSV = "a CSV table"
 GZIP = "gzip-compressed data"
 
 _HEAD_NBYTES = 4096
@@ -54,6 +55,8 @@ _MAGIC = (
     (GZIP, rb"\x1f\x8b"),
     # A zip archive whose first member is an array, or that is empty.
     (NPZ, rb"(?s:PK\x03\x04.{26}[^\0]{0,200}?\.npy|PK\x05\x06)"),
+    # A first line of column names.
+    (CSV, rb"(?:\xef\xbb\xbf)?[\w .]+(?:,[\w .]+)+\r?\n"),
 )
 _KINDS = tuple((name, re.compile(magic)) for name, magic in _MAGIC)
 _STANDARD_OUTPUT_PATH = Path("/dev/stdout")

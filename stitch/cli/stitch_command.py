@@ -33,6 +33,9 @@ SUBCOMMANDS = {
         "report": "write a page about a recorded run, or about two",
         "diff": "compare the copies of two runs, and check budgets",
     },
+    "memory and machines": {
+        "pack": "find offsets for buffers with known lifetimes (MiniMalloc's CSV)",
+    },
     "about this installation": {
         "machine": "list the known machines, or show one",
         "examples": "list the examples, or copy one into a folder",

@@ -28,8 +28,8 @@ from itertools import combinations
 from pathlib import Path
 
 from command_line import exit_code_for, part, refused
-from packing_ways.buffers_csv import read_buffers
 
+from stitch.cli.pack import read_buffers
 from stitch.errors import StitchError
 from stitch.machine import Path as StitchPath
 from stitch.machine import load_machine
@@ -62,7 +62,7 @@ class Buffer:
 
 def buffers_of(path: Path) -> list[Buffer]:
     """The buffers of a CSV that take room; raises `FormatError` naming the line that is wrong."""
-    taking = [interval for interval in read_buffers(path) if interval.nbytes]
+    taking = [interval for interval in read_buffers(path).intervals if interval.nbytes]
     return [Buffer(k, i.first, i.last + 1, i.nbytes) for k, i in enumerate(taking)]
 
 

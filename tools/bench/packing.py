@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from command_line import exit_code_for, from_one, refused
-from packing_ways.buffers_csv import read_buffers
 
+from stitch.cli.pack import read_buffers
 from stitch.errors import StitchError
 from stitch.packing import Interval, max_load, pack_intervals
 
@@ -61,7 +61,7 @@ def clashes(intervals: Sequence[Interval], offsets: Sequence[int]) -> bool:
 
 def measure(path: Path, placements: int, cp_sat_seconds: float) -> Row:
     """Packs one file; raises `FormatError` where it is none."""
-    intervals = read_buffers(path)
+    intervals = read_buffers(path).intervals
     load = max_load(intervals)
     started = time.perf_counter()
     packing = pack_intervals(intervals, placements=placements)
