@@ -4,6 +4,14 @@ Each subcommand is a folder whose `main` loads it when it is called; the modules
 folders are shared by the commands.
 """
 
-from stitch.cli.stitch_command import main
+from typing import TYPE_CHECKING
 
-__all__ = ["main"]
+from stitch.cli.stitch_command import main
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.cli.planned_pass import PlannedPass, plan_pass
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"planned_pass": "PlannedPass plan_pass"})
+
+__all__ = ["PlannedPass", "main", "plan_pass"]

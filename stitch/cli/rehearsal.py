@@ -5,11 +5,12 @@ Both are planned without data, as `stitch-run --dry_run` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stitch import api
-from stitch.cli.chain import Chain
+from stitch.cli.chain import Chain, PipelineRunnable, Runnable
 from stitch.cli.device_costs import check_device_capacity, copies_inside
 from stitch.cli.module_files import ModuleFile, with_program
 from stitch.cli.run_inputs import gather_inputs
@@ -21,6 +22,9 @@ from stitch.machine import Machine
 from stitch.planner import Cost, Plan, SlotChange, possible_changes
 from stitch.program import Program
 from stitch.report import CopyLine
+
+if TYPE_CHECKING:
+    from stitch.documents import CheckedPipeline
 
 #: Changes that are planned, those of the values with the most seconds of copies first.
 MOST_TRIALS = 64
@@ -45,22 +49,36 @@ class Rehearsal:
 
 def rehearse(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Machine) -> Rehearsal:
     """Plan one pass; raise `LinkError` or `OutOfMemoryError` if it cannot run."""
+    sources = [module.source for module in modules]
+    return _rehearse(machine, lambda device: Chain(device, modules, wires), sources)
+
+
+def rehearse_pipeline(checked: CheckedPipeline, machine: Machine) -> Rehearsal:
+    """Plan one pass of a pipeline file; raise `OutOfMemoryError` if it cannot run."""
+    sources = list(checked.programs)
+    return _rehearse(machine, lambda device: PipelineRunnable(device, checked), sources)
+
+
+def _rehearse(
+    machine: Machine, load: Callable[[api.Device], Runnable], sources: Sequence[Hashable]
+) -> Rehearsal:
+    """Plan one pass; `sources` identifies the source of each program of the runnable."""
     with api.open_device(machine, executor="null") as device:
-        chain = Chain(device, modules, wires)
-        check_device_capacity(device, chain)
-        arrays = gather_inputs(chain.inputs, (), init=None, seed=0, without_data=True)
-        results = chain.run(arrays)
+        runnable = load(device)
+        check_device_capacity(device, runnable)
+        arrays = gather_inputs(runnable.inputs, (), init=None, seed=0, without_data=True)
+        results = runnable.run(arrays)
         device.flush()
         account = device.account()
         del results
         total = account.total
-        firsts = {module.source: at for at, module in reversed([*enumerate(modules)])}
+        firsts = {source: at for at, source in reversed([*enumerate(sources)])}
         return Rehearsal(
             Cost(total.copies, total.nbytes, total.seconds, total.program_seconds),
             account.plans, copies_inside(device),
             {
-                loaded.transformation.key: firsts[module.source]
-                for loaded, module in zip(chain.programs, modules, strict=True)
+                loaded.transformation.key: firsts[source]
+                for loaded, source in zip(runnable.programs, sources, strict=True)
             },
         )  # fmt: skip
 

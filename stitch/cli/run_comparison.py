@@ -58,14 +58,6 @@ class Comparison:
         """Return whether a budget is broken."""
         return any(not result.is_kept for result in self.results)
 
-    def changed_peaks(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the space of each peak that differs, with both values."""
-        for key in PEAK_KEYS:
-            space = key.removeprefix("peak.")
-            old, new = (run.peaks.get(space, 0) for run in (self.old, self.new))
-            if old != new:
-                yield space, old, new
-
 
 def copies_text(change: Difference) -> Iterator[str]:
     """Yield three lines for each additional and missing copy: cost, reason, link and source."""
@@ -75,11 +67,29 @@ def copies_text(change: Difference) -> Iterator[str]:
             yield from (f"      {text}" for text in (line.reason, line.link_text()) if text)
 
 
+def changes(old_text: str, new_text: str) -> list[str]:
+    """Return the lines about copies and peaks that differ between two runs, given as files.
+
+    Raises `FormatError` and `IncompatibleError`, as `read_copies` and `difference` do.
+    """
+    old, new = read_copies(old_text), read_copies(new_text)
+    compared = Comparison(old, new, difference(old, new), ())
+    return [*copies_text(compared.change), *peaks_text(compared)]
+
+
+def peaks_text(compared: Comparison) -> Iterator[str]:
+    """Yield a line for each peak that differs."""
+    for key in PEAK_KEYS:
+        old, new = (amount(key, run) for run in (compared.old, compared.new))
+        if old != new:
+            yield f"  {key}: {amount_text(key, old)} -> {amount_text(key, new)}"
+
+
 def text(compared: Comparison) -> str:
     """Return lines for a terminal."""
     lines = [f"this change: {difference_text(compared.change.added)}"]
     lines += copies_text(compared.change)
-    lines += [f"  peak {s}: {old} -> {new} B per bank" for s, old, new in compared.changed_peaks()]
+    lines += peaks_text(compared)
     for result in compared.results:
         lines.append(f"  budget {'kept' if result.is_kept else 'BROKEN'}: {result.text()}")
     return "\n".join(lines)
