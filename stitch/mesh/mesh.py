@@ -245,6 +245,7 @@ class Mesh:
         self.lock = RLock()
 
     @one_at_a_time
+    @takes(graph=instance_of("a task graph", TaskGraph), carry=optional(MAPPING))
     def prepare(self, graph: TaskGraph, carry: Mapping[str, str] | None = None) -> MeshGraph:
         """Prepare a task graph as a callable of its inputs, by position or name.
 
@@ -261,8 +262,6 @@ class Mesh:
                 `carry` names a slot that is unknown or of another type.
             OutOfMemoryError: A device cannot hold its tasks.
         """
-        instance_of("a task graph", TaskGraph).check("mesh.prepare", "graph", graph)
-        optional(MAPPING).check("mesh.prepare", "carry", carry)
         self.open_client("the mesh")
         return MeshGraph(self, graph, carry or {})
 

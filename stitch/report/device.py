@@ -92,6 +92,7 @@ class Device(RuntimeDevice):
                 del self._submitted[next(iter(self._submitted))]
         return entry[1]
 
+    @takes(graph=instance_of("a task graph", TaskGraph))
     def prepare(self, graph: TaskGraph, *, takes: Collection[str] = ()) -> PreparedGraph:
         """Prepare a task graph as a callable of its inputs, by position or name.
 
@@ -99,7 +100,6 @@ class Device(RuntimeDevice):
         `TaskError` that lists all defects of the graph, `UsageError` for programs of another
         device, and the errors of `load`.
         """
-        instance_of("a task graph", TaskGraph).check("device.prepare", "graph", graph)
         self.check_open()
         return PreparedGraph(self, graph.table(), takes)
 

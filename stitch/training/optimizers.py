@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
-from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several
+from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several, takes
 from stitch.errors import UsageError, unknown
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
@@ -272,6 +272,7 @@ class Adam(AdamLike):
 
     name = "adam"
 
+    @takes()
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, amsgrad: bool = False, maximize: bool = False,
@@ -303,6 +304,7 @@ class AdamW(Adam):
 
     name, shrinks = "adamw", True
 
+    @takes()
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, *, amsgrad: bool = False, maximize: bool = False,
@@ -322,6 +324,7 @@ class NAdam(AdamLike):
     states = (*AdamLike.states, "mu_product")
     scalar_states: ClassVar[tuple[str, ...]] = ("mu_product",)
 
+    @takes()
     def __init__(
         self, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, momentum_decay: float = 4e-3, *,
@@ -367,6 +370,7 @@ class RAdam(AdamLike):
 
     name = "radam"
 
+    @takes()
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, decoupled_weight_decay: bool = False, maximize: bool = False,
@@ -414,6 +418,7 @@ class SGD(Optimizer):
     dampening: float
     nesterov: bool
 
+    @takes()
     def __init__(
         self, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False, *, dampening: float = 0.0, maximize: bool = False,
@@ -459,6 +464,7 @@ class RMSprop(Optimizer):
     momentum: float
     centered: bool
 
+    @takes()
     def __init__(
         self, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
         momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
@@ -495,6 +501,7 @@ class Adagrad(Optimizer):
     eps: float
     states = ("sum",)
 
+    @takes()
     def __init__(
         self, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,

@@ -297,8 +297,10 @@ def _batch_array(port: InputPort, value: Any) -> Any:
 
 def shape_error(port: InputPort, shape: Sequence[int], reason: str) -> UsageError:
     """Return the error for a batch whose shape cannot be compiled."""
+    remedy = "skip a smaller last batch (DataLoader(..., drop_last=True)), or pad it"
+    if tuple(shape[1:]) != port.shape[1:]:
+        remedy = "pass batches of the expected shape; only the number of rows may differ"
     return UsageError(
         f"input {port.name!r} has another shape: {reason}",
-        expected=port.type.text(), got=str(list(shape)),
-        remedy="skip a smaller last batch (DataLoader(..., drop_last=True)), or pad it",
+        expected=port.type.text(), got=str(list(shape)), remedy=remedy,
     )  # fmt: skip

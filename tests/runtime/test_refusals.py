@@ -135,12 +135,13 @@ def test_a_misspelt_keyword_names_the_nearest_and_the_known_ones() -> None:
     wrong: list[tuple[Any, str, str]] = [
         (stitch.open_device, "executer", "executor"), (stitch.open_mesh, "bakend", "backend"),
         (stitch.task, "retruns", "returns"), (stitch.Pipeline, "lnik", "link"),
-        (stitch.link, "wirings", "wiring"),
+        (stitch.link, "wirings", "wiring"), (stitch.SGD, "momentun", "momentum"),
+        (stitch.Device.prepare, "take", "takes"),
     ]  # fmt: skip
     for call, given, meant in wrong:
         with pytest.raises(UsageError) as refused:
             call(**{given: "numpy"})
-        assert refused.value.what == f"{call.__name__} takes no {given}"
+        assert refused.value.what == f"{call.__qualname__} takes no {given}"
         assert refused.value.remedy == f"did you mean {meant!r}?"
         assert meant in str(refused.value.expected)
         assert "self" not in str(refused.value.expected)
