@@ -564,9 +564,13 @@ class MeshClient:
         self._retries += 1
         if self._retries > MAX_RETRIES:
             self._retries = 0
-            raise self._gave_up(
-                min(self._lost, default=self._log[0].piece.device if self._log else "?"),
-                f"{sum(not entry.is_done for entry in self._log)} runs of pieces",
+            lost = f"{sum(not entry.is_done for entry in self._log)} runs of pieces"
+            if self._lost:
+                raise self._gave_up(min(self._lost), lost)
+            raise TaskError(
+                f"values between devices were lost {MAX_RETRIES + 1} times, and no server ended",
+                got=f"lost: {lost}", remedy="the store of the cluster has no room for them: fewer "
+                "calls in flight, or free results",
             )  # fmt: skip
         if self._retries > 1:
             self._fail_lost_inputs()

@@ -370,6 +370,7 @@ def is_running(pid: int) -> bool:
 
 
 AS_ANOTHER = """
+import re
 import sys
 import numpy as np
 import ray
@@ -402,7 +403,9 @@ with open_mesh(2, machine="host", backend="ray") as mesh:
             values, number = results[-1]
             assert [v.numpy()[0, 0] for v in values] == [3 * number + 1, (3 * number + 1) ** 2]
         except TaskError as error:
-            assert sys.argv[2] == "full" and "store of the cluster is full" in str(error), error
+            assert sys.argv[2] == "full", error
+            # Ray may drop a value that has no room before anybody reads it.
+            assert re.search("store of the cluster is full|has no room for them", str(error)), error
             refused += 1
             assert refused < 60
             values = results.clear()
