@@ -25,7 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from stitch.argument_kinds import instance_of, takes
 from stitch.errors import FormatError, IncompatibleError, StitchError, TaskError
@@ -46,6 +46,8 @@ from stitch.report.explanation import (
 )
 from stitch.runtime import (
     Event,
+    Lying,
+    PlanMade,
     PlanRun,
     PlanStopped,
     ReadBack,
@@ -61,66 +63,113 @@ RUN_FILE = "record, which stitch-run --record=FILE writes"
 Sizes = dict[Place, int]
 
 
+#: Events after which a recorder converts them.
+_BATCH = 1 << 14
+#: The buffers in the spaces.
+_Contents: TypeAlias = tuple[Lying, ...]
+_Entry: TypeAlias = dict[str, Any]
+
+
+class _KnownPlan(NamedTuple):
+    """What is needed of a plan at each of its runs."""
+
+    started: Sizes
+    ended: Sizes
+    totals: Totals
+
+
 class Recorder:
     """Records the events of a device until `close`.
 
-    Create it before programs are loaded, so that it records their constants.
+    Create it before programs are loaded, so that it records their constants. While the device
+    works it only keeps what happened: the entries of the record are made in batches.
     """
 
     @takes(device=instance_of("a device", RuntimeDevice))
     def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
+        self._watch = device.watch_memory()
         self._plans: dict[int, Plan] = {}
-        self._events: list[dict[str, Any]] = []
+        self._known: dict[int, _KnownPlan] = {}
+        #: Events, and of a run its plan's index and the contents of the spaces after it.
+        self._seen: list[tuple[int, _Contents] | PlanStopped | Written | ReadBack] = []
+        self._events: list[_Entry] = []
         self._total = Totals()
         self._period = device.history.period_from_now()
-        self._sizes: Sizes = {}
-        self._sizes = self._record_changes(_allocated(device))
+        #: The contents after the last entry.
+        self._now: _Contents = ()
+        #: Each contents once; the entries of a run, by its plan and the contents around it.
+        self._contents: dict[_Contents, _Contents] = {}
+        self._entries: dict[tuple[int, int, int], tuple[_Entry, ...]] = {}
+        self._change_to(_allocated(device))
         self.close = device.events.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        self._total += totals_of(event)
         if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
-            plan, after = event.plan, _allocated(self._device)
-            started = _sizes(touched_at_start(plan))
-            ended = _sizes(touched_buffers(plan, plan.final_buffers))
-            before = {p: size for p, size in after.items() if p not in ended} | started
-            self._record_changes(before)
-            self._sizes = {p: size for p, size in before.items() if p not in started} | ended
-            used = {space.value: 0 for space in self._device.machine.shape.spaces}
-            for (space, _), size in self._sizes.items():
-                used[space.value] += size
-            self._events.append({"event": "run", "plan": event.index, "used": used})
-            # Unreferenced buffers are released after the plan.
-            self._sizes = self._record_changes(after)
-        elif isinstance(event, PlanStopped):
-            self._plans[event.index] = event.plan
-            done = event.steps_done if isinstance(event.steps, range) else [*event.steps]
-            self._events.append({"event": "stopped", "plan": event.index, "steps": done})
-        elif isinstance(event, Written | ReadBack):
-            kind = "write" if isinstance(event, Written) else "read"
-            entry = {"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()}
-            if isinstance(event, Written):
-                entry["seconds"] = event.seconds
+            self._seen.append((event.index, self._watch.now()))
+        elif not isinstance(event, PlanMade):
+            self._seen.append(event)
+        if len(self._seen) >= _BATCH:
+            self._convert()
+
+    def _convert(self) -> None:
+        """Make the entries of what was seen."""
+        seen, self._seen = self._seen, []
+        for one in seen:
+            if isinstance(one, tuple):
+                self._add_run(one[0], self._contents.setdefault(one[1], one[1]))
+                continue
+            self._total += totals_of(one)
+            if isinstance(one, PlanStopped):
+                self._plans[one.index] = one.plan
+                done = one.steps_done if isinstance(one.steps, range) else [*one.steps]
+                entry: _Entry = {"event": "stopped", "plan": one.index, "steps": done}
+            else:
+                kind = "write" if isinstance(one, Written) else "read"
+                entry = {"event": kind, "nbytes": one.nbytes, "desc": one.desc.text()}
+                if isinstance(one, Written):
+                    entry["seconds"] = one.seconds
             self._events.append(entry)
 
-    def _record_changes(self, now: Sizes) -> Sizes:
-        """Record the buffers that were freed and allocated outside plans, frees first."""
-        for kind, here, there in (("free", self._sizes, now), ("reserve", now, self._sizes)):
-            for (space, address), size in sorted(here.items(), key=lambda i: (i[0][0].value, i[0])):
-                if there.get((space, address)) != size:
-                    entry = {"event": kind, "space": space.value, "address": address,
-                             "size_per_bank": size}  # fmt: skip
-                    if kind == "reserve":
-                        entry["origin"] = self._origin(space, address)
-                    self._events.append(entry)
-        return now
+    def _add_run(self, index: int, after: _Contents) -> None:
+        known = self._known.get(index)
+        if known is None:
+            plan = self._plans[index]
+            known = self._known[index] = _KnownPlan(
+                _sizes(touched_at_start(plan)), _sizes(touched_buffers(plan, plan.final_buffers)),
+                totals_of(PlanRun(index, plan, ())),
+            )  # fmt: skip
+        self._total += known.totals
+        # Both are among the keys of `_contents`, so their ids are theirs alone.
+        key = index, id(self._now), id(after)
+        entries = self._entries.get(key)
+        if entries is None:
+            entries = self._entries[key] = (*self._entries_of_run(index, known, after),)
+        self._events += entries
+        self._now = after
 
-    def _origin(self, space: Space, address: int) -> str:
-        """Return what made the buffer at an address, "" if it is gone."""
-        buffers = self._device.memory_use()[space].buffers
-        return next((origin for at, _, origin in buffers if at == address), "")
+    def _entries_of_run(self, index: int, known: _KnownPlan, after: _Contents) -> Iterator[_Entry]:
+        """Yield the entries of a run with the changes around it, outside of its plan."""
+        now, later = _placed(self._now), _placed(after)
+        started, ended = known.started, known.ended
+        before = {p: size for p, size in later.items() if p not in ended} | started
+        names = {each.place: each.origin for each in (*after, *self._now)}
+        yield from _changes(now, before, names)
+        within = {p: size for p, size in before.items() if p not in started} | ended
+        used = {space.value: 0 for space in self._device.machine.shape.spaces}
+        for (space, _), size in within.items():
+            used[space.value] += size
+        yield {"event": "run", "plan": index, "used": used}
+        # Unreferenced buffers are released after the plan.
+        yield from _changes(within, later, names)
+
+    def _change_to(self, now: _Contents) -> None:
+        """Add the changes since the last entry."""
+        now = self._contents.setdefault(now, now)
+        names = {each.place: each.origin for each in now}
+        self._events += _changes(_placed(self._now), _placed(now), names)
+        self._now = now
 
     def text(self) -> str:
         """Run the queue and return the record."""
@@ -145,22 +194,39 @@ class Recorder:
             return self._at_rest()
 
     def _at_rest(self) -> tuple[RunRecord, Totals]:
-        self._sizes = self._record_changes(_allocated(self._device))
+        self._convert()
+        self._change_to(_allocated(self._device))
         total = self._total
         cost = Cost(total.copies, total.nbytes, total.seconds, total.program_seconds)
         return RunRecord(self._device.machine, dict(self._plans), (*self._events,), cost), total
+
+
+def _changes(old: Sizes, new: Sizes, names: Mapping[Place, str]) -> Iterator[_Entry]:
+    """Yield the buffers that were freed and allocated outside plans, frees first."""
+    for kind, here, there in (("free", old, new), ("reserve", new, old)):
+        changed = [place for place, size in here.items() if there.get(place) != size]
+        for space, address in sorted(changed, key=lambda place: (place[0].value, place[1])):
+            entry = {"event": kind, "space": space.value, "address": address,
+                     "size_per_bank": here[space, address]}  # fmt: skip
+            if kind == "reserve":
+                entry["origin"] = names.get((space, address), "")
+            yield entry
 
 
 def _sizes(buffers: Mapping[Place, Buffer]) -> Sizes:
     return {place: buffer.size_per_bank for place, buffer in buffers.items()}
 
 
-def _allocated(device: RuntimeDevice) -> Sizes:
-    return {
-        (space, address): size
+def _placed(contents: _Contents) -> Sizes:
+    return {(each.space, each.address): each.size for each in contents}
+
+
+def _allocated(device: RuntimeDevice) -> _Contents:
+    return tuple([
+        Lying(space, address, size, origin)
         for space, use in device.memory_use().items()
-        for address, size, _ in use.buffers
-    }
+        for address, size, origin in use.buffers
+    ])  # fmt: skip
 
 
 # Replay: the allocator events of a record on fresh allocators.

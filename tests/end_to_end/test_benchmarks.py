@@ -34,6 +34,7 @@ LARGE: dict[str, tuple[str, ...]] = {
     "loop_rates": ("--executors=numpy", "--count=64", "--tries=1"),
     "mesh": ("--stages=1", "--nbytes=4096", "--batches=3", "--rounds=1"),
     "moves": ("--machines", "tiny", "--cases", "4"),
+    "report_page": ("--events=2000", "--rounds=1"),
     "residency": ("--seeds=1",),
     "imports": ("--rounds=1",),
     "staged_training": ("--widths=16", "--batches=4", "--micro_batches=2", "--rounds=1"),

@@ -459,11 +459,16 @@ class Rectangles {
     const image = new ImageData(w, h), pixel = new Uint32Array(image.data.buffer);
     const rgba = COLOURS.map((c) => 0xff000000 | parseInt(c.slice(5, 7) + c.slice(3, 5) + c.slice(1, 3), 16));
     const { x0, x1 } = this.shared, kx = w / (x1 - x0), ky = h / (this.y1 - this.y0);
+    // Passes narrower than a pixel draw the same boxes again and again: by top row, the last one.
+    const boxes = new Float64Array(h + 1).fill(-1);
     for (let k = 0; k < n; k++) {
       const i = seen[k], colour = rgba[s.colour[i]];
       const l = Math.max(0, Math.floor((s.x0[i] - x0) * kx)), top = Math.max(0, Math.floor(h - (s.y1[i] - this.y0) * ky));
       const r = Math.min(w, Math.max(l + 1, Math.floor((s.x1[i] - x0) * kx)));
       const low = Math.min(h, Math.max(top + 1, Math.floor(h - (s.y0[i] - this.y0) * ky)));
+      const box = ((l * 4096 + r) * 4096 + low) * 8 + s.colour[i];
+      if (boxes[top] === box) continue;
+      boxes[top] = box;
       for (let y = top; y < low; y++) pixel.fill(colour, y * w + l, y * w + r);
     }
     const off = new OffscreenCanvas(w, h);

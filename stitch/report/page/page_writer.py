@@ -22,6 +22,8 @@ from stitch.files import text_of
 from stitch.report.page.page_data import page_data
 from stitch.report.run_record import Difference, RunRecord
 
+#: Characters of a title beyond these are cut off.
+MAX_TITLE = 200
 _SHIPPED = Path(__file__).parent
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
@@ -75,7 +77,7 @@ def page_text(
     plain = extras.explained or "No text was kept of this run."
     shown = (*extras.notes, *([f"error: {extras.error}"] if extras.error else ()), plain)
     parts = _fixed_parts() | {
-        "title": _escaped(title), "text": _escaped("\n".join(shown)),
+        "title": _escaped(title[:MAX_TITLE]), "text": _escaped("\n".join(shown)),
         "data": base64.b64encode(packed).decode("ascii"),
     }  # fmt: skip
     return _SLOT.sub(lambda slot: parts[slot[1]], parts["page"])
