@@ -143,6 +143,7 @@ def test_every_block_of_a_page_runs_in_an_empty_folder(
 #: Pages of docs/ whose text blocks are what they print.
 SHOWN_PAGES = (
     "architecture.md",
+    "how-to/check-copies-in-ci.md",
     "placement_and_schedules.md",
     *sorted(f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")),
 )
