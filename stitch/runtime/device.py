@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -37,14 +36,11 @@ from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.tensor import Tensor, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
-    ConstantRecord,
-    Reader,
     Records,
     SpaceUse,
     SpaceWatch,
     Status,
     ValueRecord,
-    dispose,
 )
 from stitch.tasks import HostFunction, Transformation
 from stitch.ttb import SOURCE, Binary, load
@@ -175,7 +171,7 @@ class RuntimeDevice(TensorAccess):
     def _values(self) -> Iterator[ValueRecord]:
         """Yield the values in device memory and in the queue."""
         yield from self.tasks.queued.values
-        for buffer in self.records.all_buffers().values():
+        for buffer in self.records.buffers.values():
             yield from buffer.users
 
     def _close(self) -> None:
@@ -199,7 +195,7 @@ class RuntimeDevice(TensorAccess):
         self.constant_cache.clear()
         self.kept.clear()
         self.backend.threads.close()
-        buffers = self.records.all_buffers().values()
+        buffers = self.records.buffers.values()
         self.host_memory.close([buffer for buffer in buffers if buffer.pins])
 
     @property
@@ -302,15 +298,6 @@ class RuntimeDevice(TensorAccess):
         """
         binary = Binary((program,), self.machine.shape, "made by the device")
         return load_program(self, binary, 0)
-
-    def await_unloading(self, loaded: LoadedProgram) -> None:
-        """Release the memory of a program once it is unreferenced."""
-        reader = Reader(loaded.transformation.key, loaded.name)
-        self.deaths.await_end(loaded, partial(self._unload, reader, loaded.constants))
-
-    def _unload(self, reader: Reader, constants: Sequence[ConstantRecord]) -> None:
-        self.plan_cache.forget(reader.key)
-        dispose(self.records, constants, reader)
 
     # -- queueing ----------------------------------------------------------------------------------
 
@@ -468,7 +455,7 @@ class RuntimeDevice(TensorAccess):
         """Drop the cached plans and release the memory that only they used."""
         self.plan_cache.clear()
         gc.collect()
-        buffers = self.records.all_buffers().values()
+        buffers = self.records.buffers.values()
         self.host_memory.release_buffer([buffer for buffer in buffers if not buffer.is_spare])
 
     def look_again(self) -> None:

@@ -63,9 +63,14 @@ def load_program(
     loaded.state_names = state_names(binary, program)
     if loaded.state_names:
         loaded.binary = binary
-    # From here on a finalizer releases the program's memory, also after an error.
-    device.await_unloading(loaded)
     reader = Reader(loaded.transformation.key, program.name)
+
+    def unload() -> None:
+        device.plan_cache.forget(reader.key)
+        dispose(device.records, kept, reader)
+
+    # Called once the program is unreferenced, also after an error.
+    device.deaths.await_end(loaded, unload)
     for constant, crc32 in zip(program.constants, binary.crc32_of(program), strict=False):
         value = program.values[constant.value]
         hold_constant(

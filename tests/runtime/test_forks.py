@@ -79,13 +79,12 @@ BESIDE_A_THREAD = """
             device.explain, device.memory_report, lambda: device.memory("l1"),
             lambda: held.to_layout(held.layout), lambda: stitch.wait(held),
             lambda: stitch.submit(device, loaded, 0, (x,)), lambda: held.__dlpack__(),
+            device.__enter__,
         )
         for use in uses:
             refused(use)
         assert device.is_closed and repr(held).startswith("<Tensor ")
         device.close()
-        with device:
-            pass
         with stitch.open_device("tiny", executor=executor, threads=threads) as own:
             assert own.load(model)(x).numpy()[0, 0] == 96
 

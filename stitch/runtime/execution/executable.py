@@ -257,7 +257,7 @@ class Executable:
 
     def snapshot_neighbours(self, records: Records, picture: MemorySnapshot) -> None:
         """Record the contents of the buffers that it changes."""
-        plan, effects, live = self.plan, self.effects, records.all_buffers()
+        plan, effects, live = self.plan, self.effects, records.buffers
         self.constants = picture.constants
         touched: list[Place] = []
         # Also buffers of the tasks' values: a newer view must not be freed with them.
@@ -314,7 +314,7 @@ class Executable:
         return True
 
     def _bystanders_hold(self, records: Records) -> bool:
-        live = records.all_buffers()
+        live = records.buffers
         for bystander in self.bystanders:
             buffer = live.get(bystander.place)
             if buffer is None or tuple(map(_signature, buffer.users)) != bystander.users:
@@ -330,7 +330,7 @@ class Executable:
 
     def affected_values(self, records: Records) -> dict[int, ValueRecord]:
         """Return the values outside the batch that it changes, by number."""
-        live = records.all_buffers()
+        live = records.buffers
         others: dict[int, ValueRecord] = dict(self.constants)
         for number, (place, position) in self.bystander_values.items():
             others[number] = live[place].users[position]

@@ -329,7 +329,7 @@ class BatchPlanner:
 
         Returns None if no plan fits, or a constant was evicted.
         """
-        taken = self._device.records.all_allocators()
+        taken = self._device.records.all_allocators
         requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
         for executable in variants if batch.has_constants_placed else ():
             if not executable.may_be_placed:
@@ -373,7 +373,7 @@ class BatchPlanner:
         """Return whether these spaces contain a constant, and eviction is allowed."""
         return self._device.spills and any(
             buffer.holds_constant and buffer.space in spaces
-            for buffer in self._device.records.all_buffers().values()
+            for buffer in self._device.records.buffers.values()
         )
 
     def _planned_around(
@@ -443,7 +443,7 @@ class BatchPlanner:
         for value in values:
             value.place()
         picture = MemorySnapshot(
-            device.records.all_buffers(), batch.sources, len(values), batch.number, without,
+            device.records.buffers, batch.sources, len(values), batch.number, without,
             staying, constants, spaces, () if spaces is None else self._next_uses.expected(batch),
         )  # fmt: skip
         tasks = batch.graph.tasks

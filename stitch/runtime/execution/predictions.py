@@ -200,7 +200,7 @@ class EvictionPrediction:
             return True
         if self._knowledge != knowledge:
             return False
-        live, last = records.all_buffers(), 0.0
+        live, last = records.buffers, 0.0
         for place in self._in_order:
             buffer = live.get(place)
             if buffer is None or not buffer.users:

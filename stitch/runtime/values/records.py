@@ -67,8 +67,10 @@ class Records:
 
     def __init__(self, spaces: dict[Space, SpaceMemory]) -> None:
         self._spaces = spaces
-        self._allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
-        self._buffers: dict[Place, BufferRecord] = {}
+        #: With spare output slots counted as allocated.
+        self.all_allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
+        #: The live buffers by address, including spare output slots.
+        self.buffers: dict[Place, BufferRecord] = {}
         self.is_debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Constants of loaded programs, by address of their bytes and by layout.
@@ -95,24 +97,16 @@ class Records:
         """The allocators with spare output slots counted as free memory."""
         spare = self._spare_buffers()
         if not spare:
-            return self._allocators
-        seen = {space: allocator.clone() for space, allocator in self._allocators.items()}
+            return self.all_allocators
+        seen = {space: allocator.clone() for space, allocator in self.all_allocators.items()}
         for buffer in spare:
             assert buffer.address is not None
             seen[buffer.space].free(buffer.address)
         return seen
 
-    def all_buffers(self) -> dict[Place, BufferRecord]:
-        """Return the live buffers by address, including spare output slots."""
-        return self._buffers
-
-    def all_allocators(self) -> Mapping[Space, Allocator]:
-        """Return the allocators, with spare output slots counted as allocated."""
-        return self._allocators
-
     def is_free(self, space: Space, address: int, size_per_bank: int) -> bool:
         """Return whether a range is unallocated, also by output slots."""
-        return self._allocators[space].is_free(address, size_per_bank)
+        return self.all_allocators[space].is_free(address, size_per_bank)
 
     # -- output slots ------------------------------------------------------------------------------
 
@@ -131,7 +125,7 @@ class Records:
 
     def use(self) -> dict[Space, SpaceUse]:
         """Return the current contents of each space."""
-        origins = {place: _said_of(buffer) for place, buffer in self._buffers.items()}
+        origins = {place: _said_of(buffer) for place, buffer in self.buffers.items()}
         spare: Counter[Space] = Counter()
         for buffer in self._spare_buffers():
             spare[buffer.space] += buffer.size_per_bank
@@ -158,7 +152,7 @@ class Records:
             records = []
             for (buffer, key), address in zip(buffers, addresses, strict=True):
                 size = buffer.size_per_bank
-                self._allocators[buffer.space].alloc_at(address, size)
+                self.all_allocators[buffer.space].alloc_at(address, size)
                 records.append(self._add(buffer.desc, key, size, address, buffer.origin))
             reserved.append(records)
         return reserved
@@ -230,7 +224,7 @@ class Records:
         for buffer in buffers:
             space = buffer.space
             if space not in gaps:
-                gaps[space] = self._allocators[space].gaps(ranges.get(space, ()))
+                gaps[space] = self.all_allocators[space].gaps(ranges.get(space, ()))
             addresses.append(gaps[space].take(buffer.size_per_bank, most))
             most = len(addresses[-1])
         places: list[tuple[int, ...]] = list(zip(*addresses, strict=False)) if buffers else [()]
@@ -260,7 +254,7 @@ class Records:
         while True:
             whole, self.is_consistent = self.is_consistent, False
             try:
-                address = _taken(self._allocators[desc.layout.space], size, address)
+                address = _taken(self.all_allocators[desc.layout.space], size, address)
                 break
             except (LayoutError, OutOfMemoryError) as error:
                 self.is_consistent = whole  # Nothing was allocated.
@@ -273,7 +267,7 @@ class Records:
 
     def check_fits_alone(self, blocks: Iterable[tuple[Space, int, int | None]]) -> None:
         """Raise as `reserve` does if blocks (space, size, address) do not fit in empty spaces."""
-        empty = {s: a.emptied() for s, a in self._allocators.items()}
+        empty = {s: a.emptied() for s, a in self.all_allocators.items()}
         for space, size, address in blocks:
             _taken(empty[space], size, address)
 
@@ -282,7 +276,7 @@ class Records:
     ) -> BufferRecord:
         space = desc.layout.space
         buffer = BufferRecord(space, address, size, desc, key, origin)
-        self._buffers[space, address] = buffer
+        self.buffers[space, address] = buffer
         self.generation += 1
         return buffer
 
@@ -334,7 +328,7 @@ class Records:
         if self.is_debug:
             assert buffer.address is not None
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
-        slots.release_buffer(buffer)
+        slots.release_buffer()
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Free a buffer; no effect if it is free already."""
@@ -342,12 +336,12 @@ class Records:
             buffer.array = None
             return
         place = (buffer.space, buffer.address)
-        if self._buffers.get(place) is not buffer:
+        if self.buffers.get(place) is not buffer:
             return
         whole, self.is_consistent = self.is_consistent, False
-        del self._buffers[place]
+        del self.buffers[place]
         self.generation += 1
-        self._allocators[buffer.space].free(buffer.address)
+        self.all_allocators[buffer.space].free(buffer.address)
         if with_bytes:
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
         self.is_consistent = whole
@@ -355,7 +349,7 @@ class Records:
     def free_unused(self, places: Iterable[Place]) -> None:
         """Free the unused buffers at these addresses (their task did not run)."""
         for place in places:
-            buffer = self._buffers.get(place)
+            buffer = self.buffers.get(place)
             if buffer is not None and buffer.is_unused and buffer.slots is None:
                 self.free(buffer)
 
@@ -377,8 +371,8 @@ class Records:
             then: Called last, atomically with the rest; may be called twice.
         """
         whole, self.is_consistent = self.is_consistent, False
-        left = {place: self._buffers[place] for place in effects.freed}
-        left |= {place: self._buffers[place] for place, _ in effects.moved}
+        left = {place: self.buffers[place] for place in effects.freed}
+        left |= {place: self.buffers[place] for place, _ in effects.moved}
         # Values in these buffers stay where the plan has moved them.
         self.end_slots_at(left.values())
         new = [
@@ -388,23 +382,23 @@ class Records:
         moved = [(left[place], address) for place, address in effects.moved]
         come = {(left[place].space, address): left[place] for place, address in effects.moved}
         come |= dict(zip(effects.places, new, strict=True))
-        present = dict(self._buffers)
+        present = dict(self.buffers)
         for place in left:
             del present[place]
         present |= come
         change = _Change(present, moved)
         for number, refs in effects.changed:
-            change.place(value_of(number), refs, new, self._buffers)
+            change.place(value_of(number), refs, new, self.buffers)
         gone = [value_of(number) for number in effects.gone]
         for value in gone:
-            change.place(value, (), new, self._buffers)
+            change.place(value, (), new, self.buffers)
         # From here on the change is completed, by the recovery if interrupted.
         self.pending_recovery = commit = partial(self._commit, change, gone, note, then)
         commit()
         for space, address in left:
-            self._allocators[space].free(address)
+            self.all_allocators[space].free(address)
         for (space, address), buffer in come.items():
-            self._allocators[space].alloc_at(address, buffer.size_per_bank)
+            self.all_allocators[space].alloc_at(address, buffer.size_per_bank)
         for space, address in () if self.is_debug else effects.freed:
             self._spaces[space].release(address, left[space, address].size_per_bank)
         self.is_consistent = whole
@@ -415,7 +409,7 @@ class Records:
     ) -> None:  # fmt: skip
         self.generation += 1
         self.constants_changed += change.has_constants
-        self._buffers = change.present
+        self.buffers = change.present
         change.commit()
         for value in gone:
             note(value)
@@ -443,7 +437,7 @@ class Records:
         `queued` are the values of the queue, which are kept. The caller sets `is_consistent`.
         """
         in_queue = {id(value) for value in queued}
-        present = self._buffers
+        present = self.buffers
         gone: dict[int, ValueRecord] = {}
         for place, buffer in present.items():
             _, buffer.address = place
@@ -463,8 +457,8 @@ class Records:
             value.by = "the last handle was dropped"
         self._rebuild_slots()
         live = {p: b for p, b in present.items() if b.slots is not None or not b.is_unused}
-        self._buffers = live
-        for space, allocator in self._allocators.items():
+        self.buffers = live
+        for space, allocator in self.all_allocators.items():
             allocator.become((at, b.size_per_bank) for (s, at), b in live.items() if s is space)
         for (space, address), buffer in present.items():
             if live.get((space, address)) is not buffer:
@@ -474,7 +468,7 @@ class Records:
 
     def _rebuild_slots(self) -> None:
         """Rebuild the owners of buffers and the idle output slots from the list of slots."""
-        buffers, slot_sets = self._buffers.values(), list(self.slot_sets.values())
+        buffers, slot_sets = self.buffers.values(), list(self.slot_sets.values())
         known = [slots for buffer in buffers for slots in buffer.slot_sets]
         ended = [slots for slots in known if id(slots) not in self.slot_sets]
         for slots in ended:
@@ -599,7 +593,7 @@ class SpaceWatch:
             self._generation = records.generation
             self._buffers = [
                 (Lying(b.space, b.address, b.size_per_bank, b.origin), b)
-                for b in list(records.all_buffers().values())
+                for b in list(records.buffers.values())
                 if b.address is not None and b.address < LENT_ADDRESSES
             ]
         # `not b.is_spare`, inlined: half the time.

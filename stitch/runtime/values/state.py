@@ -524,7 +524,7 @@ class OutputSlots:
             value.is_exposed = False
             value.slots = self
 
-    def release_buffer(self, buffer: BufferRecord) -> None:
+    def release_buffer(self) -> None:
         """Handle a buffer that lost its last user."""
         self.values = self.again = None
         self.held -= 1
