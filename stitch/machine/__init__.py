@@ -34,6 +34,7 @@ from stitch.machine.shape import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
+    from stitch.machine.derived_description import varied_machine
     from stitch.machine.machine_yaml import MACHINE_KEYS, machine_json_schema
     from stitch.machine.systems import (
         derived_machine,
@@ -44,6 +45,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "derived_description": "varied_machine",
             "machine_yaml": "MACHINE_KEYS machine_json_schema",
             "systems": "derived_machine system_chips system_tables",
         },
@@ -56,5 +58,5 @@ __all__ = [
     "footprint", "known_machines", "with_policies",
     "load_machine", "machine_json_schema", "machine_names", "operation_seconds",
     "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
-    "shard_layout", "system_chips", "system_tables",
+    "shard_layout", "system_chips", "system_tables", "varied_machine",
 ]  # fmt: skip

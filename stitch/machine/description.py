@@ -35,6 +35,9 @@ The format, of shipped machines and of users':
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
       - {from: dram, to: l1, noc_links: .., hops: .., limit_bytes_per_second: ..}
 
+A description may have another one as its `base`: `base: wormhole_n150` or a path, a `name`, and
+`overrides: {l1.bank_nbytes: ..}` (see `derived_description`); all other keys are optional then.
+
 Usable addresses of a bank are `base + reserved_bottom_nbytes` up to `bank_nbytes -
 reserved_top_nbytes`: the circular buffers at the bottom of L1, L1_SMALL at its top and the trace
 region at the top of DRAM are reserved. Pages start at multiples of `alignment`, a power of two.
@@ -56,6 +59,7 @@ figure (tested).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 
 from stitch.machine.machine import Machine
@@ -87,6 +91,10 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
     from stitch.machine.machine_yaml import read_description
 
     root, log = read_yaml_bytes(content, file_name, "machine description")
+    if isinstance(root.data, Mapping) and "base" in root.data:
+        from stitch.machine.derived_description import with_base
+
+        root = with_base(root, log, file_name)
     machine = read_description(root, log)
     log.raise_any("machine description", f"correct the keys named below; {_FORM}")
     assert machine is not None, "problems were noted"

@@ -422,19 +422,34 @@ _SPACE = Schema(
 )
 
 
+@dataclass(eq=False, repr=False)
+class _Overrides(FieldType[Mapping[str, Node]]):
+    """Figures by their dotted names, which `derived_description` has put in their places."""
+
+    wanted: str = "a mapping of figures, such as {l1.bank_nbytes: 524288}"
+
+    def value(self, node: Node, place: SourceLocation) -> Mapping[str, Node] | None:
+        return node.data if isinstance(node.data, Mapping) else None
+
+    def json_type(self, writer: SchemaWriter) -> JsonType:
+        return {"type": "object", "additionalProperties": {}}
+
+
 _MACHINE = Schema(
     as_written,
     Field("name", Word("a name", is_text=True), needed=True),
     Field("description", Word("a sentence", is_text=True)),
-    Field("core_grid", GRID, needed=True),
-    Field("host", _SPACE, needed=True),
+    Field("base", Word("the name of a machine, or the path of a description", is_text=True)),
+    Field("overrides", _Overrides(), only_with="base"),
+    Field("core_grid", GRID, needed_without="base"),
+    Field("host", _SPACE, needed_without="base"),
     Field("dram", _SPACE),
     Field("l1", _SPACE),
     Field("noc", NOC),
     Field("compute", COMPUTE),
     Field("loops", LOOPS),
     Field("residency", _PluginOr("residency"), default=""),
-    Field("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
+    Field("paths", ListOf(PATH, "a list of paths"), needed_without="base", default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
 
