@@ -39,7 +39,8 @@ def corrected(error: StitchError, prog: str, arguments: Sequence[str]) -> str | 
         wrongs = [group for found in _WRONG.findall(before) for group in found if group]
         for wrong in reversed(wrongs):
             at = [k for k, argument in enumerate(arguments) if _has(argument, wrong)]
-            if wrong != near[1] and len(at) == 1:
+            is_option = wrong.startswith("-")
+            if wrong != near[1] and len(at) == 1 and is_option == near[1].startswith("-"):
                 fixed = list(arguments)
                 fixed[at[0]] = near[1].join(fixed[at[0]].rsplit(wrong, 1))
                 return shlex.join([*words, *fixed])

@@ -69,7 +69,7 @@ class Phases:
         from rich.console import Console
 
         with self._lock:
-            if self._open:
+            if self._open and self._shown:
                 self._status = Console(stderr=True).status(f"{self._open[-1]} ...")
                 self._status.start()
 
@@ -81,6 +81,19 @@ class Phases:
             if self._status is not None and not self._open:
                 self._status.stop()
                 self._status = None
+
+    @contextmanager
+    def without_status(self) -> Iterator[bool]:
+        """Show no phase within the block; yield whether it may show something else."""
+        with self._lock:
+            shown, self._shown = self._shown, False
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+        try:
+            yield shown
+        finally:
+            self._shown = shown
 
 
 _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
@@ -106,6 +119,28 @@ def phase(what: str) -> Iterator[None]:
     else:
         with collected.phase(what):
             yield
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each of `total` parts of the work.
+
+    It moves a progress bar on standard error, on a terminal and for several parts only.
+    """
+    collected = _PHASES.get()
+    if total < 2 or collected is None:
+        yield lambda: None
+        return
+    with collected.without_status() as shown:
+        if not shown:
+            yield lambda: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ SUBCOMMANDS = {
         "diff": "compare the copies of two runs, and check budgets",
     },
     "memory and machines": {
+        "simulate": "plan one pass on machines, and on machines with varied figures",
         "pack": "find offsets for buffers with known lifetimes (MiniMalloc's CSV)",
     },
     "about this installation": {

@@ -117,7 +117,7 @@ def _replaced(node: Node, words: list[str], value: Node, figure: str, log: Probl
         for index, path in enumerate(data):
             ends = path.data if isinstance(path.data, Mapping) else {}
             if [ends[key].raw for key in ("from", "to") if key in ends] == words[:2] != []:
-                changed = _replaced(path, words[2:], value, figure, log)
+                changed = _replaced(_without_rate(path, words[2:]), words[2:], value, figure, log)
                 return replace(node, data=(*data[:index], changed, *data[index + 1 :]))
     elif isinstance(data, Mapping) and (words[0] in data or len(words) == 1):
         child = data.get(words[0], value)
@@ -128,3 +128,12 @@ def _replaced(node: Node, words: list[str], value: Node, figure: str, log: Probl
     log.note("unknown_key", value.key_line, f"overrides: there is no figure {figure!r}: "
              f"{words[0]!r} is not there{near}")  # fmt: skip
     return node
+
+
+def _without_rate(path: Node, words: list[str]) -> Node:
+    """Return a path without its rate, if `words` name another kind of rate that replaces it."""
+    rates = {"bytes_per_second", "curve", "noc_links"}
+    if len(words) != 1 or words[0] not in rates or not isinstance(path.data, Mapping):
+        return path
+    gone = rates if words[0] == "noc_links" else {*rates, "hops"}
+    return replace(path, data={key: node for key, node in path.data.items() if key not in gone})

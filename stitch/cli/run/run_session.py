@@ -10,15 +10,14 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from stitch import api, documents
@@ -55,7 +54,7 @@ from stitch.cli.output_checks import (
     array_kind,
     trace_kind,
 )
-from stitch.cli.phases import phase
+from stitch.cli.phases import phase, progress
 from stitch.cli.run.run_target import (
     AddReports,
     Measured,
@@ -317,20 +316,6 @@ def _table(lines: Sequence[OperationLine]) -> str:
 # Passes and their report.
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each of `total` passes.
-
-    It moves a progress bar on standard error, on a terminal and for several passes only.
-    """
-    if total < 2 or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("running", total=total)
-        yield lambda: bar.advance(task)
-
-
 def leaks(device: Device) -> list[str]:
     """Describe each buffer that is still allocated."""
     device.flush()
@@ -585,7 +570,7 @@ def _announce_passes(session: RunSession) -> None:
 def _all_passes(session: RunSession) -> None:
     options, runnable = session.options, session.runnable
     how = Tolerances(options.atol, options.rtol, options.pcc)
-    with progress(options.loops * (options.warmup_runs + options.num_runs)) as tick:
+    with progress(options.loops * (options.warmup_runs + options.num_runs), "running") as tick:
         for _ in range(options.loops):
             session.results = session.target.run_passes(
                 runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured,
