@@ -210,7 +210,7 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
               "fsync", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory", "savez", "memmap",
               "fromfile", "tofile"}  # fmt: skip
 OWN_FILES = {
-    "stitch/machine/description.py": {"read_bytes"},
+    "stitch/machine/shipped.py": {"read_bytes"},
     "stitch/ttb/ttnn/field_history.py": {"read_bytes"},
     "stitch/cli/example_files.py": {"read_text", "rename", "TemporaryDirectory"},
     "stitch/budget.py": {"read_text"},

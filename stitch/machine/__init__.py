@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stitch.machine.copies import copy_counts
-from stitch.machine.description import machine_names, parse_machine
+from stitch.machine.description import parse_machine
 from stitch.machine.machine import (
     LOOP_EXECUTORS,
     Compute,
@@ -15,7 +15,12 @@ from stitch.machine.machine import (
     operation_seconds,
     program_seconds,
 )
-from stitch.machine.named_machines import known_machines, load_machine, with_policies
+from stitch.machine.named_machines import (
+    known_machines,
+    load_machine,
+    varied_machine,
+    with_policies,
+)
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     MOST_GRANULES,
@@ -31,10 +36,10 @@ from stitch.machine.shape import (
     shard_counts,
     shard_layout,
 )
+from stitch.machine.shipped import machine_names
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.machine.derived_description import varied_machine
     from stitch.machine.machine_yaml import MACHINE_KEYS, machine_json_schema
     from stitch.machine.systems import (
         derived_machine,
@@ -45,7 +50,6 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "derived_description": "varied_machine",
             "machine_yaml": "MACHINE_KEYS machine_json_schema",
             "systems": "derived_machine system_chips system_tables",
         },

@@ -10,7 +10,6 @@ of the file, such as `residency`, replace those of the base.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -18,29 +17,10 @@ from pathlib import Path as FilePath
 from stitch.errors import closest
 from stitch.files import read_bytes
 from stitch.forms import Node, ProblemLog, read_yaml_bytes
-from stitch.machine.description import machine_names, parse_machine, shipped_text
-from stitch.machine.machine import Machine
+from stitch.machine.shipped import machine_names, shipped_text
 
 #: Descriptions that may stand on each other.
 MAX_BASES = 8
-
-
-def varied_machine(base: str, overrides: Mapping[str, int | float], name: str) -> Machine:
-    """Return a machine with some figures replaced.
-
-    Args:
-        base: A shipped name, or the path of a description.
-        overrides: By the dotted name of a figure, its value.
-        name: The name of the new machine.
-
-    Raises:
-        FormatError: There is no such figure, or the machine is not sound with these.
-
-    >>> varied_machine("tiny", {"l1.bank_nbytes": 8192}, "small").shape.l1.capacity
-    7168
-    """
-    body = {"base": base, "name": name, "overrides": dict(overrides)}
-    return parse_machine(json.dumps(body).encode(), f"{FilePath(base).name} with other figures")
 
 
 def with_base(root: Node, log: ProblemLog, file_name: str, depth: int = 0) -> Node:

@@ -60,28 +60,12 @@ figure (tested).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 
 from stitch.machine.machine import Machine
 
 #: Size limit of a description.
 MAX_FILE_NBYTES = 1 << 20
-_SHIPPED = FilePath(__file__).parent
 _FORM = "the format is documented by: python -m pydoc stitch.machine.description"
-
-
-def machine_names() -> tuple[str, ...]:
-    """Return the names of the shipped machines, sorted.
-
-    >>> machine_names()
-    ('blackhole_p150', 'host', 'tiny', 'wormhole_n150')
-    """
-    return tuple(sorted(file.stem for file in _SHIPPED.iterdir() if file.suffix == ".yaml"))
-
-
-def shipped_text(name: str) -> str:
-    """Return the description of a shipped machine."""
-    return (_SHIPPED / f"{name}.yaml").read_bytes().decode()
 
 
 def parse_machine(content: bytes, file_name: str) -> Machine:

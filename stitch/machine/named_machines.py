@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
 
 from stitch import plugins
 from stitch.errors import StitchError, UsageError, closest
 from stitch.files import identity, open_file
-from stitch.machine.description import MAX_FILE_NBYTES, machine_names, parse_machine, shipped_text
+from stitch.machine.description import MAX_FILE_NBYTES, parse_machine
 from stitch.machine.machine import Machine
+from stitch.machine.shipped import machine_names, shipped_text
 
 #: The path of a system descriptor, with an optional chip number.
 _CHIP = re.compile(r"(.*\.ttsys)(?::(\d{1,4}))?", re.DOTALL)
@@ -60,6 +63,24 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         if identity(beside) is not None and beside.is_file():
             error.remedy = f"for the file {str(beside)!r} give its name with the extension"
         raise
+
+
+def varied_machine(base: str, overrides: Mapping[str, int | float], name: str) -> Machine:
+    """Return a machine with some figures replaced.
+
+    Args:
+        base: A shipped name, or the path of a description.
+        overrides: By the dotted name of a figure, its value.
+        name: The name of the new machine.
+
+    Raises:
+        FormatError: There is no such figure, or the machine is not sound with these.
+
+    >>> varied_machine("tiny", {"l1.bank_nbytes": 8192}, "small").shape.l1.capacity
+    7168
+    """
+    body = {"base": base, "name": name, "overrides": dict(overrides)}
+    return parse_machine(json.dumps(body).encode(), f"{FilePath(base).name} with other figures")
 
 
 def known_machines() -> tuple[str, ...]:

@@ -31,10 +31,10 @@ from stitch.flatbuffer import (
     read_foreign,
 )
 from stitch.forms import Node, ProblemLog, read_yaml
-from stitch.machine.description import shipped_text
 from stitch.machine.machine import Machine
 from stitch.machine.machine_yaml import read_description
 from stitch.machine.shape import round_up
+from stitch.machine.shipped import shipped_text
 
 Figure = tuple[int | tuple[int, ...], str]
 

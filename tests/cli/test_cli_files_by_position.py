@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from stitch.cli import compile as stitch_compile
-from stitch.machine.description import shipped_text
+from stitch.machine.shipped import shipped_text
 
 Cli = Callable[..., Any]
 MASKED = """\

@@ -15,7 +15,7 @@ import stitch
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine, Policy, footprint, load_machine
 from stitch.machine import parse_machine as parse
-from stitch.machine.description import shipped_text
+from stitch.machine.shipped import shipped_text
 from stitch.memory import Allocator
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
