@@ -336,9 +336,10 @@ class Executable:
             others[number] = live[place].users[position]
         return others
 
-    def conflicting_slots(self, records: Records) -> list[OutputSlots]:
-        """Return output slots of other executables with spare memory in its working regions."""
-        return [
+    def evict_conflicting_slots(self, records: Records) -> None:
+        """Revoke output slots of other executables with spare memory in its working regions, and
+        let their owners allocate new slots elsewhere."""
+        slot_sets = [
             slots
             for slots in records.spare_slots()
             if slots.holder is not self
@@ -349,10 +350,6 @@ class Executable:
                 for region in self.work
             )
         ]
-
-    def evict_conflicting_slots(self, records: Records) -> None:
-        """Revoke them, and let their owners allocate new slots elsewhere."""
-        slot_sets = self.conflicting_slots(records)
         for slots in slot_sets:
             slots.holder.makes_way = True
         records.revoke(slot_sets)
@@ -394,23 +391,17 @@ class Executable:
             count = max(1, min(most, records.at_once(wanted)))
             places = self._apart(records, works, wanted, count)
             if places:
-                return self._another(records, claim, places, spare)
+                slots = self._new_slots(records, claim, places, spare)
+                for old in self.slot_sets[: max(0, len(self.slot_sets) - self._most_sets())]:
+                    # Results held for so long become ordinary tensors.
+                    records.end_slots(old)
+                return slots
         if not is_first:
             return None
         if self.lies_inside:
             # No memory elsewhere: results overlap the working regions and block runs while held.
             self.has_one_set, self.work, self.generation = True, self._beside_results, -1
         return self._new_slots(records, claim, [own])
-
-    def _another(
-        self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
-        spare: Sequence[BufferRecord | None],
-    ) -> OutputSlots:  # fmt: skip
-        slots = self._new_slots(records, claim, places, spare)
-        for old in self.slot_sets[: max(0, len(self.slot_sets) - self._most_sets())]:
-            # Results held for so long become ordinary tensors.
-            records.end_slots(old)
-        return slots
 
     def _most_sets(self) -> int:
         """Return the limit of slots; lower if each binds kernels of its own."""
