@@ -42,17 +42,8 @@ if TYPE_CHECKING:
         compare,
     )
     from stitch.report.page import PageExtras, page_text
-    from stitch.report.run_record import (
-        Difference,
-        Recorder,
-        RunCopies,
-        RunRecord,
-        difference,
-        read_copies,
-        read_record,
-        replay,
-        replay_record,
-    )
+    from stitch.report.run_copies import Difference, RunCopies, difference, read_copies
+    from stitch.report.run_record import Recorder, RunRecord, read_record, replay, replay_record
     from stitch.report.trace_events import SIMULATED, TICK, WALL, slice_line, track_names
     from stitch.report.visualizer import VisualizerFolder
 else:
@@ -63,8 +54,8 @@ else:
             "other_lines peaks_of plan_json plan_peaks totals_json",
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
-            "run_record": "Difference Recorder RunCopies RunRecord difference read_copies "
-            "read_record replay replay_record",
+            "run_copies": "Difference RunCopies difference read_copies",
+            "run_record": "Recorder RunRecord read_record replay replay_record",
             "budgets": "BUDGET_KEYS Budget BudgetResult PEAK_KEYS amount amount_text check_budgets "
             "parse_budgets",
             "event_report": "is_compressed",

@@ -18,7 +18,7 @@ from stitch.errors import UsageError, unknown
 from stitch.program import Space
 
 if TYPE_CHECKING:
-    from stitch.report.run_record import RunCopies
+    from stitch.report.run_copies import RunCopies
 
 PEAK_KEYS = tuple(f"peak.{space.value}" for space in Space)
 BUDGET_KEYS = ("copies", "bytes", "seconds", "program_seconds", *PEAK_KEYS)

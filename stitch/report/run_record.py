@@ -1,4 +1,4 @@
-"""Records of runs: a device's plans and allocator events as JSON, their replay and comparison.
+"""Records of runs: a device's plans and allocator events as JSON, and their replay.
 
 One JSON object:
 
@@ -22,24 +22,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 from stitch.argument_kinds import instance_of, takes
-from stitch.errors import FormatError, IncompatibleError, StitchError, TaskError
-from stitch.frozen_json import from_plain, read_json, shown, to_plain
+from stitch.errors import FormatError, StitchError, TaskError
+from stitch.frozen_json import from_plain, read_json, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
 from stitch.planner import WARNINGS, Allocate, Buffer, Cost, Free, Plan, Relocate, check_plan
 from stitch.program import Space
 from stitch.report.explanation import (
-    CopyLine,
     Place,
-    copy_lines,
-    plan_peaks,
-    programs_of,
     totals_json,
     touched_at_start,
     touched_buffers,
@@ -244,10 +239,11 @@ class RunRecord:
 
 def read_record(text: str) -> RunRecord:
     """Parse a record; raise `FormatError` with the location of the first defect."""
-    return _record_of(read_json(text, RUN_FILE))
+    return record_of(read_json(text, RUN_FILE))
 
 
-def _record_of(body: Any) -> RunRecord:
+def record_of(body: Any) -> RunRecord:
+    """Return the record of parsed JSON; see `read_record`."""
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if body.get("version") != VERSION:
@@ -271,10 +267,11 @@ def _record_of(body: Any) -> RunRecord:
         _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is not a mapping", where="events")
-    return RunRecord(machine, numbered, tuple(events), _cost(body.get("totals")))
+    return RunRecord(machine, numbered, tuple(events), cost_of(body.get("totals")))
 
 
-def _cost(totals: Any) -> Cost:
+def cost_of(totals: Any) -> Cost:
+    """Return the cost in totals of a file; raise `FormatError` for other data."""
     names = [field.name for field in fields(Cost)]
     if isinstance(totals, dict):
         totals = {name: totals[name] for name in names if name in totals}
@@ -346,14 +343,15 @@ def replay_record(record: RunRecord) -> Replayed:
         except StitchError as error:
             raise TaskError(
                 f"the replay differs from the record: {error.what}",
-                where=f"event {number} ({_event_text(event)})",
+                where=f"event {number} ({event_text(event)})",
                 expected=error.expected,
                 got=error.got,
             ) from error
     return Replayed(record.machine.name, len(record.events), **replayed.counts)
 
 
-def _event_text(event: Mapping[str, Any]) -> str:
+def event_text(event: Mapping[str, Any]) -> str:
+    """Return an event in one line, for errors."""
     return " ".join(f"{k}={v}" for k, v in event.items() if k != "used")[:120]
 
 
@@ -392,7 +390,7 @@ class _Replay:
             raise FormatError(f"{event.get('space')!r} is no space") from error
         if type(address) is not int or type(size) is not int:
             raise FormatError(
-                "an event lacks `address` or `size_per_bank`", where=_event_text(event)
+                "an event lacks `address` or `size_per_bank`", where=event_text(event)
             )
         return space, address, size
 
@@ -416,7 +414,7 @@ class _Replay:
         index = event.get("plan")
         plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None or index is None:
-            raise FormatError("the record lacks the plan of a run", where=_event_text(event))
+            raise FormatError("the record lacks the plan of a run", where=event_text(event))
         if index not in self._sound:
             problem = next((p for p in check_plan(plan) if p.kind not in WARNINGS), None)
             if problem is not None:
@@ -451,194 +449,3 @@ class _Replay:
                 self.counts["frees"] += step.buffer in placed
             elif isinstance(step, Relocate):
                 self.counts["moves"] += len(step.targets)
-
-
-# Comparison of two records.
-
-
-@dataclass(frozen=True, slots=True)
-class RunCopies:
-    """What of a run is compared with another.
-
-    Args:
-        machine: The name of its machine.
-        description: The machine, None in a result file.
-        cost: Its cost.
-        lines: Its copies, with `times` over all plans.
-        runs: The runs of its programs.
-        peaks: The largest bytes per bank in use, by space.
-    """
-
-    machine: str
-    description: Machine | None
-    cost: Cost
-    lines: tuple[CopyLine, ...]
-    runs: Counter[str]
-    peaks: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The added cost of a run, and its additional and missing copies.
-
-    `unequal` lists the programs (name, old runs, new runs) that ran a different number of times: if
-    there are any, the runs have different lengths.
-    """
-
-    added: Cost
-    more: tuple[CopyLine, ...]
-    fewer: tuple[CopyLine, ...]
-    unequal: tuple[tuple[str, int, int], ...] = ()
-
-
-def read_copies(text: str) -> RunCopies:
-    """Return the copies of a record or of a result file; raise `FormatError` for other text.
-
-    The plans of a record are checked, and its totals are compared with its events: the error names
-    the step that was changed.
-    """
-    body = read_json(text, RUN_FILE)
-    if isinstance(body, dict) and body.get("stitch") != "run" and "result" in body:
-        return _copies_of_result(body)
-    record = _record_of(body)
-    runs = Counter(e.get("plan") for e in record.events if e.get("event") == "run")
-    plans = [(plan, runs[index]) for index, plan in record.plans.items()]
-    for index, plan in record.plans.items():
-        problem = next((p for p in check_plan(plan) if p.kind not in WARNINGS), None)
-        if problem is not None:
-            raise FormatError(
-                f"the plan is not sound: {problem.detail}", where=f"plan {index}, {problem.where}",
-                remedy="the record was changed after the run: record it again",
-            )  # fmt: skip
-    _check_totals(record)
-    programs: Counter[str] = Counter()
-    for plan, times in plans:
-        for name in programs_of(plan):
-            programs[name] += times
-    peaks = {space.value: size for space, size in plan_peaks([*record.plans.values()]).items()}
-    for event in record.events:
-        used = event.get("used")
-        for space, size in used.items() if isinstance(used, dict) else ():
-            peaks[space] = max(peaks.get(space, 0), size)
-    return RunCopies(
-        record.machine.name, record.machine, record.cost, copy_lines(plans), programs, peaks
-    )
-
-
-def _check_totals(record: RunRecord) -> None:
-    """Raise `FormatError` if the events do not add up to the totals."""
-    total = Totals()
-    each = {i: totals_of(PlanRun(i, plan, ())) for i, plan in record.plans.items()}
-    for number, event in enumerate(record.events):
-        kind, index = event.get("event"), event.get("plan", -1)
-        try:
-            if kind == "run":
-                total += each[index]
-            elif kind == "stopped":
-                steps = event["steps"]
-                done = range(steps) if isinstance(steps, int) else steps
-                total += totals_of(PlanStopped(index, record.plans[index], done))
-            elif kind == "write":
-                total += Totals(0, 1, event["nbytes"])
-        except (LookupError, TypeError) as error:
-            raise FormatError(
-                "malformed event, or the record lacks its plan", where=f"event {number}",
-                got=_event_text(event),
-            ) from error  # fmt: skip
-    _check_sum(record.cost, total.copies, total.nbytes, "the events")
-
-
-def _check_sum(cost: Cost, copies: int, nbytes: int, of: str) -> None:
-    if (cost.copies, cost.nbytes) != (copies, nbytes):
-        raise FormatError(
-            f"the totals are not the sum of {of}", where="totals",
-            expected=f"{copies} copies, {nbytes} B", got=f"{cost.copies} copies, {cost.nbytes} B",
-            remedy="the file was changed after the run: write it again",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _ResultPlan:
-    """What is read of a plan in a result file; `runs`: how often it ran."""
-
-    programs: tuple[str, ...]
-    copies: tuple[CopyLine, ...]
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What is read of a result file."""
-
-    machine: str
-    plans: tuple[_ResultPlan, ...]
-    other_copies: tuple[CopyLine, ...]
-    peak_bytes_per_bank: dict[str, int]
-
-
-def _copies_of_result(body: Mapping[str, Any]) -> RunCopies:
-    """Return the copies of a result file, which `stitch run --result_file=FILE` writes."""
-    if "machine" not in body:
-        raise FormatError(
-            "the result file has no copies to compare", expected="a run on one device",
-            got=f"a run that failed: {body['error']}"[:300] if "error" in body
-            else "a run on several devices",
-        )  # fmt: skip
-    part: dict[str, Any] = _only(_Result, body)
-    if isinstance(part.get("plans"), list):
-        part["plans"] = [_only(_ResultPlan, plan) for plan in part["plans"]]
-    result = from_plain(_Result, part, "result file")
-    times: Counter[CopyLine] = Counter()
-    programs: Counter[str] = Counter()
-    for plan in (*result.plans, _ResultPlan((), result.other_copies, 1)):
-        for line in plan.copies:
-            times[replace(line, times=0)] += line.times * plan.runs
-        for name in plan.programs:
-            programs[name] += plan.runs
-    cost, older = _cost(body.get("totals")), _cost(body.get("older_copies"))
-    nbytes = sum(line.nbytes * many for line, many in times.items())
-    _check_sum(cost, older.copies + times.total(), older.nbytes + nbytes, "the copies")
-    lines = tuple(replace(line, times=many) for line, many in times.items())
-    return RunCopies(result.machine, None, cost, lines, programs, result.peak_bytes_per_bank)
-
-
-def _only(kind: type, data: Any) -> Any:
-    """Return an object without the keys that are no fields of a class."""
-    names = {field.name for field in fields(kind)}
-    return {k: v for k, v in data.items() if k in names} if isinstance(data, dict) else data
-
-
-def difference(old: RunCopies, new: RunCopies) -> Difference:
-    """Compare the copies of two runs; raise `IncompatibleError` for runs on two machines."""
-    if old.machine != new.machine:
-        raise IncompatibleError(
-            "the runs are on two machines", expected=old.machine, got=new.machine,
-            remedy="record both on one machine (stitch run --device=NAME)",
-        )  # fmt: skip
-    if None not in (old.description, new.description) and old.description != new.description:
-        first = next(_unlike(to_plain(old.description), to_plain(new.description), "machine"))
-        raise IncompatibleError(
-            f"the runs are on two machines, both named {old.machine!r}", where=first[0],
-            expected=first[1], got=first[2],
-        )  # fmt: skip
-    both = ((name, times, new.runs[name]) for name, times in old.runs.items() if name in new.runs)
-    return Difference(
-        new.cost - old.cost, _surplus(new.lines, old.lines), _surplus(old.lines, new.lines),
-        tuple(one for one in both if one[1] != one[2]),
-    )  # fmt: skip
-
-
-def _unlike(one: Any, other: Any, where: str) -> Iterator[tuple[str, str, str]]:
-    """Yield where two plain data differ, and both values there."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() | other.keys():
-            yield from _unlike(one.get(key), other.get(key), f"{where}.{key}")
-    elif one != other:
-        yield where, shown(one), shown(other)
-
-
-def _surplus(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
-    """Return the copies that occur more often than in `others`, with the surplus."""
-    times = {replace(line, times=0): line.times for line in others}
-    more = ((line, line.times - times.get(replace(line, times=0), 0)) for line in lines)
-    return tuple(replace(line, times=extra) for line, extra in more if extra > 0)

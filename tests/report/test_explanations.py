@@ -13,6 +13,7 @@ from stitch.budget import BUDGET
 from stitch.program import DataType, Layout, Space
 from stitch.report import (
     Recorder,
+    RunCopies,
     copy_lines,
     difference,
     explain,
@@ -20,7 +21,6 @@ from stitch.report import (
     plan_json,
     read_copies,
 )
-from stitch.report.run_record import RunCopies
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 

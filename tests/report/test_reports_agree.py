@@ -91,7 +91,7 @@ def recorded(text: str) -> tuple[Counted, Counted]:
     return (copies, nbytes), (reads, read_nbytes)
 
 
-def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
+def agree(device: stitch.Device, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
     """Compare all reports of a device that was watched from its first moment."""
     said = explained(stitch.report.explain(device))
     assert said.head == said.listed == said.seen == writes_seen(device)

@@ -20,7 +20,8 @@ from typing import Any
 
 from stitch.files import text_of
 from stitch.report.page.page_data import page_data
-from stitch.report.run_record import Difference, RunRecord
+from stitch.report.run_copies import Difference
+from stitch.report.run_record import RunRecord
 
 #: Characters of a title beyond these are cut off.
 MAX_TITLE = 200
