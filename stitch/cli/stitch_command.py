@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stitch.cli.command import EXIT_OK, Command, entry_point, say
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from stitch.errors import UsageError
 
@@ -41,6 +41,7 @@ SUBCOMMANDS = {
         "machine": "list the known machines, or show one",
         "examples": "list the examples, or copy one into a folder",
         "doctor": "check this installation, and say what each part of it gives",
+        "completion": "print the script that completes `stitch` in bash or zsh",
     },
 }
 NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)
@@ -54,6 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = import_module(f"stitch.cli.{name}").main(arguments[1:], f"stitch {name}")
         return code
     return _help(arguments)
+
+
+def subcommand_parsers() -> dict[str, tuple[str, ArgumentParser]]:
+    """Load every subcommand; return what it does and its parser, by name."""
+    parsers = {}
+    for name, what in ((n, what) for names in SUBCOMMANDS.values() for n, what in names.items()):
+        main = import_module(f"stitch.cli.{name}").main
+        parsers[name] = what, main.load(f"stitch {name}").read.__self__
+    return parsers
 
 
 def command() -> Command:
