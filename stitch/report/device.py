@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stitch.argument_kinds import (
     BOOL,
+    MAPPING,
     PATH,
     TEXT,
     WHOLE,
@@ -110,16 +111,26 @@ class Device(RuntimeDevice):
 
         return explain(self)
 
-    @takes(path=PATH)
-    def report(self, path: str | Path) -> None:
-        """Write a page about all work so far, for a browser: see `stitch-run --report`.
+    @takes(path=PATH, curves=optional(MAPPING))
+    def report(
+        self, path: str | Path, *, curves: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        """Write a page about all work so far, for a browser, as `stitch-run --report` does.
 
-        Runs the queue. Raises `StitchError` if the file cannot be written.
+        Runs the queue. The history does not have the order in which runs of several plans took
+        turns: a `Recorder` does.
+
+        Args:
+            path: The page.
+            curves: Values by training step to show beside it, such as `{"loss": losses}`.
+
+        Raises:
+            StitchError: The file cannot be written.
         """
         with late_import():
             from stitch.report.page import device_page
 
-        write_files({path: device_page(self)})
+        write_files({path: device_page(self, curves or {})})
 
     def _repr_html_(self) -> str:
         if self.is_closed:

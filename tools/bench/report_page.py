@@ -134,7 +134,8 @@ def measured(name: str, record: RunRecord, folder: Path, browser: str) -> Page:
         page.wait_for_function("stitchReport.ready || stitchReport.error", timeout=120_000)
         counts = page.evaluate("stitchReport.counts")
         picture = page.evaluate("stitchReport.firstPicture") / 1e3
-        zooms = [page.evaluate(f"stitchReport.zoom({f})") for f in (0.5, 0.5, 0.8, 1.25, 2, 2, 2)]
+        zooms = [page.evaluate("stitchReport.showAll()")]
+        zooms += [page.evaluate(f"stitchReport.zoom({f})") for f in (0.5, 0.5, 0.8, 1.25, 2, 2, 2)]
         chromium.close()
     return Page(name, counts["total"], counts["rectangles"], seconds, len(text.encode()),
                 picture, max(zooms) / 1e3)  # fmt: skip

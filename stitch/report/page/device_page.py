@@ -7,7 +7,8 @@ dropped between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from stitch.memory import LENT_ADDRESSES
@@ -23,8 +24,10 @@ _NOTE = (
 )
 
 
-def device_page(device: RuntimeDevice) -> str:
-    """Run the queue and return the page of a device's history."""
+def device_page(
+    device: RuntimeDevice, curves: Mapping[str, Sequence[float]] = MappingProxyType({})
+) -> str:
+    """Run the queue and return the page of a device's history; see `Device.report`."""
     with device.at_rest():
         account = device.history.account()
         now: dict[Place, tuple[int, str]] = {
@@ -44,7 +47,9 @@ def device_page(device: RuntimeDevice) -> str:
         )
     record = RunRecord(device.machine, plans, events, cost)
     name = f"{device.machine.name}, {account.period}"
-    return page_text({name: record}, PageExtras(explain(device), notes), f"Stitch report: {name}")
+    return page_text(
+        {name: record}, PageExtras(explain(device), notes, curves=curves), f"Stitch report: {name}"
+    )
 
 
 def _events(account: Account, now: Mapping[Place, tuple[int, str]]) -> Iterator[Mapping[str, Any]]:

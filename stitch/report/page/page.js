@@ -27,7 +27,7 @@ function expand(run) {
     released: [], why: [], first: [],
     rows: [], marks: [], proofs: new Map(), links: new Map(), programs: new Map(),
     slices: { track: [], begin: [], end: [], name: [], t: [] }, tracks: ["programs"],
-    runs: { t: [], plan: [] }, clock: [], stopped: [],
+    runs: { t: [], plan: [] }, clock: [], groups: [],
     counts: { allocations: 0, copies: 0, nbytes: 0, seconds: 0, programSeconds: 0, programs: 0,
       runs: 0, reads: 0, readNbytes: 0, events: 0 },
   };
@@ -245,7 +245,6 @@ function expand(run) {
   function stop(index, done) {
     // The record lists afterwards what the completed steps left: show the steps, then go back.
     const before = out.spaces.map((s) => new Map([...s.live].map(([a, o]) => [a, { ...o }])));
-    out.stopped.push(t);
     runPlan(index, done);
     out.spaces.forEach((space, i) => {
       for (const o of [...space.live.values()]) {
@@ -277,10 +276,13 @@ function expand(run) {
   }
 
   for (const [n, part] of run.events) {
+    const group = { begin: t, end: t, times: n };
     for (let pass = 0; pass < n; pass++) {
       times = n; isFirst = pass === 0;
       for (const id of part) event(kinds[id]);
+      if (isFirst) group.end = t;
     }
+    if (n > 1 && group.end > group.begin) out.groups.push(group);
   }
   sample();
   out.total = Math.max(1, t);
@@ -512,7 +514,7 @@ class Rectangles {
       last = at;
       g.fillText(this.yText(y), b.l - 5, at);
     }
-    const count = Math.max(1, Math.min(8, Math.floor(b.w / 110)));
+    const count = Math.max(1, Math.min(8, Math.floor(b.w / 140)));
     for (let i = 0; i <= count; i++) {
       g.textAlign = i === 0 ? "left" : i === count ? "right" : "center";
       g.fillText(this.xText(s.x0 + (s.x1 - s.x0) * i / count), b.l + b.w * i / count, this.h - 7);
@@ -617,8 +619,7 @@ function makeShared(from, to, least) {
 function tools(view) {
   return el("div", { class: "tools" },
     ...[["Zoom in", .5], ["Zoom out", 2]].map(([text, f]) => el("button", { type: "button", onclick: () => view.zoom(f) }, text)),
-    el("button", { type: "button", onclick: () => view.reset() }, "Show all"),
-    el("span", { class: "faint" }, "drag to pan; with the map focused, wheel or + − zoom (shift+wheel: addresses), arrows walk"));
+    el("button", { type: "button", onclick: () => view.reset() }, "Show all"));
 }
 
 // The address axis: whole capacity, or with the ranges that nothing ever used drawn short.
@@ -716,6 +717,11 @@ function details(out, i) {
 function memoryMaps(out, body) {
   const shared = makeShared(0, out.total, Math.min(4, out.total)), box = el("div", { id: "details", role: "status", "aria-live": "polite" },
     el("p", { class: "faint" }, "Choose a rectangle: click it, or walk with the arrow keys."));
+  // Of passes that repeat, the first view has one in full.
+  const folds = [...out.groups].sort((a, b) => b.times * (b.end - b.begin) - a.times * (a.end - a.begin)).slice(0, 3).map((g) =>
+    el("button", { type: "button", data: { fold: g.times }, onclick: () => shared.views[0]?.window(g.begin, g.end) }, `One pass of × ${grouped(g.times)}`));
+  const [most] = [...out.groups].sort((a, b) => b.times - a.times);
+  if (most && most.times > 4) { shared.x0 = Math.max(0, most.begin - (most.end - most.begin)); shared.x1 = most.end; }
   const parts = [], clockText = (t) => {
     const at = Math.max(0, Math.min(out.total, Math.round(t)));
     return `${grouped(at)} · ${micros(out.clock[at] ?? out.seconds)}`;
@@ -764,7 +770,8 @@ function memoryMaps(out, body) {
     for (const view of shared.views) view.draw();
     now.replaceChildren(momentTable(out, shared.moment, clockText));
   } });
-  return [section("memory", "Memory map", el("p", { class: "faint" }, "Left to right: moments, one for each step of a plan and each allocation outside of plans. Bottom to top: addresses."),
+  return [section("memory", "Memory map", el("p", { class: "faint" }, "Left to right: moments, one for each step of a plan and each allocation outside of plans. Bottom to top: addresses. Drag to pan; with a map focused, wheel or + and − zoom, shift and wheel zoom the addresses, arrows walk."),
+    ...folds,
     legend, ...parts, el("div", { class: "tools" }, el("label", { for: "moment" }, "Moment"), slider), now, box), shared];
 }
 
@@ -802,7 +809,7 @@ function links(out) {
     cell(shown(who(l), 120), "name"), cell(shown(`${T(l.to)}, input ${T(l.slot)}`, 120), "name"),
     cell(marked(T(l.source), T(l.desc))), cell(marked(T(l.desc), T(l.source))),
     cell(grouped(l.times), "n"), cell(grouped(l.copies), "n"), cell(grouped(l.nbytes), "n"), cell(micros(l.seconds), "n"),
-    l.advice >= 0 ? el("td", {}, el("code", {}, shown(T(l.advice), 400))) : cell(l.copies ? (T(l.source) === T(l.desc) ? "brings the array of a call to the device" : "") : "no copy")));
+    l.advice >= 0 ? el("td", {}, el("code", {}, shown(T(l.advice), 400))) : cell(!l.copies ? "no copy" : l.output === -2 ? "brings the array of a call to the device" : "")));
   return section("links", "Links between programs", table(
     `${list.length} links, the costliest first${list.length > 300 ? " (300 shown)" : ""}; the fields that differ are marked`,
     ["from", "to", "is", "wanted", "uses", "copies", "bytes", "simulated", "to avoid the copy"], rows));
@@ -943,7 +950,7 @@ function programGraph(out) {
   }
   const columns = [];
   for (const n of order) (columns[layer.get(n)] ??= []).push(n);
-  const w = 190, h = 58, width = columns.length * w + 10, height = Math.max(...columns.map((c) => c.length)) * h + 16;
+  const w = 215, h = 58, width = columns.length * w + 10, height = Math.max(...columns.map((c) => c.length)) * h + 16;
   const place = new Map(columns.flatMap((c, x) => c.map((n, y) => [n, [x * w + 8, y * h + 12]])));
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Programs and the tensors between them" });
   const most = Math.max(1, ...[...edges.values()].map((e) => e.nbytes));
@@ -1020,6 +1027,7 @@ function render(body, chosen) {
   canvases();
   stitchReport.redraw = canvases;
   stitchReport.out = out;
+  stitchReport.showAll = () => { shared.views[0]?.reset(); return stitchReport.lastDraw; };
   stitchReport.zoom = (f) => { shared.views[0]?.zoom(f); return stitchReport.lastDraw; };
   const maps = Object.values(stitchReport.maps);
   stitchReport.counts = { ...out.counts, rectangles: out.space.length, rows: out.rows.length, total: out.total,

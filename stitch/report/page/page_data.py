@@ -24,6 +24,7 @@ number. `page.js` expands plans and runs. Texts are numbers into `texts`, spaces
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -37,6 +38,8 @@ from stitch.program import Space, TensorDesc
 from stitch.report.run_record import RunRecord
 
 Packed: TypeAlias = list[Any]
+#: The location of an operation in a file that `stitch-compile` takes.
+_SOURCE = re.compile(r"(.+\.(?:yaml|yml|onnx))(?::.*)?")
 #: Texts longer than this are cut in the middle.
 MAX_TEXT = 20_000
 #: Longest repeated sequence of events that is looked for, and the least number of repeats.
@@ -225,15 +228,27 @@ class _Packer:
                 work = plan.request.tasks[later.task].transformation
                 if slots and work.kind.value == "program" and slots[0] < len(work.inputs):
                     slot = work.input_name(slots[0])
-                    return self._advice_for(work.name, slot, step.target.desc, step.source.desc)
+                    places = (*work.input_locations, *work.output_locations)
+                    source = next((s[1] for at in places if (s := _SOURCE.fullmatch(at))), "")
+                    return self._advice_for(
+                        work.name, slot, step.target.desc, step.source.desc, source
+                    )
         return -1
 
-    def _advice_for(self, program: str, slot: str, have: TensorDesc, want: TensorDesc) -> int:
+    def _advice_for(
+        self, program: str, slot: str, have: TensorDesc, want: TensorDesc, source: str
+    ) -> int:
         key = f"{program}.{slot}", have, want
         if key not in self._advice:
             options = placement_between("input", slot, have.layout, want.layout)
             sets = [word for option in options for word in ("--set", option.text())]
-            command = ["stitch-compile", f"SOURCE_OF_{program}", *sets, "-o", f"{program}.ttb"]
+            command = [
+                "stitch-compile",
+                source or f"SOURCE_OF_{program}",
+                *sets,
+                "-o",
+                f"{program}.ttb",
+            ]
             self._advice[key] = self._text(shlex.join(command)) if sets else -1
         return self._advice[key]
 
