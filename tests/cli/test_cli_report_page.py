@@ -60,6 +60,30 @@ def test_a_run_that_fails_in_the_middle_has_a_page_up_to_there(
     assert counts_of(body["runs"][0]).copies > 0
 
 
+def test_a_mesh_that_fails_in_the_middle_has_a_page_up_to_there(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stitch.cli.run import run_session
+
+    def fail(*_: Any) -> None:
+        raise ValueError("told to\nfail")
+
+    monkeypatch.setattr(run_session, "_outcome", fail)
+    done = cli("run", "a.ttb", "b.ttb", "--init=ones", "--devices=2", "--report=run.html")
+    assert done.code == 6
+    body = data_of(Path("run.html").read_text())
+    assert "told to\nfail" in body["error"]
+    assert sum(counts_of(run).copies for run in body["runs"]) > 0
+
+
+def test_a_command_that_is_refused_writes_no_report(cli: Cli) -> None:
+    outputs = ("--report=run.html", "--record=run.json", "--trace=trace.json")
+    for words in (("run", "a.ttb"), (*RUN, "--input=x=missing.npy"), (*RUN, "--module=gone.ttb")):
+        done = cli(*words, *outputs)
+        assert done.code in (2, 3), done.err
+        assert not any(Path(word.partition("=")[2]).exists() for word in outputs)
+
+
 def test_a_report_replaces_an_earlier_one_and_nothing_else(cli: Cli) -> None:
     assert cli(*RUN, "--report=run.html").code == 0
     assert cli(*RUN, "--report=run.html").code == 0

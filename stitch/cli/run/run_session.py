@@ -402,10 +402,13 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         target, load = (_chain if options.pipeline is None else _pipeline)(options)
         stack.enter_context(target.opened)
         add_reports = stack.enter_context(target.observed(options))
+        with phase("loading"):
+            session = _prepared(options, target, load())
+        _check_outputs(session, checks)
         try:
-            return _observed_run(options, checks, target, load, add_reports, stack)
+            return _observed_run(session, add_reports, stack)
         except (Exception, KeyboardInterrupt) as error:
-            if options.report is not None and not checks.is_read(options.report):
+            if options.report is not None:
                 # The page must not hide the error: writing it may fail for the same reason.
                 with suppress(StitchError, MemoryError):
                     files: OutputFiles = {}
@@ -414,13 +417,8 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
             raise
 
 
-def _observed_run(
-    options: argparse.Namespace, checks: OutputChecks, target: RunTarget, load: _Load,
-    add_reports: AddReports, stack: ExitStack,
-) -> int:  # fmt: skip
-    with phase("loading"):
-        session = _prepared(options, target, load())
-    _check_outputs(session, checks)
+def _observed_run(session: RunSession, add_reports: AddReports, stack: ExitStack) -> int:
+    options, target = session.options, session.target
     if options.expected_operations is not None:
         how = Tolerances(options.atol, options.rtol, options.pcc)
         compared = OperationComparison(one_device(target), how)

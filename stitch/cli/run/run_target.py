@@ -213,10 +213,10 @@ class SeveralDevices:
 
         def add(files: OutputFiles, extras: PageExtras) -> None:
             mesh = self.opened
-            if extras.error is not None or (options.trace, options.report) == (None, None):
-                return  # The devices of a run that failed may be gone.
+            if (options.trace, options.report) == (None, None):
+                return
             trace = mesh.trace()
-            if options.trace is not None:
+            if options.trace is not None and extras.error is None:
                 files[options.trace] = trace_bytes(trace, options.trace)
             if options.report is not None:
                 shown = replace(extras, explained=mesh.explain(), tracks=wall_tracks(trace))

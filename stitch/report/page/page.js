@@ -342,6 +342,8 @@ function shown(text, most = 300) {
   const clean = text.replace(HIDDEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return clean.length > most ? `${clean.slice(0, most)} … (${clean.length} characters)` : clean;
 }
+// Of a text of several lines, which `pre-wrap` shows.
+const paragraph = (text) => text.split("\n").map((line) => shown(line, 2000)).join("\n");
 const grouped = (n) => Math.round(n).toLocaleString("en-US");
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB"];
@@ -1019,8 +1021,8 @@ function render(body, chosen) {
       if (i === chosen) o.setAttribute("selected", "");
       return o;
     })));
-  main.replaceChildren(title, ...(body.error ? [el("p", { class: "error", role: "alert" }, `The run failed: ${shown(body.error, 2000)}\nThe page shows what ran before.`)] : []),
-    ...body.notes.map((n) => el("p", { class: "faint" }, shown(n, 1000))), ...(chooser ? [chooser] : []), ...parts.filter((p) => p));
+  main.replaceChildren(title, ...(body.error ? [el("p", { class: "error", role: "alert" }, `The run failed: ${paragraph(body.error)}\nThe page shows what ran before.`)] : []),
+    ...body.notes.map((n) => el("p", { class: "faint note" }, paragraph(n))), ...(chooser ? [chooser] : []), ...parts.filter((p) => p));
   const canvases = () => { for (const view of views()) view.draw(); for (const p of plots) p(); };
   const views = () => [...Object.values(stitchReport.maps), ...others];
   const others = [...main.querySelectorAll("canvas.map")].map((c) => c.view).filter((v) => v && !Object.values(stitchReport.maps).includes(v));

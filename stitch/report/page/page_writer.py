@@ -27,6 +27,9 @@ from stitch.report.run_record import RunRecord
 MAX_TITLE = 200
 _SHIPPED = Path(__file__).parent
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Lines of code without a string, a regular expression or a division, and spaces to remove there.
+_CODE = re.compile("""^[^"'`/\n]+$""", re.MULTILINE)
+_SPACED = re.compile(r" *([=,;:?{}()<>*&|]) *")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -115,6 +118,7 @@ def _fixed_parts() -> dict[str, str]:
     page, css, js = [
         _unindented(text_of(_SHIPPED / f"page.{suffix}")) for suffix in ("html", "css", "js")
     ]
+    js = _CODE.sub(lambda line: _SPACED.sub(r"\1", line[0]), js)
     uplot = text_of(vendor / "uPlot.iife.min.js").strip()
     licence = " ".join(text_of(vendor / "LICENSE").split())
     uplot = f"/*! uPlot, {licence} */\n{uplot}"
