@@ -77,7 +77,7 @@ def test_a_module_in_yaml_splits_too(cli: Cli) -> None:
     ("words", "code", "text"),
     [
         ((), 3, "dynamic dimension left unbound: b"),
-        (("--input_shape=x=2x16",), 3, "the values of 's' decide shapes"),
+        (("--input_shape=x=2x16",), 3, "stitch compile --input s=2xi64=VALUES"),
         (("--input_shape=x=2by16",), 2, "is not an input with its shape"),
         (("--input_shape=x=1", "--input_shape=x=2"), 2, "given twice"),
         (("--input_shape=q=2x16",), 3, "no input 'q'"),

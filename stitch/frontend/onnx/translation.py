@@ -458,7 +458,9 @@ def _fixable(
         raise CompileError(
             f"the values of {', '.join(map(repr, lacking))} decide shapes, so they must be known",
             where=model.title,
-            remedy="give example inputs with these values; the program then takes no others",
+            remedy="give example inputs with these values, such as "
+            f"stitch compile --input {lacking[0]}={by_name[lacking[0]].type.text()}=VALUES; the "
+            "program then takes no others",
         )
     return list(wanted)
 
