@@ -1,4 +1,8 @@
-"""One stream of events: explain, trace, record and page count what the spaces counted."""
+"""One stream of events: explain, trace, record, result file and page count what the spaces counted.
+
+Random chains and pipelines, trainings and meshes; the campaign has more of each. The page's own
+code (in Node) counts all pages of a test at once, which is cheap.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stitch
+from stitch.cli.run.run_target import Measured, OneDevice, SeveralDevices
+from stitch.mesh import open_mesh
 from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, VisualizerFolder
-from stitch.report.page import page_data
+from stitch.report.page import device_page, page_data
 from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
+from tests.support.placed_graphs import MACHINE, placed_case
 from tests.support.report_database import check_references, copies_told
-from tests.support.report_pages import counts_of
+from tests.support.report_pages import counts_of, data_of, expanded_by_node
 from tests.support.stitched_models import integers, one, scaled, tiny, writes_seen
 from tests.support.trace_format import checked
 
@@ -91,12 +98,37 @@ def recorded(text: str) -> tuple[Counted, Counted]:
     return (copies, nbytes), (reads, read_nbytes)
 
 
-def agree(device: stitch.Device, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
+#: The data of pages, what their rows have to add up to, and what else the page has to say.
+Pages = list[tuple[dict[str, Any], tuple[Counted, Counted, dict[str, Any]]]]
+
+
+def check_pages(pages: Pages) -> None:
+    """Compare what the page's own code makes of pages, rows as well, with the other reports."""
+    for (data, (head, reads, others)), code in zip(
+        pages, expanded_by_node([data for data, _ in pages]), strict=True
+    ):
+        assert (code["copies"], code["nbytes"]) == head
+        assert (code["reads"], code["readNbytes"]) == reads
+        rows = [row for row in code["rows"] if row["kind"] != "allocation"]
+        assert sum(row["times"] for row in rows) == head[0]
+        assert sum(row["times"] * row["nbytes"] for row in rows) == head[1]
+        allocated = [row["times"] for row in code["rows"] if row["kind"] == "allocation"]
+        assert sum(allocated) == code["allocations"] == counts_of(data).allocations
+        assert others == {name: code[name] for name in others}
+
+
+def agree(
+    device: stitch.Device, trace: ChromeTrace | None, recorder: Recorder | None,
+    pages: Pages | None = None,
+) -> Counted:  # fmt: skip
     """Compare all reports of a device that was watched from its first moment."""
     said = explained(stitch.report.explain(device))
     assert said.head == said.listed == said.seen == writes_seen(device)
     assert said.period == "whole run"
     totals = {"period": "whole run", "copies": said.head[0], "nbytes": said.head[1]}
+    result = OneDevice(device).as_json(Measured())
+    assert totals.items() <= result["totals"].items()
+    assert listed_in(result) == said.head
     if trace is not None:
         body = json.loads(json.dumps(trace.as_json()))
         assert traced(body) == (said.head, said.reads)
@@ -106,10 +138,31 @@ def agree(device: stitch.Device, trace: ChromeTrace | None, recorder: Recorder |
         text = recorder.text()
         assert recorded(text) == (said.head, said.reads)
         assert totals.items() <= json.loads(text)["totals"].items()
-        page = counts_of(page_data(read_record(text)))
+        data = page_data(read_record(text))
+        page = counts_of(data)
         assert ((page.copies, page.nbytes), (page.reads, page.read_nbytes)) == recorded(text)
         assert page.allocations == replay(text).allocations
+        (by_history,) = data_of(device_page(device))["runs"]
+        page, earlier = counts_of(by_history), device.account().earlier
+        assert (page.copies + earlier.copies, page.nbytes + earlier.nbytes) == said.head
+        if pages is not None:
+            used = {"used": [use.used_nbytes for use in device.memory_use().values()]}
+            total = device.account().total
+            spent = {"seconds": pytest.approx(total.seconds), "programs": total.programs}
+            pages.append((data, (said.head, said.reads, used | spent)))
+            pages.append((by_history, ((page.copies, page.nbytes), said.reads, used)))
     return said.head
+
+
+def listed_in(result: dict[str, Any]) -> Counted:
+    """Add up the copies that a result file lists: by plan, others, and of older plans."""
+    copies, nbytes = result["older_copies"]["copies"], result["older_copies"]["nbytes"]
+    lines = [(1, line) for line in result["other_copies"]]
+    lines += [(plan["runs"], line) for plan in result["plans"] for line in plan["copies"]]
+    for runs, line in lines:
+        copies += runs * line["times"]
+        nbytes += runs * line["times"] * line["nbytes"]
+    return copies, nbytes
 
 
 PLACEMENTS = st.sampled_from(
@@ -167,15 +220,9 @@ def work(
         end()
 
 
-@given(
-    placement=st.lists(PLACEMENTS, min_size=1, max_size=3), actions=ACTIONS,
-    window=st.sampled_from([1, 2, 5, 64]), small=st.booleans(), watched=st.booleans(),
-    debug=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
-    placement: list[tuple[str, ...]], actions: list[Any], window: int, small: bool, watched: bool,
-    debug: bool,
+def chains_and_pipelines(
+    pages: Pages, placement: list[tuple[str, ...]], actions: list[Any], window: int, small: bool,
+    watched: bool, debug: bool,
 ) -> None:  # fmt: skip
     machine = tiny(l1_nbytes=6144) if small else "tiny"
     shape = (8, 64)
@@ -191,7 +238,7 @@ def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
         folder = VisualizerFolder(device, name) if watched else None
         programs = [device.load(m) for m in models]
         work(device, programs, stitch.Pipeline(programs), actions, shape)
-        counted = agree(device, trace, recorder)
+        counted = agree(device, trace, recorder, pages)
         if trace is not None and recorder is not None and folder is not None:
             trace.close()
             recorder.close()
@@ -218,13 +265,8 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted() -> None:
         assert agree(device, None, None)[0] == before + 1
 
 
-@given(
-    optimizer=st.sampled_from(["sgd", "adam"]), batches=st.integers(1, 2), steps=st.integers(1, 9),
-    watched=st.booleans(), hold=st.booleans(), window=st.sampled_from([1, 64]),
-)  # fmt: skip
-@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
-def test_all_reports_of_trainings_count_what_the_spaces_counted(
-    optimizer: str, batches: int, steps: int, watched: bool, hold: bool, window: int
+def trainings(
+    pages: Pages, optimizer: str, batches: int, steps: int, watched: bool, hold: bool, window: int
 ) -> None:
     b = stitch.ComputationGraphBuilder("line")
     x = b.input("x", (4, 8), "float32")
@@ -245,11 +287,102 @@ def test_all_reports_of_trainings_count_what_the_spaces_counted(
                 instance.zero_grad()
                 if not hold:
                     held.clear()
-            agree(device, trace, recorder)
+            agree(device, trace, recorder, pages)
             held.clear()
         if trace is not None and recorder is not None:
             trace.close()
             recorder.close()
+
+
+def meshes(pages: Pages, seed: int, count: int, tasks: int, calls: int) -> None:
+    """Graphs with host functions and copies, on devices that others send values to."""
+    names = [f"device{number}" for number in range(count)]
+    case = placed_case(seed, tasks, names)
+    with open_mesh(count, machine=MACHINE, functions=[placed_case.__module__], trace=True) as mesh:
+        run = mesh.prepare(case.graph)
+        for _ in range(calls):
+            run(**case.inputs)
+        run.wait()
+        trace = mesh.trace()["traceEvents"]
+        result = SeveralDevices(mesh, "local").as_json(Measured())["devices"]
+        process = {line["args"]["name"]: line["pid"] for line in trace
+                   if line["name"] == "process_name"}  # fmt: skip
+        for name in names:
+            said = explained(mesh.devices[name].explain())
+            assert said.head == said.listed == said.seen
+            own = process[f"{name}: {MACHINE} (simulated time)"]
+            assert traced({"traceEvents": [e for e in trace if e["pid"] == own]})[0] == said.head
+            totals = {"period": "whole run", "copies": said.head[0], "nbytes": said.head[1]}
+            assert totals.items() <= result[name]["totals"].items()
+            text = mesh.report(name, "record")
+            assert recorded(text) == (said.head, said.reads)
+            data = page_data(read_record(text))
+            assert counts_of(data).allocations == replay(text).allocations
+            pages.append((data, (said.head, said.reads, {})))
+
+
+#: A check of one run, what is drawn for it, and the number of runs: quickly, and in the campaign.
+KINDS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
+    "chains and pipelines": (
+        chains_and_pipelines,
+        {
+            "placement": st.lists(PLACEMENTS, min_size=1, max_size=3),
+            "actions": ACTIONS,
+            "window": st.sampled_from([1, 2, 5, 64]),
+            "small": st.booleans(),
+            "watched": st.booleans(),
+            "debug": st.booleans(),
+        },
+        30,
+        150,
+    ),
+    "trainings": (
+        trainings,
+        {
+            "optimizer": st.sampled_from(["sgd", "adam"]),
+            "batches": st.integers(1, 2),
+            "steps": st.integers(1, 9),
+            "watched": st.booleans(),
+            "hold": st.booleans(),
+            "window": st.sampled_from([1, 64]),
+        },
+        8,
+        40,
+    ),
+    "meshes": (
+        meshes,
+        {
+            "seed": st.integers(0, 10_000),
+            "count": st.integers(1, 3),
+            "tasks": st.integers(5, 16),
+            "calls": st.integers(1, 5),
+        },
+        6,
+        100,
+    ),
+}
+
+
+def check_reports(kind: str, is_campaign: bool) -> None:
+    pages: Pages = []
+    check, drawn, *counts = KINDS[kind]
+    count = counts[is_campaign]
+    check = given(**drawn)(check)
+    settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))(check)(
+        pages
+    )
+    check_pages(pages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_reports_count_what_the_spaces_counted(kind: str) -> None:
+    check_reports(kind, is_campaign=False)
+
+
+@pytest.mark.campaign("page")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_reports_of_many_runs_count_what_the_spaces_counted(kind: str) -> None:
+    check_reports(kind, is_campaign=True)
 
 
 def test_relocations_count_each_tensor_once_whatever_its_way() -> None:

@@ -34,6 +34,12 @@ def data_of(text: str) -> dict[str, Any]:
     return body
 
 
+def with_data(text: str, body: dict[str, Any]) -> str:
+    """A page with other data inside."""
+    packed = base64.b64encode(zlib.compress(json.dumps(body).encode())).decode()
+    return _DATA.sub(f'<script type="text/plain" id="data">{packed}</script>', text)
+
+
 @dataclass(frozen=True)
 class Counts:
     """What the data of a page says, added up."""

@@ -704,7 +704,7 @@ function details(out, i) {
   add("made by", shown(origin) || "allocated outside of plans");
   add("source", location ? shown(location) : null);
   add("kind", ROLES[out.role[i]]);
-  add("layout", out.desc[i] >= 0 ? T(out.desc[i]) : null);
+  add("layout", out.desc[i] >= 0 ? shown(T(out.desc[i])) : null);
   const space = out.spaces[out.space[i]];
   add("memory", `${space.name} ${hex(out.address[i])} to ${hex(out.address[i] + out.size[i])}, ${grouped(out.size[i])} B in each of ${space.banks} banks`);
   add("lives", `moments ${b} to ${e} (${micros(out.clock[b])} to ${micros(out.clock[Math.min(e, out.clock.length - 1)])} simulated)`);
@@ -801,7 +801,7 @@ function momentTable(out, t, clockText) {
 }
 
 function marked(text, other) {
-  const mine = text.split(":"), theirs = other.split(":");
+  const mine = shown(text).split(":"), theirs = shown(other).split(":");
   return el("span", { class: "mono" }, ...mine.flatMap((part, i) => [i ? ":" : "", part === theirs[i] ? part : el("mark", {}, part)]));
 }
 function links(out) {
@@ -823,7 +823,7 @@ function rowTable(out, body) {
   const line = (r) => {
     const space = r.space >= 0 ? out.spaces[r.space].name : "host";
     const what = r.kind === "allocation" ? space : r.from !== undefined ? `${space} ${hex(r.from)} → ${hex(r.address)}`
-      : r.fromDesc !== undefined ? `${T(r.fromDesc)} → ${T(r.desc)}` : T(r.desc);
+      : shown(r.fromDesc !== undefined ? `${T(r.fromDesc)} → ${T(r.desc)}` : T(r.desc));
     return el("tr", { data: { kind: r.kind, nbytes: r.nbytes, address: r.address, begin: r.begin, end: r.end, times: r.times } },
       cell(grouped(r.begin), "n"), cell(r.kind + (r.times > 1 ? ` × ${grouped(r.times)}` : "")), cell(shown(T(r.name), 160), "name"),
       cell(what, "mono"), cell(hex(r.address), "n mono"), cell(grouped(r.nbytes), "n"), cell(r.seconds ? micros(r.seconds) : "", "n"),

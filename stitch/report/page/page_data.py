@@ -61,6 +61,7 @@ class _Packer:
         self._record = record
         self._shape = record.machine.shape
         self._spaces = tuple(self._shape.spaces)
+        self._numbers = {space.value: at for at, space in enumerate(self._spaces)}
         self._texts: dict[str, int] = {}
         self._descs: dict[TensorDesc, int] = {}
         self._advice: dict[tuple[str, TensorDesc, TensorDesc], int] = {}
@@ -128,13 +129,13 @@ class _Packer:
         return number
 
     def _space(self, space: Space) -> int:
-        return self._spaces.index(space)
+        return self._numbers[space.value]
 
     def _event(self, event: Mapping[str, Any], plans: Mapping[int, int]) -> tuple[Any, ...]:
         kind = event.get("event")
         if kind in ("reserve", "free"):
-            space = self._space(Space(event["space"]))
-            place = space, int(event["address"]), int(event["size_per_bank"])
+            space, address = self._numbers[event["space"]], int(event["address"])
+            place = space, address, int(event["size_per_bank"])
             if kind == "free":
                 return 1, *place
             return 0, *place, self._text(str(event.get("origin", "")))
@@ -264,7 +265,8 @@ def fold(order: Sequence[int]) -> list[tuple[int, list[int]]]:
     folded: list[tuple[int, list[int]]] = []
     at = 0
     while at < len(order):
-        period, times = _repeat(order, at, following)
+        soon = 0 <= following[at] <= at + _PERIOD
+        period, times = _repeat(order, at, following) if soon else (1, 1)
         part = order[at : at + period]
         if times == 1 and folded and folded[-1][0] == 1:
             folded[-1][1].extend(part)
