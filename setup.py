@@ -1,21 +1,34 @@
-"""What the wheel holds: the package, the machines' files, and the examples as `stitch/examples`."""
+"""What the wheel holds: the package, the files of machines and schemas, and the examples as
+`stitch/examples`."""
 
-from pathlib import Path
+from setuptools import find_namespace_packages, setup
 
-from setuptools import find_packages, setup
-
-EXAMPLES = [Path("examples"), *(p for p in sorted(Path("examples").iterdir()) if p.is_dir())]
-folders = {"stitch." + ".".join(p.parts): str(p) for p in EXAMPLES if p.name != "__pycache__"}
+HIDDEN = ("*__pycache__*", "*.egg-info*", "*.build*")
+EXAMPLES = ["examples", *find_namespace_packages(include=["examples.*"], exclude=HIDDEN)]
+folders = {f"stitch.{name}": name.replace(".", "/") for name in EXAMPLES}
+folders["stitch.schema"] = "schema"
 
 setup(
-    packages=[*find_packages(include=["stitch*"]), *folders],
+    # Folders of data are packages as well, so that no tool leaves them out.
+    packages=[
+        *find_namespace_packages(include=["stitch", "stitch.*"], exclude=HIDDEN),
+        *folders,
+    ],
     package_dir=folders,
+    include_package_data=False,
     package_data={
         "stitch": ["py.typed"],
         "stitch.machine": ["*.yaml"],
-        "stitch.report.page": ["page.*", "vendor/*"],
-        "stitch.runtime.executors": ["price_tables/*.yaml"],
+        "stitch.report.page": ["page.*"],
+        "stitch.report.page.vendor": ["*"],
+        "stitch.runtime.executors.price_tables": ["*.yaml"],
+        "stitch.schema": ["*.fbs"],
+        "stitch.schemas": ["*.json"],
         "stitch.ttb.ttnn": ["*.json"],
-        **{name: ["*.md", "*.yaml", "*.npz"] for name in folders},
+        **{
+            name: ["*.md", "*.yaml", "*.npz", "*.toml", "*.c", "*.cpp"]
+            for name in folders
+            if name.startswith("stitch.examples")
+        },
     },
 )

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from stitch.installation import check_installation
 from stitch.on_demand import names_on_demand
 
+check_installation()
 if TYPE_CHECKING:
     from stitch.api import (
         CompileCache,

@@ -103,11 +103,16 @@ create_environment() {
   "$base" -m venv --clear "$VENV" || fail "could not make the environment $VENV"
 }
 
+# Dependency groups of pyproject.toml need pip 25.1; ensurepip of older Pythons brings an older one.
+has_groups() { [[ "$("$PYTHON" -m pip install --help 2>/dev/null)" == *--group* ]]; }
+
 install_into_environment() {
-  local target=".[$1]"
-  [ "$1" = demo ] && target="."
+  local group=()
+  [ "$1" = demo ] || group=(--group "$1")
   say "installing Stitch and what it needs ($1) ..."
-  if ! (cd "$ROOT" && "$PYTHON" -m pip install --quiet --editable "$target" >&2); then
+  if ! (cd "$ROOT" &&
+    { [ "$1" = demo ] || has_groups || "$PYTHON" -m pip install --quiet --upgrade 'pip>=25.1' >&2; } &&
+    "$PYTHON" -m pip install --quiet --editable . "${group[@]}" >&2); then
     fail "could not install Stitch's dependencies (see pip's message above)" \
       "the first run needs a package index: check the network, or set PIP_INDEX_URL" \
       "then run this again; nothing is left half done"

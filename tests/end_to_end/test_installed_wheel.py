@@ -9,23 +9,19 @@ file. `text` blocks are what an earlier block printed; of those without a langua
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.explained import without_the_computers_bytes
+from tests.support.installed_wheel import ROOT, Wheel
+from tests.support.installed_wheel import wheel as wheel
 
-ROOT = Path(__file__).resolve().parents[2]
 LONG = pytest.mark.campaign("pages")
-SOURCES = ("stitch", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.(?:yaml|py))\n")
 #: Blocks come as Python data; each says what it printed between two marks.
@@ -39,53 +35,6 @@ for language, text in ast.literal_eval(sys.stdin.read()):
         subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
     sys.stdout.flush()
 """
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel, and the folder into which it was installed."""
-
-    file: Path
-    installed: Path
-
-    def run(self, folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command from a folder, with the installed package and nothing of the checkout."""
-        commands = os.pathsep.join((str(self.installed / "bin"), str(Path(sys.executable).parent)))
-        environment = os.environ | {
-            "PYTHONPATH": str(self.installed),
-            "PYTHONIOENCODING": "utf-8",
-            "PATH": commands + os.pathsep + os.environ["PATH"],
-        }
-        return subprocess.run(
-            words,
-            cwd=folder,
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
-    """The wheel of this tree, built and installed without looking at any index."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, source / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-deps", "--no-index"]
-    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", str(out), str(source)]
-    subprocess.run(build, check=True, capture_output=True)
-    (file,) = out.glob("*.whl")
-    target = out / "installed"
-    install = [*pip, "install", *offline, "--target", str(target), str(file)]
-    subprocess.run(install, check=True, capture_output=True)
-    return Wheel(file, target)
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
@@ -120,7 +69,8 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
 
 
 LONG_PAGES = (
-    "compile_cache.md", "fractal.md", "how-to/report-page.md", "how-to/several-devices.md",
+    "compile_cache.md", "fractal.md", "how-to/plugins.md", "how-to/report-page.md",
+    "how-to/several-devices.md",
     "local_backend.md", "tasks.md", "torch_compile.md", "tracing.md", "training.md",
 )  # fmt: skip
 
@@ -180,9 +130,11 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/observing.md", "docs/tasks.md", "docs/training.md"}
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run |= {"docs/foreign_operators.md", "docs/how-to/several-devices.md"}
-    run |= {"docs/how-to/report-page.md"}
+    run |= {"docs/how-to/report-page.md", "docs/how-to/plugins.md"}
     run |= {"docs/torch_compile.md", "docs/tracing.md"}
     run |= {f"docs/{name}" for name in SHOWN_PAGES}
+    # tests/end_to_end/test_extensions_from_outside.py runs these in an environment of their own.
+    run |= {"examples/plugins/README.md", "examples/emit/README.md"}
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     run.add("examples/fractal/README.md")
     strangers = []

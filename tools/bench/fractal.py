@@ -253,7 +253,7 @@ def _check_plot(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     try:
         import plotly  # noqa: F401
     except ImportError:
-        parser.error("--plot needs plotly: pip install stitch-runtime[bench]")
+        parser.error("--plot needs plotly: pip install --group bench")
 
 
 def main(arguments: list[str] | None = None) -> int:

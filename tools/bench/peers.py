@@ -19,7 +19,7 @@ timed (relative 1e-4, and absolute 1e-4 of the greatest number; 3e-2 for forms i
 * Peers: ONNX Runtime (a session each by `run`, a session each bound, one merged session bound),
   PyTorch eager and compiled by inductor, IREE (a module each in one context). Models reach ONNX
   Runtime and IREE as torch exports them. What is not installed, or lacks something, is listed with
-  its reason; `pip install stitch-runtime[bench]` brings them.
+  its reason; `pip install --group bench` in a checkout brings them.
 * NumPy by hand with `out=`, for chains: a yardstick and no product, so it stands beside the goals.
 
 Peers have it as easy as their interfaces allow: inputs lie where they read them, bindings and

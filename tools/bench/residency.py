@@ -5,7 +5,7 @@ take their weights as inputs (a transformer, a CNN, a U-net, training steps, loo
 weights in random order by seed), on a machine with little L1. Counted is what evictions carry and
 what comes back for another use: first copies are the same in every plan. LRU, Belady (farthest next
 use) and tt-mlir's rule (farthest last use) choose among the same stays; the optimum is an integer
-program by HiGHS (`highspy`, of the extra `bench`; a row says where it is missing).
+program by HiGHS (`highspy`, of the dependency group `bench`; a row says where it is missing).
 
 Plans save simulated seconds, in which the host's link, the start of a copy and its pages count as
 well as its bytes; of what takes as long they carry the fewest bytes. So each chain is planned
