@@ -10,6 +10,7 @@ from pathlib import Path
 from stitch.errors import StitchError, UsageError, unknown
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_SCHEMAS = re.compile(rb"\$schema=(?:\.\./)+stitch/schemas/")
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
@@ -56,8 +57,18 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
             shutil.copytree(source, copy, ignore=_IGNORED)
         else:
             shutil.copyfile(source, copy)
+        for document in copy.rglob("*.yaml"):
+            _point_to_schemas(document)
         copy.rename(target)
     return target, _how_to_run(target)
+
+
+def _point_to_schemas(document: Path) -> None:
+    """Replace the path of the JSON Schema in a YAML file's first line by that of this package."""
+    text = document.read_bytes()
+    written = _SCHEMAS.sub(f"$schema={_PACKAGE.as_posix()}/schemas/".encode(), text, count=1)
+    if written != text:
+        document.write_bytes(written)
 
 
 def _sources() -> dict[str, Path]:

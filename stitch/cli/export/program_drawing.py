@@ -65,7 +65,10 @@ def value_text(value: Value) -> str:
 
 def dot_text(program: Program) -> str:
     """Return a program as a digraph in Graphviz's language, an edge for each operand."""
-    quoted = json.dumps  # DOT's quoted strings have JSON's escapes for quotes and backslashes.
+
+    def quoted(text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)  # The escapes are those of DOT.
+
     lines = [f"digraph {quoted(program.name)} {{", "  node [shape=box, fontname=monospace];"]
     results: dict[str, tuple[Value, ...]] = {}
     for node in nodes_of(program):
