@@ -28,7 +28,7 @@ from stitch.errors import IncompatibleError, OutOfMemoryError, StitchError, Usag
 from stitch.files import make_folder, read_text, write_files
 from stitch.machine import Machine, load_machine
 from stitch.option_values import DEFAULT_TARGET
-from stitch.report import CopyLine, counted, plan_json, plan_peaks
+from stitch.report import CopyLine, counted, machine_digest, plan_json, plan_peaks
 from stitch.ttb import Binary
 
 #: The option of pytest that writes snapshots.
@@ -44,7 +44,7 @@ class PlannedPass:
     """
 
     def __init__(
-        self, folder: Path, update: bool, machine: str, rehearsal: Rehearsal | None,
+        self, folder: Path, update: bool, machine: Machine | None, rehearsal: Rehearsal | None,
         error: StitchError | None,
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -125,10 +125,12 @@ class PlannedPass:
     def _snapshot(self) -> dict[str, Any]:
         """Return the pass in the form of a result file, which `stitch diff` reads."""
         planned = self._planned()
+        assert self._machine is not None
         peaks = plan_peaks([plan for plan, _ in planned.plans])
         return {
             "result": "plan",
-            "machine": self._machine,
+            "machine": self._machine.name,
+            "machine_digest": machine_digest(self._machine),
             "totals": asdict(planned.cost),
             "plans": [plan_json(plan) | {"runs": times} for plan, times in planned.plans],
             "other_copies": [],
@@ -165,11 +167,11 @@ def plan_pass(
     try:
         machine, rehearse = _prepared(sources, target, wires)
         try:
-            return PlannedPass(snapshots, update, machine.name, rehearse(), None)
+            return PlannedPass(snapshots, update, machine, rehearse(), None)
         except IncompatibleError as error:  # The module is compiled for a larger machine.
-            return PlannedPass(snapshots, update, machine.name, None, error)
+            return PlannedPass(snapshots, update, machine, None, error)
     except OutOfMemoryError as error:
-        return PlannedPass(snapshots, update, "", None, error)
+        return PlannedPass(snapshots, update, None, None, error)
 
 
 def _prepared(

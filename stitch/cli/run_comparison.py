@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
@@ -53,18 +54,52 @@ class Comparison:
     change: Difference
     results: tuple[BudgetResult, ...]
 
+    def verdict(self, result: BudgetResult) -> str:
+        """Return whether a budget is `kept`, `broken` or `unknown`, because of `obstacle`."""
+        if self.stopped_text() or (self.change.unequal and result.budget.is_of_totals):
+            return "unknown"
+        return "kept" if result.is_kept else "broken"
+
     @property
-    def is_broken(self) -> bool:
-        """Return whether a budget is broken."""
-        return any(not result.is_kept for result in self.results)
+    def verdicts(self) -> Counter[str]:
+        """Return how many budgets have each verdict."""
+        return Counter(self.verdict(result) for result in self.results)
+
+    def obstacle(self) -> str:
+        """Return why budgets cannot be checked, nothing if they can."""
+        if self.change.unequal:
+            uneven = f"these runs are of different lengths: {_lengths(self.change.unequal)}"
+            return "; ".join(filter(None, (self.stopped_text(), uneven)))
+        return self.stopped_text()
+
+    def stopped_text(self) -> str:
+        """Return which of the runs failed in the middle of a plan."""
+        named = {"old": self.old.stopped, "new": self.new.stopped}
+        each = [f"the {name} run failed in the middle of {counted(many, 'plan')}"
+                for name, many in named.items() if many]  # fmt: skip
+        return "; ".join(each)
 
 
 def copies_text(change: Difference) -> Iterator[str]:
     """Yield three lines for each additional and missing copy: cost, reason, link and source."""
     for sign, copies in (("+", change.more), ("-", change.fewer)):
         for line in copies:
-            yield f"  {sign} {line.text()}"
-            yield from (f"      {text}" for text in (line.reason, line.link_text()) if text)
+            yield f"  {sign} {_one_line(line.text())}"
+            yield from (f"      {_one_line(text)}" for text in _why(line))
+
+
+def _why(line: CopyLine) -> list[str]:
+    """Return the reason and the link of a copy, as far as known."""
+    return [text for text in (line.reason, line.link_text()) if text]
+
+
+def _one_line(words: str) -> str:
+    """Escape line breaks: files of others have names and locations with any characters.
+
+    >>> _one_line("a\\n::error::b")
+    'a\\\\n::error::b'
+    """
+    return printable(words.replace("\n", "\\n"))
 
 
 def changes(old_text: str, new_text: str) -> list[str]:
@@ -91,7 +126,9 @@ def text(compared: Comparison) -> str:
     lines += copies_text(compared.change)
     lines += peaks_text(compared)
     for result in compared.results:
-        lines.append(f"  budget {'kept' if result.is_kept else 'BROKEN'}: {result.text()}")
+        verdict = compared.verdict(result)
+        lines.append(f"  budget {verdict.upper() if verdict != 'kept' else verdict}: "
+                     f"{result.text()}")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -100,9 +137,11 @@ def as_json(compared: Comparison) -> str:
     body: dict[str, Any] = {"machine": compared.new.machine, **asdict(compared.change)}
     for name, run in (("old", compared.old), ("new", compared.new)):
         body[name] = {key: amount(key, run) for key in BUDGET_KEYS}
+    body["obstacle"] = compared.obstacle()
     body["budgets"] = [
         {"budget": result.budget.text(), "old": result.old, "new": result.new,
-         "allowed": result.allowed, "kept": result.is_kept}
+         "allowed": result.allowed, "kept": compared.verdict(result) == "kept",
+         "verdict": compared.verdict(result)}
         for result in compared.results
     ]  # fmt: skip
     return json.dumps(body, indent=2)
@@ -113,16 +152,22 @@ def markdown(compared: Comparison) -> str:
     budgets = {result.budget.key: result for result in compared.results}
     verdict = ""
     if budgets:
-        verdict = ": a budget is broken" if compared.is_broken else ": all budgets kept"
-    lines = [f"### Stitched copies on {_code(compared.new.machine)}{verdict}", "",
-             "| | old | new | allowed | |", "|---|---:|---:|---:|---|"]  # fmt: skip
+        found = compared.verdicts
+        verdict = ": all budgets kept"
+        if found["broken"] or found["unknown"]:
+            verdict = f": a budget {'is broken' if found['broken'] else 'cannot be checked'}"
+    lines = [f"### Stitched copies on {_code(compared.new.machine)}{verdict}", ""]
+    if compared.obstacle():
+        lines += [_code(compared.obstacle()), ""]
+    lines += ["| | old | new | allowed | |", "|---|---:|---:|---:|---|"]
     for key in BUDGET_KEYS:
         old, new = amount(key, compared.old), amount(key, compared.new)
         result = budgets.get(key)
         if result is None and not old and not new:
             continue
         allowed = amount_text(key, result.allowed) if result else ""
-        mark = ("kept" if result.is_kept else "**broken**") if result else ""
+        mark = compared.verdict(result) if result else ""
+        mark = f"**{mark}**" if mark not in ("", "kept") else mark
         cells = [key, amount_text(key, old), amount_text(key, new), allowed, mark]
         lines.append(f"| {' | '.join(cells)} |")
     copies = [*(("+", one) for one in compared.change.more),
@@ -130,7 +175,8 @@ def markdown(compared: Comparison) -> str:
     if copies:
         lines += ["", "| | copy | bytes | time | link | why |", "|---|---|---:|---:|---|---|"]
     for sign, one in copies:
-        cells = [sign, f"{one.kind} x{one.times}", f"{one.nbytes} B", f"{one.seconds * 1e6:.1f} us",
+        cells = [sign, _code(f"{one.kind} x{one.times}"), f"{one.nbytes} B",
+                 f"{one.seconds * 1e6:.1f} us",
                  _code(one.link_text()), _code(one.reason)]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -148,27 +194,44 @@ def _code(words: str) -> str:
 
 def junit(compared: Comparison) -> str:
     """Return a test suite with a case for each budget, or one without budgets."""
-    broken = sum(not result.is_kept for result in compared.results)
+    found = compared.verdicts
     suite = ElementTree.Element(
         "testsuite", name="stitch diff", tests=str(len(compared.results) or 1),
-        failures=str(broken), errors="0", skipped="0",
+        failures=str(found["broken"]), errors=str(found["unknown"]), skipped="0", time="0",
     )  # fmt: skip
     where = _source_of(compared.change.more)
     for result in compared.results:
         case = ElementTree.SubElement(
-            suite, "testcase", classname="stitch.diff", name=result.budget.text()
+            suite, "testcase", classname="stitch.diff", name=result.budget.text(), time="0"
         )
-        if not result.is_kept:
+        verdict = compared.verdict(result)
+        if verdict == "broken":
             if where is not None:
-                case.set("file", where[0])
+                case.set("file", _xml(where[0]))
                 case.set("line", str(where[1]))
-            failure = ElementTree.SubElement(case, "failure", message=printable(result.text()))
-            failure.text = printable("\n".join(copies_text(compared.change)))
+            failure = ElementTree.SubElement(case, "failure", message=_xml(result.text()),
+                                             type="budget")  # fmt: skip
+            failure.text = _xml("\n".join(copies_text(compared.change)))
+        elif verdict == "unknown":
+            ElementTree.SubElement(
+                case, "error", message=_xml(compared.obstacle()), type="comparison"
+            )
     if not compared.results:
-        ElementTree.SubElement(suite, "testcase", classname="stitch.diff", name="comparison")
-    ElementTree.SubElement(suite, "system-out").text = printable(text(compared))
+        ElementTree.SubElement(
+            suite, "testcase", classname="stitch.diff", name="comparison", time="0"
+        )
+    ElementTree.SubElement(suite, "system-out").text = _xml(text(compared))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _xml(words: str) -> str:
+    """Escape the characters that XML does not allow.
+
+    >>> _xml("a\\x00\\uffff")
+    'a\\\\x00\\\\uffff'
+    """
+    return printable(words).replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
 
 
 def github(compared: Comparison) -> str:
@@ -176,16 +239,19 @@ def github(compared: Comparison) -> str:
 
     They are errors if a budget is broken, else notices; each broken budget is an error as well.
     """
-    level = "error" if compared.is_broken else "notice"
+    level = "error" if compared.verdicts["broken"] else "notice"
     lines = [
         _annotation("error", None, "stitch: budget broken", result.text())
-        for result in compared.results if not result.is_kept
+        for result in compared.results if compared.verdict(result) == "broken"
     ]  # fmt: skip
+    if compared.verdicts["unknown"]:
+        title = "stitch: a budget cannot be checked"
+        lines.append(_annotation("error", None, title, compared.obstacle()))
     costly = sorted(compared.change.more, key=lambda line: -line.nbytes * line.times)
     sources = source_paths(line.location for line in costly)
     for line in costly[: MAX_ANNOTATIONS - len(lines)]:
         title = f"stitch: +{line.times} {line.kind} of {line.nbytes} B"
-        what = "\n".join(filter(None, (line.reason, line.link_text())))
+        what = "\n".join(_one_line(text) for text in _why(line))
         lines.append(_annotation(level, sources.get(line.location), title, what))
     change = f"this change: {difference_text(compared.change.added)}"
     return "\n".join([*lines, _annotation("notice", None, "stitch diff", change)])
@@ -246,24 +312,27 @@ _FORMATS: dict[str, Callable[[Comparison], str]] = {
 def compare_files(paths: Sequence[str], budgets: Sequence[Budget], form: str) -> int:
     """Print how a run differs from an earlier one, and each broken budget on standard error.
 
-    Returns exit code 7 if a budget is broken, 6 if budgets compare runs of different lengths.
+    Returns exit code 7 if a budget is broken, 6 if one cannot be checked: it compares runs of
+    different lengths, or one of the runs failed.
     """
     old, new = (read_document(path, read_copies) for path in paths)
     change = difference(old, new)
     compared = Comparison(old, new, change, check_budgets(budgets, old, new))
-    uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
-    broken = [result for result in compared.results if not result.is_kept]
-    failures, code = [result.text() for result in broken], EXIT_OVER_LIMIT if broken else EXIT_OK
-    totals = [b.key for b in budgets if b.compares and not b.key.startswith("peak.")]
-    if change.unequal and totals:
-        failures = [f"{uneven}: their {', '.join(totals)} cannot be compared"]
-        code = EXIT_FAILURE
-    elif change.unequal:
-        say_aside(f"{prog()}: note: {uneven}")
     say(_FORMATS[form](compared))
+    named: dict[str, list[BudgetResult]] = {"kept": [], "broken": [], "unknown": []}
+    for result in compared.results:
+        named[compared.verdict(result)].append(result)
+    failures = [result.text() for result in named["broken"]]
+    if named["unknown"]:
+        keys = ", ".join(result.budget.key for result in named["unknown"])
+        failures.append(f"{compared.obstacle()}: their {keys} cannot be compared")
+    elif compared.obstacle():
+        say_aside(f"{prog()}: note: {compared.obstacle()}")
     for failure in failures:
         say_aside(f"{prog()}: error: {failure}")
-    return code
+    if named["broken"]:
+        return EXIT_OVER_LIMIT
+    return EXIT_FAILURE if named["unknown"] else EXIT_OK
 
 
 def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:

@@ -42,7 +42,13 @@ if TYPE_CHECKING:
         compare,
     )
     from stitch.report.page import PageExtras, page_text
-    from stitch.report.run_copies import Difference, RunCopies, difference, read_copies
+    from stitch.report.run_copies import (
+        Difference,
+        RunCopies,
+        difference,
+        machine_digest,
+        read_copies,
+    )
     from stitch.report.run_record import Recorder, RunRecord, read_record, replay, replay_record
     from stitch.report.trace_events import SIMULATED, TICK, WALL, slice_line, track_names
     from stitch.report.visualizer import VisualizerFolder
@@ -54,7 +60,7 @@ else:
             "other_lines peaks_of plan_json plan_peaks totals_json",
             "operations": "ComparedResult OperationComparison OperationLine "
             "Tolerances Verdict compare",
-            "run_copies": "Difference RunCopies difference read_copies",
+            "run_copies": "Difference RunCopies difference machine_digest read_copies",
             "run_record": "Recorder RunRecord read_record replay replay_record",
             "budgets": "BUDGET_KEYS Budget BudgetResult PEAK_KEYS amount amount_text check_budgets "
             "parse_budgets",
@@ -72,7 +78,7 @@ __all__ = [
     "OperationComparison", "OperationLine", "PageExtras", "Recorder", "RunCopies", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "amount", "amount_text", "check_budgets",
     "compare", "copy_lines", "counted", "difference", "explain", "is_compressed",
-    "memory_report", "memory_views", "open_device", "other_lines", "page_text", "parse_budgets",
-    "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record", "replay",
-    "replay_record", "slice_line", "totals_json", "track_names",
+    "machine_digest", "memory_report", "memory_views", "open_device", "other_lines", "page_text",
+    "parse_budgets", "peaks_of", "plan_json", "plan_peaks", "read_copies", "read_record",
+    "replay", "replay_record", "slice_line", "totals_json", "track_names",
 ]  # fmt: skip

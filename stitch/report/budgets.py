@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stitch.budget import parse_nbytes
@@ -43,11 +44,22 @@ class Budget:
         """Return whether it depends on another run."""
         return self.bound != "most"
 
+    @property
+    def is_of_totals(self) -> bool:
+        """Return whether it compares sums over two runs, which must be of one length."""
+        return self.compares and self.key not in PEAK_KEYS
+
     def allowed(self, old: float) -> float:
-        """Return the most that a run may have beside an earlier one."""
-        if self.bound == "percent":
+        """Return the most that a run may have beside an earlier one; counts are exact.
+
+        >>> [budget.allowed(1000) for budget in parse_budgets("copies:+0.3%,bytes:+0.29%")]
+        [1003, 1002]
+        """
+        if self.bound != "percent":
+            return self.amount + (old if self.bound == "added" else 0)
+        if self.key.endswith("seconds"):
             return old * (1 + self.amount / 100)
-        return self.amount + (old if self.bound == "added" else 0)
+        return math.floor(old * (1 + Fraction(repr(self.amount)) / 100))
 
     def text(self) -> str:
         """Return the budget as `parse_budgets` reads it.
@@ -56,7 +68,8 @@ class Budget:
         ['copies:+0', 'bytes:+4096', 'seconds:+5%', 'peak.l1:2']
         """
         sign = "" if self.bound == "most" else "+"
-        return f"{self.key}:{sign}{self.amount:g}" + ("%" if self.bound == "percent" else "")
+        number = f"{self.amount:.15g}" if isinstance(self.amount, float) else str(self.amount)
+        return f"{self.key}:{sign}{number}" + ("%" if self.bound == "percent" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,9 @@ class BudgetResult:
     @property
     def is_kept(self) -> bool:
         """Return whether the new run keeps the budget."""
-        return self.new <= self.allowed + ROUNDING * max(abs(self.old), abs(self.new))
+        is_sum = self.budget.key.endswith("seconds")
+        slack = ROUNDING * max(self.old, self.new) if is_sum else 0
+        return self.new <= self.allowed + slack
 
     def text(self) -> str:
         """Describe the result.
@@ -143,9 +158,18 @@ def _wrong(word: str, expected: str, got: str | None = None) -> UsageError:
 def check_budgets(
     budgets: Iterable[Budget], old: RunCopies, new: RunCopies
 ) -> tuple[BudgetResult, ...]:
-    """Compare the budgets with two runs."""
+    """Compare the budgets with two runs.
+
+    Raises `UsageError` for the peak of a space that their machine lacks.
+    """
     results = []
     for budget in budgets:
+        space = budget.key.removeprefix("peak.")
+        if budget.key in PEAK_KEYS and new.spaces and space not in new.spaces:
+            raise UsageError(
+                f"machine {new.machine!r} has no {space} for the budget {budget.text()!r}",
+                expected=", ".join(f"peak.{one}" for one in new.spaces),
+            )
         before, now = (amount(budget.key, run) for run in (old, new))
         results.append(BudgetResult(budget, before, now, budget.allowed(before)))
     return tuple(results)

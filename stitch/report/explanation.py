@@ -352,25 +352,35 @@ def plan_peaks(plans: Sequence[Plan]) -> dict[Space, int]:
     """Return the largest bytes per bank of any plan at one time, by space (scratch included)."""
     largest: dict[Space, int] = {}
     for plan in plans:
-        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
-                 if b.address is not None}  # fmt: skip
-        used: dict[Space, int] = {}
-        for space, size in sizes.values():
-            used[space] = used.get(space, 0) + size
-        _raise_to(largest, used)
-        for step in plan.steps:
-            if isinstance(step, Allocate):
-                buffer = step.buffer
-                sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
-                used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
-            elif isinstance(step, Free) and step.buffer in sizes:
-                space, size = sizes.pop(step.buffer)
-                used[space] -= size
-            elif isinstance(step, Execute) and step.scratch is not None:
-                space, _, size = step.scratch
-                _raise_to(largest, used | {space: used.get(space, 0) + size})
-            _raise_to(largest, used)
+        _raise_to(largest, peaks_and_end(plan)[0])
     return largest
+
+
+def peaks_and_end(plan: Plan) -> tuple[dict[Space, int], dict[Space, int]]:
+    """Return the largest bytes per bank of a plan at one time, and those at its end, by space.
+
+    Both include the buffers that the plan found, which may be others when it runs again.
+    """
+    largest: dict[Space, int] = {}
+    sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
+             if b.address is not None}  # fmt: skip
+    used: dict[Space, int] = {}
+    for space, size in sizes.values():
+        used[space] = used.get(space, 0) + size
+    _raise_to(largest, used)
+    for step in plan.steps:
+        if isinstance(step, Allocate):
+            buffer = step.buffer
+            sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
+            used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
+        elif isinstance(step, Free) and step.buffer in sizes:
+            space, size = sizes.pop(step.buffer)
+            used[space] -= size
+        elif isinstance(step, Execute) and step.scratch is not None:
+            space, _, size = step.scratch
+            _raise_to(largest, used | {space: used.get(space, 0) + size})
+        _raise_to(largest, used)
+    return largest, used
 
 
 def _raise_to(largest: dict[Space, int], used: Mapping[Space, int]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stitch.argument_kinds import instance_of, takes
 from stitch.errors import FormatError, StitchError, TaskError
-from stitch.frozen_json import from_plain, read_json, to_plain
+from stitch.frozen_json import from_plain, read_json, shown, to_plain
 from stitch.machine import Machine
 from stitch.memory import Allocator
 from stitch.planner import WARNINGS, Allocate, Buffer, Cost, Free, Plan, Relocate, check_plan
@@ -258,7 +258,7 @@ def record_of(body: Any) -> RunRecord:
     numbered: dict[int, Plan] = {}
     for index, plan in plans.items():
         if not index.isdecimal():
-            raise FormatError("the key of a plan is not a number", where=f"plans.{index}"[:80])
+            raise FormatError("the key of a plan is not a number", where="plans", got=shown(index))
         numbered[int(index)] = from_plain(Plan, plan, f"plans.{index}")
         if numbered[int(index)].request.machine != machine:
             raise FormatError(
@@ -331,9 +331,11 @@ def replay(text: str) -> Replayed:
     return replay_record(read_record(text))
 
 
-def replay_record(record: RunRecord) -> Replayed:
-    """Replay a parsed record; raises as `replay`."""
+def replay_record(record: RunRecord, *, are_sound: bool = False) -> Replayed:
+    """Replay a parsed record; raises as `replay`. `are_sound`: its plans were checked."""
     replayed = _Replay(record)
+    if are_sound:
+        replayed.sound.update(record.plans)
     for number, event in enumerate(record.events):
         try:
             replayed.event(event)
@@ -352,7 +354,8 @@ def replay_record(record: RunRecord) -> Replayed:
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in one line, for errors."""
-    return " ".join(f"{k}={v}" for k, v in event.items() if k != "used")[:120]
+    words = " ".join(f"{k}={v}" for k, v in event.items() if k != "used")
+    return " ".join(words.split())[:120]
 
 
 class _Replay:
@@ -362,7 +365,7 @@ class _Replay:
         self._record = record
         shape = record.machine.shape
         self._allocators = {space: Allocator.of(shape.space(space)) for space in shape.spaces}
-        self._sound: set[int] = set()
+        self.sound: set[int] = set()
         self.counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -415,11 +418,11 @@ class _Replay:
         plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None or index is None:
             raise FormatError("the record lacks the plan of a run", where=event_text(event))
-        if index not in self._sound:
+        if index not in self.sound:
             problem = next((p for p in check_plan(plan) if p.kind not in WARNINGS), None)
             if problem is not None:
                 raise TaskError(f"the plan is not sound: {problem}")
-            self._sound.add(index)
+            self.sound.add(index)
         for space, address, size in plan.free_regions:
             if not self._allocator(space).is_free(address, size):
                 raise TaskError(

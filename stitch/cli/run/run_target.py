@@ -28,6 +28,7 @@ from stitch.report import (
     Recorder,
     VisualizerFolder,
     counted,
+    machine_digest,
     memory_views,
     other_lines,
     page_text,
@@ -169,6 +170,7 @@ class OneDevice:
         device, account = self.opened, self.opened.account()
         return {
             "machine": device.machine.name,
+            "machine_digest": machine_digest(device.machine),
             "executor": device.executor,
             "copies_per_pass": measured.copies,
             "totals": totals_json(account.period, account.total),
