@@ -7,12 +7,14 @@ import functools
 import itertools
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import yaml
 
@@ -204,6 +206,20 @@ def test_onnx_has_the_operations_types_locations_and_layouts(exported: Path) -> 
     np.testing.assert_array_equal(weights["w"], np.arange(64).reshape(8, 8))
 
 
+@pytest.mark.usefixtures("exported")
+def test_onnx_runtime_computes_the_numbers_of_the_program() -> None:
+    """Of a program whose operators are ONNX's own."""
+    assert main(["export", "a.ttb", "--format=onnx", "-o", "a.onnx", "-q"]) == 0
+    x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8)
+    session = onnxruntime.InferenceSession("a.onnx", providers=["CPUExecutionProvider"])
+    theirs = session.run(None, {"x": x})
+    with stitch.open_device("tiny") as device:
+        ours = [result.numpy() for result in device.load("a.ttb")(x)]
+    assert len(ours) == len(theirs) == 2
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
+
+
 def test_a_scan_is_written_with_its_body() -> None:
     from stitch.cli.export.onnx_graph import onnx_bytes
 
@@ -213,6 +229,31 @@ def test_a_scan_is_written_with_its_body() -> None:
     assert len(bodies) == sum(operation.body >= 0 for operation in program.operations)
     assert bodies
     assert all(graph.node for graph in bodies)
+
+
+def objects(required: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an array of objects with these properties and no others."""
+    item = {"type": "object", "properties": required, "required": [*required]}
+    return {"type": "array", "items": item | {"additionalProperties": False}}
+
+
+TEXT = {"type": "string"}
+FACTS = objects({"key": TEXT, "value": TEXT})
+#: A `GraphCollection` as Model Explorer's classes (`model_explorer.graph_builder`) have it, as far
+#: as Stitch writes it.
+COLLECTION = objects({
+    "label": TEXT,
+    "graphs": objects({
+        "id": TEXT,
+        "nodes": objects({
+            "id": TEXT, "label": TEXT, "namespace": TEXT, "attrs": FACTS,
+            "incomingEdges": objects({
+                "sourceNodeId": TEXT, "sourceNodeOutputId": TEXT, "targetNodeInputId": TEXT,
+            }),
+            "outputsMetadata": objects({"id": TEXT, "attrs": FACTS}),
+        }),
+    }),
+})["items"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("exported")
@@ -228,9 +269,27 @@ def test_drawings_have_a_node_for_each_operation_and_an_edge_for_each_operand(
     assert drawn.count(" -> ") == reads
     assert drawn.count("shape=") - 1 == nodes
     assert main(["export", "a.ttb", "--format=model_explorer"]) == 0
-    (graph,) = json.loads(capsys.readouterr().out)["graphs"]
-    assert len(graph["nodes"]) == nodes
+    collection = json.loads(capsys.readouterr().out)
+    jsonschema.validate(collection, COLLECTION)
+    (graph,) = collection["graphs"]
+    assert len({node["id"] for node in graph["nodes"]}) == nodes
     edges = [(node["id"], edge) for node in graph["nodes"] for edge in node["incomingEdges"]]
     assert len(edges) == reads
     results = {node["id"]: len(node["outputsMetadata"]) for node in graph["nodes"]}
     assert all(int(e["sourceNodeOutputId"]) < results[e["sourceNodeId"]] for _, e in edges)
+
+
+@pytest.mark.campaign("extensions")
+@pytest.mark.usefixtures("exported")
+def test_graphviz_reads_the_drawing_with_names_as_they_are() -> None:
+    program = stitch.load("a.ttb").programs[0]
+    assert main(["export", "a.ttb", "--format=dot", "-o", "a.dot", "-q"]) == 0
+    laid_out = subprocess.run(["dot", "-Tjson0", "a.dot"], capture_output=True, check=True)
+    graph = json.loads(laid_out.stdout)
+    assert not laid_out.stderr
+    reads = sum(v >= 0 for o in program.operations for v in o.inputs) + len(program.outputs)
+    assert len(graph["edges"]) == reads
+    labels = [node["label"].replace("\\\\", "\\") for node in graph["objects"]]
+    assert {slot.name for slot in program.inputs} <= set(labels)
+    assert {slot.name for slot in program.outputs} <= set(labels)
+    assert {operation.title for operation in program.operations} <= set(labels)

@@ -66,10 +66,11 @@ does: whoever has the old one mapped keeps it.
 
 ## What a writer does
 
-In C++, `flatc --cpp schema/program.fbs` writes builders, which need the headers of flatc's own
-version; `FinishSizePrefixed(root, "{identifier}")` gives positions 0 to 4 + size. Append the
-CRC-32, the zeros and the segments. `stitch-inspect --verify=full FILE` checks 1 to 7 of the list
-above, `stitch-run --dry_run FILE` all of it.
+`stitch schema ttb` prints `program.fbs`; `examples/emit/` writes a file in C++ and one in C.
+In C++, `flatc --cpp program.fbs` writes builders, which need the headers of flatc's own version;
+`FinishSizePrefixed(root, "{identifier}")` gives positions 0 to 4 + size.
+Append the CRC-32, the zeros and the segments. `stitch-inspect --verify=full FILE` checks 1 to 7 of
+the list above, `stitch-run --dry_run FILE` all of it.
 
 * `version` is the version of the format that the writer knows; `opset` says of which opset of ONNX
   the module was, and readers compute the same whatever it is.
