@@ -167,28 +167,42 @@ def test_a_plugin_that_is_no_file_is_refused(
     assert f"there is no plugin file {path!r}" in capsys.readouterr().err
 
 
-ALL_KINDS = (
-    POLICIES
-    + MACHINE
+#: A value of each kind but operators, of which an example is tested elsewhere.
+VALUES = (
+    MACHINE
     + """\
+from pathlib import Path
 from stitch.graph import ComputationGraphBuilder
 from stitch.runtime import make_executor
+at_once = bench()
+in_a_file = Path(__file__).with_name("bench.yaml")
+def make():
+    return make_executor("numpy")
 def read(path, examples, input_shapes):
     builder = ComputationGraphBuilder(path.stem)
     builder.output("y", builder.input("x", (4, 4), "float32") * float(path.read_text()))
     return builder.build()
-stitch.register("frontends", "factor", read)
-stitch.register("machines", "bench", bench)
-stitch.register("executors", "mine", lambda: make_executor("numpy"))
+def first(holes, nbytes):
+    return next((address for address, size in holes if size >= nbytes), None)
+def largest(candidate):
+    return -candidate.nbytes
 """
 )
+REGISTRATIONS = """\
+import stitch
+stitch.register("frontends", "factor", read)
+stitch.register("machines", "bench", bench)
+stitch.register("executors", "mine", make)
+stitch.register("allocators", "first", first)
+stitch.register("residency", "largest", largest)
+"""
 
 
 def test_the_commands_use_what_a_file_registers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(ALL_KINDS, encoding="utf-8")
+    Path("mine.py").write_text(VALUES + REGISTRATIONS, encoding="utf-8")
     Path("three.factor").write_text("3", encoding="utf-8")
     plugin = "--plugin=mine.py"
     assert compile_main(["three.factor", plugin, "--target=bench", "-o", "a.ttb"]) == 0
@@ -210,6 +224,38 @@ def test_the_commands_use_what_a_file_registers(
     assert "did you mean 'largest'?" in said
     assert compile_main(["three.factor", "-o", "b.ttb"]) == 3
     assert "no front end reads 'three.factor'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("machine", ["bench", "at_once", "in_a_file"])
+def test_each_kind_is_an_entry_point(
+    machine: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine is a function, a `Machine` or a path; nothing is imported before it is named."""
+    shipped = (Path(stitch.machine.__file__).parent / "tiny.yaml").read_text(encoding="utf-8")
+    (tmp_path / "site" / "bench.yaml").write_text(shipped.replace("name: tiny", "name: bench"))
+    lab = (EXAMPLES / "operator" / "lab_operator" / "__init__.py").read_text(encoding="utf-8")
+    install("labpackage", lab, operators="lab = labpackage:OPERATORS")
+    install(
+        "mypackage", VALUES, machines=f"bench = mypackage:{machine}",
+        executors="mine = mypackage:make", frontends="factor = mypackage:read",
+        allocators="first = mypackage:first", residency="largest = mypackage:largest",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("three.factor").write_text("3", encoding="utf-8")
+    assert {kind: plugins.names(kind) for kind in plugins.KINDS} == {
+        "machines": ("bench",), "executors": ("mine",), "operators": ("lab",),
+        "frontends": ("factor",), "allocators": ("first",), "residency": ("largest",),
+    }  # fmt: skip
+    assert compile_main(["three.factor", "--target=tiny", "-o", "a.ttb"]) == 0
+    assert "labpackage" not in sys.modules
+    module = EXAMPLES / "operator" / "squares.yaml"
+    assert compile_main([str(module), "--target=bench", "-o", "b.ttb"]) == 0
+    words = ["a.ttb", "--device=bench", "--init=ones", "--output=y=@y.npy", "--executor=mine",
+             "--allocator=first", "--residency=largest"]  # fmt: skip
+    assert run_main(words) == 0
+    np.testing.assert_array_equal(np.load("y.npy"), np.full((4, 4), 3, np.float32))
+    assert run_main(["b.ttb", "--init=ones", "--output=y=@y.npy"]) == 0
+    np.testing.assert_array_equal(np.load("y.npy"), np.ones((4, 8), np.float32))
 
 
 def test_a_plugin_that_is_something_else_is_named() -> None:
