@@ -1,11 +1,11 @@
 """Stitch joins independently compiled programs at run time."""
 
-from typing import TYPE_CHECKING
-
 from stitch.installation import check_installation
 from stitch.on_demand import names_on_demand
 
 check_installation()
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all of this.
 if TYPE_CHECKING:
     from stitch.api import (
         CompileCache,

@@ -13,14 +13,15 @@ One of the two branches is needed: type checkers accept any name of a module wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
-@contextmanager
-def late_import() -> Iterator[None]:
+class late_import:  # It reads as a verb: `with late_import():`.
     """Wrap an import that runs on first use.
 
     Raises:
@@ -28,27 +29,28 @@ def late_import() -> Iterator[None]:
             too many open files. A later call tries again.
         CompileError: The module needs torch, which is not installed.
     """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        from stitch.errors import CompileError
 
-        raise CompileError(
-            "this part of Stitch needs the package torch, which is not installed",
-            remedy="pip install 'stitch-runtime[torch]'",
-        ) from error
-    except OSError as error:
-        # `import stitch` loads this file alone.
-        from stitch.errors import StitchError
+    def __enter__(self) -> None:
+        pass
 
-        raise StitchError(
-            "a module of Stitch cannot be loaded",
-            where=error.filename,
-            got=error.strerror or str(error),
-            remedy="close files, or raise the limit of open files (ulimit -n), and call again",
-        ) from error
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            from stitch.errors import CompileError
+
+            raise CompileError(
+                "this part of Stitch needs the package torch, which is not installed",
+                remedy="pip install 'stitch-runtime[torch]'",
+            ) from error
+        if isinstance(error, OSError):
+            # `import stitch` loads this file alone.
+            from stitch.errors import StitchError
+
+            raise StitchError(
+                "a module of Stitch cannot be loaded",
+                where=error.filename,
+                got=error.strerror or str(error),
+                remedy="close files, or raise the limit of open files (ulimit -n), and call again",
+            ) from error
 
 
 def names_on_demand(

@@ -4,14 +4,15 @@ Each subcommand is a folder whose `main` loads it when it is called; the modules
 folders are shared by the commands.
 """
 
-from typing import TYPE_CHECKING
-
 from stitch.cli.stitch_command import main
 from stitch.installation import check_installation
 from stitch.on_demand import names_on_demand
 
 # The other distribution may have overwritten `stitch/__init__.py`, which checks it as well.
 check_installation()
+
+TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from stitch.cli.planned_pass import PlannedPass, plan_pass
 else:

@@ -5,21 +5,20 @@ Imports only what `--version` needs; the rest is imported when the command is lo
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stitch.version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
-
+    from typing import Any
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -39,14 +38,17 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 _JSON: ContextVar[bool] = ContextVar("json", default=False)
 #: The name of the running command, as it was called: `stitch-run` or `stitch run`.
 _PROG: ContextVar[str] = ContextVar("prog", default="stitch")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+#: By value of an option: the file of settings that sets it.
+_SETTINGS: ContextVar[dict[str, str]] = ContextVar("settings")
 
 
-class Command(NamedTuple):
+class Command:
     """A loaded command: its argument parser and its body."""
 
-    read: Callable[[Sequence[str]], Namespace]
-    body: Callable[[Namespace], int]
+    def __init__(
+        self, read: Callable[[Sequence[str]], Namespace], body: Callable[[Namespace], int]
+    ) -> None:
+        self.read, self.body = read, body
 
 
 def version_text(prog: str) -> str:
@@ -76,7 +78,12 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31m")
     'a\\x1b[31m'
     """
-    return _CONTROL.sub(lambda character: character.group().encode("unicode_escape").decode(), text)
+    if text.isprintable():
+        return text
+    import re
+
+    control = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
+    return re.sub(control, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def reports_aside() -> None:
@@ -117,6 +124,12 @@ def say_aside(text: str) -> None:
 def prog() -> str:
     """Return the name of the running command, as it was called: `stitch-run` or `stitch run`."""
     return _PROG.get()
+
+
+def note_setting(value: str | list[str], where: str) -> None:
+    """Note which file set the value of an option, for errors about the value."""
+    for one in [value] if isinstance(value, str) else value:
+        _SETTINGS.get()[one] = where
 
 
 def say_written(paths: Iterable[str | Path]) -> None:
@@ -167,6 +180,7 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
     _QUIET.set(False)
     _JSON.set("--json" in options)
     _PROG.set(prog)
+    _SETTINGS.set({})
     try:
         if arguments[:1] == ["--version"]:
             say(version_text(prog))
@@ -223,10 +237,12 @@ def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
                 say_aside(f"{prog()}: timings: {timed.text()}")
 
 
-def _plugin_files(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+def _plugin_files(arguments: Sequence[str]) -> AbstractContextManager[None]:
     """Run the files of `--plugin`, before other options are checked that may name plugins."""
+    from contextlib import nullcontext
+
     if not any(word.startswith("--plugin") for word in arguments):
-        return contextlib.nullcontext()
+        return nullcontext()
     from argparse import ArgumentParser
 
     from stitch.plugins import files
@@ -257,6 +273,8 @@ def os_error_text(error: OSError) -> str:
 
 def _failed(error: BaseException, arguments: Sequence[str], *, debug: bool) -> int:
     """Print the one message of a failure, and a command to type instead; return the exit code."""
+    from contextlib import suppress
+
     from stitch.cli.error_report import corrected, error_json
     from stitch.errors import StitchError
 
@@ -266,9 +284,12 @@ def _failed(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         traceback.print_exc()
     what, code = failure_of(error)
     command = corrected(error, prog(), arguments) if isinstance(error, StitchError) else None
+    for value, where in _SETTINGS.get().items():
+        if repr(value) in what and not any(word.endswith(value) for word in arguments):
+            what, command = f"{what}\n  set by: {where}", None
     if what.startswith("internal error") and not debug:
         what += "\n  try: --debug shows the traceback; please report it"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if _JSON.get():
             say_result({"error": error_json(error, what, code) | {"command": command}}, tuple)
         else:
@@ -289,7 +310,9 @@ def _leave_standard_output() -> None:
 
     Otherwise the interpreter's last flush fails again and makes the exit code 120.
     """
-    with contextlib.suppress(OSError, ValueError):
+    from contextlib import suppress
+
+    with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from rich_argparse import RawDescriptionRichHelpFormatter
-
-from stitch.cli.command import prog, version_text
+from stitch.cli.command import note_setting, prog, version_text
 from stitch.errors import UsageError, closest
 
 EXIT_CODES = """\
@@ -33,10 +32,17 @@ Group: TypeAlias = "argparse.ArgumentParser | argparse._ArgumentGroup"
 _COMMON = "options of every command"
 
 
-class HelpFormatter(RawDescriptionRichHelpFormatter):
-    """Help with colours on a terminal; headings as they are written."""
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    """Return what formats help: with colours on a terminal, else without importing rich."""
+    if not sys.stdout.isatty():
+        return argparse.RawDescriptionHelpFormatter
+    from rich_argparse import RawDescriptionRichHelpFormatter
 
-    group_name_formatter = str
+    class Formatter(RawDescriptionRichHelpFormatter):
+        group_name_formatter = str  # Headings as they are written.
+        help_markup = text_markup = False  # Brackets stand for themselves.
+
+    return Formatter
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +53,8 @@ class Parser(argparse.ArgumentParser):
         files = [f"[{a.metavar} ...]" if a.nargs == "*" else f"[{a.metavar}]"
                  for a in self._get_positional_actions()]  # fmt: skip
         self._action_groups.sort(key=lambda group: group.title == _COMMON)
-        self.usage = " ".join([self.prog.replace("%", "%%"), "[OPTION ...]", *files])
+        self.formatter_class = _help_formatter()
+        self.usage = self.usage or " ".join([self.prog.replace("%", "%%"), "[OPTION ...]", *files])
         return super().format_help()
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -64,13 +71,17 @@ class Parser(argparse.ArgumentParser):
 
     def _set_project_defaults(self) -> None:
         """Set the defaults of options from `[tool.stitch]`, where this command takes them."""
-        from stitch.cli.settings import project_settings
+        from stitch.cli.settings import OPTIONS, project_settings
 
-        own = {action.dest: action for action in self._actions}
-        for name, value in project_settings().defaults().items():
+        own = {action.dest: action for action in self._actions if action.dest in OPTIONS.values()}
+        if not own:
+            return
+        settings = project_settings()
+        for name, value in settings.defaults().items():
             action = own.get(name)
             if action is not None and (not action.choices or value in action.choices):
                 self.set_defaults(**{name: value})
+                note_setting(value, f"[tool.stitch] of {settings.file}")
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""
@@ -80,9 +91,7 @@ class Parser(argparse.ArgumentParser):
         if match := _CHOICE.fullmatch(message):
             option, given, listed = match.groups()
             choices = listed.replace("'", "").split(", ")
-            return (
-                f"{option} takes {_either(choices)}, not {given!r}{closest(given, choices, ': ')}"
-            )
+            return f"{option} {not_one_of(choices, given)}"
         if match := _ARGUMENT.fullmatch(message):
             option, what = match.groups()
             return f"{option} {'needs a value' if what == 'expected one argument' else what}"
@@ -105,7 +114,6 @@ def make_parser(description: str, examples: str) -> Parser:
         prog=prog(),
         description=description,
         epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
-        formatter_class=HelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
@@ -205,5 +213,11 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
-def _either(choices: list[str]) -> str:
-    return choices[0] if len(choices) == 1 else ", ".join(choices[:-1]) + f" or {choices[-1]}"
+def not_one_of(choices: Sequence[str], given: str) -> str:
+    """Return the error for a value that is no choice, without the name of its option.
+
+    >>> not_one_of(("numpy", "torch"), "nump")
+    "takes numpy or torch, not 'nump': did you mean 'numpy'?"
+    """
+    either = ", ".join(choices[:-1]) + " or " if choices[:-1] else ""
+    return f"takes {either}{choices[-1]}, not {given!r}{closest(given, choices, ': ')}"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stitch.errors import UsageError, closest
@@ -27,24 +28,43 @@ LEVELS = ("error", "warning", "info", "debug")
 _log = logging.getLogger("stitch.cli")
 
 
+@dataclass(slots=True, eq=False)
+class _OpenPhase:
+    """A phase under way: its name, and how many of its parts are done, if it has several."""
+
+    what: str
+    parts: int
+    done: int = 0
+
+    def text(self) -> str:
+        return f"{self.what} ..." + (f" {self.done} of {self.parts}" if self.parts > 1 else "")
+
+
 class Phases:
     """The phases of one command: the seconds of each, in order, and what is shown."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown and sys.stderr.isatty()
         self.seconds: dict[str, float] = {}
-        self._open: list[str] = []
+        self._open: list[_OpenPhase] = []
         self._lock = threading.Lock()
         self._status: Status | None = None
 
     @contextmanager
-    def phase(self, what: str) -> Iterator[None]:
-        """Time a block as the phase `what`."""
+    def phase(self, what: str, parts: int) -> Iterator[Callable[[], None]]:
+        """Time a block as the phase `what`; yield the function to call after each part."""
         began, inside = time.perf_counter(), sum(self.seconds.values())
-        self._open.append(what)
-        timer = self._timer()
+        opened = _OpenPhase(what, parts)
+
+        def count_part() -> None:
+            opened.done += 1
+            self._update()
+
+        self._open.append(opened)
+        timer = self._timer(opened)
+        self._update()
         try:
-            yield
+            yield count_part
         finally:
             self._close(timer)
             whole = time.perf_counter() - began
@@ -56,22 +76,28 @@ class Phases:
         """Return the seconds of each phase, in the order in which they ended."""
         return ", ".join(f"{what} {seconds:.3f} s" for what, seconds in self.seconds.items())
 
-    def _timer(self) -> threading.Timer | None:
+    def _timer(self, opened: _OpenPhase) -> threading.Timer | None:
         """Start the clock of the outermost phase, if a terminal shows it."""
         if len(self._open) > 1 or not self._shown:
             return None
-        timer = threading.Timer(SHOWN_AFTER, self._show)
+        timer = threading.Timer(SHOWN_AFTER, self._show, [opened])
         timer.daemon = True
         timer.start()
         return timer
 
-    def _show(self) -> None:
+    def _show(self, outermost: _OpenPhase) -> None:
         from rich.console import Console
 
         with self._lock:
-            if self._open and self._shown:
-                self._status = Console(stderr=True).status(f"{self._open[-1]} ...")
+            if self._open[:1] == [outermost]:
+                self._status = Console(stderr=True).status(self._open[-1].text())
                 self._status.start()
+
+    def _update(self) -> None:
+        if self._status is not None:
+            with self._lock:
+                if self._status is not None and self._open:
+                    self._status.update(self._open[-1].text())
 
     def _close(self, timer: threading.Timer | None) -> None:
         with self._lock:
@@ -81,19 +107,7 @@ class Phases:
             if self._status is not None and not self._open:
                 self._status.stop()
                 self._status = None
-
-    @contextmanager
-    def without_status(self) -> Iterator[bool]:
-        """Show no phase within the block; yield whether it may show something else."""
-        with self._lock:
-            shown, self._shown = self._shown, False
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
-        try:
-            yield shown
-        finally:
-            self._shown = shown
+        self._update()
 
 
 _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
@@ -111,36 +125,17 @@ def phases(*, shown: bool) -> Iterator[Phases]:
 
 
 @contextmanager
-def phase(what: str) -> Iterator[None]:
-    """Run a block as a phase of the command; outside of a command, just run it."""
-    collected = _PHASES.get()
-    if collected is None:
-        yield
-    else:
-        with collected.phase(what):
-            yield
+def phase(what: str, parts: int = 1) -> Iterator[Callable[[], None]]:
+    """Run a block as a phase of the command; outside of a command, just run it.
 
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each of `total` parts of the work.
-
-    It moves a progress bar on standard error, on a terminal and for several parts only.
+    It yields a function to call after each of its `parts`, whose number a terminal shows.
     """
     collected = _PHASES.get()
-    if total < 2 or collected is None:
+    if collected is None:
         yield lambda: None
-        return
-    with collected.without_status() as shown:
-        if not shown:
-            yield lambda: None
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
+    else:
+        with collected.phase(what, parts) as count_part:
+            yield count_part
 
 
 @contextmanager

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stitch import plugins
 from stitch.errors import FormatError, Problem, closest
 from stitch.files import read_text, unreadable
+from stitch.option_values import EXECUTOR_NAMES
 
 #: By key: what it takes, for errors.
 KEYS = {
@@ -29,6 +31,9 @@ KEYS = {
     "cache": "true, false, or the path of a folder",
     "budgets": "a list of texts, as --fail_on of `stitch diff` takes them",
 }
+_REMEDY = "correct the file, or run the command in a folder of another project"
+#: By key: the name of the option (of its attribute) that it stands for.
+OPTIONS = {"target": "target", "executor": "executor", "cache": "cache", "budgets": "fail_on"}
 #: The value of `--cache` that stands for the default folder.
 DEFAULT_CACHE = "default"
 
@@ -45,9 +50,8 @@ class Settings:
 
     def defaults(self) -> dict[str, Any]:
         """Return what the settings say, by the name of the option that each stands for."""
-        options = {"target": self.target, "executor": self.executor, "cache": self.cache,
-                   "fail_on": list(self.budgets)}  # fmt: skip
-        return {name: value for name, value in options.items() if value}
+        values = ((name, getattr(self, key)) for key, name in OPTIONS.items())
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values if v}
 
 
 def default_cache_folder() -> Path:
@@ -75,7 +79,9 @@ def project_settings(folder: Path | None = None) -> Settings:
         raise (
             unreadable(file, error)
             if isinstance(error, OSError)
-            else FormatError("this is no UTF-8 text", where=str(file), got=error.reason)
+            else FormatError(
+                "this is no UTF-8 text", where=str(file), got=error.reason, remedy=_REMEDY
+            )
         ) from error
     # Other tools report what is wrong in a file without settings of Stitch.
     return _settings_of(text, file) if "stitch" in text else Settings()
@@ -85,7 +91,9 @@ def _settings_of(text: str, file: Path) -> Settings:
     try:
         table = tomllib.loads(text).get("tool", {}).get("stitch")
     except (tomllib.TOMLDecodeError, AttributeError, RecursionError) as error:
-        raise FormatError("this is no TOML", where=str(file), got=str(error)) from error
+        raise FormatError(
+            "this is no TOML", where=str(file), got=str(error), remedy=_REMEDY
+        ) from error
     if table is None:
         return Settings()
     problems = _problems(table, file)
@@ -94,7 +102,7 @@ def _settings_of(text: str, file: Path) -> Settings:
         raise FormatError(
             f"[tool.stitch] has {count} defect{'s' if count > 1 else ''}",
             where=str(file), problems=problems,
-            remedy="correct these keys, or run the command in a folder of another project",
+            remedy=_REMEDY,
         )  # fmt: skip
     values = dict(table)
     if "cache" in values:
@@ -121,6 +129,9 @@ def _problems(table: object, file: Path) -> tuple[Problem, ...]:
         if key not in KEYS:
             detail = f"there is no such key; allowed: {', '.join(KEYS)}{closest(key, KEYS, '; ')}"
             found.append(Problem("unknown_key", where, detail))
+        elif key == "executor" and isinstance(value, str) and not _is_executor(value):
+            detail = f"there is no executor {value!r}{closest(value, EXECUTOR_NAMES, '; ')}"
+            found.append(Problem("unknown_word", where, detail))
         elif not _is_sound(key, value):
             found.append(Problem("wrong_type", where, f"must be {KEYS[key]}, not {value!r}"[:300]))
     return tuple(found)
@@ -130,6 +141,10 @@ def _is_sound(key: str, value: object) -> bool:
     if key == "budgets":
         return isinstance(value, list) and all(isinstance(word, str) and word for word in value)
     return (isinstance(value, str) and bool(value)) or (key == "cache" and isinstance(value, bool))
+
+
+def _is_executor(name: str) -> bool:
+    return name in EXECUTOR_NAMES or name in plugins.names("executors")
 
 
 def cache_folder(option: str) -> Path:

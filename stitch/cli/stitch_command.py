@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from stitch.cli.command import EXIT_OK, Command, entry_point, say
+from stitch.cli.command import EXIT_OK, Command, entry_point
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
@@ -79,10 +79,17 @@ def _read(arguments: Sequence[str]) -> Namespace:
     """Print help and stop, as argparse does; raise `UsageError` for an unknown word."""
     if arguments and arguments[0] not in ("-h", "--help"):
         raise _unknown(arguments)
-    lines = ["usage: stitch SUBCOMMAND ...", "", "Stitch compiled tensor programs."]
+    from stitch.cli.parser import Parser
+
+    parser = Parser(
+        "stitch", "stitch SUBCOMMAND ...", "Stitch compiled tensor programs.",
+        "`stitch SUBCOMMAND --help` lists its options.", add_help=False,
+    )  # fmt: skip
     for heading, names in SUBCOMMANDS.items():
-        lines += ["", f"{heading}:", *(f"  {name:<12}{what}" for name, what in names.items())]
-    say("\n".join([*lines, "", "`stitch SUBCOMMAND --help` lists its options."]))
+        group = parser.add_argument_group(heading)
+        for name, what in names.items():
+            group.add_argument(name, help=what)
+    parser.print_help()
     raise SystemExit(EXIT_OK)
 
 

@@ -580,18 +580,6 @@ def test_a_full_standard_output_is_said(here: Path, unbuffered: str) -> None:
     assert done.returncode == 6 and "No space left" in done.stderr
 
 
-def test_a_bar_shows_progress_on_a_terminal_only(here: Path) -> None:
-    words = [script("stitch-run"), "--module=b.ttb", "--init=ones", "--output=", "--num_runs=200"]
-    master, terminal = os.openpty()
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=terminal, check=False)
-    shown = os.read(master, 1 << 16)
-    os.close(terminal)
-    os.close(master)
-    assert (done.returncode, done.stdout) == (0, b"") and b"running" in shown
-    quiet = subprocess.run(words, capture_output=True, check=False)
-    assert (quiet.returncode, quiet.stderr) == (0, b"")
-
-
 def test_threads_are_for_executors_that_take_them(cli: Cli) -> None:
     words = ["--module=a.ttb", "--input=x=@x.npy", "--threads=2"]
     assert cli("run", *words, "--executor=onnxruntime").code == 0

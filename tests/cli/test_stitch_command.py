@@ -57,6 +57,49 @@ def test_an_unknown_first_word_is_answered_with_the_command_to_type(
     assert capsys.readouterr().err.splitlines()[-1] == f"  try: {remedy}"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compile", "b.yaml", "-o", "c.ttb"], ["link", "a.ttb", "b.ttb", "-o", "c.ttb"],
+        ["inspect", "a.ttb"], ["inspect", "a.ttb", "b.ttb"], ["schema", "ttb"],
+        ["schema", "mesh", "-o", "mesh.json"], ["export", "a.ttb", "--format=dot"],
+        ["export", "a.ttb", "--format=onnx", "-o", "a.onnx"], ["run", "a.ttb", "--init=ones"],
+        ["report", "run.json", "-o", "run.html"], ["diff", "run.json", "run.json"],
+        ["simulate", "a.ttb"], ["pack", "buffers.csv"], ["machine"], ["machine", "tiny"],
+        ["examples"], ["examples", "full_l1"], ["doctor", "--quick"], ["completion", "bash"],
+    ],
+)  # fmt: skip
+def test_with_json_every_subcommand_prints_one_document(
+    here: Path, capsys: Captured, words: list[str]
+) -> None:
+    Path("buffers.csv").write_text("id,lower,upper,size\n0,0,2,8\n")
+    if "run.json" in words:
+        assert main(["run", "a.ttb", "--init=ones", "--record=run.json"]) == 0
+        capsys.readouterr()
+    assert main([*words, "--json", "--quiet"]) == 0
+    seen = capsys.readouterr()
+    assert json.loads(seen.out) and seen.err == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_json_every_subcommand_prints_an_error_as_one_document(
+    capsys: Captured, name: str
+) -> None:
+    assert main([name, "--jsno", "--json"]) == 2
+    seen = capsys.readouterr()
+    error = json.loads(seen.out)["error"]
+    assert seen.err == ""
+    assert error["exit_code"] == 2 and "there is no option --jsno" in error["message"]
+    assert error["command"] == f"stitch {name} --json --json"
+
+
+def test_export_and_schema_overwrite_no_file_of_another_kind(here: Path, capsys: Captured) -> None:
+    before = Path("a.ttb").read_bytes()
+    assert main(["export", "a.ttb", "--format=dot", "-o", "a.ttb"]) == 2
+    assert main(["schema", "module", "-o", "a.ttb"]) == 2
+    assert Path("a.ttb").read_bytes() == before
+
+
 def test_the_version_loads_neither_numpy_nor_argparse() -> None:
     code = (
         "import json, sys; from stitch.cli.stitch_command import main; main(['--version']);"

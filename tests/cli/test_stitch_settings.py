@@ -61,6 +61,7 @@ def test_the_default_cache_folder_is_the_one_of_this_user(
          ["3 defects", "tool.stitch.target", "tool.stitch.cache", "tool.stitch.budgets"]),
         ('budgets = ["copies", 1]\n', ["must be a list of texts"]),
         ("target = \n", ["this is no TOML", "line 2"]),
+        ('executor = "nump"\n', ["tool.stitch.executor", "did you mean 'numpy'?"]),
     ],
 )  # fmt: skip
 def test_every_defect_is_in_one_error(
@@ -72,6 +73,57 @@ def test_every_defect_is_in_one_error(
     assert all(part in said for part in parts) and str(here / "pyproject.toml") in said
     assert not Path("c.ttb").exists()
     assert main(["compile", "--help"]) == 0, "help needs no settings"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "parts"),
+    [
+        ('target = "tinny"\n', ["compile", "b.yaml", "-o", "c.ttb"], ["did you mean 'tiny'?"]),
+        ('target = "gone.yaml"\n', ["compile", "b.yaml", "-o", "c.ttb"], ["gone.yaml'"]),
+        ('budgets = ["copis"]\n', ["diff", "a.json", "b.json"], ["no budget 'copis'"]),
+        ('budgets = ["copies:+x"]\n', ["diff", "a.json", "b.json"], ["got: x"]),
+    ],
+)
+def test_an_error_about_a_value_names_the_file_that_sets_it(
+    here: Path, capsys: Captured, text: str, words: list[str], parts: list[str]
+) -> None:
+    settings(text)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in parts) and "command:" not in said
+    assert said.splitlines()[-1] == f"  set by: [tool.stitch] of {here / 'pyproject.toml'}"
+
+
+def test_commands_without_these_options_read_no_settings_and_doctor_says_what_is_wrong(
+    here: Path, capsys: Captured
+) -> None:
+    settings("wrong = 1\n")
+    assert main(["machine", "tiny"]) == main(["inspect", "a.ttb"]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "--quick"]) == 6
+    assert "BAD [tool.stitch]: " in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_one_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    settings("")
+    monkeypatch.setattr("stitch.cli.settings.read_text", fail)
+    assert main(["compile", "b.yaml", "-o", "c.ttb"]) == 3
+    said = capsys.readouterr().err
+    assert "Permission denied" in said and str(here / "pyproject.toml") in said
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "a.yaml"))
+    assert main(["compile", "b.yaml", "-o", "c.ttb", "--cache=default", "-q"]) == 0
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "is not cached: cannot make the folder" in said and str(here / "a.yaml") in said
 
 
 def test_a_file_without_settings_is_not_judged(here: Path) -> None:

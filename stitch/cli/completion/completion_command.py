@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
 
 import shtab
 
@@ -49,17 +48,18 @@ def completion_script(shell: str) -> str:
     names = whole.add_subparsers(dest="subcommand")
     for name, (what, parser) in subcommand_parsers().items():
         one = names.add_parser(name, help=what, parents=[parser], add_help=False)
-        for action in _completed(one):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
-            if _FOLDER.search(str(action.metavar)):
-                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        for action in one._actions:
+            _add_completion(action)
     script: str = shtab.complete(whole, shell)
     return script
 
 
-def _completed(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the options whose values are files or folders."""
-    for action in parser._actions:
-        metavar = str(action.metavar)
-        if action.choices is None and (_FILE.search(metavar) or _FOLDER.search(metavar)):
-            yield action
+def _add_completion(action: argparse.Action) -> None:
+    """Complete files, folders and listed values, as the option's metavar names them."""
+    metavar = str(action.metavar)
+    if metavar.startswith("{"):
+        action.choices = metavar.strip("{}").split(",")
+    elif action.choices is None and _FOLDER.search(metavar):
+        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab reads it
+    elif action.choices is None and _FILE.search(metavar):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]

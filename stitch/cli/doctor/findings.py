@@ -18,7 +18,7 @@ from stitch import api
 from stitch.budget import allowed_nbytes, machine_nbytes
 from stitch.cli.phases import LEVELS, phase
 from stitch.cli.settings import default_cache_folder, project_settings
-from stitch.errors import StitchError
+from stitch.errors import FormatError, StitchError
 from stitch.machine import machine_names
 from stitch.option_values import EXECUTOR_NAMES
 from stitch.report import counted
@@ -225,7 +225,12 @@ def _limits() -> Iterator[Finding]:
 
 
 def _settings() -> Iterator[Finding]:
-    settings = project_settings()
+    try:
+        settings = project_settings()
+    except FormatError as error:
+        text = "; ".join([f"{error.where}: {error.what}", *(p.detail for p in error.problems)])
+        yield Finding("[tool.stitch]", "problem", text, error.remedy or "")
+        return
     if settings.file is None:
         yield Finding("[tool.stitch]", "ok", "no settings in a pyproject.toml here")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stitch.cli.command import EXIT_OK, Command, say_written
+from stitch.cli.command import EXIT_OK, Command, is_json, say_result, say_written
 from stitch.cli.options import FUNCTION_OPTION
 from stitch.cli.parser import add_options, make_parser
 from stitch.errors import CompileError, UsageError
@@ -25,15 +25,15 @@ def command() -> Command:
         ("--format", {"choices": FORMATS, "help": "onnx: operations and types as they are, layouts "
                       "and source locations as properties; model_explorer: JSON; dot: Graphviz"}),
         FUNCTION_OPTION,
-        ("--output", {"metavar": "FILE", "default": "-", "help": "default: - (stdout)"}),
-        ("-o", {"dest": "output", "metavar": "FILE", "help": "the same as --output"}),
     )  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it, - for stdout (default)")
     return Command(parser.read, _export)
 
 
 def _export(options: argparse.Namespace) -> int:
     from stitch.cli.export import program_drawing
     from stitch.cli.module_files import read_modules
+    from stitch.cli.output_checks import JSON, ONNX, TEXT, OutputChecks
     from stitch.files import write_files
 
     if options.module is None or options.format is None:
@@ -41,6 +41,8 @@ def _export(options: argparse.Namespace) -> int:
             "a file and a format are needed", expected=f"--format={', '.join(FORMATS)}",
             remedy="stitch export a.ttb --format=dot -o a.dot",
         )  # fmt: skip
+    output = options.output or "-"
+    body = {"file": output, "format": options.format}
     (module,) = read_modules([options.module], options.function, verify="full")
     if options.format == "onnx":
         try:
@@ -55,7 +57,14 @@ def _export(options: argparse.Namespace) -> int:
         content = program_drawing.dot_text(module.program).encode()
     else:
         content = program_drawing.model_explorer_text(module.program).encode()
-    written = write_files({options.output: content})
-    if options.output != "-":
-        say_written(written)
+    kinds = {"onnx": ONNX, "model_explorer": JSON, "dot": TEXT}
+    if options.output is None and is_json():
+        if options.format == "onnx":
+            raise UsageError("an ONNX model is no text to print as JSON", expected="-o FILE")
+        say_result(body | {"file": None, "text": content.decode()}, tuple)
+        return EXIT_OK
+    checks = OutputChecks()
+    checks.add(output, kinds[options.format], "-o")
+    say_written(write_files({output: content}))
+    say_result(body | {"nbytes": len(content)}, tuple)
     return EXIT_OK

@@ -7,9 +7,10 @@ names the event or the step.
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stitch.cli.command import EXIT_OK, Command, say_written
+from stitch.cli.command import EXIT_OK, Command, say_result, say_written
 from stitch.cli.parser import make_parser
 from stitch.errors import UsageError
 
@@ -61,6 +62,9 @@ def _report(options: argparse.Namespace) -> int:
     extras = PageExtras(_explained(read[0][2]), difference=change)
     title = f"Stitch report: {' and '.join(options.files)}"
     say_written(write_files({options.output: page_text(records, extras, title)}))
+    body = {"file": options.output, "records": options.files,
+            "difference": None if change is None else asdict(change)}  # fmt: skip
+    say_result(body, tuple)
     return EXIT_OK
 
 

@@ -8,7 +8,6 @@ limits the copies of the plan. Nothing here loads NumPy: `--help` is quick.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
 from stitch import plugins
 from stitch.cli.command import Command
@@ -26,6 +25,7 @@ from stitch.cli.parser import (
     file_path,
     make_parser,
     not_negative,
+    not_one_of,
     positive,
     real,
 )
@@ -80,14 +80,12 @@ def _add_what(parser: Group) -> None:
     )  # fmt: skip
 
 
-class _Executors:
-    """The names that `--executor` takes; those of plugins are looked up only for other names."""
-
-    def __contains__(self, name: object) -> bool:
-        return name in EXECUTOR_NAMES or name in plugins.names("executors")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*EXECUTOR_NAMES, *plugins.names("executors")))
+def _executor(name: str) -> str:
+    """Check the name of an executor; those of plugins are looked up only for other names."""
+    if name not in EXECUTOR_NAMES and name not in plugins.names("executors"):
+        names = [*EXECUTOR_NAMES, *plugins.names("executors")]
+        raise argparse.ArgumentTypeError(not_one_of(names, name))
+    return name
 
 
 def _add_how(parser: Group) -> None:
@@ -109,7 +107,7 @@ def _add_how(parser: Group) -> None:
         ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
         ("--example", {"metavar": "NAME", "help": "write the files of an example (digits, "
                        "recurrent, ...) here, print how to run it, and exit"}),
-        ("--executor", {"choices": _Executors(), "metavar": "{" + ",".join(EXECUTOR_NAMES) + "}",
+        ("--executor", {"type": _executor, "metavar": "{" + ",".join(EXECUTOR_NAMES) + "}",
                         "help": "how operations are computed (default: numpy); auto: each by NumPy "
                         "or ONNX Runtime, whichever is faster; torch: each by NumPy, ONNX Runtime "
                         "or PyTorch; null: plan only, compute nothing; or a plugin's name"}),

@@ -54,7 +54,7 @@ from stitch.cli.output_checks import (
     array_kind,
     trace_kind,
 )
-from stitch.cli.phases import phase, progress
+from stitch.cli.phases import phase
 from stitch.cli.run.run_target import (
     AddReports,
     Measured,
@@ -424,8 +424,9 @@ def _observed_run(session: RunSession, add_reports: AddReports, stack: ExitStack
         compared = OperationComparison(one_device(target), how)
         session.operations = stack.enter_context(compared)
     _announce_passes(session)
-    with phase("planning and running"):
-        _all_passes(session)
+    passes = options.loops * (options.warmup_runs + options.num_runs)
+    with phase("planning and running", passes) as tick:
+        _all_passes(session, tick)
     lines = _outcome(session)
     code = _checked(session)
     if options.save_artifacts:
@@ -565,23 +566,21 @@ def _announce_passes(session: RunSession) -> None:
     _note(f"{total} ahead" + (f": {passes:,} passes of {runs:,}" if passes > 1 else ""))
 
 
-def _all_passes(session: RunSession) -> None:
+def _all_passes(session: RunSession, tick: Callable[[], None]) -> None:
     options, runnable = session.options, session.runnable
     how = Tolerances(options.atol, options.rtol, options.pcc)
-    with progress(options.loops * (options.warmup_runs + options.num_runs), "running") as tick:
-        for _ in range(options.loops):
-            session.results = session.target.run_passes(
-                runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured,
-                tick,
-            )  # fmt: skip
-            if session.results:
-                for index, expected in session.expected.items():
-                    output = runnable.outputs[index]
-                    what = ComparedResult(output.name, output.type.data_type, output.stored)
-                    verdict = compare(what, session.results[index], expected, how)
-                    earlier = session.verdicts.get(index)
-                    if earlier is None or earlier.passed:  # Keep the first failure of the loops.
-                        session.verdicts[index] = verdict
+    for _ in range(options.loops):
+        session.results = session.target.run_passes(
+            runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured, tick
+        )
+        if session.results:
+            for index, expected in session.expected.items():
+                output = runnable.outputs[index]
+                what = ComparedResult(output.name, output.type.data_type, output.stored)
+                verdict = compare(what, session.results[index], expected, how)
+                earlier = session.verdicts.get(index)
+                if earlier is None or earlier.passed:  # Keep the first failure of the loops.
+                    session.verdicts[index] = verdict
 
 
 def _outcome(session: RunSession) -> list[str]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from stitch.cli.command import EXIT_OK, Command, say_written
+from stitch.cli.command import EXIT_OK, Command, say_result, say_written
 from stitch.cli.parser import make_parser
 from stitch.errors import StitchError, UsageError, unknown
 
@@ -73,11 +73,12 @@ def command() -> Command:
         EXAMPLES,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(SCHEMAS))
-    parser.add_argument("-o", "--output", metavar="FILE", default="-", help="default: - (stdout)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it, - for stdout")
     return Command(parser.read, _write)
 
 
 def _write(options: argparse.Namespace) -> int:
+    from stitch.cli.output_checks import JSON, TEXT, OutputChecks
     from stitch.files import write_files
 
     if options.name is None:
@@ -86,7 +87,12 @@ def _write(options: argparse.Namespace) -> int:
     if options.name not in SCHEMAS:
         raise unknown(f"there is no schema {options.name!r}", options.name, SCHEMAS)
     text = SCHEMAS[options.name]()
-    written = write_files({options.output: text.encode()})
-    if options.output != "-":
-        say_written(written)
+    body = {"name": options.name, "file": options.output}
+    if options.output is None:
+        schema = text if options.name == "ttb" else json.loads(text)
+        say_result(body | {"schema": schema}, lambda: [text.rstrip("\n")])
+        return EXIT_OK
+    OutputChecks().add(options.output, TEXT if options.name == "ttb" else JSON, "-o")
+    say_written(write_files({options.output: text}))
+    say_result(body, tuple)
     return EXIT_OK

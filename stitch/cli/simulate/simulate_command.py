@@ -21,7 +21,7 @@ from stitch.cli.module_files import known_machine, read_modules, with_unique_nam
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
 from stitch.cli.output_checks import CSV, OutputChecks
 from stitch.cli.parser import add_options, file_path, make_parser
-from stitch.cli.phases import phase, progress
+from stitch.cli.phases import phase
 from stitch.cli.rehearsal import Rehearsal, rehearse, rehearse_pipeline
 from stitch.cli.simulate.sweep import FORM, machine_at, parse_sweep, points
 from stitch.cli.wiring import wires_of
@@ -82,7 +82,7 @@ def _simulate(options: argparse.Namespace) -> int:
         checks.add(options.output, CSV, "--output")
     rehearse, own = _read(options)
     bases = options.device or [own]
-    with phase("simulating"), progress(len(bases) * len(combinations), "simulating") as tick:
+    with phase("simulating", len(bases) * len(combinations)) as tick:
         rows, errors = _rows(rehearse, bases, combinations, tick)
     if len(errors) == len(rows):
         raise errors[0]
