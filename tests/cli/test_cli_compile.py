@@ -103,10 +103,10 @@ OTHERS = {
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("mine.yaml",), 2, "try: stitch-compile module.yaml --target=mine.yaml"),
+        (("mine.yaml",), 2, "try: stitch-compile module.yaml -o module.ttb --target=mine"),
         (("pipe.yaml",), 2, "'pipe.yaml' is a pipeline"),
         (("pipe.yaml", "--split=2"), 2, "try: stitch-run pipe.yaml"),
-        (("a.ttb",), 3, "it is compiled: stitch-run a.ttb"),
+        (("a.ttb",), 3, "try: stitch-inspect a.ttb"),
         (("made.py:graph",), 3, "try: --entry=made.py:graph"),
         (("a.yml2",), 3, "did you mean 'a.yaml'?"),
         (("--entry=made.py:grap",), 2, "did you mean 'graph'?"),

@@ -388,7 +388,7 @@ def test_a_full_disk_is_said_and_leaves_no_part_of_a_file(cli: Cli, here: Path) 
         (("a.ttb", "--module=b.ttb"), 2, "write all of them with --module="),
         (("p.yaml", "--module=a.ttb"), 2, "runs alone"),
         (("p.yaml", "a.ttb"), 2, "runs alone"),
-        (("a.yaml",), 2, "stitch-compile a.yaml -o a.ttb, then stitch-run a.ttb"),
+        (("a.yaml",), 2, "stitch-compile a.yaml -o a.ttb && stitch-run a.ttb"),
         (("--module=gone.ttb",), 3, "gone.ttb"),
         (("--module=a.yaml",), 3, "stitch-compile"),
         (("--module=cut.ttb",), 3, "cut.ttb"),

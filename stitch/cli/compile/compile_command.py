@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from stitch import api, plugins
@@ -213,13 +214,13 @@ def other_source(source: str) -> str | None:
     """Return the remedy for a source that no front end reads, if there is one.
 
     >>> other_source("mlp.py:make"), other_source("a.ttb"), other_source("a.txt")
-    ('--entry=mlp.py:make', 'it is compiled: stitch-run a.ttb', None)
+    ('--entry=mlp.py:make', 'stitch-inspect a.ttb', None)
     """
     module, colon, factory = source.rpartition(":")
     if colon and module and factory.isidentifier():
         return f"--entry={source}"
     if Path(source).suffix.lower() == ".ttb":
-        return f"it is compiled: stitch-run {source}"
+        return f"stitch-inspect {quote(source)}"
     return nearest_file(source, (".yaml", ".yml", ".onnx", ".pt2", ".json", ".py")) or None
 
 
@@ -232,7 +233,9 @@ def refuse_other_kinds(options: argparse.Namespace, error: FormatError) -> None:
     if kind != MODULE:
         is_machine = kind == MACHINE
         remedy = (
-            f"stitch-compile module.yaml --target={path}" if is_machine else f"stitch-run {path}"
+            f"stitch-compile module.yaml -o module.ttb --target={quote(path)}"
+            if is_machine
+            else f"stitch-run {quote(path)} --init=ones"
         )
         raise UsageError(f"{path!r} is a {kind}", expected="a module", remedy=remedy) from error
 

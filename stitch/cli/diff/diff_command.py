@@ -48,6 +48,7 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(
             "a comparison takes two files, of the old and of the new run",
             got=", ".join(options.files) or "none",
-            remedy="stitch run a.ttb b.ttb --init=ones --record=new.json writes one",
+            expected="records of stitch run --record=FILE, or its result files",
+            remedy="stitch run a.ttb b.ttb --init=ones --record=new.json",
         )
     return compare_files(options.files, budgets, "json" if options.json else options.format)

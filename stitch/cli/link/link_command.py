@@ -49,8 +49,7 @@ def _link(options: argparse.Namespace) -> int:
         raise UsageError(
             "linking takes at least two modules",
             got=f"only {options.modules[0]}" if options.modules else "none",
-            remedy="stitch-link a.ttb b.ttb -o both.ttb; stitch-inspect shows one file, "
-            "stitch-run --module=FILE runs it",
+            remedy="stitch-link a.ttb b.ttb -o both.ttb",
         )
     if options.output is None:
         raise UsageError("there is no file to write", expected="-o FILE, - for standard output")

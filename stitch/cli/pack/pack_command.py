@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from shlex import quote
 
 from stitch.budget import parse_nbytes
 from stitch.cli.command import (
@@ -87,15 +88,14 @@ def _report(buffers: Buffers, packing: Packing, capacity: int | None) -> None:
 def _too_large(options: argparse.Namespace, packing: Packing, capacity: int) -> OutOfMemoryError:
     """Return the error for buffers that exceed the capacity: proved, or not found."""
     proved = packing.bound_nbytes > capacity
+    more = max(options.placements * 10, PLACEMENTS)
     got = f"{packing.bound_nbytes} B are live at one moment" if proved else (
         f"{packing.peak_nbytes} B, the least found in {packing.placements} placements; "
-        f"no packing is below {packing.bound_nbytes} B"
+        f"no packing is below {packing.bound_nbytes} B; --placements={more} searches longer"
     )  # fmt: skip
-    more = max(options.placements * 10, PLACEMENTS)
     least = packing.bound_nbytes if proved else packing.peak_nbytes
-    remedy = f"stitch pack {options.file} --capacity={least}"
     return OutOfMemoryError(
         "the buffers do not fit" if proved else "no packing that fits was found",
         where=options.file, expected=f"at most {capacity} B", got=got,
-        remedy=remedy if proved else f"{remedy}, or --placements={more}",
+        remedy=f"stitch pack {quote(options.file)} --capacity={least}",
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from shlex import join
 from typing import TYPE_CHECKING
 
 from stitch.cli.command import EXIT_OK, Command, say_result, say_written
@@ -50,7 +51,7 @@ def _report(options: argparse.Namespace) -> int:
         )
     if options.output is None:
         raise UsageError("there is no file to write", expected="-o FILE.html",
-                         remedy=f"stitch report {' '.join(options.files)} -o run.html")  # fmt: skip
+                         remedy=f"stitch report {join(options.files)} -o run.html")  # fmt: skip
     checks = OutputChecks()
     checks.reads(options.files)
     checks.add(options.output, PAGE, "-o")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from stitch import plugins
 from stitch.cli.command import EXIT_OK, say_result
@@ -45,7 +46,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             raise UsageError(
                 "a replay runs alone: the record names the programs and the machine",
                 got=", ".join([*options.files, *(f"--{w}" for w in extra if w != "files")]),
-                remedy=f"stitch-run --replay={options.replay}",
+                remedy=f"stitch-run {quote(f'--replay={options.replay}')}",
             )
         return _replay(options.replay)
     _take_files(options)
@@ -83,20 +84,22 @@ def _take_files(options: argparse.Namespace) -> None:
         raise UsageError(
             "a pipeline runs alone: its file names the modules and their connections",
             got=", ".join([*options.files, *(f"--module={path}" for path in options.module)]),
-            remedy=f"stitch-run {documents[0]}, without other files, --module, --function, --wire",
+            expected="no other files, --module, --function or --wire",
+            remedy=f"stitch-run {quote(documents[0])} --init=ones",
         )
     (options.pipeline,) = documents
     kind = kind_of(options.pipeline)
     if kind == MACHINE:
         raise UsageError(
             f"{options.pipeline!r} describes a machine, not a pipeline",
-            remedy=f"stitch-run a.ttb --device={options.pipeline}",
+            remedy=f"stitch-run a.ttb --init=ones {quote(f'--device={options.pipeline}')}",
         )
     if kind == MODULE:
-        binary = Path(options.pipeline).with_suffix(".ttb").name
+        source, binary = quote(options.pipeline), Path(options.pipeline).with_suffix(".ttb").name
         raise UsageError(
             f"{options.pipeline!r} is a module that is not compiled",
-            remedy=f"stitch-compile {options.pipeline} -o {binary}, then stitch-run {binary}",
+            remedy=f"stitch-compile {source} -o {quote(binary)} && "
+            f"stitch-run {quote(binary)} --init=ones",
         )
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeAlias
 
 from stitch import documents
@@ -103,7 +104,7 @@ def _read(options: argparse.Namespace) -> tuple[_Rehearse, str | Machine]:
         if len(options.files) > 1 or options.wire or options.function:
             raise UsageError(
                 "a pipeline is simulated alone: its file names the modules and their connections",
-                got=", ".join(options.files), remedy=f"stitch simulate {pipelines[0]}",
+                got=", ".join(options.files), remedy=f"stitch simulate {quote(pipelines[0])}",
             )  # fmt: skip
         checked = documents.read_pipeline(pipelines[0])
         return lambda machine: rehearse_pipeline(checked, machine), checked.machine

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from stitch.budget import parse_nbytes
 from stitch.errors import FormatError, UsageError
@@ -100,5 +101,5 @@ def machine_at(base: str, point: Mapping[str, int | float]) -> Machine:
             raise
         raise UsageError(
             f"--sweep={words} does not fit a machine: {'; '.join(details)}", where=base,
-            expected=FORM, remedy=f"stitch machine {base} --sources",
+            expected=FORM, remedy=f"stitch machine {quote(base)} --sources",
         ) from error  # fmt: skip
