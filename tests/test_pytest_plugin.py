@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stitch
-from stitch.errors import UsageError
+from stitch.errors import StitchError, UsageError
 from tests.support.stitched_models import scaled, tiny
 
 A_YAML = """\
@@ -112,7 +112,8 @@ def test_a_session_without_the_fixture_loads_nothing_of_stitch(tmp_path: Path) -
         "import sys\n"
         "def test_modules():\n"
         "    ours = {name for name in sys.modules if name.partition('.')[0] == 'stitch'}\n"
-        "    assert ours == {'stitch', 'stitch.on_demand', 'stitch.pytest_plugin'}\n"
+        "    assert ours == {'stitch', 'stitch.installation', 'stitch.on_demand',\n"
+        "                    'stitch.pytest_plugin'}\n"
         "    assert 'numpy' not in sys.modules\n"
     )
     outcomes, text = run_pytest(tmp_path)
@@ -161,6 +162,10 @@ def test_wrong_arguments_and_snapshots_are_named(
         stitch_plan()
     with pytest.raises(UsageError, match="this is no module"):
         stitch_plan(3)
+    for bound in (float("nan"), -1, None, True, 0.5):
+        for check in ("assert_copies", "assert_bytes"):
+            with pytest.raises(UsageError, match=f"{check} takes a .*number"):
+                getattr(stitch_plan(scaled("a", 2.0)), check)(at_most=bound)
     plan = stitch_plan(scaled("a", 2.0))
     monkeypatch.setattr(plan, "_folder", tmp_path)
     with pytest.raises(ValueError, match="snapshot's name"):
@@ -179,7 +184,40 @@ def test_wrong_arguments_and_snapshots_are_named(
     plan.assert_matches("a")
     monkeypatch.setattr(plan, "_update", False)
     plan.assert_matches("a")
+    # The machine of the snapshot had other figures, as one of another version may have.
+    text = (tmp_path / "a.json").read_text()
+    (tmp_path / "a.json").write_text(
+        re.sub(r'"machine_digest": "\w+"', '"machine_digest": "0"', text)
+    )
+    with pytest.raises(AssertionError, match=r"(?s)two machines, both named.*--stitch-update"):
+        plan.assert_matches("a")
+    (tmp_path / "a.json").write_text(text)
     other = stitch_plan(stitch.compile(lambda x: x + x, (1.0,), target="wormhole_n150"))
     monkeypatch.setattr(other, "_folder", tmp_path)
     with pytest.raises(AssertionError, match="two machines"):
         other.assert_matches("a")
+
+
+def test_an_unwritable_folder_of_snapshots_is_named(
+    stitch_plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = stitch_plan(scaled("a", 2.0))
+    monkeypatch.setattr(plan, "_update", True)
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("kept")
+    for folder in (in_the_way, in_the_way / "deep", Path("/proc/stitch_snapshots")):
+        monkeypatch.setattr(plan, "_folder", folder)
+        with pytest.raises(StitchError) as raised:
+            plan.assert_matches("a")
+        assert str(folder) in str(raised.value) and in_the_way.read_text() == "kept"
+
+
+@pytest.mark.campaign("pages")
+def test_two_workers_write_the_same_snapshots(project: Path) -> None:
+    (project / "test_more.py").write_text(TESTS)
+    outcomes, text = run_pytest(project, "--stitch-update", "-p", "xdist", "-n", "2")
+    assert set(outcomes.values()) == {"PASSED"} and "2 workers" in text, text
+    snapshots = project / "stitch_snapshots"
+    assert sorted(path.name for path in snapshots.iterdir()) == ["alone.json", "chain.json"]
+    outcomes, text = run_pytest(project, "-p", "xdist", "-n", "2")
+    assert set(outcomes.values()) == {"PASSED"}, text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
+from stitch.argument_kinds import WHOLE
 from stitch.budget import parse_nbytes
 from stitch.cli.module_files import (
     ModuleFile,
@@ -77,6 +78,7 @@ class PlannedPass:
     def assert_copies(self, at_most: int) -> None:
         """Fail if the pass makes more copies; the message names each link and source line."""
         __tracebackhide__ = True
+        _check_bound("assert_copies", at_most)
         if self.copies > at_most:
             many = counted(self.copies, "copy", "copies")
             self._fail(f"{many} in one pass, at most {at_most} allowed")
@@ -85,6 +87,7 @@ class PlannedPass:
         """Fail if the copies have more bytes than a number, or a text such as `"4KiB"`."""
         __tracebackhide__ = True
         most = parse_nbytes(at_most) if isinstance(at_most, str) else at_most
+        _check_bound("assert_bytes", most)
         if self.nbytes > most:
             self._fail(f"{self.nbytes} B copied in one pass, at most {most} B allowed")
 
@@ -145,6 +148,13 @@ class PlannedPass:
             lines.append(f"  {line.text()}")
             lines += [f"    {text}" for text in (line.reason, line.link_text()) if text]
         raise AssertionError("\n".join(lines))
+
+
+def _check_bound(call: str, at_most: object) -> None:
+    """Raise `UsageError` for a bound that no pass could exceed or keep: NaN, a text, a negative."""
+    WHOLE.check(call, "at_most", at_most)
+    if isinstance(at_most, int) and at_most < 0:
+        raise UsageError(f"{call} takes a number of at least 0 as at_most", got=str(at_most))
 
 
 def plan_pass(

@@ -39,11 +39,11 @@ def ran(folder: Path, *words: str, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the wheel, the extra `onnx` and pytest."""
+    """The `bin` of an environment with the wheel and the extra `onnx`."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    ran(folder, *pip, f"{wheel.file}[onnx]", "pytest>=8", "setuptools>=77")
+    ran(folder, *pip, f"{wheel.file}[onnx]")
     return folder / "bin"
 
 
