@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stitch
+from stitch.planner import Cost, plan
 from stitch.report import Recorder, difference, read_copies
 from stitch.report.page import PageExtras, page_text
 from stitch.report.run_record import RunRecord, read_record
 from tests.report.test_report_pages import HOSTILE, full_l1, recorded
+from tests.support.planner import cases
 from tests.support.report_pages import chromium, data_of, opened, with_data
 from tests.support.stitched_models import integers, one, scaled
 
@@ -77,6 +80,20 @@ def test_the_example_of_a_full_l1_shows_its_remedy_with_its_proof(
         assert rows.count() == {"move": 1, "evict": 1, "bounce": 2}[part]
         assert rows.first.get_attribute("data-nbytes") in ("14336", "30720")
         assert "room for" in rows.first.inner_text()
+
+
+def test_a_bounce_that_is_cheaper_than_moves_inside_shows_both_prices(
+    browser: Browser, tmp_path: Path
+) -> None:
+    made = plan(cases.swapped_with_a_spare_granule())
+    copies = sum(c.count for c in made.copies), sum(c.nbytes for c in made.copies)
+    cost = Cost(*copies, made.seconds)
+    record = RunRecord(made.request.machine, {1: made}, ({"event": "run", "plan": 1},), cost)
+    with opened(browser, written(tmp_path, record)) as page:
+        card = page.locator(".proof[data-proof=cost]")
+        assert re.search(r"Through another space it takes [\d.]+ µs. Inside", card.inner_text())
+        assert card.locator("svg[aria-label*=through]").count() == 1
+        assert page.evaluate("stitchReport.counts.copies") == copies[0]
 
 
 def test_the_keyboard_walks_through_the_rectangles(eviction: Path, browser: Browser) -> None:

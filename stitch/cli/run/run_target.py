@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,6 +76,12 @@ def percentiles_text(seconds: Sequence[float]) -> str:
     return "  ".join(f"{name} {value * 1e6:.1f} us" for name, value in by_name.items())
 
 
+def _title(options: argparse.Namespace) -> str:
+    """Return the title of the page of a run: what ran."""
+    files = options.module if options.pipeline is None else [options.pipeline]
+    return f"Stitch report: {', '.join(Path(file).name for file in files)}"
+
+
 #: Called after each pass.
 Tick: TypeAlias = Callable[[], None]
 
@@ -118,7 +125,9 @@ class OneDevice:
                     if recorder is not None and options.record is not None:
                         files[options.record] = recorder.text()
                 if recorder is not None and options.report is not None:
-                    files[options.report] = page_text({"this run": recorder.record()}, extras)
+                    files[options.report] = page_text(
+                        {"this run": recorder.record()}, extras, _title(options)
+                    )
 
             yield add
 
@@ -223,7 +232,7 @@ class SeveralDevices:
             if options.report is not None:
                 shown = replace(extras, explained=mesh.explain(), tracks=wall_tracks(trace))
                 records = {name: read_record(mesh.report(name, "record")) for name in mesh.devices}
-                files[options.report] = page_text(records, shown)
+                files[options.report] = page_text(records, shown, _title(options))
 
         yield add
 

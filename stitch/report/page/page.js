@@ -282,7 +282,7 @@ function expand(run) {
       for (const id of part) event(kinds[id]);
       if (isFirst) group.end = t;
     }
-    if (n > 1 && group.end > group.begin) out.groups.push(group);
+    if (n > 1 && part.some((id) => kinds[id][0] === 2)) out.groups.push(group);
   }
   sample();
   out.total = Math.max(1, t);
@@ -370,11 +370,11 @@ function svg(tag, fields = {}, text) {
   if (text !== undefined) e.textContent = text;
   return e;
 }
+const scrolled = (wide, label) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, wide);
 function table(caption, heads, rows) {
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, ...heads.map((h) => el("th", { scope: "col" }, h)))),
-      el("tbody", {}, ...rows)));
+  return scrolled(el("table", {}, el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, ...heads.map((h, i) => el("th", { scope: "col", class: rows[0]?.cells[i]?.classList.contains("n") ? "n" : "" }, h)))),
+      el("tbody", {}, ...rows)), caption);
 }
 const cell = (content, kind = "") => el("td", kind ? { class: kind } : {}, content);
 function section(id, title, ...children) {
@@ -491,7 +491,7 @@ class Rectangles {
     const { x0, x1 } = this.shared, seen = this.marks.filter((m) => m.x >= x0 && m.x <= x1);
     if (seen.length > 3000) return;
     for (const m of seen) {
-      const x = this.sx(m.x), from = this.sy(m.y0), to = m.y1 === null ? this.box.t : this.sy(m.y1);
+      const x = this.sx(m.x), from = this.sy(m.y0), to = m.y1 === null ? this.box.t + 7 : this.sy(m.y1);
       const colour = m.kind === "move" ? "#000" : COLOURS[m.kind === "evict" ? 4 : 5];
       g.beginPath(); g.moveTo(x - 7, from); g.bezierCurveTo(x + 9, from, x - 9, to, x + 5, to);
       // A white rim: the arrow crosses rectangles of every colour.
@@ -516,10 +516,13 @@ class Rectangles {
       last = at;
       g.fillText(this.yText(y), b.l - 5, at);
     }
-    const count = Math.max(1, Math.min(8, Math.floor(b.w / 140)));
-    for (let i = 0; i <= count; i++) {
-      g.textAlign = i === 0 ? "left" : i === count ? "right" : "center";
-      g.fillText(this.xText(s.x0 + (s.x1 - s.x0) * i / count), b.l + b.w * i / count, this.h - 7);
+    const most = Math.max(1, Math.min(8, Math.floor(b.w / 140))), part = (s.x1 - s.x0) / most;
+    // Moments are whole numbers.
+    const isWhole = s.least >= 1, step = isWhole ? Math.max(1, Math.ceil(part)) : part;
+    for (let x = isWhole ? Math.ceil(s.x0) : s.x0; x <= s.x1 + step / 1e6; x += step) {
+      const px = this.sx(x);
+      g.textAlign = px < b.l + 40 ? "left" : px > b.l + b.w - 40 ? "right" : "center";
+      g.fillText(this.xText(x), px, this.h - 7);
     }
     g.textAlign = "left";
   }
@@ -681,8 +684,8 @@ function headline(out, body) {
     mark.style.left = `${Math.min(99, s.least / capacity * 100)}%`;
     cards.push(el("div", { class: "card", data: { space: s.name, peak: s.peak } }, `Peak of ${s.name}`, el("b", {}, bytes(s.peak)),
       el("div", { class: "bar" }, bar, s.least ? mark : null),
-      el("span", { class: "faint" }, `of ${bytes(capacity)} in each of ${s.banks} bank${s.banks > 1 ? "s" : ""} (${(s.peak / capacity * 100).toFixed(1)} %); `
-        + `at least ${bytes(s.least)} for one program`)));
+      el("span", { class: "faint" }, `of ${bytes(capacity)} in each of ${s.banks} bank${s.banks > 1 ? "s" : ""} (${(s.peak / capacity * 100).toFixed(1)} %)`
+        + (s.least ? `; at least ${bytes(s.least)} for one program` : ""))));
   }
   for (const [text, kept] of body.budgets) {
     cards.push(el("div", { class: "card" }, shown(text), el("b", { class: kept ? "good" : "bad" }, kept ? "kept" : "broken")));
@@ -721,7 +724,7 @@ function memoryMaps(out, body) {
     el("p", { class: "faint" }, "Choose a rectangle: click it, or walk with the arrow keys."));
   // Of passes that repeat, the first view has one in full.
   const folds = [...out.groups].sort((a, b) => b.times * (b.end - b.begin) - a.times * (a.end - a.begin)).slice(0, 3).map((g) =>
-    el("button", { type: "button", data: { fold: g.times }, onclick: () => shared.views[0]?.window(g.begin, g.end) }, `One pass of × ${grouped(g.times)}`));
+    el("button", { type: "button", data: { fold: g.times }, onclick: () => shared.views[0]?.window(g.begin, g.end) }, `One pass of × ${grouped(g.times)}, from moment ${grouped(g.begin)}`));
   const [most] = [...out.groups].sort((a, b) => b.times - a.times);
   if (most && most.times > 4) { shared.x0 = Math.max(0, most.begin - (most.end - most.begin)); shared.x1 = most.end; }
   const parts = [], clockText = (t) => {
@@ -773,8 +776,7 @@ function memoryMaps(out, body) {
     now.replaceChildren(momentTable(out, shared.moment, clockText));
   } });
   return [section("memory", "Memory map", el("p", { class: "faint" }, "Left to right: moments, one for each step of a plan and each allocation outside of plans. Bottom to top: addresses. Drag to pan; with a map focused, wheel or + and − zoom, shift and wheel zoom the addresses, arrows walk."),
-    ...folds,
-    legend, ...parts, el("div", { class: "tools" }, el("label", { for: "moment" }, "Moment"), slider), now, box), shared];
+    el("div", { class: "tools" }, ...folds), legend, ...parts, el("div", { class: "tools" }, el("label", { for: "moment" }, "Moment"), slider), now, box), shared];
 }
 
 function momentTable(out, t, clockText) {
@@ -840,7 +842,7 @@ function rowTable(out, body) {
   };
   const kind = el("select", { "aria-label": "Kind of rows", onchange: () => { state.kind = kind.value; state.at = 0; render(); } },
     el("option", { value: "" }, "all kinds"), ...kinds.map((k) => el("option", { value: k }, k)));
-  const search = el("input", { type: "search", placeholder: "search names and reasons", "aria-label": "Search", oninput: () => {
+  const search = el("input", { type: "search", placeholder: "search", "aria-label": "Search names and reasons", oninput: () => {
     state.text = search.value.toLowerCase(); state.at = 0; render();
   } });
   render();
@@ -859,35 +861,35 @@ function proofCard(out, p, T) {
     el("p", { class: "why" }, shown(reason, 500)));
   if (!isCopy) card.append(transfersPicture(out, s));
   if (!proof) { card.append(el("p", { class: "faint" }, "Nothing had to leave the space: no proof is needed.")); return card; }
-  const [kind, pieces, gaps, cyclic, free, through] = proof, sum = (list) => list.reduce((a, b) => a + b, 0);
+  const [kind, pieces, gaps, cyclic, free, through, inside] = proof, sum = (list) => list.reduce((a, b) => a + b, 0);
   const words = {
     capacity: `The pieces take ${grouped(sum(pieces))} B per bank, the gaps hold ${grouped(sum(gaps))} B: they cannot fit.`,
     packing: `The pieces take ${grouped(sum(pieces))} B and the gaps hold ${grouped(sum(gaps))} B, but no assignment of pieces to gaps exists (the search tree is in the record).`,
     undecided: `The search for a packing of ${grouped(sum(pieces))} B into ${grouped(sum(gaps))} B reached its limit.`,
     cycle: `The moves form a cycle and the space has no free byte: ${grouped(sum(pieces))} B per bank step out.`,
     no_path: `The machine has no path inside the space: ${grouped(sum(pieces))} B per bank go through another.`,
-    cost: `${grouped(free)} B per bank are free beside a cycle of ${grouped(cyclic)} B, but moving through another space takes ${micros(through)}; no way inside the free bytes takes less (the checker searches for one).`,
+    cost: `${grouped(free)} B per bank are free beside a cycle of ${grouped(cyclic)} B. Through another space it takes ${micros(through)}. Inside, each byte moved once takes ${micros(inside)}, and the checker finds no sequence of such moves that is cheaper.`,
   };
   card.append(el("p", {}, el("b", {}, `Proof: ${kind}. `), words[kind] ?? ""));
-  if (pieces.length || gaps.length) card.append(barsPicture(pieces, gaps));
+  if (pieces.length || gaps.length) card.append(barsPicture([["pieces", pieces, "#D55E00"], ["gaps", gaps, "#009E73"]], (size) => `${grouped(size)} B`, "in bytes per bank"));
+  if (inside) card.append(barsPicture([["through", [through], "#CC79A7"], ["inside ≥", [inside], "#0072B2"]], micros, "simulated"));
   return card;
 }
-function barsPicture(pieces, gaps) {
-  const most = Math.max(...pieces, ...gaps, 1), heads = [["pieces", pieces, "#D55E00"], ["gaps", gaps, "#009E73"]];
-  const count = heads.reduce((n, [, list]) => n + Math.max(1, Math.min(12, list.length)), 0), h = count * 17 + 8;
-  const picture = svg("svg", { viewBox: `0 0 620 ${h}`, width: 620, height: h, role: "img", "aria-label": `pieces ${pieces.slice(0, 12).join(", ") || "none"} beside gaps ${gaps.slice(0, 12).join(", ") || "none"}, in bytes per bank` });
+function barsPicture(heads, text, unit) {
+  const most = Math.max(...heads.flatMap((h) => h[1]), 1e-12), count = heads.reduce((n, [, list]) => n + Math.max(1, Math.min(12, list.length)), 0), h = count * 17 + 8;
+  const picture = svg("svg", { viewBox: `0 0 620 ${h}`, width: 620, height: h, role: "img", "aria-label": `${heads.map(([name, list]) => `${name} ${list.slice(0, 12).map(text).join(", ") || "none"}`).join(" beside ")}, ${unit}` });
   let y = 3;
   for (const [name, list, colour] of heads) {
     picture.append(svg("text", { x: 0, y: y + 11 }, list.length ? name : `${name}: none`));
     for (const [i, size] of list.slice(0, 12).entries()) {
       const w = Math.max(2, size / most * 400);
       picture.append(svg("rect", { x: 60, y, width: w, height: 13, fill: colour }),
-        svg("text", { x: 66 + w, y: y + 11 }, `${grouped(size)} B${i === 11 && list.length > 12 ? ` and ${list.length - 12} more` : ""}`));
+        svg("text", { x: 66 + w, y: y + 11 }, text(size) + (i === 11 && list.length > 12 ? ` and ${list.length - 12} more` : "")));
       y += 17;
     }
     if (!list.length) y += 17;
   }
-  return picture;
+  return scrolled(picture, "Proof");
 }
 function transfersPicture(out, s) {
   const ways = s[8].slice(0, 24), names = [...new Set(ways.flatMap((w) => [w[0], w[2]]))], w = 720, h = ways.length * 20 + 26;
@@ -903,7 +905,7 @@ function transfersPicture(out, s) {
       svg("text", { x: 440, y }, `${hex(a0)} → ${hex(a1)}, ${grouped(nbytes)} B`));
   });
   if (s[8].length > 24) picture.append(svg("text", { x: 620, y: 12 }, `${s[8].length - 24} more`));
-  return picture;
+  return scrolled(picture, "Transfers");
 }
 
 // Slices {x0, x1, track, text(i), told(i)} on named tracks, one below the other.
@@ -968,7 +970,7 @@ function programGraph(out) {
       svg("text", { x: x + 7, y: y + 15 }, name.length > 20 ? `${name.slice(0, 19)}…` : name),
       svg("text", { x: x + 7, y: y + 30 }, `× ${grouped(p.runs)}, ${micros(p.seconds)}`));
   }
-  return section("graph", "Graph of programs", el("p", { class: "faint" }, "Edges: bytes copied between two programs; green where the tensor was used as it lay."), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Graph of programs" }, picture));
+  return section("graph", "Graph of programs", el("p", { class: "faint" }, "Edges: bytes copied between two programs; green where the tensor was used as it lay."), scrolled(picture, "Graph of programs"));
 }
 
 // Lines, by uPlot.
@@ -1022,7 +1024,7 @@ function render(body, chosen) {
       return o;
     })));
   main.replaceChildren(title, ...(body.error ? [el("p", { class: "error", role: "alert" }, `The run failed: ${paragraph(body.error)}\nThe page shows what ran before.`)] : []),
-    ...body.notes.map((n) => el("p", { class: "faint note" }, paragraph(n))), ...(chooser ? [chooser] : []), ...parts.filter((p) => p));
+    ...body.notes.map((n) => el("p", { class: "note" }, paragraph(n))), ...(chooser ? [chooser] : []), ...parts.filter((p) => p));
   const canvases = () => { for (const view of views()) view.draw(); for (const p of plots) p(); };
   const views = () => [...Object.values(stitchReport.maps), ...others];
   const others = [...main.querySelectorAll("canvas.map")].map((c) => c.view).filter((v) => v && !Object.values(stitchReport.maps).includes(v));

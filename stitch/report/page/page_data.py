@@ -14,7 +14,8 @@ number. `page.js` expands plans and runs. Texts are numbers into `texts`, spaces
              Proof | 0, [[space, address, space, address, nbytes]]]                 relocate
             [4, work, [input buffer], [input desc], [output buffer], [output desc],
              [space, address, size] | 0]                                            execute
-    Proof:  [kind, pieces, gaps, cyclic size, free size, seconds through another space]
+    Proof:  [kind, pieces, gaps, cyclic size, free size, seconds through another space, seconds of
+            moving the cyclic bytes once inside]
     locations: [[origin, location in the user's source]]
     kinds:  the distinct events: [0, space, address, size, origin] reserved, [1, space, address,
             size] freed, [2, plan] run, [3, plan, [step]] stopped after these steps, [4, nbytes,
@@ -208,15 +209,16 @@ class _Packer:
                 [self._desc(i.desc) for i in step.inputs], [i.buffer for i in step.outputs],
                 [self._desc(i.desc) for i in step.outputs], scratch]  # fmt: skip
 
-    @staticmethod
-    def _proof(step: Copy | Relocate) -> Packed | int:
+    def _proof(self, step: Copy | Relocate) -> Packed | int:
         proof = step.certificate
         if proof is None:
             return 0
-        if isinstance(proof, CostCertificate):
-            return [proof.kind, proof.pieces, (), proof.cyclic_size, proof.free_size,
-                    proof.through_seconds]  # fmt: skip
-        return [proof.kind, proof.pieces, proof.gaps, 0, 0, 0.0]
+        if isinstance(proof, CostCertificate) and isinstance(step, Relocate):
+            size, banks = proof.cyclic_size, self._shape.space(step.space).banks
+            inside = self._record.machine.seconds(step.space, step.space, size * banks, size)
+            return [proof.kind, proof.pieces, (), size, proof.free_size, proof.through_seconds,
+                    inside]  # fmt: skip
+        return [proof.kind, proof.pieces, proof.gaps, 0, 0, 0.0, 0.0]
 
     def _advised(self, step: Copy, at: int, plan: Plan, buffers: Mapping[int, Buffer]) -> int:
         """Return the command that compiles the reader of a copy for what is there, or -1."""
