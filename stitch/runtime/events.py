@@ -113,6 +113,8 @@ class ReadBack:
 
 
 Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack
+#: Events about something finished. A union in `isinstance` would be built for each event.
+_FINISHED = (PlanRun, Written, ReadBack)
 Subscriber = Callable[[Event], object]
 #: Bit in `RuntimeDevice.observers`: runs are timed for listeners.
 TIMES = 1
@@ -186,7 +188,7 @@ class EventStream:
             )
         try:
             self._telling.depth = depth + 1
-            self.is_over = isinstance(event, PlanRun | Written | ReadBack)
+            self.is_over = isinstance(event, _FINISHED)
             for subscriber in self._subscribers:
                 subscriber(event)
         finally:

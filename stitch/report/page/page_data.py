@@ -213,7 +213,8 @@ class _Packer:
         proof = step.certificate
         if proof is None:
             return 0
-        if isinstance(proof, CostCertificate) and isinstance(step, Relocate):
+        if isinstance(proof, CostCertificate):
+            assert isinstance(step, Relocate)
             size, banks = proof.cyclic_size, self._shape.space(step.space).banks
             inside = self._record.machine.seconds(step.space, step.space, size * banks, size)
             return [proof.kind, proof.pieces, (), size, proof.free_size, proof.through_seconds,
