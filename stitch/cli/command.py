@@ -126,6 +126,14 @@ def prog() -> str:
     return _PROG.get()
 
 
+def in_this_name(text: str) -> str:
+    """Write `stitch run` for `stitch-run`, and so on, where the command was called so."""
+    import re
+
+    old = r"\bstitch-(run|compile|link|inspect)\b"
+    return re.sub(old, r"stitch \1", text) if prog().startswith("stitch ") else text
+
+
 def note_setting(value: str | list[str], where: str) -> None:
     """Note which file set the value of an option, for errors about the value."""
     for one in [value] if isinstance(value, str) else value:
@@ -289,6 +297,7 @@ def _failed(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
             what, command = f"{what}\n  set by: {where}", None
     if what.startswith("internal error") and not debug:
         what += "\n  try: --debug shows the traceback; please report it"
+    what = in_this_name(what)
     with suppress(OSError):
         if _JSON.get():
             say_result({"error": error_json(error, what, code) | {"command": command}}, tuple)

@@ -24,11 +24,20 @@ def example_summaries() -> dict[str, str]:
     summaries = {}
     for name, source in sorted(_sources().items()):
         file = source if source.is_file() else source / "README.md"
-        lines = file.read_text(encoding="utf-8").lstrip('"#').splitlines()
-        own = [line.strip('" ') for line in lines if line.strip('"# ')]
-        heading = source.is_dir() and len(own) > 1
-        summaries[name] = own[1 if heading else 0].partition(". ")[0].rstrip(".")
+        summaries[name] = _first_sentence(file.read_text(encoding="utf-8"))
     return summaries
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring, or of Markdown below its heading.
+
+    >>> _first_sentence("# A title\\n\\nIt shows [a link](b.md)\\nand: more. Then this.")
+    'It shows a link and: more'
+    """
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    first = next(part for part in paragraphs if not part.startswith("#"))
+    flat = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.strip('" ').split()))
+    return re.split(r"\.(?: |\"|$)|:(?:\"|$)", flat)[0]
 
 
 def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from stitch.cli.command import note_setting, prog, version_text
+from stitch.cli.command import in_this_name, note_setting, prog, version_text
 from stitch.errors import UsageError, closest
 
 EXIT_CODES = """\
@@ -113,7 +113,8 @@ def make_parser(description: str, examples: str) -> Parser:
     parser = Parser(
         prog=prog(),
         description=description,
-        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
+        epilog=f"examples:\n{in_this_name(examples)}\n\n{EXIT_CODES}\n\n"
+        "Hyphens are accepted for underscores.",
         allow_abbrev=False,
         add_help=False,
     )

@@ -232,7 +232,7 @@ FILES = {
     "model.py": "import numpy as np\ndef make():\n    return (lambda x: x + 1), np.ones((2, 2))\n",
 }
 #: What a message about a file says of what is wanted.
-WANTED = re.compile(r"  try: |  expected: |which stitch-run --record=FILE writes|must be a mapping")
+WANTED = re.compile(r"  try: |  expected: |which stitch run --record=FILE writes|must be a mapping")
 #: What pasted commands receive instead of `stitch`.
 PROGRAMS = ("stitch", "stitch-run", "stitch-compile", "stitch-link", "stitch-inspect")
 

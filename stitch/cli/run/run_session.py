@@ -6,19 +6,16 @@ Options and files are checked before anything runs; output files are written at 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from stitch import api, documents
 from stitch.api import Device
@@ -78,6 +75,7 @@ from stitch.cli.run_inputs import (
     split_slots,
     text_of_array,
 )
+from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of
 from stitch.errors import StitchError, UsageError
 from stitch.files import OutputFiles, make_folder, write_files
@@ -275,10 +273,9 @@ def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
 # `--expected_operations`.
 
 _COLUMNS = (
-    ("program", "left"), ("operation", "left"), ("output", "left"), ("runs", "right"),
-    ("PCC", "right"), ("difference", "right"), ("atol", "right"), ("rtol", "right"),
-    ("", "left"), ("at", "left"),
+    "program", "operation", "output", "runs", "PCC", "difference", "atol", "rtol", "", "at"
 )  # fmt: skip
+_LEFT = {"program", "operation", "output", "", "at"}
 
 
 def operation_lines(comparison: OperationComparison | None) -> list[str]:
@@ -292,25 +289,21 @@ def operation_lines(comparison: OperationComparison | None) -> list[str]:
         many = counted(sum(not line.verdict.passed for line in lines), "result")
         first = comparison.first.text
         verdict = f"[FAILED] {many} of operations not as expected; the first: {first}"
-    return [_table(lines), verdict]
+    return [*_table(lines), verdict]
 
 
-def _table(lines: Sequence[OperationLine]) -> str:
-    """Return a table with the differences of each result of each operation."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, side in _COLUMNS:
-        table.add_column(name, justify="right" if side == "right" else "left", overflow="fold")
+def _table(lines: Sequence[OperationLine]) -> Iterator[str]:
+    """Yield a table with the differences of each result of each operation."""
+    rows = []
     for line in lines:
         verdict = line.verdict
         figures = (verdict.pcc, verdict.max_abs_difference, verdict.atol, verdict.rtol)
-        table.add_row(
+        rows.append([
             line.program, f"{line.index} {line.op}", f"{line.output} {verdict.name}",
             str(line.runs), *("-" if f is None else f"{f:.6g}" for f in figures),
             "ok" if verdict.passed else "FAILED", line.location,
-        )  # fmt: skip
-    stream = io.StringIO()
-    Console(file=stream, width=240, color_system=None, markup=False, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+        ])  # fmt: skip
+    yield from table_lines(_COLUMNS, rows, _LEFT)
 
 
 # Passes and their report.

@@ -25,6 +25,7 @@ from stitch.cli.parser import add_options, file_path, make_parser
 from stitch.cli.phases import phase
 from stitch.cli.rehearsal import Rehearsal, rehearse, rehearse_pipeline
 from stitch.cli.simulate.sweep import FORM, machine_at, parse_sweep, points
+from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import write_files
@@ -193,13 +194,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table as text, and the machine of the least time."""
     columns = _columns(rows)
     cells = [[_cell(_flat(row).get(column)) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for line in (columns, *cells):
-        parts = [
-            word.ljust(width) if name in ("machine", "error") else word.rjust(width)
-            for name, word, width in zip(columns, line, widths, strict=True)
-        ]
-        yield "  ".join(parts).rstrip()
+    yield from table_lines(columns, cells, {"machine", "error"})
     best = min((row for row in rows if row.cost), key=lambda row: row.cost["us"])
     if len(rows) > 1:
         where = ", ".join([best.machine, *(f"{key}={value}" for key, value in best.point.items())])
