@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stitch.cli.stitch_command import main
+from tests.support.report_pages import data_of
 
 Captured = pytest.CaptureFixture[str]
 PIPELINE = """\
@@ -76,6 +77,17 @@ def test_several_sweeps_are_every_combination_and_the_text_names_the_least(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and lines[0].split()[:2] == ["noc.clock_hz", "compute.launch_seconds"]
     assert lines[-1].startswith("least time: ") and "launch_seconds=0" in lines[-1]
+
+
+def test_a_page_has_the_curve_of_each_cost_over_one_figure(here: Path, capsys: Captured) -> None:
+    words = ("a.ttb", "b.ttb", "--sweep=paths.host.l1.bytes_per_second=1e9:3e9:1e9")
+    swept = rows(capsys, *words, "--report=sweep.html", "--device=wormhole_n150")
+    body = data_of(Path("sweep.html").read_text())
+    assert body["runs"] == [] and body["sweep"]["us"] == [row["us"] for row in swept]
+    assert list(body["sweep"]) == ["paths.host.l1.bytes_per_second", "us", "copies_us"]
+    assert main(["simulate", "a.ttb", "--report=other.html"]) == 2
+    assert "curves over one figure" in capsys.readouterr().err
+    assert not Path("other.html").exists()
 
 
 def test_machines_on_which_the_modules_do_not_run_are_rows_with_the_reason(

@@ -268,3 +268,17 @@ def test_curves_difference_and_wall_clock_are_shown(browser: Browser, tmp_path: 
         before = page.evaluate("stitchReport.counts.copies")
         page.locator("#run").select_option("1")
         assert page.evaluate("stitchReport.counts.copies") < before
+
+
+def test_a_sweep_is_curves_and_a_table(browser: Browser, tmp_path: Path) -> None:
+    sweep: dict[str, list[float | None]] = {
+        "noc.<b>clock": [1e9, 2e9, 3e9], "us": [3.0, None, 1.0], "copies": [2.0, 2.0, 1.0],
+    }  # fmt: skip
+    path = tmp_path / "sweep.html"
+    path.write_text(page_text({}, PageExtras("as text", sweep=sweep)))
+    with opened(browser, path) as page:
+        assert page.locator("#sweep .uplot").count() == 2
+        rows = page.locator("#sweep tr[data-point]").all_inner_texts()
+        assert [row.split() for row in rows] == [
+            ["1,000,000,000", "3", "2"], ["2,000,000,000", "2"], ["3,000,000,000", "1", "1"],
+        ]  # fmt: skip

@@ -20,7 +20,7 @@ from stitch import documents
 from stitch.cli.command import EXIT_OK, Command, say_result, say_written
 from stitch.cli.module_files import known_machine, read_modules, with_unique_names
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
-from stitch.cli.output_checks import CSV, OutputChecks
+from stitch.cli.output_checks import CSV, PAGE, OutputChecks
 from stitch.cli.parser import add_options, file_path, make_parser
 from stitch.cli.phases import phase
 from stitch.cli.rehearsal import Rehearsal, rehearse, rehearse_pipeline
@@ -30,11 +30,12 @@ from stitch.cli.wiring import wires_of
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import write_files
 from stitch.machine import Machine, load_machine
-from stitch.report import plan_peaks
+from stitch.report import PageExtras, page_text, plan_peaks
 
 EXAMPLES = """\
   stitch simulate a.ttb b.ttb
   stitch simulate chain.yaml --sweep l1.bank_nbytes=256KiB:2MiB:64KiB -o sweep.csv
+  stitch simulate a.ttb b.ttb --sweep noc.clock_hz=8e8:1.2e9:1e8 --report=sweep.html
   stitch simulate a.ttb b.ttb --device=wormhole_n150 --device=mine.yaml
   stitch simulate a.ttb --sweep paths.host.dram.bytes_per_second=4e9,8e9,16e9 --json"""
 
@@ -72,6 +73,8 @@ def command() -> Command:
     )  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", type=file_path,
                         help="write the table as CSV; - for standard output")  # fmt: skip
+    parser.add_argument("--report", metavar="FILE.html", type=file_path,
+                        help="write a page with the curves of one swept figure")  # fmt: skip
     return Command(parser.read, _simulate)
 
 
@@ -82,14 +85,26 @@ def _simulate(options: argparse.Namespace) -> int:
     combinations = list(points(sweeps)) if sweeps else [{}]
     if options.output is not None:
         checks.add(options.output, CSV, "--output")
+    if options.report is not None:
+        checks.add(options.report, PAGE, "--report")
+        if len(sweeps) != 1:
+            raise UsageError(
+                "--report shows curves over one figure", got=f"{len(sweeps)} options --sweep",
+                expected=f"--sweep {FORM}",
+            )  # fmt: skip
     rehearse, own = _read(options)
     bases = options.device or [own]
     with phase("simulating", len(bases) * len(combinations)) as tick:
         rows, errors = _rows(rehearse, bases, combinations, tick)
     if len(errors) == len(rows):
         raise errors[0]
+    texts = {}
     if options.output is not None:
-        say_written(write_files({options.output: _csv(rows)}))
+        texts[options.output] = _csv(rows)
+    if options.report is not None:
+        texts[options.report] = _page(rows, sweeps[0].figure)
+    if texts:
+        say_written(write_files(texts))
     say_result([_flat(row) for row in rows], lambda: _lines(rows))
     return EXIT_OK
 
@@ -188,6 +203,22 @@ def _csv(rows: Sequence[Row]) -> str:
     table.writeheader()
     table.writerows(map(_flat, rows))
     return text.getvalue()
+
+
+def _page(rows: Sequence[Row], figure: str) -> str:
+    """Return a page with a curve for each cost that varies, of each machine."""
+    machines = dict.fromkeys(row.machine for row in rows)
+    sweep: dict[str, list[float | None]] = {}
+    for machine in machines:
+        mine = [row for row in rows if row.machine == machine]
+        sweep[figure] = [row.point[figure] for row in mine]
+        for name in dict.fromkeys(name for row in mine for name in row.cost):
+            title = name if len(machines) == 1 else f"{name} on {machine}"
+            values = [row.cost.get(name) for row in mine]
+            if name == "us" or len(set(values)) > 1:
+                sweep[title] = values
+    table = "\n".join(_lines(rows))
+    return page_text({}, PageExtras(table, sweep=sweep), f"Stitch: one pass over {figure}")
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[str]:

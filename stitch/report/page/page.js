@@ -351,6 +351,7 @@ function bytes(n) {
   while (value >= 1024 && at < 3) { value /= 1024; at++; }
   return at ? `${value.toFixed(value < 10 ? 2 : 1)} ${units[at]}` : `${grouped(n)} B`;
 }
+const compact = (n) => n.toLocaleString("en-US", n < 1e5 ? { maximumSignificantDigits: 6 } : { notation: "compact" });
 const micros = (s) => `${(s * 1e6).toLocaleString("en-US", { maximumFractionDigits: s < 1e-3 ? 2 : 0 })} µs`;
 const hex = (n) => (n < 0 ? "outside" : `0x${n.toString(16)}`);
 
@@ -473,7 +474,8 @@ class Rectangles {
       const box = ((l * 4096 + r) * 4096 + low) * 8 + s.colour[i];
       if (boxes[top] === box) continue;
       boxes[top] = box;
-      for (let y = top; y < low; y++) pixel.fill(colour, y * w + l, y * w + r);
+      if (r - l > 8) for (let y = top; y < low; y++) pixel.fill(colour, y * w + l, y * w + r);
+      else for (let y = top * w; y < low * w; y += w) for (let x = l; x < r; x++) pixel[y + x] = colour;
     }
     const off = new OffscreenCanvas(w, h);
     off.getContext("2d").putImageData(image, 0, 0);
@@ -983,7 +985,7 @@ function plot(title, x, series, xLabel, values = (u, v) => v.map((y) => (y === n
     holder.replaceChildren();
     new uPlot({ title, width: Math.max(240, holder.clientWidth), height: 230, scales: { x: { time: false } },
       series: [{ label: xLabel }, ...series.map((s, i) => ({ label: s.label, stroke: COLOURS[[1, 4, 2][i % 3]], width: 2, dash: i % 3 === 1 ? [6, 3] : undefined, points: { show: x.length < 40 } }))],
-      axes: [{ ...axis, label: xLabel }, { ...axis, values, size: 74 }] }, [x, ...series.map((s) => s.values)], holder);
+      axes: [{ ...axis, label: xLabel, values: (u, v) => v.map(compact) }, { ...axis, values, size: 74 }] }, [x, ...series.map((s) => s.values)], holder);
   });
   return holder;
 }
@@ -999,6 +1001,13 @@ function training(curves) {
   if (!names.length) return null;
   return section("training", "Training", ...names.map((name) => plot(shown(name, 80), curves[name].map((_, i) => i + 1), [{ label: shown(name, 80), values: curves[name] }], "step")));
 }
+function sweepPanel(s) {
+  const [figure, ...names] = Object.keys(s), heads = [figure, ...names].map((n) => shown(n, 80));
+  if (!figure) return null;
+  const rows = s[figure].map((_, i) => el("tr", { data: { point: i } }, ...[figure, ...names].map((n) => cell(s[n][i] === null ? "" : s[n][i].toLocaleString("en-US"), "n"))));
+  return section("sweep", `One pass over ${heads[0]}`, ...names.map((n, i) => plot(heads[i + 1], s[figure], [{ label: heads[i + 1], values: s[n] }], heads[0])),
+    table("One simulated pass for each value; without numbers, it cannot run", heads, rows));
+}
 function differencePanel(d) {
   if (!d.lines) return null;
   const sign = (n, text) => `${n > 0 ? "+" : n < 0 ? "−" : "±"}${text}`;
@@ -1013,8 +1022,14 @@ function differencePanel(d) {
 // The page.
 
 function render(body, chosen) {
-  const main = document.getElementById("report"), title = main.querySelector("h1"), out = expand(body.runs[chosen]);
+  const main = document.getElementById("report"), title = main.querySelector("h1");
   plots.length = 0; stitchReport.maps = {};
+  if (!body.runs.length) {
+    main.replaceChildren(title, ...body.notes.map((n) => el("p", { class: "note" }, paragraph(n))), sweepPanel(body.sweep));
+    stitchReport.redraw = () => { for (const p of plots) p(); };
+    return stitchReport.redraw();
+  }
+  const out = expand(body.runs[chosen]);
   const [memory, shared] = memoryMaps(out, body), parts = [headline(out, body), differencePanel(body.difference), memory, proofPanel(out), links(out),
     programGraph(out), timeline(out), wallClock(body.tracks), training(body.curves), fragmentation(out), rowTable(out, body)];
   const chooser = body.runs.length < 2 ? null : el("p", {}, el("label", { for: "run" }, "Run shown: "),

@@ -45,6 +45,8 @@ class PageExtras:
         curves: Name → values by training step: loss, learning rate, steps per second.
         tracks: Track name → slices on the wall clock: name, begin and end in microseconds.
         difference: How the first record differs from an older one.
+        sweep: Column → values, of a table of simulated passes; the first column is the figure that
+            was varied. Missing numbers are None.
     """
 
     explained: str = ""
@@ -54,6 +56,7 @@ class PageExtras:
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     tracks: Mapping[str, Sequence[tuple[str, float, float]]] = field(default_factory=dict)
     difference: Difference | None = None
+    sweep: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 def page_text(
@@ -62,7 +65,8 @@ def page_text(
     """Return a report page.
 
     Args:
-        records: The records by name; the page shows the first, and lets the reader choose.
+        records: The records by name; the page shows the first, and lets the reader choose. There
+            may be none beside a sweep.
         extras: What the page shows beside them.
         title: The title of the page.
 
@@ -76,6 +80,7 @@ def page_text(
         "curves": {name: _finite(values) for name, values in extras.curves.items()},
         "tracks": {name: list(slices) for name, slices in extras.tracks.items()},
         "difference": _changes(extras.difference),
+        "sweep": {name: list(values) for name, values in extras.sweep.items()},
     }  # fmt: skip
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode())
     plain = extras.explained or "No text was kept of this run."
