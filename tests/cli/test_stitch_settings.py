@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from stitch.cli.settings import project_settings
 from stitch.cli.stitch_command import main
 
+ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -28,6 +31,15 @@ def test_settings_are_defaults_that_options_replace(here: Path, capsys: Captured
         assert body["cache"]["folder"] == str(here / "kept")
     assert main(["run", "b.ttb", "--init=ones"]) == 0
     assert "planned only" in capsys.readouterr().out
+
+
+def test_the_settings_that_the_page_of_commands_shows_are_sound(here: Path) -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    Path("pyproject.toml").write_text(shown)
+    found = project_settings(here)
+    assert (found.target, found.executor) == ("wormhole_n150", "torch")
+    assert found.budgets == ("copies", "bytes:+0", "seconds:+5%") and found.cache
 
 
 def test_settings_of_a_folder_above_apply_and_their_paths_are_relative_to_it(

@@ -82,7 +82,7 @@ def edited(**changes: Any) -> str:
 
 
 BAD = {
-    "": "no JSON",
+    "": "an empty text",
     "[]": "format",
     "{}": "no computation graph",
     '{"a": 1, "a": 2}': "duplicate key",

@@ -18,10 +18,11 @@ from tests.support.flatc import peer
 from tests.support.grids import in_turn, named
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Those of plugins have operators that are not installed here.
 MODULES = sorted(
     path
     for path in (ROOT / "examples").rglob("*.yaml")
-    if path.read_text(encoding="utf-8").find("\noperations:") > 0
+    if path.read_text(encoding="utf-8").find("\noperations:") > 0 and "plugins" not in path.parts
 )
 
 
