@@ -39,6 +39,10 @@ JSON = "JSON text"
 ONNX = "an ONNX model"
 TEXT = "text (YAML, source code, ...)"
 CSV = "a CSV table"
+SCHEMA = "a schema of Stitch"
+DRAWING = "a drawing of a program"
+SWEEP = "a table of simulated passes"
+BUFFERS = "a table of buffers with offsets"
 GZIP = "gzip-compressed data"
 
 _HEAD_NBYTES = 4096
@@ -56,6 +60,10 @@ _MAGIC = (
     (GZIP, rb"\x1f\x8b"),
     # A zip archive whose first member is an array, or that is empty.
     (NPZ, rb"(?s:PK\x03\x04.{26}[^\0]{0,200}?\.npy|PK\x05\x06)"),
+    (SCHEMA, rb'// The truth of the \.ttb format|\{\s*"\$schema":'),
+    (DRAWING, rb'digraph "[^\n]*\n  node \[|\{\s*"label":[^\n]*\n\s*"graphs":'),
+    (SWEEP, rb"(?:[^\n]*,)?us,copies_us,programs_us,"),
+    (BUFFERS, rb"(?=(?:[^\n]*,)?id,)(?=[^\n]*\boffset\b)|(?=id,)(?=[^\n]*\boffset\b)"),
     # A first line of column names.
     (CSV, rb"(?:\xef\xbb\xbf)?[\w .]+(?:,[\w .]+)+\r?\n"),
 )

@@ -62,26 +62,39 @@ class Parser(argparse.ArgumentParser):
 
         No option is required: commands check what is missing.
         """
+        lists: dict[str, list[str]] = {}
         if not {"-h", "--help", "--version"}.intersection(arguments):
-            self._set_project_defaults()
+            lists = self._set_project_defaults()
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             self.error(self._unknown(unknown))
+        # argparse would append to a default that is a list.
+        for name, values in lists.items():
+            if not getattr(parsed, name):
+                setattr(parsed, name, values)
         return parsed
 
-    def _set_project_defaults(self) -> None:
-        """Set the defaults of options from `[tool.stitch]`, where this command takes them."""
+    def _set_project_defaults(self) -> dict[str, list[str]]:
+        """Set the defaults of options from `[tool.stitch]`, where this command takes them.
+
+        Returns those that are lists, which are not set.
+        """
         from stitch.cli.settings import OPTIONS, project_settings
 
         own = {action.dest: action for action in self._actions if action.dest in OPTIONS.values()}
         if not own:
-            return
+            return {}
+        lists = {}
         settings = project_settings()
         for name, value in settings.defaults().items():
             action = own.get(name)
             if action is not None and (not action.choices or value in action.choices):
-                self.set_defaults(**{name: value})
+                if isinstance(value, list):
+                    lists[name] = value
+                else:
+                    self.set_defaults(**{name: value})
                 note_setting(value, f"[tool.stitch] of {settings.file}")
+        return lists
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with one line."""

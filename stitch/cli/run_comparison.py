@@ -328,6 +328,9 @@ def compare_files(paths: Sequence[str], budgets: Sequence[Budget], form: str) ->
         failures.append(f"{compared.obstacle()}: their {keys} cannot be compared")
     elif compared.obstacle():
         say_aside(f"{prog()}: note: {compared.obstacle()}")
+    if old.runs and new.runs and old.runs.keys().isdisjoint(new.runs):
+        say_aside(f"{prog()}: note: these runs have no program in common: "
+                  f"{min(old.runs)!r} is in one, {min(new.runs)!r} in the other")  # fmt: skip
     for failure in failures:
         say_aside(f"{prog()}: error: {failure}")
     if named["broken"]:

@@ -197,9 +197,7 @@ def test_onnx_has_the_operations_types_locations_and_layouts(exported: Path) -> 
     program = stitch.load(exported).programs[0]
     assert [n.op_type for n in model.graph.node] == [o.op for o in program.operations]
     assert all("test_cli_schema_and_export.py:" in n.doc_string for n in model.graph.node)
-    assert [t.name for t in model.graph.output] == [
-        program.values[slot.value].name for slot in program.outputs
-    ]
+    assert [t.name for t in model.graph.output] == [slot.name for slot in program.outputs]
     properties = {entry.key: entry.value for entry in model.metadata_props}
     assert properties["layout of x"] == "f32:l1:row_major:interleaved"
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -293,3 +291,43 @@ def test_graphviz_reads_the_drawing_with_names_as_they_are() -> None:
     assert {slot.name for slot in program.inputs} <= set(labels)
     assert {slot.name for slot in program.outputs} <= set(labels)
     assert {operation.title for operation in program.operations} <= set(labels)
+
+
+def test_an_exported_model_has_the_names_of_the_slots(here: Path) -> None:
+    """Also of a constant and of a value that two slots have."""
+    builder = stitch.ComputationGraphBuilder("names")
+    x = builder.input("x", (4, 8), "float32")
+    weight = builder.parameter("w", np.ones((8, 8), np.float32))
+    result = builder.op("Relu", builder.matmul(x, weight))
+    for name, value in (("first", result), ("w", weight), ("second", result)):
+        builder.output(name, value)
+    stitch.compile(builder.build(), target="tiny").save("n.ttb")
+    assert main(["export", "n.ttb", "--format=onnx", "-o", "n.onnx", "-q"]) == 0
+    onnx.checker.check_model(onnx.load("n.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession("n.onnx", providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["first", "w", "second"]
+    found = session.run(None, {"x": np.ones((4, 8), np.float32)})
+    for array, number in zip(found, (8, 1, 8), strict=True):
+        np.testing.assert_array_equal(array, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "text"),
+    [
+        (["schema", "ttb"], "Makefile", "all:\n"),
+        (["schema", "module"], "mine.json", '{"api": "mine"}'),
+        (["export", "a.ttb", "--format=dot"], "notes.txt", "mine\n"),
+        (["export", "a.ttb", "--format=model_explorer"], "mine.json", '{"label": "mine"}'),
+        (["simulate", "a.ttb"], "mine.csv", "name,salary\nme,1\n"),
+        (["pack", "b.csv"], "mine.csv", "name,salary\nme,1\n"),
+    ],
+)
+def test_files_of_others_are_not_overwritten(
+    here: Path, words: list[str], name: str, text: str
+) -> None:
+    Path("b.csv").write_text("id,lower,upper,size\n1,0,2,4\n2,1,3,4\n")
+    Path(name).write_text(text)
+    assert main([*words, "-o", name]) == 2
+    assert Path(name).read_text() == text
+    for _ in "twice":
+        assert main([*words, "-o", f"own_{name}"]) == 0

@@ -42,6 +42,20 @@ def test_the_settings_that_the_page_of_commands_shows_are_sound(here: Path) -> N
     assert found.budgets == ("copies", "bytes:+0", "seconds:+5%") and found.cache
 
 
+def test_budgets_of_the_command_replace_those_of_the_project(here: Path, capsys: Captured) -> None:
+    settings('budgets = ["copies:0", "bytes"]\n')
+    assert main(["run", "a.ttb", "b.ttb", "--init=ones", "--record=r.json"]) == 0
+    assert main(["diff", "r.json", "r.json"]) == 7
+    assert main(["diff", "r.json", "r.json", "--fail_on=copies"]) == 0
+    assert main(["run", "b_dram.ttb", "--init=ones", "--record=other.json"]) == 0
+    capsys.readouterr()
+    assert main(["diff", "r.json", "other.json", "--fail_on=bytes:1MiB"]) == 0
+    assert "no program in common" not in capsys.readouterr().err
+    assert main(["run", "types.ttb", "--init=ones", "--record=other.json"]) == 0
+    assert main(["diff", "r.json", "other.json", "--fail_on=bytes:1MiB"]) == 0
+    assert "note: these runs have no program in common" in capsys.readouterr().err
+
+
 def test_settings_of_a_folder_above_apply_and_their_paths_are_relative_to_it(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -290,8 +290,8 @@ def command() -> Command:
                         "help": "split the module after these nodes; repeat it for nodes whose "
                         "names have commas"}),
         ("--cache", {"metavar": "DIR", "type": file_path, "help": "the folder of a "
-                     "compile cache: reuse its programs, and add new ones; default: a folder of "
-                     "this user's caches"}),
+                     "compile cache: reuse its programs, and add new ones; \"default\" is the one "
+                     "of this user (default: no cache)"}),
         ("--cache_size", {"metavar": "SIZE", "type": size, "help": "maximum size of the cache, "
                           "such as 2GiB; evicts the least recently used entries (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from stitch import api
+from stitch import api, plugins
 from stitch.budget import allowed_nbytes, machine_nbytes
 from stitch.cli.phases import LEVELS, phase
 from stitch.cli.settings import default_cache_folder, project_settings
@@ -176,8 +176,13 @@ def _plugins() -> Iterator[Finding]:
         if group.startswith("stitch.")
         for point in metadata.entry_points(group=group)
     ]
-    if not points:
+    packaged = {(point.group, point.name) for point in points}
+    registered = [p for p in plugins.installed() if (f"stitch.{p.kind}", p.name) not in packaged]
+    if not points and not registered:
         yield Finding("plugins", "ok", "none")
+    for plugin in registered:
+        topic = f"plugin {plugin.name} of stitch.{plugin.kind}"
+        yield Finding(topic, "ok", f"registered at {plugin.source}")
     for point in points:
         topic = f"plugin {point.name} of {point.group}"
         source = point.dist.name if point.dist is not None else point.value

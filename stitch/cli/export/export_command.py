@@ -33,7 +33,7 @@ def command() -> Command:
 def _export(options: argparse.Namespace) -> int:
     from stitch.cli.export import program_drawing
     from stitch.cli.module_files import read_modules
-    from stitch.cli.output_checks import JSON, ONNX, TEXT, OutputChecks
+    from stitch.cli.output_checks import DRAWING, ONNX, OutputChecks
     from stitch.files import write_files
 
     if options.module is None or options.format is None:
@@ -57,7 +57,7 @@ def _export(options: argparse.Namespace) -> int:
         content = program_drawing.dot_text(module.program).encode()
     else:
         content = program_drawing.model_explorer_text(module.program).encode()
-    kinds = {"onnx": ONNX, "model_explorer": JSON, "dot": TEXT}
+    kinds = {"onnx": ONNX, "model_explorer": DRAWING, "dot": DRAWING}
     if options.output is None and is_json():
         if options.format == "onnx":
             raise UsageError("an ONNX model is no text to print as JSON", expected="-o FILE")

@@ -36,6 +36,11 @@ def onnx_bytes(program: Program) -> bytes:
     scope = _Scope(program, "", program.values)
     slots = ([slot.value for slot in program.inputs], [slot.value for slot in program.outputs])
     graph = _graph(scope, program.name, program.operations, program.constants, *slots)
+    for slot, output in zip(program.outputs, graph.output, strict=True):
+        # A value may be in several slots: one of them has its name.
+        if output.name != slot.name:
+            graph.node.append(helper.make_node("Identity", [output.name], [slot.name]))
+            output.name = slot.name
     inner = [operation for body in program.bodies for operation in body.operations]
     domains = {operation.domain for operation in (*program.operations, *inner)}
     opsets = [helper.make_opsetid(domain, 1 if domain else OPSET) for domain in {"", *domains}]
@@ -50,11 +55,16 @@ class _Scope:
 
     def __init__(self, program: Program, prefix: str, values: Sequence[Value]) -> None:
         self.program, self.prefix, self.values = program, prefix, values
-        taken: set[str] = set()
+        slots: dict[int, str] = {}
+        if not prefix:
+            slots = {slot.value: slot.name for slot in reversed(program.outputs)}
+            slots |= {slot.value: slot.name for slot in program.inputs}
+        taken = set(slots.values())
         self.names: list[str] = []
         for index, value in enumerate(values):
             name = prefix + (value.name or f"value{index}")
             name = f"{name}.{index}" if name in taken else name
+            name = slots.get(index, name)
             taken.add(name)
             self.names.append(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from stitch import plugins
 from stitch.cli.command import EXIT_OK, Command, say_result
 from stitch.cli.machine_facts import machine_facts, machine_line, machine_lines
 from stitch.cli.parser import make_parser
@@ -28,7 +29,7 @@ def command() -> Command:
 
 def _show(options: argparse.Namespace) -> int:
     if options.machine is None:
-        names = machine_names()
+        names = [*machine_names(), *plugins.names("machines")]
         body = {"machines": [machine_facts(load_machine(name)) for name in names]}
         say_result(body, lambda: map(machine_line, names))
         return EXIT_OK

@@ -14,7 +14,7 @@ from stitch.cli.command import (
     say_result,
     say_written,
 )
-from stitch.cli.output_checks import CSV, OutputChecks
+from stitch.cli.output_checks import BUFFERS, OutputChecks
 from stitch.cli.pack.buffers_csv import Buffers, read_buffers
 from stitch.cli.parser import count, file_path, make_parser, size
 from stitch.cli.phases import phase
@@ -56,7 +56,7 @@ def _pack(options: argparse.Namespace) -> int:
     checks = OutputChecks()
     checks.reads([options.file])
     if options.output is not None:
-        checks.add(options.output, CSV, "-o")
+        checks.add(options.output, BUFFERS, "-o")
     buffers = read_buffers(options.file)
     capacity = None if options.capacity is None else parse_nbytes(options.capacity)
     if buffers.has_offsets:

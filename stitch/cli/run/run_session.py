@@ -401,7 +401,7 @@ def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
         try:
             return _observed_run(session, add_reports, stack)
         except (Exception, KeyboardInterrupt) as error:
-            if options.report is not None:
+            if options.report is not None or options.record is not None:
                 # The page must not hide the error: writing it may fail for the same reason.
                 with suppress(StitchError, MemoryError):
                     files: OutputFiles = {}

@@ -122,8 +122,8 @@ class OneDevice:
                     extras = replace(extras, explained=self.opened.explain())
                     for report in reports:
                         report.add_to(files)
-                    if recorder is not None and options.record is not None:
-                        files[options.record] = recorder.text()
+                if recorder is not None and options.record is not None:
+                    files[options.record] = recorder.text()
                 if recorder is not None and options.report is not None:
                     files[options.report] = page_text(
                         {"this run": recorder.record()}, extras, _title(options)

@@ -78,7 +78,7 @@ def command() -> Command:
 
 
 def _write(options: argparse.Namespace) -> int:
-    from stitch.cli.output_checks import JSON, TEXT, OutputChecks
+    from stitch.cli.output_checks import SCHEMA, OutputChecks
     from stitch.files import write_files
 
     if options.name is None:
@@ -92,7 +92,7 @@ def _write(options: argparse.Namespace) -> int:
         schema = text if options.name == "ttb" else json.loads(text)
         say_result(body | {"schema": schema}, lambda: [text.rstrip("\n")])
         return EXIT_OK
-    OutputChecks().add(options.output, TEXT if options.name == "ttb" else JSON, "-o")
+    OutputChecks().add(options.output, SCHEMA, "-o")
     say_written(write_files({options.output: text}))
     say_result(body, tuple)
     return EXIT_OK

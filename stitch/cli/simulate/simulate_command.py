@@ -20,7 +20,7 @@ from stitch import documents
 from stitch.cli.command import EXIT_OK, Command, say_result, say_written
 from stitch.cli.module_files import known_machine, read_modules, with_unique_names
 from stitch.cli.options import FUNCTION_OPTION, WIRE_OPTION
-from stitch.cli.output_checks import CSV, PAGE, OutputChecks
+from stitch.cli.output_checks import PAGE, SWEEP, OutputChecks
 from stitch.cli.parser import add_options, file_path, make_parser
 from stitch.cli.phases import phase
 from stitch.cli.rehearsal import Rehearsal, rehearse, rehearse_pipeline
@@ -84,7 +84,7 @@ def _simulate(options: argparse.Namespace) -> int:
     sweeps = [parse_sweep(text) for text in options.sweep]
     combinations = list(points(sweeps)) if sweeps else [{}]
     if options.output is not None:
-        checks.add(options.output, CSV, "--output")
+        checks.add(options.output, SWEEP, "--output")
     if options.report is not None:
         checks.add(options.report, PAGE, "--report")
         if len(sweeps) != 1:

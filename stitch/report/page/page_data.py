@@ -234,9 +234,9 @@ class _Packer:
                     slot = work.input_name(slots[0])
                     places = (*work.input_locations, *work.output_locations)
                     source = next((s[1] for at in places if (s := _SOURCE.fullmatch(at))), "")
-                    return self._advice_for(
-                        work.name, slot, step.target.desc, step.source.desc, source
-                    )
+                    # "layer in b.ttb" is the program `layer` of this file.
+                    name = work.name.rpartition(" in ")[2].removesuffix(".ttb")
+                    return self._advice_for(name, slot, step.target.desc, step.source.desc, source)
         return -1
 
     def _advice_for(
@@ -248,7 +248,7 @@ class _Packer:
             sets = [word for option in options for word in ("--set", option.text())]
             command = [
                 "stitch-compile",
-                source or f"SOURCE_OF_{program}",
+                source or "SOURCE",
                 *sets,
                 "-o",
                 f"{program}.ttb",
