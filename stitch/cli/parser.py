@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from stitch.cli.command import in_this_name, note_setting, prog, version_text
-from stitch.errors import UsageError, closest
+from stitch.errors import UsageError, closest, nearest
 
 EXIT_CODES = """\
 exit codes:
@@ -114,10 +114,17 @@ class Parser(argparse.ArgumentParser):
         for argument in unknown:
             word = argument.partition("=")[0]
             if word.startswith("-") and word != "-":
-                names = [name for action in self._actions for name in action.option_strings]
+                names = [
+                    name for action in self._actions for name in action.option_strings
+                    if "=" not in argument or action.nargs != 0
+                ]  # fmt: skip
                 if Path(argument).exists():
                     return f"there is no option {word}; the file of that name is ./{argument}"
-                return f"there is no option {word}{closest(word, names, ': ')}"
+                # Without hyphens, which would make all options alike.
+                stems = {name.lstrip("-"): name for name in names}
+                near = [stems[stem] for stem in nearest(word.lstrip("-"), stems)]
+                hint = f": did you mean {near[0]!r}?" if near else ""
+                return f"there is no option {word}{hint}"
         return f"unexpected arguments {' '.join(unknown)!r}"
 
 
