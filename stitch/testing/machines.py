@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +31,10 @@ class MachineSuite:
         for source in machine.shape.spaces:
             for target in machine.shape.spaces:
                 times = [machine.seconds(source, target, 1 << n, 1 << n) for n in range(24)]
-                assert times[-1] > 0 and times == sorted(times), (source, target)
+                assert times[0] > 0, (source, target)
+                for less, more in pairwise(times):
+                    # The measured rates of a curve are rounded: to 1 % in the shipped machines.
+                    assert more >= 0.99 * less, (source, target)
 
     def test_programs_of_every_space_run_one_after_another(self, tmp_path: Path) -> None:
         """A program for each space doubles and adds one; files hold the machine's name."""
