@@ -1,7 +1,8 @@
 """Convolutions whose columns do not fit in the memory limit: tile by tile.
 
-A tile is some output rows of one sample and group. If the columns of one row are still too large,
-they are split along channels or kernel elements, and the products of the pieces are summed.
+A tile is some output rows of one sample and group. If whole columns of one row are still too
+large, they are split along channels or kernel elements, and the products of the pieces are summed.
+Such a tile has several rows, too: each kernel element costs one copy, however short.
 """
 
 from __future__ import annotations
@@ -74,14 +75,23 @@ def one_sample_nbytes(windows: Windows, channels: int, itemsize: int) -> int:
     return channels * (columns + max(images, math.prod(windows.padded))) * itemsize
 
 
-def tiles_of(windows: Windows, channels: int, itemsize: int) -> Tiles:
-    """Return the tiling for the channels of a group."""
+def tiles_of(windows: Windows, channels: int, itemsize: int, filters: int = 1) -> Tiles:
+    """Return the tiling for the channels of a group.
+
+    Args:
+        windows: The windows of the convolution.
+        channels: The channels of a group.
+        itemsize: Bytes of an element.
+        filters: The filters of a group whose products with a piece are kept until they are added.
+    """
     column = (channels, *windows.kernel)
     row = math.prod(windows.output[1:]) * itemsize
     rows = TILE_NBYTES // (row * math.prod(column))
     if rows:
         return Tiles(min(rows, windows.output[0]), column, 0, channels)
-    return Tiles(1, column, *_split(column, row))
+    rows = min(TILE_NBYTES // 64 // row, TILE_NBYTES // 4 // (row * filters), windows.output[0])
+    rows = max(1, rows)
+    return Tiles(rows, column, *_split(column, row * rows))
 
 
 def _split(column: Shape, nbytes: int) -> tuple[int, int]:
@@ -97,10 +107,10 @@ def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> lis
     """Return steps for result[n, g] = weights[g] @ columns of sample n and group g."""
     samples, group, filters, _ = result.shape
     grouped = x.reshape(samples, group, -1, *windows.size)
-    tiles, gather = _gathering(grouped, windows)
+    tiles, gather = _gathering(grouped, windows, filters)
     row = math.prod(windows.output[1:])
     whole = tiles.axis == 0 and tiles.length == grouped.shape[2]
-    products = workspace(0 if whole else filters * row, x.dtype)
+    products = workspace(0 if whole else filters * tiles.rows * row, x.dtype)
 
     def run() -> None:
         for n, g in np.ndindex(samples, group):
@@ -111,7 +121,7 @@ def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> lis
                     if flat.start == 0:
                         np.matmul(weights[g][:, flat], columns, into)
                     else:
-                        product = products.reshape(into.shape)
+                        product = products[: into.size].reshape(into.shape)
                         np.matmul(weights[g][:, flat], columns, product)
                         np.add(into, product, into)
 
@@ -176,9 +186,9 @@ def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> li
 _Gather = Callable[[Array, Sequence[slice], slice], Array]
 
 
-def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
+def _gathering(grouped: Array, windows: Windows, filters: int = 1) -> tuple[Tiles, _Gather]:
     """Return the tiling of [samples, groups, channels, *size], and the gatherer of columns."""
-    tiles = tiles_of(windows, grouped.shape[2], grouped.dtype.itemsize)
+    tiles = tiles_of(windows, grouped.shape[2], grouped.dtype.itemsize, filters)
     columns, lines = workspace(tiles.elements(windows), grouped.dtype), lines_of(windows)
 
     def gather(x: Array, kernel: Sequence[slice], rows: slice) -> Array:
