@@ -389,12 +389,12 @@ class _Placer:
 
 def _lowest_gap(starts: Offsets, ends: Offsets, size: int) -> int:
     """Return the lowest offset at which `size` bytes overlap none of the regions."""
-    if size == 0 or not len(starts):
+    if not len(starts):
         return 0
-    order = np.argsort(starts, kind="stable")
-    at = 0
-    for start, end in zip(starts[order].tolist(), ends[order].tolist(), strict=True):
-        if start - at >= size:
-            return at
-        at = max(at, end)
-    return at
+    order = np.argsort(starts)
+    #: By region, the end of all regions before it; then that of all.
+    floors = np.zeros(len(starts) + 1, np.int64)
+    np.maximum.accumulate(ends[order], out=floors[1:])
+    fits = starts[order] - floors[:-1] >= size
+    gap = int(fits.argmax())
+    return int(floors[gap if fits[gap] else -1])
