@@ -8,6 +8,7 @@ scratch, and an output may alias an input only with a proof.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -268,11 +269,11 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
     slots = {s.value for s in program.inputs} | {s.value for s in program.outputs}
     last_read = {i: n for n, o in enumerate(program.operations) for i in o.inputs}
     alive: list[tuple[int, int, int]] = []  # (start, end, value), by start
+    ending: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)  # By last reader.
     for number, operation in enumerate(program.operations):
-        if operation.is_opaque:
-            continue
-        born = [v for v in operation.outputs if v != ABSENT and v not in slots]
-        dying = [e for e in alive if last_read.get(e[2], number) == number] if born else []
+        outputs = () if operation.is_opaque else operation.outputs
+        born = [v for v in outputs if v != ABSENT and v not in slots]
+        dying = list(ending[number]) if born else []
         elementwise = bool(dying) and is_elementwise(operation)
         for value in born:
             where = f"value {value} ({program.values[value].name})"
@@ -291,8 +292,8 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
                 continue
             if elementwise:
                 for entry in dying:
-                    if entry[:2] == (start, end) and entry in alive:
-                        alive.remove(entry)
+                    if entry[:2] == (start, end):
+                        _discard(alive, entry)
             at = bisect_left(alive, (start, end, value))
             for other in alive[max(0, at - 1) : at + 1]:
                 if other[0] < end and start < other[1]:
@@ -300,4 +301,13 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
                     yield Problem("scratch_overlap", where, f"{name!r} is still read there")
             if end > start:
                 insort(alive, (start, end, value))
-        alive = [e for e in alive if last_read.get(e[2], -1) > number]
+                ending[last_read.get(value, number)].append((start, end, value))
+        for entry in ending[number]:
+            _discard(alive, entry)
+
+
+def _discard(alive: list[tuple[int, int, int]], entry: tuple[int, int, int]) -> None:
+    """Remove an entry from a sorted list if it is there."""
+    at = bisect_left(alive, entry)
+    if alive[at : at + 1] == [entry]:
+        del alive[at]
