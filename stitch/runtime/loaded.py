@@ -152,6 +152,7 @@ class LoadedProgram:
         if self._prepared is None:
             self.verify()
             self._prepared = self.device.backend.prepare(self.program)
+            self._prepared.reuse(self.host_bytes)
         return self._prepared
 
     @cached_attribute

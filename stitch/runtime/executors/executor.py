@@ -199,6 +199,9 @@ class PreparedProgram(ABC):
         `supports_threads`; it shares nothing with this one that a run changes."""
         return self
 
+    def reuse(self, counted: ProgramBytes) -> None:  # noqa: B027 (by default nothing)
+        """Take over what the executor's `host_bytes` computed for this program."""
+
 
 class Executor(ABC):
     """Computes programs; `EXECUTORS` lists the implementations by name."""

@@ -9,7 +9,7 @@ that reuses an input's bytes has no views: its bytes hold two values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 from stitch.ops import LINE_NBYTES, RESHAPING, are_in_range, definition_of, slices_of, windowed
 from stitch.packing import Interval, pack_intervals
 from stitch.program import ABSENT, Array, Operation, Program
+from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.host.chunks import Unit
 from stitch.runtime.executors.host.staging import is_direct
 
@@ -155,6 +156,13 @@ class Arrangement:
     offsets: Mapping[int, int]
     nbytes: int
     moved: Mapping[int, tuple[Piece, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedBytes(ProgramBytes):
+    """The memory of a program, with its arrangement without foreign calls."""
+
+    arrangement: Arrangement = field(kw_only=True, repr=False, compare=False)
 
 
 def arrange(program: Program, units: Sequence[Unit], constants: dict[int, Array]) -> Arrangement:

@@ -26,8 +26,14 @@ from stitch.ops import (
     workspace,
 )
 from stitch.program import ABSENT, Array, DataType, Operation, Program, ScanForm
-from stitch.runtime.executors.executor import BoundProgram, Thunk, Workspace, cached_attribute
-from stitch.runtime.executors.host.arrangement import Arrangement, arrange
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    ProgramBytes,
+    Thunk,
+    Workspace,
+    cached_attribute,
+)
+from stitch.runtime.executors.host.arrangement import ArrangedBytes, Arrangement, arrange
 from stitch.runtime.executors.host.chunks import (
     Member,
     Unit,
@@ -154,6 +160,12 @@ class Kernels:
     @cached_attribute
     def arrangement(self) -> Arrangement:
         return arrange(self.program, self.units, self.constants)
+
+    def reuse(self, counted: ProgramBytes) -> None:
+        """Take over the arrangement of `host_bytes`, which has the units of a program without
+        foreign calls and without operations of the library."""
+        if isinstance(counted, ArrangedBytes) and not self.calls and not self.chosen:
+            self.arrangement = counted.arrangement
 
 
 class Binding:

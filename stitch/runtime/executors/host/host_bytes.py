@@ -28,7 +28,7 @@ from stitch.program import (
     is_scan,
 )
 from stitch.runtime.executors.executor import ProgramBytes
-from stitch.runtime.executors.host.arrangement import arrange
+from stitch.runtime.executors.host.arrangement import ArrangedBytes, arrange
 from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
 from stitch.runtime.executors.host.staging import is_direct
 
@@ -101,10 +101,13 @@ class _Counting:
             if nbytes > kernels:
                 kernels, largest = nbytes, index
         units = units_of(program, ())
-        values = arrange(program, units, constants).nbytes
+        arrangement = arrange(program, units, constants)
         chunks = max((len(u.operations) for u in units if u.is_chunked), default=0) * CHUNK_SIZE * 8
         text = "" if largest == ABSENT else _text(program, mine[largest])
-        return ProgramBytes(kept, bound, values, max(kernels, chunks), text, staged)
+        return ArrangedBytes(
+            kept, bound, arrangement.nbytes, max(kernels, chunks), text, staged,
+            arrangement=arrangement,
+        )  # fmt: skip
 
     def _body(self, index: int) -> tuple[ProgramBytes, int]:
         if index not in self._counted:
