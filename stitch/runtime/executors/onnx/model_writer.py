@@ -179,13 +179,13 @@ def as_lists(attributes: Attributes) -> dict[str, Any]:
 
 
 class ModelWriter:
-    """An ONNX model under construction."""
+    """An ONNX model under construction; `constants` are those that its operations read."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, constants: dict[int, Array]) -> None:
         self.program = program
-        self.constants = dict(program.constant_data())
-        #: Types of the program's values, then of the values of inner graphs.
-        self.types = [value.type for value in program.values]
+        self.constants = constants
+        #: Types of the values of inner graphs, which are numbered after the program's values.
+        self.inner_types: list[ValueType] = []
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.weights: list[tuple[str, Array]] = []
@@ -224,11 +224,12 @@ class ModelWriter:
         return at
 
     def _add_value(self, kind: ValueType) -> int:
-        self.types.append(kind)
-        return len(self.types) - 1
+        self.inner_types.append(kind)
+        return len(self.program.values) + len(self.inner_types) - 1
 
     def type_of(self, value: int) -> ValueType:
-        return self.types[value]
+        values = self.program.values
+        return values[value].type if value < len(values) else self.inner_types[value - len(values)]
 
     def known(self, value: int) -> Array | None:
         """Return the data of a constant; None for other values."""
@@ -446,7 +447,8 @@ class ModelWriter:
         """Whether a node takes means of single elements."""
         if node.op_type != "ReduceMean":
             return False
-        kinds = {value_name(v): self.type_of(v) for v in range(len(self.types))}
+        count = len(self.program.values) + len(self.inner_types)
+        kinds = {value_name(v): self.type_of(v) for v in range(count)}
         ends = [kinds.get(name) for name in (node.input[0], node.output[0])]
         sizes = {math.prod(kind.shape) for kind in ends if kind is not None}
         return len(sizes) == 1 and None not in ends

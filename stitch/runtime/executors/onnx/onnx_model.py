@@ -21,6 +21,7 @@ from stitch.ops import attributes_of, definition_of, onnx_code
 from stitch.program import (
     ABSENT,
     CONDITION,
+    Array,
     Body,
     DataType,
     Operation,
@@ -239,7 +240,7 @@ def _slot(name: str, kind: ValueType) -> onnx.ValueInfoProto:
 
 def write_model(program: Program) -> OnnxModel:
     """Convert a whole program; raises `CompileError` as `write_operation_model` does."""
-    writer = ModelWriter(program)
+    writer = ModelWriter(program, program.constant_data())
     gelus = find_gelus(program)
     inside = {index for gelu in gelus.values() for index in gelu.operations} - gelus.keys()
     blocked = blocked_part(program, inside | gelus.keys())
@@ -263,15 +264,20 @@ def write_model(program: Program) -> OnnxModel:
     return writer.finish(inputs, tuple(s.value for s in program.outputs))
 
 
-def write_operation_model(program: Program, operation: Operation) -> OnnxModel:
+def write_operation_model(
+    program: Program, operation: Operation, constants: Mapping[int, Array]
+) -> OnnxModel:
     """Convert one operation alone, to find out whether ONNX Runtime can run it.
+
+    Args:
+        constants: The program's constants, by value.
 
     Raises:
         CompileError: ONNX lacks the operator, or ONNX Runtime would compute it differently.
     """
-    writer = ModelWriter(program)
-    _write(writer, operation)
     read = {v for v in operation.inputs if v != ABSENT}
+    writer = ModelWriter(program, {v: constants[v] for v in read if v in constants})
+    _write(writer, operation)
     inputs = sorted(v for v in writer.used & read if v not in writer.constants)
     return writer.finish(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
 

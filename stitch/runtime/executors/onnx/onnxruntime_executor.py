@@ -114,9 +114,11 @@ class Sessions:
     def able(self, program: Program) -> list[bool]:
         """Return for each operation whether it can be written as an ONNX model."""
 
+        constants = program.constant_data()
+
         def can(operation: Operation) -> bool:
             with suppress(CompileError):
-                write_operation_model(program, operation)
+                write_operation_model(program, operation, constants)
                 return True
             return False
 
@@ -248,11 +250,13 @@ class OnnxRuntimeExecutor(Executor):
     def _refusal(self, program: Program, error: Exception) -> CompileError:
         """Return the error that names each operation that ONNX Runtime refuses when tried alone."""
         reasons: dict[str, str] = {}
+        constants = program.constant_data()
         for index, operation in enumerate(program.operations):
             name = operation.title
             where = operation.location or f"operation {index}"
             try:
-                Session(write_operation_model(program, operation), self.sessions.threads)
+                model = write_operation_model(program, operation, constants)
+                Session(model, self.sessions.threads)
             except REFUSALS as refusal:
                 kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
                 reasons.setdefault(f"{name}({kinds}) at {where}", first_line(refusal))
