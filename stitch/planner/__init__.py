@@ -35,6 +35,7 @@ from stitch.planner.plan import (
     Transfer,
     after_steps,
     copy_cost,
+    memory_rise,
     predicted_cost,
 )
 from stitch.planner.plan_state import RULES, needed_regions, ranges_of
@@ -63,7 +64,7 @@ __all__ = [
     "Branches", "Buffer", "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork",
     "Free", "Instance", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
     "SlotChange", "Step", "ThreadAssignment", "Transfer", "after_steps", "assign_threads",
-    "check_certificate", "check_plan", "copy_cost", "is_rebindable",
+    "check_certificate", "check_plan", "copy_cost", "is_rebindable", "memory_rise",
     "needed_regions", "plan", "possible_changes", "predicted_cost", "ranges_of", "rebind_plan",
     "touched_by",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ Buffers and values are numbered alike for equal task batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -459,6 +460,27 @@ class Plan:
             touched=self.touched & read,
             least_seconds=self.least_seconds,
         )
+
+
+def memory_rise(plan: Plan) -> Counter[Space]:
+    """Return the most bytes per bank that a plan needs at one time beyond those in use when it
+    starts, by space (scratch included)."""
+    placed = {b.number: b for b in plan.request.buffers if b.address is not None}
+    used: Counter[Space] = Counter()
+    rise: Counter[Space] = Counter()
+    for step in plan.steps:
+        if isinstance(step, Allocate) and step.buffer.address is not None:
+            placed[step.buffer.number] = step.buffer
+            space = step.buffer.space
+            used[space] += step.buffer.size_per_bank
+            rise[space] = max(rise[space], used[space])
+        elif isinstance(step, Free) and step.buffer in placed:
+            freed = placed.pop(step.buffer)
+            used[freed.space] -= freed.size_per_bank
+        elif isinstance(step, Execute) and step.scratch is not None:
+            space, _, size = step.scratch
+            rise[space] = max(rise[space], used[space] + size)
+    return rise
 
 
 @lru_cache(maxsize=8192)

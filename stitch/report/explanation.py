@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
@@ -18,9 +19,9 @@ from stitch.planner import (
     Copy,
     CostCertificate,
     Execute,
-    Free,
     Plan,
     Relocate,
+    memory_rise,
 )
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
@@ -348,53 +349,33 @@ def _leased(view: dict[str, Any]) -> str:
     return f", {nbytes} B of the free leased" if nbytes else ""
 
 
-def plan_peaks(plans: Sequence[Plan]) -> dict[Space, int]:
-    """Return the largest bytes per bank of any plan at one time, by space (scratch included)."""
-    largest: dict[Space, int] = {}
+def plan_peaks(plans: Iterable[Plan]) -> dict[Space, int]:
+    """Return the largest bytes per bank of any plan at one time, by space (scratch included).
+
+    They include the buffers that the plan found when it was made.
+    """
+    largest: Counter[Space] = Counter()
     for plan in plans:
-        _raise_to(largest, peaks_and_end(plan)[0])
+        used = memory_rise(plan)
+        for buffer in plan.request.buffers:
+            if buffer.address is not None:
+                used[buffer.space] += buffer.size_per_bank
+        largest |= used
     return largest
 
 
-def peaks_and_end(plan: Plan) -> tuple[dict[Space, int], dict[Space, int]]:
-    """Return the largest bytes per bank of a plan at one time, and those at its end, by space.
-
-    Both include the buffers that the plan found, which may be others when it runs again.
-    """
-    largest: dict[Space, int] = {}
-    sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
-             if b.address is not None}  # fmt: skip
-    used: dict[Space, int] = {}
-    for space, size in sizes.values():
-        used[space] = used.get(space, 0) + size
-    _raise_to(largest, used)
-    for step in plan.steps:
-        if isinstance(step, Allocate):
-            buffer = step.buffer
-            sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
-            used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
-        elif isinstance(step, Free) and step.buffer in sizes:
-            space, size = sizes.pop(step.buffer)
-            used[space] -= size
-        elif isinstance(step, Execute) and step.scratch is not None:
-            space, _, size = step.scratch
-            _raise_to(largest, used | {space: used.get(space, 0) + size})
-        _raise_to(largest, used)
-    return largest, used
-
-
-def _raise_to(largest: dict[Space, int], used: Mapping[Space, int]) -> None:
-    for space, size in used.items():
-        largest[space] = max(largest.get(space, 0), size)
-
-
 def peaks_of(device: RuntimeDevice) -> dict[str, int]:
-    """Return the peaks of the period's plans and of present memory, in bytes per bank by space."""
-    used = {s: use.used_nbytes for s, use in device.memory_use().items()}
+    """Return the peaks of the period's plans and of present memory, in bytes per bank by space.
+
+    A plan that runs in the steady state is looked at again only if memory was allocated or freed,
+    or more of its own results are held than before. So results of several plans are not counted
+    together if they were first held at different times, later in the same buffers at one time, and
+    dropped since.
+    """
+    used = Counter({space: use.used_nbytes for space, use in device.memory_use().items()})
     with device.lock:
-        largest = plan_peaks([plan for plan, _ in device.history.plans])
-    _raise_to(largest, used)
-    return {space.value: size for space, size in largest.items() if size}
+        used |= device.records.peaks
+    return {space.value: size for space, size in used.items()}
 
 
 # Buffers before and after a plan.

@@ -13,13 +13,12 @@ from typing import Any
 from stitch.errors import FormatError, IncompatibleError, TaskError
 from stitch.frozen_json import from_plain, read_json, shown, to_plain
 from stitch.machine import Machine
-from stitch.planner import WARNINGS, Cost, check_plan
+from stitch.planner import WARNINGS, Cost, check_plan, memory_rise
 from stitch.program import Space
 from stitch.report.explanation import (
     WRITTEN,
     CopyLine,
     copy_lines,
-    peaks_and_end,
     programs_of,
 )
 from stitch.report.run_record import (
@@ -154,22 +153,21 @@ def _copies_of_record(record: RunRecord) -> RunCopies:
 
 
 def _peaks(record: RunRecord) -> dict[str, int]:
-    """Return the largest bytes per bank in use, by space; the events were replayed.
-
-    A plan that runs again may find buffers that it did not find at first: what it needs beyond
-    its end is added to what is in use afterwards.
-    """
-    rises: dict[int, dict[str, int]] = {}
+    """Return the largest bytes per bank in use, by space; the events were replayed."""
+    rises = {
+        index: Counter({space.value: size for space, size in memory_rise(plan).items()})
+        for index, plan in record.plans.items()
+    }
     peaks: Counter[str] = Counter()
-    for index, plan in record.plans.items():
-        most, end = peaks_and_end(plan)
-        rises[index] = {space.value: size - end.get(space, 0) for space, size in most.items()}
-        peaks |= Counter({space.value: size for space, size in most.items()})
+    used: Counter[str] = Counter()
     for event in record.events:
-        if event.get("event") == "run":
-            rise = rises[event["plan"]]
-            peaks |= Counter({s: used + rise.get(s, 0) for s, used in event["used"].items()})
-    return dict(peaks)
+        kind = event["event"]
+        if kind in ("reserve", "free"):
+            used[event["space"]] += event["size_per_bank"] * (1 if kind == "reserve" else -1)
+        peaks |= used + rises[event["plan"]] if kind in ("run", "stopped") else used
+        if kind == "run":
+            used = Counter(event["used"])
+    return dict(peaks | used)
 
 
 def _malformed(number: int, event: Mapping[str, Any]) -> FormatError:

@@ -108,7 +108,7 @@ class RuntimeDevice(TensorAccess):
         self.strict_types = strict_types
         #: Whether tensors may be evicted to host memory, and constants to their files.
         self.spills = spill
-        self.history = History(self.backend.write_counts)
+        self.history = History(self.backend.write_counts, records.forget_peaks)
         self.events = EventStream(self.history.count, self.look_again)
         self.hooks = Hooks(self.look_again)
         self.plan_cache = PlanCache(records)

@@ -188,9 +188,11 @@ class Statistics:
 class History:
     """Counts plan runs and other events since the period began."""
 
-    def __init__(self, seen: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, seen: Callable[[], tuple[int, int]], on_clear: Callable[[], object]) -> None:
         #: Returns the writes and bytes that the memory spaces counted.
         self.seen = seen
+        #: Called when a new period begins.
+        self.on_clear = on_clear
         #: See `RuntimeDevice.on_plan`.
         self.on_plan: list[Callable[[Plan], object]] = []
         self._began = (0, 0)
@@ -303,6 +305,7 @@ class History:
     def clear(self, period: str = "since the last look") -> None:
         """Begin a new period and reset the counts."""
         self._before, self._began = self.whole(), self.seen()
+        self.on_clear()
         self.period = period
         self._replays = self.replays
         for tally in self._plans.values():

@@ -199,7 +199,9 @@ def test_a_device_writes_a_page_of_its_history(tmp_path: Path) -> None:
         used = {space.value: use.used_nbytes for space, use in device.memory_use().items()}
         names = [name for name, *_ in data["spaces"]]
         assert dict(zip(names, expanded_run["used"], strict=True)) == used
-        assert {s: n for s, n in expanded_run["peaks"].items() if n} == peaks_of(device)
+        # The page keeps results until a later plan lacks them, so its peaks may be above.
+        peaks = peaks_of(device)
+        assert all(peaks.get(space, 0) <= n for space, n in expanded_run["peaks"].items())
         assert f"{total.copies} copies" in device._repr_html_()
         del kept
     assert "closed" in device._repr_html_()

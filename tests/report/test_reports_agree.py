@@ -23,7 +23,7 @@ import stitch
 from stitch.cli.run.run_target import Measured, OneDevice, SeveralDevices
 from stitch.mesh import open_mesh
 from stitch.program import DataType, Layout, Space
-from stitch.report import ChromeTrace, VisualizerFolder
+from stitch.report import ChromeTrace, VisualizerFolder, peaks_of, read_copies
 from stitch.report.page import device_page, page_data
 from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
@@ -149,9 +149,17 @@ def agree(
             used = {"used": [use.used_nbytes for use in device.memory_use().values()]}
             total = device.account().total
             spent = {"seconds": pytest.approx(total.seconds), "programs": total.programs}
-            pages.append((data, (said.head, said.reads, used | spent)))
+            peaks = {"peaks": peaks_in(text, result)}
+            pages.append((data, (said.head, said.reads, used | spent | peaks)))
             pages.append((by_history, ((page.copies, page.nbytes), said.reads, used)))
     return said.head
+
+
+def peaks_in(record: str, result: dict[str, Any]) -> dict[str, int]:
+    """Return the peaks of all spaces, after comparing those of a record with a result file's."""
+    copies = read_copies(record)
+    assert copies.peaks == result["peak_bytes_per_bank"]
+    return {space: copies.peaks.get(space, 0) for space in copies.spaces}
 
 
 def listed_in(result: dict[str, Any]) -> Counted:
@@ -265,6 +273,39 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted() -> None:
         assert agree(device, None, None)[0] == before + 1
 
 
+def test_peaks_count_results_that_are_held_when_a_known_plan_runs_again() -> None:
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    model = scaled("a", 2.0, (8, 64), placement=placement)
+    with stitch.open_device("tiny", window=1) as device:
+        a, b = (stitch.Pipeline([device.load(model)]) for _ in range(2))
+        most = 0
+
+        def hold(pipelines: list[Any], count: int) -> None:
+            """Hold so many results of each; during a run its input needs memory too."""
+            nonlocal most
+            held: list[Any] = []
+            for pipeline in pipelines:
+                for number in range(count):
+                    held.append(pipeline(integers((8, 64), number)))
+                    used = device.memory_use()[Space.L1].used_nbytes
+                    most = max(most, used + rise)
+                    assert peaks_of(device)["l1"] == most, (count, number)
+
+        first = a(integers((8, 64)))
+        rise = peaks_of(device)["l1"] - device.memory_use()[Space.L1].used_nbytes
+        assert rise > 0
+        del first
+        for count in (1, 4, 2, 9, 9):
+            hold([a, b], count)
+            hold([a], count)
+        before, bindings = most, device.statistics().bindings_made
+        device.history.clear()
+        most = 0
+        hold([a, b], 3)
+        assert most < before
+        assert device.statistics().bindings_made == bindings
+
+
 def trainings(
     pages: Pages, optimizer: str, batches: int, steps: int, watched: bool, hold: bool, window: int
 ) -> None:
@@ -318,7 +359,7 @@ def meshes(pages: Pages, seed: int, count: int, tasks: int, calls: int) -> None:
             assert recorded(text) == (said.head, said.reads)
             data = page_data(read_record(text))
             assert counts_of(data).allocations == replay(text).allocations
-            pages.append((data, (said.head, said.reads, {})))
+            pages.append((data, (said.head, said.reads, {"peaks": peaks_in(text, result[name])})))
 
 
 #: A check of one run, what is drawn for it, and the number of runs: quickly, and in the campaign.

@@ -22,6 +22,7 @@ from stitch.planner import (
     Region,
     ThreadAssignment,
     is_rebindable,
+    memory_rise,
     needed_regions,
     ranges_of,
 )
@@ -169,6 +170,11 @@ class Executable:
         self.makes_way = False
         self.plan, self.effects = plan, effects
         self.may_be_placed = is_rebindable(plan)
+        #: What a run needs beyond the memory in use, and the fewest idle slots (at least one) with
+        #: which the peaks were noted since memory changed.
+        self.rise, self.least_idle = memory_rise(plan), 1
+        #: The most of its output slots that were in use when peaks were noted.
+        self.most_held = 0
         #: Whether it overwrites existing values: such a run is completed even if an exception is
         #: raised.
         self.overwrites = plan.overwrites
@@ -250,10 +256,25 @@ class Executable:
         self.work: Sequence[Region] = self._beside_results
 
     def ready(self) -> OutputSlots | None:
-        """Return the idle slots to use next; None if there are none or they are blocked."""
-        if not self.idle or (self.idle[-1].shares and self.idle[-1].is_blocked):
+        """Return the idle slots to use next; None if there are none, they are blocked, or a run in
+        them may need more memory than was noted."""
+        idle = self.idle
+        if len(idle) < self.least_idle or (idle[-1].shares and idle[-1].is_blocked):
             return None
-        return self.idle[-1]
+        return idle[-1]
+
+    def note_peaks(self, records: Records) -> None:
+        """Note the memory that the next run needs.
+
+        If more of its results are held than ever, the other executables note their next runs too.
+        """
+        records.note_peaks(self.rise)
+        self.least_idle = max(1, len(self.idle))
+        held = len(self.slot_sets) - len(self.idle)
+        if held > self.most_held:
+            self.most_held, is_current = held, self.generation == records.generation
+            records.generation += 1
+            self.generation = records.generation if is_current else -1
 
     def snapshot_neighbours(self, records: Records, picture: MemorySnapshot) -> None:
         """Record the contents of the buffers that it changes."""
@@ -364,6 +385,7 @@ class Executable:
         `works`: returns the working regions of all executables; held results are placed outside of
         these while possible. Raises what `claim` raises.
         """
+        self.least_idle = 1
         if self.makes_way and self.has_one_set and not self.slot_sets:
             self._move_results_out(records, works, claim)
             if not self.holds(records):

@@ -231,7 +231,11 @@ class BatchPlanner:
     def _steady(self, executable: Executable, places: Places) -> Binding | None:
         """Return the binding with code, to the slots to use next, of an executable that may run."""
         device, idle = self._device, executable.idle
-        if not idle or device.copies_forbidden or (idle[-1].shares and idle[-1].is_blocked):
+        if (
+            len(idle) < executable.least_idle
+            or device.copies_forbidden
+            or (idle[-1].shares and idle[-1].is_blocked)
+        ):
             return None
         binding = idle[-1].bindings.get(places)
         straight = None if binding is None else binding.straight
@@ -267,6 +271,8 @@ class BatchPlanner:
                 binding = self._again(variants, places, batch, clear=True)
         except OutOfMemoryError:
             return None
+        if binding is not None:
+            binding.executable.note_peaks(device.records)
         return binding
 
     def _again(
@@ -509,6 +515,7 @@ class BatchPlanner:
             executable.generation = device.records.generation
             slots = self._slots_of(executable)
             assert slots is not None, "its own places are free"
+        executable.note_peaks(device.records)
         return self._bound(executable, slots, places, is_new=not planned.is_known)
 
     # -- binding ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -84,6 +84,8 @@ class Records:
         self.revocations = 0
         #: Counts allocations and releases: while it is unchanged, free ranges stay free.
         self.generation = 0
+        #: The most bytes per bank in use by space, as `note_peaks` saw them.
+        self.peaks: Counter[Space] = Counter()
         #: Counts changes of the constants' addresses.
         self.constants_changed = 0
         #: Whether no change is incomplete. A change of several steps clears it first; after an
@@ -95,7 +97,7 @@ class Records:
     @property
     def allocators(self) -> dict[Space, Allocator]:
         """The allocators with spare output slots counted as free memory."""
-        spare = self._spare_buffers()
+        spare = list(self._spare_buffers())
         if not spare:
             return self.all_allocators
         seen = {space: allocator.clone() for space, allocator in self.all_allocators.items()}
@@ -110,12 +112,14 @@ class Records:
 
     # -- output slots ------------------------------------------------------------------------------
 
-    def _spare_buffers(self) -> list[BufferRecord]:
-        """Return the unused buffers of output slots, each once."""
-        buffers = {
-            id(b): b for slots in self.slot_sets.values() for b in slots.buffers if b.is_spare
-        }
-        return list(buffers.values())
+    def _spare_buffers(self) -> Iterator[BufferRecord]:
+        """Yield the unused buffers of output slots, each once, those of the newest slots first."""
+        seen = set()
+        for slots in reversed(self.slot_sets.values()):
+            for buffer in slots.buffers if slots.held < len(slots.buffers) else ():
+                if buffer.is_spare and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield buffer
 
     def spare_slots(self) -> list[OutputSlots]:
         """Return the output slots with unused buffers, least recently run first."""
@@ -137,6 +141,20 @@ class Records:
                 allocator.free_nbytes, allocator.largest_hole, spare[space],
             )  # fmt: skip
         return used
+
+    def note_peaks(self, rise: Mapping[Space, int]) -> None:
+        """Raise the peaks to the memory in use and what the next plan needs beyond that."""
+        for space, allocator in self.all_allocators.items():
+            excess = allocator.used_nbytes + rise.get(space, 0) - self.peaks[space]
+            spare = self._spare_buffers() if excess > 0 else iter(())
+            while excess > 0 and (buffer := next(spare, None)) is not None:
+                excess -= buffer.size_per_bank if buffer.space is space else 0
+            self.peaks[space] += max(0, excess)
+
+    def forget_peaks(self) -> None:
+        """Begin a new period: each executable notes the peaks of its next run."""
+        self.peaks.clear()
+        self.generation += 1
 
     def allocate_slots(
         self, buffers: Sequence[tuple[Buffer, int]], places: Iterable[Sequence[int]]
