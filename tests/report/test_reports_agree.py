@@ -156,9 +156,13 @@ def agree(
 
 
 def peaks_in(record: str, result: dict[str, Any]) -> dict[str, int]:
-    """Return the peaks of all spaces, after comparing those of a record with a result file's."""
+    """Return the peaks of all spaces in a record, after comparing them with a result file's.
+
+    The latter may be lower; see `peaks_of`.
+    """
     copies = read_copies(record)
-    assert copies.peaks == result["peak_bytes_per_bank"]
+    told = result["peak_bytes_per_bank"]
+    assert all(told.get(space, 0) <= copies.peaks.get(space, 0) for space in copies.spaces)
     return {space: copies.peaks.get(space, 0) for space in copies.spaces}
 
 
