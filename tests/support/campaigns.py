@@ -1,7 +1,7 @@
 """The long campaigns of the tests: their table, and which of them a run includes.
 
 `python -m tests.support.campaigns` prints the table, `tests/campaigns.toml`; with `--day=N` the
-names of the third that a day runs.
+names of the quarter that a day runs.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def described() -> list[str]:
     return [f"{c.name:18}{c.seconds:>6} s  {c.description}" for c in CAMPAIGNS.values()]
 
 
-def thirds(campaigns: Iterable[Campaign]) -> list[list[str]]:
-    """Divide campaigns into three parts that take about as long, by their measured seconds."""
-    parts: list[list[Campaign]] = [[], [], []]
+def quarters(campaigns: Iterable[Campaign]) -> list[list[str]]:
+    """Divide campaigns into four parts that take about as long, by their measured seconds."""
+    parts: list[list[Campaign]] = [[], [], [], []]
     for campaign in sorted(campaigns, key=lambda c: (-c.seconds, c.name)):
         min(parts, key=lambda part: (sum(c.seconds for c in part), len(part))).append(campaign)
     return [sorted(c.name for c in part) for part in parts]
@@ -80,12 +80,12 @@ def thirds(campaigns: Iterable[Campaign]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--day", type=int, help="a number of days, of which three have all")
+    parser.add_argument("--day", type=int, help="a number of days, of which four have all")
     day = parser.parse_args().day
     if day is None:
         print(*described(), sep="\n")
     else:
-        print(*thirds(CAMPAIGNS.values())[day % 3])
+        print(*quarters(CAMPAIGNS.values())[day % 4])
 
 
 if __name__ == "__main__":
