@@ -2,6 +2,7 @@
 
 from stitch.memory.allocator import Allocator, FreeGaps
 from stitch.memory.conversion import CopyKernel, prepare_copy
+from stitch.memory.space_bytes import Call, MappedBytes, SpaceBytes
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
     POISON_BYTE,
@@ -11,6 +12,6 @@ from stitch.memory.space_memory import (
 )
 
 __all__ = [
-    "LENT_ADDRESSES", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges",
-    "CopyKernel", "FreeGaps", "SpaceMemory", "prepare_copy",
+    "LENT_ADDRESSES", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges", "Call",
+    "CopyKernel", "FreeGaps", "MappedBytes", "SpaceBytes", "SpaceMemory", "prepare_copy",
 ]  # fmt: skip

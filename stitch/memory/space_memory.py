@@ -1,4 +1,4 @@
-"""The bytes of one memory space: a lazily committed mapping, its allocator, moves and counters.
+"""One memory space: its allocator, its bytes, moves and counters.
 
 A buffer at bank address `a` owns host bytes `[a * banks, (a + size_per_bank) * banks)`, so
 footprints overlap exactly if the device's ranges do.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from operator import setitem
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.errors import LayoutError, TaskError
 from stitch.machine import MachineShape, SpaceShape, footprint
 from stitch.memory.allocator import Allocator
 from stitch.memory.cells import Bytes, used_bytes
+from stitch.memory.space_bytes import RELEASE_NBYTES, Call, MappedBytes, SpaceBytes
 from stitch.program import Space, TensorDesc
 
 
@@ -88,9 +88,6 @@ LENT_ADDRESSES = 1 << 56
 #: Written by debug mode to unused and to freed bytes.
 PADDING_BYTE = 0xA5
 POISON_BYTE = 0xDB
-#: Freed ranges of at least this size are returned to the system; smaller ones stay in the caches.
-RELEASE_NBYTES = 32 << 20
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class WriteCounter:
@@ -130,28 +127,31 @@ class Arrivals:
 
 
 class SpaceMemory:
-    """The bytes of one space, committed as they are written.
+    """One space: its allocator, its counters, and its bytes, committed as they are written.
 
-    `debug` poisons freed bytes and checks the unused part of footprints.
+    Args:
+        space, shape: The space and its description.
+        debug: Poison freed bytes and check the unused part of footprints.
+        data: The bytes, if they are not a mapping of this process.
     """
 
-    def __init__(self, space: Space, shape: SpaceShape, *, debug: bool = False) -> None:
+    def __init__(
+        self, space: Space, shape: SpaceShape, *, debug: bool = False,
+        data: SpaceBytes | None = None,
+    ) -> None:  # fmt: skip
         self.space = space
         self.shape = shape
         self.debug = debug
         self.allocator = Allocator.of(shape)
         self.counter = WriteCounter()
-        nbytes = max(1, shape.banks * shape.limit)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        try:
-            prot = mmap.PROT_READ | mmap.PROT_WRITE
-            self._mapping = mmap.mmap(-1, nbytes, flags=flags, prot=prot)
-        except OSError as error:
-            raise _no_addresses(space, nbytes, error) from error
-        self._view = memoryview(self._mapping)
-        self.bytes: Bytes = np.frombuffer(self._mapping, np.uint8)
+        self.data = data or MappedBytes(space, max(1, shape.banks * shape.limit))
         self._lent: dict[int, Bytes] = {}
         self._next_lent = LENT_ADDRESSES
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the processor can read the bytes; else they are tensors of a library."""
+        return self.data.is_host
 
     def lend(self, lent: Bytes) -> int:
         """Return an address beyond the end of the space at which plans can read a caller's bytes.
@@ -169,8 +169,9 @@ class SpaceMemory:
         """Invalidate the address of lent bytes."""
         self._lent.pop(address, None)
 
-    def region(self, address: int, size_per_bank: int) -> Bytes:
-        """Return a writable view of the footprint at a bank address.
+    def region(self, address: int, size_per_bank: int) -> Any:
+        """Return a writable view of the footprint at a bank address: of uint8, a NumPy array if the
+        space `is_host`.
 
         Raises `LayoutError` if it is outside the space.
         """
@@ -182,28 +183,26 @@ class SpaceMemory:
                 f"{size_per_bank} bytes per bank at {address:#x} are outside {self.space.value}",
                 expected=f"a range of [0, {self.shape.limit:#x})",
             )
-        return self.bytes[address * banks : (address + size_per_bank) * banks]
+        return self.data.region(address * banks, (address + size_per_bank) * banks)
 
-    def mover(
+    def moves(
         self, address: int, target: SpaceMemory, target_address: int, nbytes: int
-    ) -> Callable[[], object]:
-        """Return a call that copies raw bytes to an address of this or another space.
+    ) -> list[Call]:
+        """Return calls that copy raw bytes to an address of this or another space.
 
-        Source and target may overlap. The call allocates nothing and runs no Python code. Raises
+        Source and target may overlap. The calls allocate nothing and run no Python code. Raises
         `LayoutError` for a range outside its space.
         """
-        views = []
-        for memory, at in ((target, target_address), (self, address)):
+        starts = []
+        for memory, at in ((self, address), (target, target_address)):
             start = at * memory.shape.banks
             if min(at, nbytes) < 0 or start + nbytes > memory.shape.limit * memory.shape.banks:
                 raise LayoutError(
                     f"a move of {nbytes} bytes from {self.space.value} {address:#x} to "
                     f"{target.space.value} {target_address:#x} is outside {memory.space.value}"
                 )
-            views.append(memory._view[start : start + nbytes])
-        # memoryview slices copy by memmove; NumPy would copy overlapping bytes twice.
-        target_view, source_view = views
-        return partial(setitem, target_view, slice(None), source_view)
+            starts.append(start)
+        return self.data.moves(starts[0], target.data, starts[1], nbytes)
 
     def release(self, address: int, size_per_bank: int) -> None:
         """Release the bytes of a freed footprint: poison them in debug mode, else return large
@@ -211,15 +210,9 @@ class SpaceMemory:
         banks = self.shape.banks
         start, stop = address * banks, (address + size_per_bank) * banks
         if self.debug:
-            self.bytes[start:stop] = POISON_BYTE
-            return
-        if stop - start < RELEASE_NBYTES:
-            return
-        # Only pages that are wholly inside the range: others may hold live bytes.
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = stop // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
-            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+            self.data.region(start, stop)[:] = POISON_BYTE
+        elif stop - start >= RELEASE_NBYTES:
+            self.data.discard(start, stop)
 
     def release_all_but(self, live: ByteRanges, written: ByteRanges) -> None:
         """Return the written bytes outside the live ranges to the system.
@@ -232,23 +225,30 @@ class SpaceMemory:
                 if last <= at or first >= stop:
                     continue
                 if first > at:
-                    self._mapping.madvise(mmap.MADV_DONTNEED, at, first - at)
+                    self.data.discard(at, first)
                 at = max(at, last)
-            if at < min(stop, len(self._mapping)):
-                self._mapping.madvise(mmap.MADV_DONTNEED, at, stop - at)
+            if at < stop:
+                self.data.discard(at, stop)
 
     def fill_padding(self, desc: TensorDesc, address: int, machine: MachineShape) -> None:
         """In debug mode, fill the unused bytes of a footprint (see `cells.used_bytes`)."""
         if self.debug:
             region = self.region(address, footprint(desc, machine).size_per_bank)
-            region[_unused(desc, machine)] = PADDING_BYTE
+            bytes_, fill, write_back = self.data.staged(region)
+            for call in fill:
+                call()
+            bytes_[_unused(desc, machine)] = PADDING_BYTE
+            for call in write_back:
+                call()
 
     def check_padding(
         self, desc: TensorDesc, address: int, machine: MachineShape, *, name: str
     ) -> None:
         """Raise `TaskError` if the bytes that `fill_padding` filled for `name` were written."""
         size_per_bank = footprint(desc, machine).size_per_bank
-        region = self.region(address, size_per_bank)
+        region, fill, _ = self.data.staged(self.region(address, size_per_bank))
+        for call in fill:
+            call()
         wrong = np.flatnonzero(_unused(desc, machine) & (region != PADDING_BYTE))
         if wrong.size:
             first = int(wrong[0])
@@ -261,15 +261,6 @@ class SpaceMemory:
                 remedy="a copy, a kernel or a view wrote outside its tensor: look at the task "
                 "that ran last",
             )
-
-
-def _no_addresses(space: Space, nbytes: int, error: OSError) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        f"cannot map {nbytes} bytes of address space for {space.value}: {error.strerror or error}",
-        expected=f"{nbytes} bytes of address space; memory is committed only as it is used",
-        remedy="raise the limit on address space (ulimit -v unlimited, RLIMIT_AS) and limit memory "
-        "by open_device(max_memory=) or --max_memory, or describe a smaller machine",
-    )
 
 
 def _unused(desc: TensorDesc, machine: MachineShape) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -17,6 +17,7 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
+from stitch.errors import UsageError
 from stitch.files import write_files
 from stitch.html_table import html_table
 from stitch.machine import Machine, load_machine
@@ -28,6 +29,7 @@ from stitch.runtime import (
     PreparedGraph,
     PriceTable,
     RuntimeDevice,
+    is_torch_device,
     make_executor,
 )
 from stitch.tasks import TaskGraph
@@ -189,12 +191,15 @@ def open_device(
     inter_op_threads: int = 1,
     prices: str | Path | PriceTable | None = None,
 ) -> Device:
-    """Open a simulated machine.
+    """Open a simulated machine, or a real device of PyTorch.
 
     Args:
-        machine: Its name, the path of its description, or a `Machine`.
+        machine: Its name, the path of its description, or a `Machine`; or a device: `cuda:0`, or
+            `torch:cpu`, PyTorch on the processor, which runs the same code. DRAM lies in its
+            memory, PyTorch's kernels compute there, and it loads what is compiled for `cuda`.
         executor: How operations are computed: `numpy`; `onnxruntime`; `auto`, each operation by the
-            faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan only.
+            faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan only; or
+            `cuda:0` or `torch:cpu`, for the spaces of any machine in the memory of that device.
         threads: Threads of ONNX Runtime for one operation (default 1).
         window: Tasks queued before they run; 1 runs each call immediately.
         debug: Overwrite freed bytes, and check padding.
@@ -210,6 +215,15 @@ def open_device(
             processor family (`x86_avx512_intel`), or the path of a file of `tools/prices` (default:
             the family nearest to this processor). The last digits of results depend on it.
     """
+    if isinstance(machine, str) and is_torch_device(machine):
+        if executor != "numpy" or threads is not None or inter_op_threads != 1:
+            raise UsageError(
+                f"the device {machine!r} computes by PyTorch's kernels, one after another",
+                got=f"executor={executor!r}, threads={threads}, inter_op_threads="
+                f"{inter_op_threads}",
+                remedy="leave these options out",
+            )
+        executor, machine = machine, "cuda"
     return Device(
         load_machine(machine),
         executor=executor if threads is None else make_executor(executor, threads, prices=prices),

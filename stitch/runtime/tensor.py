@@ -225,7 +225,9 @@ class Tensor(Handle):
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        spaces = self._record.device.backend.spaces
+        found: tuple[int, int] = spaces[self.space].data.dlpack_device
+        return found
 
     # -- what can be done with it ----------------------------------------------------------------
 

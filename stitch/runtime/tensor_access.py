@@ -35,7 +35,6 @@ from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layo
 from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.execution import Binding
-from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.locks import Lock, held_here, quick
@@ -386,8 +385,15 @@ class TensorAccess:
         wanted = Space(space)
         # Raises for an unknown space; machine and backend have the same spaces.
         self.machine.shape.space(wanted)
-        memory: Array = self.backend.spaces[wanted].bytes
-        return memory
+        memory = self.backend.spaces[wanted]
+        if not memory.is_host:
+            raise UsageError(
+                f"the processor cannot read the bytes of {wanted.value} in place: they lie on "
+                f"{self.backend.executor.place}",
+                remedy="read the tensors in it: tensor.numpy()",
+            )
+        array: Array = memory.data.region(0, memory.shape.banks * memory.shape.limit)
+        return array
 
     def footprint_of(self, tensor: Tensor) -> slice:
         """Return the bytes of a tensor within `memory(tensor.space)`; raises for host arrays."""
@@ -502,10 +508,7 @@ class TensorAccess:
             np.copyto(first.buffer.array, elements, casting="same_kind")
             return
         source = _dense(elements)
-        kernel = self.backend.kernel(source, first.desc)
-        counter = self.backend.spaces[first.buffer.space].counter
-        dense = np.ascontiguousarray(elements)
-        kernel.bind(as_bytes(dense), self.backend.bytes_of(first), counter)()
+        self.backend.write(first, np.ascontiguousarray(elements), source)
         nbytes, seconds = copy_cost(self.machine, source, first.desc)
         self.events.report(Written(first.desc, nbytes, seconds))
 
@@ -563,13 +566,15 @@ class TensorAccess:
             if value.status is not READY or value.consumed:
                 value.check_usable()
             instance = value.instances[0]
-            dense = self.backend.dense(instance)
+            dense: Any = self.backend.dense(instance)
+            if dense is None and instance.desc.layout.is_dense:
+                dense = self.backend.in_place(instance)
             if dense is None:
                 raise BufferError(
                     f"{value.desc.text()} is not dense: exporting it would need a copy; "
                     "use .numpy(), or to_layout with a row-major layout"
                 )
-            view = dense.view() if dtype is None else dense.view(dtype)
+            view: Array = dense[...] if dtype is None else dense.view(dtype)
             self._expose(value)
             if instance.buffer.address is not None:
                 self.deaths.await_end(view, ended, instance.buffer, kept)

@@ -24,7 +24,7 @@ def resident_nbytes() -> int:
 def test_twelve_gibibytes_of_dram_commit_nothing() -> None:
     before = resident_nbytes()
     dram = SpaceMemory(Space.DRAM, SpaceShape(12, 0, 1 << 30, 32))
-    assert dram.bytes.size == 12 << 30
+    assert dram.region(0, 1 << 30).size == 12 << 30
     dram.region(0, 64)[:] = 1
     dram.region((1 << 30) - 64, 64)[:] = 2
     assert resident_nbytes() - before < 8 << 20
@@ -36,7 +36,7 @@ def test_a_region_outside_the_space_is_refused() -> None:
         with pytest.raises(LayoutError):
             memory.region(address, size)
     with pytest.raises(LayoutError):
-        memory.mover(0, memory, (1 << 20) - 16, 32 * L1.banks)()
+        memory.moves(0, memory, (1 << 20) - 16, 32 * L1.banks)
 
 
 @pytest.mark.parametrize("shift", [-400, -16, 16, 400, 4000])
@@ -44,7 +44,8 @@ def test_a_move_preserves_its_bytes_also_where_it_overlaps_itself(shift: int) ->
     memory = SpaceMemory(Space.L1, L1)
     data = np.random.default_rng(0).integers(0, 256, 800 * 4, dtype=np.uint8)
     memory.region(8000, 800)[:] = data
-    memory.mover(8000, memory, 8000 + shift, 800 * L1.banks)()
+    (move,) = memory.moves(8000, memory, 8000 + shift, 800 * L1.banks)
+    move()
     np.testing.assert_array_equal(memory.region(8000 + shift, 800), data)
 
 

@@ -87,23 +87,23 @@ class Mines:
 def lay(patch: pytest.MonkeyPatch, fuse: Fuse) -> list[Plan]:
     """All devices burn the fuse from now on; gives the plans that they bind, as they bind them."""
     _between_calls(patch, lambda: fuse)
-    mover, begin, plans = SpaceMemory.mover, RuntimeDevice.__init__, list[Plan]()
+    moves, begin, plans = SpaceMemory.moves, RuntimeDevice.__init__, list[Plan]()
 
-    def moving(self: SpaceMemory, *arguments: Any) -> Call:
-        move = mover(self, *arguments)
+    def moving(self: SpaceMemory, *arguments: Any) -> list[Call]:
+        first, *others = moves(self, *arguments)
 
         def burning() -> None:
             fuse.transfers += 1
             fuse()
-            move()
+            first()
 
-        return burning
+        return [burning, *others]
 
     def opened(self: RuntimeDevice, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         self.on_plan(plans.append)
 
-    patch.setattr(SpaceMemory, "mover", moving)
+    patch.setattr(SpaceMemory, "moves", moving)
     patch.setattr(RuntimeDevice, "__init__", opened)
     return plans
 

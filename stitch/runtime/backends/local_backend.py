@@ -118,9 +118,12 @@ class LocalBackend:
         self.executor = executor
         self.debug = debug
         self.spaces = {
-            space: SpaceMemory(space, machine.shape.space(space), debug=debug)
+            space: SpaceMemory(
+                space, (shape := machine.shape.space(space)), debug=debug,
+                data=executor.space_bytes(space, shape),
+            )
             for space in machine.shape.spaces
-        }
+        }  # fmt: skip
         self.threads = ThreadPool()
         #: By thread: the workspace that its programs share, and its arena.
         self._workspaces = [(Workspace(), Workspace())]
@@ -162,10 +165,9 @@ class LocalBackend:
             for workspace in workspaces:
                 workspace.forget()
 
-    def region(self, space: Space, address: int, size_per_bank: int) -> Array:
-        """Return the bytes of a footprint, writable."""
-        region: Array = self.spaces[space].region(address, size_per_bank)
-        return region
+    def region(self, space: Space, address: int, size_per_bank: int) -> Any:
+        """Return the bytes of a footprint, writable: see `SpaceMemory.region`."""
+        return self.spaces[space].region(address, size_per_bank)
 
     # -- instances ---------------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class LocalBackend:
             return None
         return buffer.address * self.spaces[buffer.space].shape.banks + instance.offset_nbytes
 
-    def bytes_of(self, instance: InstanceRecord) -> Array:
+    def _region_of(self, instance: InstanceRecord) -> Any:
         """Return the bytes of an instance, from its offset to the end of its buffer."""
         buffer = instance.buffer
         if buffer.array is not None:
@@ -190,23 +192,46 @@ class LocalBackend:
         whole = self.region(buffer.space, buffer.address, buffer.size_per_bank)
         return whole[instance.offset_nbytes :]
 
+    def _read(self, instance: InstanceRecord) -> Array:
+        """Return the bytes of an instance as a host array: in place where the processor can read
+        them."""
+        region = self._region_of(instance)
+        data, fill, _ = self.spaces[instance.buffer.space].data.staged(region)
+        for call_ in fill:
+            call_()
+        return data
+
+    def write(self, instance: InstanceRecord, array: Array, desc: TensorDesc) -> None:
+        """Overwrite an instance with the elements of a dense array, whose descriptor is `desc`."""
+        memory = self.spaces[instance.buffer.space]
+        into, fill, write_back = memory.data.staged(self._region_of(instance))
+        # Bytes between and behind the elements stay as they are.
+        convert = self.kernel(desc, instance.desc).bind(as_bytes(array), into, memory.counter)
+        for call_ in (*fill, convert, *write_back):
+            call_()
+
     def dense(self, instance: InstanceRecord) -> Array | None:
-        """Return an array over the instance's bytes; None if its layout is not dense."""
+        """Return an array over the instance's bytes; None if its layout is not dense, or the
+        processor cannot read its space."""
         buffer = instance.buffer
         if buffer.array is not None:
             return buffer.array
         if instance.view is not None and instance.viewed_at == buffer.address:
             return instance.view
         layout = instance.desc.layout
-        if not layout.is_dense:
+        if not layout.is_dense or not self.spaces[buffer.space].is_host:
             return None
-        nbytes = instance.desc.elements * layout.data_type.itemsize
-        flat = self.bytes_of(instance)[:nbytes].view(layout.data_type.dtype)
-        view = flat.reshape(instance.desc.shape)
+        view: Array = self.in_place(instance)
         # Atomic under the GIL: no call in between.
         instance.view = view
         instance.viewed_at = buffer.address
         return view
+
+    def in_place(self, instance: InstanceRecord) -> Any:
+        """Return a dense instance as an array over its bytes, or as a tensor of the library whose
+        bytes they are."""
+        memory = self.spaces[instance.buffer.space]
+        return memory.data.dense(self._region_of(instance), instance.desc)
 
     def elements(self, instance: InstanceRecord, desc: TensorDesc, allowed: int) -> Array:
         """Return a copy of the elements, block formats as float32.
@@ -227,7 +252,7 @@ class LocalBackend:
         elements: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
         host = TensorDesc(instance.desc.shape, host_layout(target))
         kernel = self.kernel(instance.desc, host)
-        kernel.bind(self.bytes_of(instance), as_bytes(elements))()
+        kernel.bind(self._read(instance), as_bytes(elements))()
         return elements
 
     # -- plans -------------------------------------------------------------------------------------
@@ -352,8 +377,12 @@ class _PlanBinding:
         else:
             moves, back = list[Thunk](), list[Thunk]()
             if self.backend.executor.computes:
-                moves = [self._mover(t) for t in step.transfers]
-                back = [self._mover(_returning(t)) for t in reversed(step.transfers)]
+                for t in step.transfers:
+                    own, undo = self._moves(t), self._moves(_returning(t))
+                    moves += own
+                    # Undone is a move as a whole, if all of its calls were made.
+                    whole = undo[0] if len(undo) == 1 else partial(_call_all, undo)
+                    back[:0] = [whole, *[tuple] * (len(own) - 1)]
                 counter = spaces[step.space].counter
                 self.thunks.append(counter.arrivals(step.count, step.nbytes))
             moves.append(partial(setitem, self.progress, 0, self.index + 1))
@@ -361,11 +390,11 @@ class _PlanBinding:
             for number, address in step.targets:
                 self.buffers[number] = self.buffers[number].where({number: address})
 
-    def _mover(self, t: Transfer) -> Thunk:
+    def _moves(self, t: Transfer) -> list[Thunk]:
         source, target = self.backend.spaces[t.source_space], self.backend.spaces[t.target_space]
-        return source.mover(t.source_address, target, t.target_address, t.nbytes)
+        return source.moves(t.source_address, target, t.target_address, t.nbytes)
 
-    def _region(self, instance: Instance) -> Array:
+    def _region(self, instance: Instance) -> Any:
         place = self.own_bytes.assignment.buffers.get(instance.buffer)
         if place is not None:
             return self.own_bytes.of(place)[instance.offset_nbytes :]
@@ -375,13 +404,13 @@ class _PlanBinding:
         return whole[instance.offset_nbytes :]
 
     def _copy(self, step: Copy) -> None:
-        """Bind a copy; a host array is written directly to a dense target of its type, otherwise
-        staged."""
-        target = self._region(step.target)
+        """Bind a copy; a host array is written directly to a dense target of its type that the
+        processor can write, otherwise staged."""
+        target, before = self._region(step.target), self.buffers[step.source.buffer]
         memory = self.backend.spaces[step.target.desc.layout.space]
-        kernel = self.backend.kernel(step.source.desc, step.target.desc)
-        if self.buffers[step.source.buffer].address is not None:
-            self.thunks += kernel.calls(self._region(step.source), target, memory.counter)
+        if before.address is not None:
+            source = self._region(step.source)
+            self._convert(step, source, self.backend.spaces[before.space], target, memory)
             return
         position = self.positions.get(step.source.buffer)
         if position is None:
@@ -390,7 +419,7 @@ class _PlanBinding:
             self.argument_values.append(step.value)
         arguments, layout = self.arguments, step.target.desc.layout
         given, shape = step.source.desc.layout.data_type, step.source.desc.shape
-        if layout.is_dense and layout.data_type is given:
+        if layout.is_dense and layout.data_type is given and memory.is_host:
             used = step.source.desc.elements * given.dtype.itemsize
             into = target[:used].view(given.dtype).reshape(shape)
             self.thunks.append(partial(stage, into, arguments, position))
@@ -399,7 +428,29 @@ class _PlanBinding:
         into = np.zeros(shape, given.dtype)
         self.staging_nbytes += into.nbytes
         self.thunks.append(partial(stage, into, arguments, position))
-        self.thunks += kernel.calls(as_bytes(into), target, memory.counter)
+        host = self.backend.spaces[Space.HOST]
+        self._convert(step, as_bytes(into), host, target, memory)
+
+    def _convert(
+        self, step: Copy, source: Any, of: SpaceMemory, target: Any, memory: SpaceMemory
+    ) -> None:
+        """Bind a conversion between regions of two spaces: by way of host arrays if it changes
+        bytes and the processor cannot reach both."""
+        kernel = self.backend.kernel(step.source.desc, step.target.desc)
+        if not (of.is_host and memory.is_host):
+            device = of.data if memory.is_host else memory.data
+            layouts = step.source.desc.layout, step.target.desc.layout
+            if all(each.is_dense for each in layouts) and not kernel.changes_numbers:
+                used = kernel.written_nbytes
+                self.thunks += device.copied(target[:used], source[:used])
+                self.thunks.append(memory.counter.arrivals(1, used))
+                return
+        given, fill, _ = of.data.staged(source)
+        into, read, write_back = memory.data.staged(target)
+        self.staging_nbytes += (not of.is_host) * given.nbytes + (not memory.is_host) * into.nbytes
+        self.thunks += [*fill, *(read if self.backend.debug else ())]
+        self.thunks += kernel.calls(given, into, memory.counter)
+        self.thunks += write_back
 
     def _execute(self, step: Execute) -> BoundProgram:
         prepared, program = self.programs[step.task], self.bodies[step.task]
@@ -414,7 +465,7 @@ class _PlanBinding:
                 scratch = self.own_bytes.of(place)
             if self.backend.debug:
                 # Poison the scratch: a live value here must fail reliably.
-                self.thunks.append(partial(scratch.fill, POISON_BYTE))
+                self.thunks.append(partial(setitem, scratch, slice(None), POISON_BYTE))
         bound = prepared.bind(
             # Constants may follow; they are read from the file.
             tuple(self._region(i) for i in step.inputs[:takes]),
@@ -441,6 +492,11 @@ def move_all(moves: Sequence[Thunk], back: Sequence[Thunk]) -> None:
         if 0 < failed < len(back):
             deque(map(call, back[-failed:]), 0)
         raise
+
+
+def _call_all(calls: Iterable[Thunk]) -> None:
+    for each in calls:
+        each()
 
 
 def _returning(t: Transfer) -> Transfer:

@@ -74,7 +74,10 @@ class PlacedObjects:
         objects: list[object] = []
         views: list[_View] = []
         for own, buffers in steps:
-            spans = [(buffer, *byte_bounds(_region(buffer, region_of))) for buffer in buffers]
+            regions = [_region(buffer, region_of) for buffer in buffers]
+            if not all(isinstance(region, np.ndarray) for region in regions):
+                return None  # Tensors of a library.
+            spans = [(b, *byte_bounds(region)) for b, region in zip(buffers, regions, strict=True)]
             for thing in own:
                 array = _array_of(thing)
                 if array is None:

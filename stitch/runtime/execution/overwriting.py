@@ -323,6 +323,13 @@ def _arrays(things: Iterable[object]) -> list[Array]:
     return [thing for thing in things if isinstance(thing, np.ndarray)]
 
 
+def _calls_a_library(thunk: partial[object]) -> bool:
+    """Return whether a thunk works on tensors of a library, whose bytes cannot be compared here."""
+    owner = getattr(thunk.func, "__self__", None)
+    things = (owner, *thunk.args, *thunk.keywords.values())
+    return any(hasattr(thing, "__dlpack__") for thing in things if type(thing) is not np.ndarray)
+
+
 def _written(thunk: Thunk) -> list[Array] | None:
     """Return the arrays that a thunk writes, or None if unknown."""
     if type(thunk) is partial:
@@ -338,8 +345,9 @@ def _written(thunk: Thunk) -> list[Array] | None:
 def _may_write(thunk: Thunk, regions: Sequence[Array]) -> bool:
     written = _written(thunk)
     return written is None or any(
-        np.may_share_memory(array, region) for array in written for region in regions
-    )
+        np.may_share_memory(array, region)
+        for array in written for region in regions if isinstance(region, np.ndarray)
+    )  # fmt: skip
 
 
 def _is_repeatable(thunk: Thunk) -> bool:
@@ -355,5 +363,7 @@ def _is_repeatable(thunk: Thunk) -> bool:
         return False
     if isinstance(func, np.ufunc):
         return True
+    if _calls_a_library(thunk):
+        return False
     arrays = _arrays([*thunk.args, *thunk.keywords.values()])
     return not any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])

@@ -65,13 +65,24 @@ def is_own(executor: Executor) -> bool:
     return type(executor).__module__.startswith(f"{__name__}.")
 
 
+def is_torch_device(name: object) -> bool:
+    """Whether a name is that of a PyTorch device, `torch:cpu` or `cuda:N`.
+
+    >>> is_torch_device("cuda:0"), is_torch_device("cuda")
+    (True, False)
+    """
+    return isinstance(name, str) and name.startswith(("torch:", "cuda:"))
+
+
 def make_executor(
     name: str | Executor, threads: int | None = None, *, prices: Prices | None = None
 ) -> Executor:
     """Create an executor.
 
     Args:
-        name: A name of `EXECUTORS` or of a plugin, or an executor, which is returned as it is.
+        name: A name of `EXECUTORS` or of a plugin; a PyTorch device, `torch:cpu` or `cuda:0`, in
+            whose memory all spaces but the host's lie then; or an executor, which is returned as it
+            is.
         threads: Threads per operation; 1 by default.
         prices: The price table, see `load_prices`; by default that of this processor's family.
 
@@ -80,7 +91,7 @@ def make_executor(
             executor does not take.
     """
     if not isinstance(name, Executor) and name not in EXECUTORS:
-        name = _of_plugin(name)
+        name = _of_device(name) if is_torch_device(name) else _of_plugin(name)
     called = name if isinstance(name, str) else name.name
     if threads is not None and name not in THREADED:
         raise UsageError(
@@ -132,13 +143,30 @@ def _of_plugin(name: str) -> Executor:
     return made
 
 
+def _of_device(name: str) -> Executor:
+    """Return the executor of a PyTorch device, `torch:cpu` or `cuda:N`."""
+    try:
+        with late_import():
+            cuda = import_module("stitch.runtime.executors.cuda_executor")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            f"the device {name!r} needs 'torch', which is not installed",
+            remedy="pip install 'stitch-runtime[torch]'",
+        ) from error
+    made = cuda.CudaExecutor(cuda.torch_device_of(name))
+    assert isinstance(made, Executor)
+    return made
+
+
 __all__ = [
     "EXECUTORS", "LIBRARY_PRICES", "BoundProgram", "CallBox", "CallKernel", "Curve", "Executor",
     "FunctionCall",
     "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
     "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
-    "ignore_errors", "is_own", "known_executors",
+    "ignore_errors", "is_own", "is_torch_device", "known_executors",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
     "parse_prices", "prepared_context_run", "price_names", "processor_name", "program_peak",
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
-from stitch.machine import MachineShape
+from stitch.machine import MachineShape, SpaceShape
+from stitch.memory import SpaceBytes
 from stitch.ops import KernelMemory, bytes_from_a_line
-from stitch.program import Array, Program, TensorDesc, as_read_only
+from stitch.program import Array, Program, Space, TensorDesc, as_read_only
 
 if TYPE_CHECKING:
     from stitch.runtime.executors.prices import PriceTable
@@ -207,6 +208,8 @@ class Executor(ABC):
     """Computes programs; `EXECUTORS` lists the implementations by name."""
 
     name: str
+    #: Where the bytes of `space_bytes` lie, for messages.
+    place: str = "this machine"
     computes: bool = True
     #: Whether programs may run concurrently, each prepared by `on_thread`.
     supports_threads: bool = False
@@ -225,6 +228,11 @@ class Executor(ABC):
     def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
         """Prepare a program by this executor's own kernels whatever they cost, to measure them."""
         return self.prepare(program, machine)
+
+    def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
+        """Return the bytes of a space, where its kernels compute; None for a mapping of this
+        process. Called once per device."""
+        return None
 
     def check(self, program: Program, machine: MachineShape) -> None:
         """Raise `CompileError` at load for operations that this executor cannot run."""

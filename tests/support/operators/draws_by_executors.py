@@ -32,7 +32,7 @@ from tests.support.operators.drawn_operations import draw_row, drawn_operators
 from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
 
 #: Executors beside `numpy`; `auto` and `torch` choose among kernels.
-OTHERS = ("onnxruntime", "auto", "torch")
+OTHERS = ("onnxruntime", "auto", "torch", "torch:cpu")
 #: How far apart sound results may lie, in tolerances of one operation.
 SLACK = 10
 #: Operators over which ONNX Runtime (1.32) ends the process; it is never given them.

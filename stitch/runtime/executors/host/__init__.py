@@ -24,11 +24,12 @@ from stitch.runtime.executors.host.staging import (
     computable,
     compute_type,
     dense_view,
+    is_direct,
 )
 
 __all__ = [
     "MOVEMENTS", "WINDOW", "ForeignCall", "KernelLibrary", "NumpyExecutor", "OperationReferences",
     "PartOfProgram", "PreparedKernels", "StagedRegions", "StagingArrays", "WholeProgram",
     "as_bytes", "chunked_sizes", "committed_nbytes", "computable", "compute_type", "dense_view",
-    "either_bytes", "program_bytes", "program_peak", "session_bytes",
+    "either_bytes", "is_direct", "program_bytes", "program_peak", "session_bytes",
 ]  # fmt: skip

@@ -1,0 +1,516 @@
+"""The CUDA executor: PyTorch's kernels on tensors of the memory where DRAM lies.
+
+Device DRAM is one tensor of PyTorch (`TorchBytes`), on a CUDA card or, as a stand-in with the same
+code, on the processor (`torch:cpu`). Kernels write into the planned places by `out=`. An operation
+without a kernel here is computed by NumPy's, by way of host arrays, with the same bits as on the
+executor `numpy`. Needs the extra `torch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import UsageError
+from stitch.linker import expanded
+from stitch.machine import MachineShape, SpaceShape
+from stitch.memory import SpaceBytes
+from stitch.ops import RESHAPING, attributes_of
+from stitch.program import ABSENT, Array, DataType, Operation, Program, Space
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
+    ProgramBytes,
+    Thunk,
+    Workspace,
+)
+from stitch.runtime.executors.host import (
+    NumpyExecutor,
+    PartOfProgram,
+    StagedRegions,
+    StagingArrays,
+    WholeProgram,
+    as_bytes,
+    is_direct,
+    program_bytes,
+)
+from stitch.runtime.executors.torch_bytes import TORCH_TYPES, TorchBytes, as_tensor
+from stitch.runtime.executors.torch_executor import KERNELS as ATEN_KERNELS
+
+
+def torch_device_of(name: str) -> torch.device:
+    """Return PyTorch's device of a name of `open_device`.
+
+    Args:
+        name: `torch:cpu`, or `cuda:0` with the number of a card.
+
+    Raises:
+        UsageError: There is no such device.
+
+    >>> torch_device_of("torch:cpu")
+    device(type='cpu')
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    known = ["torch:cpu", *(f"cuda:{i}" for i in range(found))]
+    if name not in known:
+        without = f"PyTorch {torch.__version__} finds no CUDA card"
+        raise UsageError(
+            f"there is no device {name!r}" + ("" if found else f": {without}"),
+            expected=" or ".join(known),
+            remedy=None
+            if found
+            else "install PyTorch for CUDA and the card's driver, or open "
+            "'torch:cpu', which runs the same code on the processor",
+        )
+    return torch.device("cpu" if name == "torch:cpu" else name)
+
+
+# Kernels ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCall:
+    """An operation on tensors of the compute types.
+
+    Attributes:
+        operands: Contiguous tensors; None: absent.
+        results: The tensors that it writes, contiguous; none overlaps an operand, but the first of
+            an elementwise operation may be one.
+        known: The arrays of operands that are constants.
+    """
+
+    operands: list[torch.Tensor | None]
+    results: list[torch.Tensor]
+    attributes: Mapping[str, Any]
+    known: list[Array | None]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether all operands and results are of one floating-point type."""
+        kinds = {t.dtype for t in (*self.operands, *self.results) if t is not None}
+        return len(kinds) == 1 and self.results[0].dtype.is_floating_point
+
+
+#: Returns the steps of an operation; None to leave it to NumPy's kernel.
+TensorKernel = Callable[[TensorCall], Sequence[Thunk] | None]
+
+
+def _floating(function: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        if not call.is_floating:
+            return None
+        return (partial(function, *call.operands, out=call.results[0]),)
+
+    return bind
+
+
+def _comparison(function: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        one, other = call.operands
+        assert one is not None and other is not None
+        if one.dtype is not other.dtype or not one.dtype.is_floating_point:
+            return None
+        return (partial(function, one, other, out=call.results[0]),)
+
+    return bind
+
+
+def _extreme(function: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        if not call.is_floating or len(call.operands) != 2:
+            return None
+        return (partial(function, *call.operands, out=call.results[0]),)
+
+    return bind
+
+
+def _relu(call: TensorCall) -> Sequence[Thunk] | None:
+    return (partial(torch.clamp_min, call.operands[0], 0, out=call.results[0]),)
+
+
+def _where(call: TensorCall) -> Sequence[Thunk] | None:
+    condition, one, other = call.operands
+    assert one is not None and other is not None
+    if one.dtype is not other.dtype:
+        return None
+    return (partial(torch.where, condition, one, other, out=call.results[0]),)
+
+
+def _gemm(call: TensorCall) -> Sequence[Thunk] | None:
+    if not call.is_floating:
+        return None
+    a, b, bias = (*call.operands, None)[:3]
+    assert a is not None and b is not None
+    out, given = call.results[0], call.attributes
+    a, b = a.t() if given["transA"] else a, b.t() if given["transB"] else b
+    alpha, beta = given["alpha"], given["beta"]
+    if bias is not None and beta != 0.0:
+        return (partial(torch.addmm, bias, a, b, beta=beta, alpha=alpha, out=out),)
+    scaled = () if alpha == 1.0 else (partial(torch.mul, out, alpha, out=out),)
+    return (partial(torch.mm, a, b, out=out), *scaled)
+
+
+def _reduction(function: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        x, given = call.operands[0], call.attributes
+        assert x is not None
+        if call.results[0].dtype is not x.dtype or not x.dtype.is_floating_point:
+            return None
+        axes = given.get("axes")
+        if len(call.operands) > 1 and call.operands[1] is not None:
+            known = call.known[1]
+            if known is None:
+                return None
+            axes = tuple(int(axis) for axis in known.ravel())
+        if not axes and given.get("noop_with_empty_axes"):
+            return None
+        over = tuple(axes or range(x.ndim))
+        keeps = bool(given.get("keepdims", 1))
+        return (partial(function, x, over, keeps, out=call.results[0]),) if over else None
+
+    return bind
+
+
+def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
+    (x, *_), out = call.operands, call.results[0]
+    assert x is not None
+    return (partial(out.view(-1).copy_, x.view(-1)),)
+
+
+def _transpose(call: TensorCall) -> Sequence[Thunk] | None:
+    (x,), out = call.operands, call.results[0]
+    assert x is not None
+    order = call.attributes.get("perm") or tuple(range(x.ndim))[::-1]
+    return (partial(out.copy_, x.permute(order)),)
+
+
+def _expand(call: TensorCall) -> Sequence[Thunk] | None:
+    return (partial(call.results[0].copy_, call.operands[0]),)
+
+
+def _concat(call: TensorCall) -> Sequence[Thunk] | None:
+    if len({t.dtype for t in call.operands if t is not None}) != 1:
+        return None
+    return (partial(torch.cat, call.operands, call.attributes["axis"], out=call.results[0]),)
+
+
+def _aten(kernel: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        if not call.is_floating:
+            return None
+        steps: Sequence[Thunk] | None = kernel(call.operands, call.results, call.attributes)
+        return steps
+
+    return bind
+
+
+#: Of the kernels that the executor `torch` has, those that read arrays of the host.
+_ON_HOST = {("", "Gemm"), ("", "MatMul"), ("stitch", "BatchNormalizationGradient")}
+#: Kernels by domain and operator.
+KERNELS: Mapping[tuple[str, str], TensorKernel] = {
+    **{key: _aten(kernel) for key, kernel in ATEN_KERNELS.items() if key not in _ON_HOST},
+    **{("", op): _floating(function) for op, function in {
+        "Abs": torch.abs, "Add": torch.add, "Ceil": torch.ceil, "Cos": torch.cos,
+        "Div": torch.div, "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log,
+        "MatMul": torch.matmul, "Mul": torch.mul, "Neg": torch.neg, "Reciprocal": torch.reciprocal,
+        "Sin": torch.sin, "Sqrt": torch.sqrt, "Sub": torch.sub,
+    }.items()},
+    **{("", op): _comparison(function) for op, function in {
+        "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
+        "LessOrEqual": torch.le,
+    }.items()},
+    **{("", op): _extreme(f) for op, f in {"Max": torch.maximum, "Min": torch.minimum}.items()},
+    **{("", op): _reduction(function) for op, function in {
+        "ReduceMax": torch.amax, "ReduceMean": torch.mean, "ReduceMin": torch.amin,
+        "ReduceSum": torch.sum,
+    }.items()},
+    **{("", op): _reshape for op in sorted(RESHAPING)},
+    ("", "Concat"): _concat,
+    ("", "Expand"): _expand,
+    ("", "Gemm"): _gemm,
+    ("", "Relu"): _relu,
+    ("", "Transpose"): _transpose,
+    ("", "Where"): _where,
+}  # fmt: skip
+#: Operators whose result may lie in an operand's place.
+IN_PLACE = frozenset((
+    "Abs", "Add", "Ceil", "Cos", "Div", "Exp", "Floor", "Log", "Max", "Min", "Mul", "Neg",
+    "Reciprocal", "Relu", "Sin", "Sqrt", "Sub",
+))  # fmt: skip
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+
+class PreparedTensors(PreparedProgram):
+    """A program on tensors: constants on the device, and NumPy's kernels for the operations without
+    one here."""
+
+    def __init__(self, program: Program, machine: MachineShape, device: torch.device) -> None:
+        self.program, self.machine, self.device = program, machine, device
+        self.whole = WholeProgram(program)
+        self.attributes = [attributes_of(operation) for operation in program.operations]
+        self.workspace = Workspace()
+        self._constants: dict[int, torch.Tensor] = {}
+        self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
+
+    def constant(self, value: int) -> torch.Tensor:
+        """Return a constant in its compute type on the device, where it stays."""
+        found = self._constants.get(value)
+        if found is None:
+            kind = self.program.values[value].type.data_type
+            array = np.array(self.whole.data[value].astype(kind.compute_dtype))
+            found = self._constants[value] = torch.from_numpy(array).to(self.device)
+        return found
+
+    def part(self, index: int) -> tuple[PartOfProgram, PreparedProgram]:
+        """Return an operation as a program of its own, and NumPy's kernels of it."""
+        found = self._parts.get(index)
+        if found is None:
+            held = [v for v in self.program.operations[index].outputs if v != ABSENT]
+            part = PartOfProgram(self.whole, (index,), held)
+            prepared = NumpyExecutor().prepare(
+                part.program_of_part(), self.machine, self.workspace
+            )  # fmt: skip
+            found = self._parts[index] = part, prepared
+        return found
+
+    def bind(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], scratch: Any) -> BoundProgram:
+        """Bind it; regions are tensors, or arrays of the host."""
+        with torch.inference_mode(False):
+            return _TensorBinding(self, inputs, outputs, scratch).bound()
+
+
+class _TensorBinding:
+    """A binding under construction: the tensor of each value in its compute type."""
+
+    def __init__(
+        self, prepared: PreparedTensors, inputs: tuple[Any, ...], outputs: tuple[Any, ...],
+        scratch: Any,
+    ) -> None:  # fmt: skip
+        self.prepared, self.program = prepared, prepared.program
+        self.values, self.scratch = self.program.values, scratch
+        slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
+        self.regions = dict(zip(slots, (*inputs, *outputs), strict=True))
+        self.readers = self.program.readers()
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.steps: list[Thunk] = []
+        self.staging_nbytes = 0
+        #: Conversions of values that the device cannot convert, by way of the host.
+        nothing = np.empty(0, np.uint8)
+        self.host = StagedRegions(
+            StagingArrays(self.program, prepared.machine), (nothing,) * len(inputs),
+            (nothing,) * len(outputs), nothing,
+        )  # fmt: skip
+
+    def bound(self) -> BoundProgram:
+        for slot in self.program.inputs:
+            if slot.value in self.readers:
+                self._read(slot.value)
+        for index, operation in enumerate(self.program.operations):
+            self._append(index, operation)
+        return BoundProgram(tuple(self.steps), (), {}, self.staging_nbytes)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _tensor(self, value: int) -> torch.Tensor:
+        """Return the tensor that an operation reads."""
+        found = self.tensors.get(value)
+        return self.prepared.constant(value) if found is None else found
+
+    def _new(self, shape: Sequence[int], dtype: np.dtype[Any]) -> torch.Tensor:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.staging_nbytes += nbytes
+        return torch.empty(
+            tuple(shape), dtype=TORCH_TYPES[DataType.from_dtype(dtype)],
+            device=self.prepared.device,
+        )  # fmt: skip
+
+    def _stored(self, value: int) -> torch.Tensor | None:
+        """Return a dense value in its place on the device, in its storage type; None if it lies on
+        the host, or in a layout or type that PyTorch does not have."""
+        desc, region = self.values[value].desc, self.regions[value]
+        dtype = TORCH_TYPES.get(desc.layout.data_type)
+        if isinstance(region, np.ndarray) or not desc.layout.is_dense or dtype is None:
+            return None
+        flat: torch.Tensor = region[: desc.elements * dtype.itemsize].view(dtype)
+        return flat.view(desc.shape)
+
+    def _read(self, value: int) -> None:
+        """Append the steps that bring an input into its tensor."""
+        described, stored = self.values[value], self._stored(value)
+        if stored is not None and is_direct(described):
+            self.tensors[value] = stored
+            return
+        dtype = described.type.data_type.compute_dtype
+        tensor = self.tensors[value] = self._new(described.type.shape, dtype)
+        if stored is not None:
+            self.steps.append(partial(tensor.copy_, stored))
+            return
+        array = self._on_host(value, reads=True)
+        self.steps.append(partial(tensor.copy_, as_tensor(array)))
+
+    def _on_host(self, value: int, *, reads: bool) -> Array:
+        """Return the host array of a value in its compute type, with the steps that fill it."""
+        region = self.regions[value]
+        if not isinstance(region, np.ndarray):
+            region = np.empty(len(region), np.uint8)
+            if reads:
+                self.steps.append(partial(torch.from_numpy(region).copy_, self.regions[value]))
+        self.host.regions[value] = region
+        steps: list[Thunk] = []
+        array = self.host.read(value, steps)
+        if reads:
+            self.steps += steps
+        return array
+
+    def _place(self, value: int) -> torch.Tensor:
+        """Return the tensor that an operation writes a value into."""
+        described = self.values[value]
+        if value not in self.regions:
+            start = described.desc.layout.address
+            nbytes = described.desc.layout.data_type.nbytes(described.desc.elements)
+            if nbytes:
+                assert self.scratch is not None and start is not None
+                self.regions[value] = self.scratch[start : start + nbytes]
+            else:
+                self.regions[value] = np.empty(0, np.uint8)
+        stored = self._stored(value)
+        if stored is not None and is_direct(described):
+            return stored
+        return self._new(described.type.shape, described.type.data_type.compute_dtype)
+
+    def _write(self, value: int) -> None:
+        """Append the steps that round a computed value and store it in its layout."""
+        described, tensor, stored = self.values[value], self.tensors[value], self._stored(value)
+        if stored is not None and is_direct(described):
+            return
+        logical = described.type.data_type
+        kept = described.desc.layout.data_type
+        if stored is not None and logical in TORCH_TYPES:
+            if logical is not kept and logical.dtype != logical.compute_dtype:
+                rounded = self._new_as(logical, tensor)
+                self.steps += [partial(rounded.copy_, tensor), partial(tensor.copy_, rounded)]
+            self.steps.append(partial(stored.copy_, tensor))
+            if kept.dtype != logical.compute_dtype and value in self.readers:
+                self.steps.append(partial(tensor.copy_, stored))
+            return
+        array = self._on_host(value, reads=False)
+        host, region = torch.from_numpy(array), self.regions[value]
+        is_read = value in self.readers
+        self.steps.append(partial(host.copy_, tensor))
+        self.steps += self.host.write(value, array, read_back=is_read)
+        if not isinstance(region, np.ndarray):
+            bytes_ = torch.from_numpy(self.host.regions[value])
+            self.steps.append(partial(region.copy_, bytes_))
+        if is_read:
+            self.steps.append(partial(tensor.copy_, host))
+
+    def _new_as(self, kind: DataType, like: torch.Tensor) -> torch.Tensor:
+        self.staging_nbytes += like.numel() * kind.dtype.itemsize
+        return torch.empty(like.shape, dtype=TORCH_TYPES[kind], device=like.device)
+
+    # -- operations --------------------------------------------------------------------------------
+
+    def _append(self, index: int, operation: Operation) -> None:
+        written = [value for value in operation.outputs if value != ABSENT]
+        operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
+        places = {value: self._place(value) for value in written}
+        steps = self._kernel(index, operation, operands, [places[v] for v in written])
+        self.steps += self._by_numpy(index, places) if steps is None else steps
+        self.tensors |= places
+        for value in written:
+            self._write(value)
+
+    def _kernel(
+        self, index: int, operation: Operation, operands: list[torch.Tensor | None],
+        results: list[torch.Tensor],
+    ) -> Sequence[Thunk] | None:  # fmt: skip
+        """Return the steps of PyTorch's kernel; None if there is none that suits."""
+        kernel = KERNELS.get((operation.domain, operation.op))
+        tensors = [t for t in (*operands, *results) if t is not None]
+        if kernel is None or ABSENT in operation.outputs or not all(t.numel() for t in tensors):
+            return None
+        # A result that overwrites what is read is computed beside it.
+        beside = [
+            self._empty_like(result) if self._is_read_there(operation, operands, result) else result
+            for result in results
+        ]
+        known = [self.prepared.whole.data.get(v) for v in operation.inputs]
+        steps = kernel(TensorCall(operands, beside, self.prepared.attributes[index], known))
+        if steps is None:
+            return None
+        pairs = zip(results, beside, strict=True)
+        return [*steps, *[partial(a.copy_, b) for a, b in pairs if a is not b]]
+
+    def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.staging_nbytes += tensor.numel() * tensor.itemsize
+        return torch.empty_like(tensor)
+
+    def _is_read_there(
+        self, operation: Operation, operands: Sequence[torch.Tensor | None], result: torch.Tensor
+    ) -> bool:
+        for operand in operands:
+            if operand is None or not _overlap(operand, result):
+                continue
+            same = operand.data_ptr() == result.data_ptr() and operand.shape == result.shape
+            if not (same and not operation.domain and operation.op in IN_PLACE):
+                return True
+        return False
+
+    def _by_numpy(self, index: int, places: Mapping[int, torch.Tensor]) -> list[Thunk]:
+        """Return the steps of NumPy's kernel: operands to the host, results back."""
+        part, prepared = self.prepared.part(index)
+        types = {v: self.values[v].type for v in (*part.inputs, *part.outputs)}
+        arrays = {v: np.empty(k.shape, k.data_type.compute_dtype) for v, k in types.items()}
+        self.staging_nbytes += sum(array.nbytes for array in arrays.values())
+        bound = prepared.bind(
+            tuple(as_bytes(arrays[v]) for v in part.inputs),
+            tuple(as_bytes(arrays[v]) for v in part.outputs), None,
+        )  # fmt: skip
+        self.staging_nbytes += bound.staging_nbytes
+        return [
+            *[partial(torch.from_numpy(arrays[v]).copy_, self._tensor(v)) for v in part.inputs],
+            *bound.steps,
+            *[partial(places[v].copy_, torch.from_numpy(arrays[v])) for v in part.outputs],
+        ]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share bytes."""
+    start, there = one.data_ptr(), other.data_ptr()
+    return bool(start < there + other.nbytes and there < start + one.nbytes)
+
+
+class CudaExecutor(Executor):
+    """Computes on tensors of a PyTorch device, in whose memory DRAM lies.
+
+    Args:
+        device: The device: a CUDA card, or the processor as a stand-in.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
+        self.name = str(device) if device.type == "cuda" else f"torch:{device}"
+        self.place = f"PyTorch's device {str(device)!r}"
+
+    def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
+        if space is Space.HOST:
+            return None
+        return TorchBytes(max(1, shape.banks * shape.limit), self.device)
+
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
+        self.check_foreign(program)
+        return PreparedTensors(expanded(program), machine, self.device)
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        return program_bytes(expanded(program))
