@@ -9,8 +9,9 @@ executor `numpy`. Needs the extra `torch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from stitch.runtime.executors.host import (
     StagingArrays,
     WholeProgram,
     as_bytes,
+    computable,
     is_direct,
     program_bytes,
 )
@@ -142,6 +144,18 @@ def _where(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.where, condition, one, other, out=call.results[0]),)
 
 
+def _matmul(call: TensorCall) -> Sequence[Thunk] | None:
+    (a, b), out = call.operands, call.results[0]
+    if not call.is_floating or a is None or b is None:
+        return None
+    # A vector is a matrix of one row or column: PyTorch would resize `out` to that.
+    if b.ndim == 1:
+        b, out = b.unsqueeze(-1), out.unsqueeze(-1)
+    if a.ndim == 1:
+        a, out = a.unsqueeze(0), out.unsqueeze(-2)
+    return (partial(torch.matmul, a, b, out=out),)
+
+
 def _gemm(call: TensorCall) -> Sequence[Thunk] | None:
     if not call.is_floating:
         return None
@@ -218,7 +232,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     **{("", op): _floating(function) for op, function in {
         "Abs": torch.abs, "Add": torch.add, "Ceil": torch.ceil, "Cos": torch.cos,
         "Div": torch.div, "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log,
-        "MatMul": torch.matmul, "Mul": torch.mul, "Neg": torch.neg, "Reciprocal": torch.reciprocal,
+        "Mul": torch.mul, "Neg": torch.neg, "Reciprocal": torch.reciprocal,
         "Sin": torch.sin, "Sqrt": torch.sqrt, "Sub": torch.sub,
     }.items()},
     **{("", op): _comparison(function) for op, function in {
@@ -234,6 +248,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Concat"): _concat,
     ("", "Expand"): _expand,
     ("", "Gemm"): _gemm,
+    ("", "MatMul"): _matmul,
     ("", "Relu"): _relu,
     ("", "Transpose"): _transpose,
     ("", "Where"): _where,
@@ -283,17 +298,30 @@ class PreparedTensors(PreparedProgram):
 
     def bind(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], scratch: Any) -> BoundProgram:
         """Bind it; regions are tensors, or arrays of the host."""
-        with torch.inference_mode(False):
-            return _TensorBinding(self, inputs, outputs, scratch).bound()
+
+        def bound(*, is_observed: bool) -> BoundProgram:
+            with torch.inference_mode(False):
+                binding = _TensorBinding(self, inputs, outputs, scratch, is_observed=is_observed)
+                return binding.bound()
+
+        one_by_one = cache(partial(bound, is_observed=True))
+        return replace(bound(is_observed=False), one_by_one=one_by_one)
 
 
 class _TensorBinding:
-    """A binding under construction: the tensor of each value in its compute type."""
+    """A binding under construction: the tensor of each value in its compute type.
+
+    `is_observed`: for hooks, each value is copied to an array of the host as it is computed.
+    """
 
     def __init__(
         self, prepared: PreparedTensors, inputs: tuple[Any, ...], outputs: tuple[Any, ...],
-        scratch: Any,
+        scratch: Any, *, is_observed: bool,
     ) -> None:  # fmt: skip
+        self.is_observed = is_observed
+        #: Of values, for hooks; and the steps that put an array in the place of a value.
+        self.arrays: dict[int, Array] = {}
+        self.written: dict[int, tuple[Thunk, ...]] = {}
         self.prepared, self.program = prepared, prepared.program
         self.values, self.scratch = self.program.values, scratch
         slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
@@ -313,9 +341,25 @@ class _TensorBinding:
         for slot in self.program.inputs:
             if slot.value in self.readers:
                 self._read(slot.value)
+                self._show(slot.value)
+        if self.is_observed:
+            for value, data in self.prepared.whole.data.items():
+                self.arrays[value] = computable(data, self.values[value].type)
+        marks = [len(self.steps)]
         for index, operation in enumerate(self.program.operations):
             self._append(index, operation)
-        return BoundProgram(tuple(self.steps), (), {}, self.staging_nbytes)
+            marks.append(len(self.steps))
+        spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))] if self.is_observed else ()
+        return BoundProgram(
+            tuple(self.steps), tuple(spans), self.arrays, self.staging_nbytes, written=self.written
+        )
+
+    def _show(self, value: int) -> None:
+        """Append the step that copies a value to an array of the host, for hooks."""
+        if self.is_observed:
+            kind = self.values[value].type
+            array = self.arrays[value] = np.empty(kind.shape, kind.data_type.compute_dtype)
+            self.steps.append(partial(torch.from_numpy(array).copy_, self.tensors[value]))
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -405,9 +449,13 @@ class _TensorBinding:
         host, region = torch.from_numpy(array), self.regions[value]
         is_read = value in self.readers
         self.steps.append(partial(host.copy_, tensor))
-        self.steps += self.host.write(value, array, read_back=is_read)
-        if not isinstance(region, np.ndarray):
+        if isinstance(region, np.ndarray):
+            self.steps += self.host.write(value, array, read_back=is_read)
+        else:
+            # What lies between and behind the elements stays.
             bytes_ = torch.from_numpy(self.host.regions[value])
+            self.steps.append(partial(bytes_.copy_, region))
+            self.steps += self.host.write(value, array, read_back=is_read)
             self.steps.append(partial(region.copy_, bytes_))
         if is_read:
             self.steps.append(partial(tensor.copy_, host))
@@ -426,7 +474,13 @@ class _TensorBinding:
         self.steps += self._by_numpy(index, places) if steps is None else steps
         self.tensors |= places
         for value in written:
+            before = len(self.steps)
             self._write(value)
+            if self.is_observed:
+                storing = self.steps[before:]
+                self._show(value)
+                put = partial(places[value].copy_, torch.from_numpy(self.arrays[value]))
+                self.written[value] = (put, *storing, self.steps[-1])
 
     def _kernel(
         self, index: int, operation: Operation, operands: list[torch.Tensor | None],
@@ -504,7 +558,7 @@ class CudaExecutor(Executor):
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         if space is Space.HOST:
             return None
-        return TorchBytes(max(1, shape.banks * shape.limit), self.device)
+        return TorchBytes(space, max(1, shape.banks * shape.limit), self.device)
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from stitch.errors import OutOfMemoryError
-from stitch.memory import Call, SpaceBytes
-from stitch.program import Array, DataType, TensorDesc
+from stitch.memory import Call, MappedBytes, SpaceBytes
+from stitch.program import Array, DataType, Space, TensorDesc
 
 #: Overlapping ranges are moved in pieces of this size, by way of bytes beside the space.
 PIECE_NBYTES = 16 << 20
@@ -35,16 +35,20 @@ class TorchBytes(SpaceBytes):
 
     is_host = False
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        """Allocate the tensor.
+    def __init__(self, space: Space, nbytes: int, device: torch.device) -> None:
+        """Allocate the tensor; on the processor it is committed as it is written.
 
         Raises:
             OutOfMemoryError: The device has too little free memory.
         """
         self.device = device
+        self._mapped = MappedBytes(space, nbytes) if device.type == "cpu" else None
         try:
             with torch.inference_mode(False):
-                self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
+                if self._mapped is None:
+                    self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
+                else:
+                    self._tensor = torch.from_numpy(self._mapped.region(0, nbytes))
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(
                 f"{device} cannot allocate {nbytes} bytes: {str(error).splitlines()[0]}",
@@ -90,7 +94,9 @@ class TorchBytes(SpaceBytes):
         return calls
 
     def discard(self, start: int, stop: int) -> None:
-        """Do nothing: the tensor is one allocation, which lives as long as the device."""
+        # Of a card it is one allocation, which lives as long as the device.
+        if self._mapped is not None:
+            self._mapped.discard(start, stop)
 
 
 def as_tensor(region: Any) -> torch.Tensor:

@@ -82,8 +82,8 @@ def _taken_over(array: Any, what: str) -> Array:
             return np.asarray(array)
         try:
             return np.from_dlpack(array)
-        except BufferError:
-            # Not dense, or a type without DLPack support: a copy works.
+        except (BufferError, RuntimeError):
+            # Not dense, or a type that DLPack or NumPy does not have: a copy works.
             return np.asarray(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise LayoutError(
