@@ -13,6 +13,17 @@ IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
 #: The names of executors that Stitch has.
 EXECUTOR_NAMES = ("numpy", "onnxruntime", "auto", "torch", "null")
+
+
+def is_torch_device(name: object) -> bool:
+    """Whether a name is that of a PyTorch device, `torch:cpu` or `cuda:N`.
+
+    >>> is_torch_device("cuda:0"), is_torch_device("cuda")
+    (True, False)
+    """
+    return isinstance(name, str) and name.startswith(("torch:", "cuda:"))
+
+
 #: What generates missing inputs.
 INITS = ("randn", "arange", "zeros", "ones")
 #: A connection in words.

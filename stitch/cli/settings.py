@@ -22,7 +22,7 @@ from typing import Any
 from stitch import plugins
 from stitch.errors import FormatError, Problem, closest
 from stitch.files import read_text, unreadable
-from stitch.option_values import EXECUTOR_NAMES
+from stitch.option_values import EXECUTOR_NAMES, is_torch_device
 
 #: By key: what it takes, for errors.
 KEYS = {
@@ -144,7 +144,7 @@ def _is_sound(key: str, value: object) -> bool:
 
 
 def _is_executor(name: str) -> bool:
-    return name in EXECUTOR_NAMES or name in plugins.names("executors")
+    return name in EXECUTOR_NAMES or is_torch_device(name) or name in plugins.names("executors")
 
 
 def cache_folder(option: str) -> Path:

@@ -22,14 +22,13 @@ from stitch.files import write_files
 from stitch.html_table import html_table
 from stitch.machine import Machine, load_machine
 from stitch.on_demand import late_import
-from stitch.option_values import DEFAULT_WINDOW
+from stitch.option_values import DEFAULT_WINDOW, is_torch_device
 from stitch.runtime import (
     Executor,
     LoadedProgram,
     PreparedGraph,
     PriceTable,
     RuntimeDevice,
-    is_torch_device,
     make_executor,
 )
 from stitch.tasks import TaskGraph
@@ -216,13 +215,12 @@ def open_device(
             the family nearest to this processor). The last digits of results depend on it.
     """
     if isinstance(machine, str) and is_torch_device(machine):
-        if executor != "numpy" or threads is not None or inter_op_threads != 1:
+        if executor != "numpy":
             raise UsageError(
-                f"the device {machine!r} computes by PyTorch's kernels, one after another",
-                got=f"executor={executor!r}, threads={threads}, inter_op_threads="
-                f"{inter_op_threads}",
-                remedy="leave these options out",
-            )
+                f"the device {machine!r} computes by PyTorch's kernels",
+                got=f"executor={executor!r}",
+                remedy="leave the executor out",
+            )  # fmt: skip
         executor, machine = machine, "cuda"
     return Device(
         load_machine(machine),

@@ -24,7 +24,6 @@ from stitch.runtime.executors import (
     OperationReferences,
     Prices,
     PriceTable,
-    is_torch_device,
     known_executors,
     load_prices,
     make_executor,
@@ -62,7 +61,7 @@ __all__ = [
     "RuntimePipeline", "SpaceUse", "Lying", "StatefulExecutable", "Tensor", "Totals", "Written",
     "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
     "known_executors", "load_prices",
-    "is_torch_device", "make_executor", "parse_prices", "price_names", "processor_name",
+    "make_executor", "parse_prices", "price_names", "processor_name",
     "program_peak", "reshaped",
     "share", "take_back", "this_processor", "totals_of",
 ]  # fmt: skip

@@ -29,7 +29,14 @@ from stitch.cli.parser import (
     positive,
     real,
 )
-from stitch.option_values import BACKENDS, DEFAULT_WINDOW, EXECUTOR_NAMES, IN_FLIGHT, INITS
+from stitch.option_values import (
+    BACKENDS,
+    DEFAULT_WINDOW,
+    EXECUTOR_NAMES,
+    IN_FLIGHT,
+    INITS,
+    is_torch_device,
+)
 
 EXAMPLES = """\
   stitch-run a.ttb b.ttb --input=x=@x.npy --output=y=@y.npy --explain
@@ -82,7 +89,8 @@ def _add_what(parser: Group) -> None:
 
 def _executor(name: str) -> str:
     """Check the name of an executor; those of plugins are looked up only for other names."""
-    if name not in EXECUTOR_NAMES and name not in plugins.names("executors"):
+    is_known = name in EXECUTOR_NAMES or is_torch_device(name)
+    if not is_known and name not in plugins.names("executors"):
         names = [*EXECUTOR_NAMES, *plugins.names("executors")]
         raise argparse.ArgumentTypeError(not_one_of(names, name))
     return name
@@ -90,7 +98,8 @@ def _executor(name: str) -> str:
 
 def _add_how(parser: Group) -> None:
     machine = {"metavar": "NAME|machine.yaml|.ttsys", "dest": "device",
-               "help": "default: the machine that the first module was compiled for"}  # fmt: skip
+               "help": "default: the machine that the first module was compiled for; torch:cpu or "
+               "cuda:0: a device of PyTorch, for what is compiled for cuda"}  # fmt: skip
     add_options(
         parser,
         ("--device", machine),
@@ -110,7 +119,8 @@ def _add_how(parser: Group) -> None:
         ("--executor", {"type": _executor, "metavar": "{" + ",".join(EXECUTOR_NAMES) + "}",
                         "help": "how operations are computed (default: numpy); auto: each by NumPy "
                         "or ONNX Runtime, whichever is faster; torch: each by NumPy, ONNX Runtime "
-                        "or PyTorch; null: plan only, compute nothing; or a plugin's name"}),
+                        "or PyTorch; null: plan only, compute nothing; torch:cpu or cuda:0: by "
+                        "PyTorch, in that device's memory; or a plugin's name"}),
         ("--allocator", {"metavar": "NAME", "help": "the plugin that chooses addresses in L1 and "
                          "DRAM; the checker checks every plan"}),
         ("--residency", {"metavar": "NAME", "help": "the plugin whose rule chooses what is evicted "

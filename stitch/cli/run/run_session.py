@@ -83,6 +83,7 @@ from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
 from stitch.machine import Machine, load_machine, with_policies
 from stitch.model import PRODUCER
+from stitch.option_values import is_torch_device
 from stitch.program import Array, DataType
 from stitch.report import (
     ComparedResult,
@@ -364,6 +365,15 @@ class RunSession:
 
 def run_session(options: argparse.Namespace) -> int:
     """Run the modules or pipeline of the options; write errors to `--result_file` as well."""
+    if is_torch_device(options.device):
+        if options.executor not in (None, options.device):
+            raise UsageError(
+                f"--device={options.device} computes by PyTorch's kernels",
+                got=f"--executor={options.executor}", remedy="leave out --executor",
+            )  # fmt: skip
+        if not options.dry_run:
+            options.executor = options.device
+        options.device = "cuda"
     checks = OutputChecks()
     checks.reads(filter(None, (options.pipeline, options.device, *options.module)))
     checks.add_folder(options.artifact_dir, "--artifact_dir")

@@ -6,6 +6,7 @@ from typing import Any
 from stitch import plugins
 from stitch.errors import UsageError, closest
 from stitch.on_demand import late_import
+from stitch.option_values import is_torch_device
 from stitch.runtime.executors.executor import (
     BoundProgram,
     CallBox,
@@ -63,15 +64,6 @@ _THREADS_ELSEWHERE = {
 def is_own(executor: Executor) -> bool:
     """Whether an executor is one of Stitch's, whose steps call no user code."""
     return type(executor).__module__.startswith(f"{__name__}.")
-
-
-def is_torch_device(name: object) -> bool:
-    """Whether a name is that of a PyTorch device, `torch:cpu` or `cuda:N`.
-
-    >>> is_torch_device("cuda:0"), is_torch_device("cuda")
-    (True, False)
-    """
-    return isinstance(name, str) and name.startswith(("torch:", "cuda:"))
 
 
 def make_executor(
@@ -166,7 +158,7 @@ __all__ = [
     "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
     "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
-    "ignore_errors", "is_own", "is_torch_device", "known_executors",
+    "ignore_errors", "is_own", "known_executors",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
     "parse_prices", "prepared_context_run", "price_names", "processor_name", "program_peak",
 

@@ -1,0 +1,197 @@
+"""Devices whose memory PyTorch allocates: `torch:cpu` runs the code of a CUDA card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import stitch
+from stitch.errors import UsageError
+from stitch.graph import ComputationGraphBuilder
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.runtime.executors.cuda_executor import KERNELS
+from stitch.runtime.executors.torch_bytes import PIECE_NBYTES, TorchBytes
+from stitch.testing import ExecutorSuite
+from tests.support.random_scripts import run, script
+from tests.support.run_seed import SEED
+
+ROOT = Path(__file__).parents[2]
+X = np.arange(32, dtype=np.float32).reshape(4, 8)
+W = np.arange(64, dtype=np.float32).reshape(8, 8) % 5
+
+
+class TestTorchCpu(ExecutorSuite):
+    executor: ClassVar[str] = "torch:cpu"
+
+
+def product(name: str = "product") -> stitch.CompiledModel:
+    b = ComputationGraphBuilder(name)
+    x = b.input("x", X.shape, "float32")
+    b.output("y", b.op("Relu", b.op("MatMul", x, W) - 300))
+    compiled: stitch.CompiledModel = stitch.compile(b.build(), target="cuda")
+    return compiled
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ W - 300, 0)
+
+
+def test_programs_compiled_apart_pass_their_results_on_without_a_copy() -> None:
+    with stitch.open_device("torch:cpu") as device:
+        first, second = device.load(product("first")), device.load(product("second"))
+        x = first(X)
+        device.wait()
+        for _ in range(4):
+            with stitch.forbid_copies(device):
+                y = second(first(x))
+            assert y.space is Space.DRAM
+            np.testing.assert_array_equal(y.numpy(), expected(expected(expected(X))))
+        pipe = stitch.Pipeline([first, second])
+        for turn in range(6):
+            found = pipe(X + turn)
+            np.testing.assert_array_equal(found.numpy(), expected(expected(X + turn)))
+        assert device.machine.name == "cuda"
+        del x, y, found
+
+
+def test_pytorch_reads_and_writes_a_tensor_in_place() -> None:
+    with stitch.open_device("torch:cpu") as device:
+        program = device.load(product())
+        y = program(X)
+        shared = torch.from_dlpack(y)
+        np.testing.assert_array_equal(shared.numpy(), expected(X))
+        shared[0, 0] = 7
+        np.testing.assert_array_equal(y.numpy()[0, :2], [7, expected(X)[0, 1]])
+        wanted = y.numpy()
+        np.testing.assert_array_equal(program(y).numpy(), expected(wanted))
+        address = y.address
+        del y
+        others = [program(X + i) for i in range(9)]
+        assert all(other.address != address for other in others)
+        np.testing.assert_array_equal(shared.numpy(), wanted)
+
+
+def test_a_write_is_read_and_what_the_processor_cannot_read_is_said() -> None:
+    with stitch.open_device("torch:cpu", debug=True) as device:
+        y = device.empty(TensorDesc((3, 5), Layout(DataType.BFLOAT16, Space.DRAM)))
+        device.write(y, np.arange(15).reshape(3, 5).astype(DataType.BFLOAT16.dtype))
+        np.testing.assert_array_equal(y.numpy().astype(int), np.arange(15).reshape(3, 5))
+        np.testing.assert_array_equal(y[1:].numpy().astype(int), np.arange(5, 15).reshape(2, 5))
+        with pytest.raises(UsageError, match="cannot read the bytes of dram in place"):
+            device.memory("dram")
+        assert device.memory("host").dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("cuda:0", "finds no CUDA card"), ("torch:gpu", "torch:cpu"), ("cuda:x", "torch:cpu")],
+)
+def test_devices_that_are_not_there_are_named(name: str, said: str) -> None:
+    if torch.cuda.is_available() and name == "cuda:0":
+        stitch.open_device(name).close()
+        return
+    with pytest.raises(UsageError) as caught:
+        stitch.open_device(name)
+    assert name in str(caught.value) and said in str(caught.value)
+
+
+def test_an_executor_beside_the_device_is_refused() -> None:
+    with pytest.raises(UsageError, match="leave the executor out"):
+        stitch.open_device("torch:cpu", executor="onnxruntime")
+
+
+@pytest.mark.parametrize("shift", [-100, -1, 1, 100, PIECE_NBYTES + 5, -PIECE_NBYTES - 5])
+def test_moves_that_overlap_keep_the_bytes(shift: int) -> None:
+    nbytes, start = 2 * PIECE_NBYTES + 123, 2 * PIECE_NBYTES
+    data = TorchBytes(Space.DRAM, 6 * PIECE_NBYTES + 200, torch.device("cpu"))
+    wanted = torch.arange(nbytes, dtype=torch.int32).to(torch.uint8)
+    data.region(start, start + nbytes)[:] = wanted
+    for call in data.moves(start, data, start + shift, nbytes):
+        call()
+    assert torch.equal(data.region(start + shift, start + shift + nbytes), wanted)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4,), (4, 1)), ((1,), (1, 2)), ((2, 3), (3,)), ((3,), (3,)), ((2, 1, 3), (2, 3, 2))]
+)
+def test_products_of_vectors_are_written_in_place(shapes: tuple[tuple[int, ...], ...]) -> None:
+    a, b = (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in shapes)
+    graph = ComputationGraphBuilder("product")
+    x, y = graph.input("x", a.shape, "float32"), graph.input("y", b.shape, "float32")
+    graph.output("z", graph.op("MatMul", x, y))
+    with stitch.open_device("torch:cpu") as device:
+        found = device.load(stitch.compile(graph.build(), target="cuda"))(a, b)
+        np.testing.assert_array_equal(found.numpy(), np.matmul(a, b))
+
+
+def test_the_command_runs_files_there(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{name}.ttb") for name in ("a", "b")]
+    for file in files:
+        product(Path(file).stem).save(file)
+    np.save(tmp_path / "x.npy", X)
+    out = tmp_path / "y.npy"
+    for word in ("--device=torch:cpu", "--executor=torch:cpu"):
+        command = [sys.executable, "-m", "stitch", "run", *files, word,
+                   f"--input=@{tmp_path}/x.npy", f"--output=@{out}"]  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not ran.returncode, ran.stderr
+        np.testing.assert_array_equal(np.load(out), expected(expected(X)))
+        out.unlink()
+    ran = subprocess.run(
+        [*command[:-3], "--device=torch:cpu", "--executor=auto", *command[-2:]],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "--device=torch:cpu computes by PyTorch's kernels" in ran.stderr
+
+
+def test_most_operators_of_networks_have_a_kernel() -> None:
+    there = {op for _, op in KERNELS}
+    assert {"MatMul", "Gemm", "Conv", "Softmax", "LayerNormalization", "Add", "Reshape"} <= there
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(0, 12, id="short"),
+        pytest.param(1000 * SEED, 2000, id="long", marks=pytest.mark.campaign("executors")),
+    ],
+)
+def test_random_scripts_have_the_results_of_numpy(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+
+        def opens(machine: Any, executor: str, **options: Any) -> stitch.Device:
+            return stitch.open_device(machine, executor="torch:cpu", **options)
+
+        try:
+            run(script(seed), opens=partial(opens))
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+#: Suites of the runtime that hold on any memory (see `tests.support.torch.device_memory`).
+SUITES = (
+    "calls", "carries", "constant_eviction", "deallocation", "failures", "failures_at_every_step",
+    "fixed_addresses", "full_spaces", "held_results", "hooks", "interrupts", "kept_results",
+    "lending", "loop_stages", "next_uses", "observed_runs", "output_slots", "overwriting_runs",
+    "prepared_graphs", "queued_views", "refusals", "remembered_results", "replacing_in_hooks",
+    "replay", "scans_observed", "spilled_tensors", "split_batches", "stale_copies", "steady_state",
+    "tensors", "views",
+)  # fmt: skip
+
+
+@pytest.mark.campaign("executors")
+@pytest.mark.timeout(1200)
+def test_the_suites_of_the_runtime_pass_on_memory_of_pytorch() -> None:
+    files = [f"tests/runtime/test_{name}.py" for name in SUITES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
+               "-p", "tests.support.torch.device_memory", *files]  # fmt: skip
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-8000:]
