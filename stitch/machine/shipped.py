@@ -11,7 +11,7 @@ def machine_names() -> tuple[str, ...]:
     """Return the names of the shipped machines, sorted.
 
     >>> machine_names()
-    ('blackhole_p150', 'host', 'tiny', 'wormhole_n150')
+    ('blackhole_p150', 'cuda', 'host', 'tiny', 'wormhole_n150')
     """
     return tuple(sorted(file.stem for file in _FOLDER.iterdir() if file.suffix == ".yaml"))
 

@@ -457,7 +457,7 @@ def test_list_devices_lists_the_machines(cli: Cli) -> None:
     done = cli("run", "--list-devices")
     assert done.code == 0
     assert [line.split(":")[0] for line in done.out.splitlines()] == [
-        "blackhole_p150", "host", "tiny", "wormhole_n150",
+        "blackhole_p150", "cuda", "host", "tiny", "wormhole_n150",
     ]  # fmt: skip
 
 

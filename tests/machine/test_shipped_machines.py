@@ -16,6 +16,10 @@ class TestHost(MachineSuite):
     machine: ClassVar[str] = "host"
 
 
+class TestCuda(MachineSuite):
+    machine: ClassVar[str] = "cuda"
+
+
 @CAMPAIGN
 class TestWormhole(MachineSuite):
     machine: ClassVar[str] = "wormhole_n150"
