@@ -161,7 +161,15 @@ def test_most_operators_of_networks_have_a_kernel() -> None:
     ("first", "count"),
     [
         pytest.param(0, 12, id="short"),
-        pytest.param(1000 * SEED, 2000, id="long", marks=pytest.mark.campaign("executors")),
+        *(
+            pytest.param(
+                1000 * SEED + part * 100,
+                100,
+                id=f"long {part}",
+                marks=pytest.mark.campaign("torch_devices"),
+            )
+            for part in range(5)
+        ),
     ],
 )
 def test_random_scripts_have_the_results_of_numpy(first: int, count: int) -> None:
@@ -187,7 +195,7 @@ SUITES = (
 )  # fmt: skip
 
 
-@pytest.mark.campaign("executors")
+@pytest.mark.campaign("torch_devices")
 @pytest.mark.timeout(1200)
 def test_the_suites_of_the_runtime_pass_on_memory_of_pytorch() -> None:
     files = [f"tests/runtime/test_{name}.py" for name in SUITES]
