@@ -131,6 +131,16 @@ def test_products_of_vectors_are_written_in_place(shapes: tuple[tuple[int, ...],
         np.testing.assert_array_equal(found.numpy(), np.matmul(a, b))
 
 
+def test_a_double_stored_in_half_precision_is_rounded_once() -> None:
+    given = np.array([1 + 2**-11 + 2**-40, 1 + 2**-11, -1 - 2**-11 - 2**-40])
+    graph = ComputationGraphBuilder("halves")
+    graph.output("y", graph.op("Neg", graph.input("x", given.shape, "float64")))
+    model = stitch.compile(graph.build(), target="cuda", placement=["output.y.data_type=float16"])
+    with stitch.open_device("torch:cpu") as device:
+        found = device.load(model)(given).numpy()
+        np.testing.assert_array_equal(found, (-given).astype(np.float16))
+
+
 def test_the_command_runs_files_there(tmp_path: Path) -> None:
     files = [str(tmp_path / f"{name}.ttb") for name in ("a", "b")]
     for file in files:

@@ -548,7 +548,9 @@ class _TensorBinding:
             return
         logical = described.type.data_type
         kept = described.desc.layout.data_type
-        if stored is not None and logical in TORCH_TYPES:
+        # PyTorch rounds float64 to float16 by way of float32: twice.
+        is_rounded_twice = tensor.dtype is torch.float64 and kept is DataType.FLOAT16
+        if stored is not None and logical in TORCH_TYPES and not is_rounded_twice:
             if logical is not kept and logical.dtype != logical.compute_dtype:
                 rounded = self._new_as(logical, tensor)
                 self.steps += [partial(rounded.copy_, tensor), partial(tensor.copy_, rounded)]
