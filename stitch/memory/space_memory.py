@@ -85,6 +85,8 @@ def _pages(start: int, stop: int) -> tuple[int, int]:
 
 #: The first address of lent bytes; their addresses are never reused.
 LENT_ADDRESSES = 1 << 56
+#: DLPack's number of the kind of device whose memory is the host's.
+HOST_DLPACK = 1
 #: Written by debug mode to unused and to freed bytes.
 PADDING_BYTE = 0xA5
 POISON_BYTE = 0xDB
@@ -152,6 +154,11 @@ class SpaceMemory:
     def is_host(self) -> bool:
         """Whether the processor can read the bytes; else they are tensors of a library."""
         return self.data.is_host
+
+    @property
+    def is_in_host_memory(self) -> bool:
+        """Whether the bytes take memory of this computer, whoever allocates them."""
+        return self.data.dlpack_device[0] == HOST_DLPACK
 
     def lend(self, lent: Bytes) -> int:
         """Return an address beyond the end of the space at which plans can read a caller's bytes.

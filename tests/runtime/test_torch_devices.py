@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stitch
-from stitch.errors import UsageError
+from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime.executors.cuda_executor import KERNELS
@@ -139,6 +139,23 @@ def test_a_double_stored_in_half_precision_is_rounded_once() -> None:
     with stitch.open_device("torch:cpu") as device:
         found = device.load(model)(given).numpy()
         np.testing.assert_array_equal(found, (-given).astype(np.float16))
+
+
+def test_the_limit_of_host_memory_holds_where_pytorch_has_it_from_the_host() -> None:
+    graph = ComputationGraphBuilder("negated")
+    graph.output("y", graph.op("Neg", graph.input("x", (1024, 1024), "float32")))
+    given = np.ones((1024, 1024), np.float32)
+    with stitch.open_device("torch:cpu", max_memory="96MiB") as device:
+        program = device.load(stitch.compile(graph.build(), target="cuda"))
+        held: list[Any] = []
+        with pytest.raises(OutOfMemoryError, match="host memory"):
+            for _ in range(30):
+                held.append(program(given))
+                device.wait()
+        assert len(held) > 5
+        held.clear()
+        program(given)
+        device.wait()
 
 
 def test_the_command_runs_files_there(tmp_path: Path) -> None:

@@ -266,8 +266,8 @@ class HostMemory:
         return sum(self._written[space].added(ranges) for space, ranges in by_space.items())
 
     def _region(self, space: Space, address: int, desc: TensorDesc) -> Region:
-        if address >= LENT_ADDRESSES or not self._spaces[space].is_host:
-            # Bytes of others: of the caller, or of a device.
+        if address >= LENT_ADDRESSES or not self._spaces[space].is_in_host_memory:
+            # Bytes of others: of the caller, or of a card.
             return space, 0, 0
         shape, start = self.machine.shape, address * self._spaces[space].shape.banks
         # Debug mode writes the padding too.
@@ -289,7 +289,7 @@ class HostMemory:
                     yield self._region(buffer.space, address, buffer.desc)
             elif isinstance(step, Execute) and step.scratch is not None:
                 space, address, size = step.scratch
-                if not self._spaces[space].is_host:
+                if not self._spaces[space].is_in_host_memory:
                     continue
                 banks = self._spaces[space].shape.banks
                 yield space, address * banks, (address + size) * banks
