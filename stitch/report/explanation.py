@@ -214,6 +214,9 @@ def explain(device: RuntimeDevice) -> str:
         out.append(f"  read   x{read.times} {nbytes} B in all  {read.source} -> {read.target}")
     if total.staging_nbytes:
         out.append(f"  kernel staging: up to {total.staging_nbytes} B in the executor (no copies)")
+    left = device.backend.executor.left_to_numpy
+    if left:
+        out.append(f"  by NumPy's kernels, by way of the host: {', '.join(sorted(left))}")
     if device.prices is not None:
         table = device.prices
         out.append(f"  kernels chosen by the prices {table.name!r} ({table.processor.text()})")

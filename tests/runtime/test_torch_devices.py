@@ -179,6 +179,18 @@ def test_the_command_runs_files_there(tmp_path: Path) -> None:
     assert "--device=torch:cpu computes by PyTorch's kernels" in ran.stderr
 
 
+def test_explain_names_what_goes_by_way_of_the_host() -> None:
+    b = ComputationGraphBuilder("sorted")
+    b.output("y", b.op("CumSum", b.input("x", X.shape, "float32"), np.array(0, np.int64)))
+    with stitch.open_device("torch:cpu") as device:
+        device.load(product())(X).numpy()
+        assert "by way of the host" not in device.explain()
+        found = device.load(stitch.compile(b.build(), target="cuda"))(X)
+        np.testing.assert_array_equal(found.numpy(), X.cumsum(0))
+        assert "by NumPy's kernels, by way of the host: CumSum" in device.explain()
+        del found
+
+
 def test_most_operators_of_networks_have_a_kernel() -> None:
     there = {op for _, op in KERNELS}
     assert {"MatMul", "Gemm", "Conv", "Softmax", "LayerNormalization", "Add", "Reshape"} <= there

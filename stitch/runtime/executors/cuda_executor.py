@@ -378,8 +378,13 @@ class PreparedTensors(PreparedProgram):
     """A program on tensors: constants on the device, and NumPy's kernels for the operations without
     one here."""
 
-    def __init__(self, program: Program, machine: MachineShape, device: torch.device) -> None:
+    def __init__(
+        self, program: Program, machine: MachineShape, device: torch.device,
+        left_to_numpy: set[str],
+    ) -> None:  # fmt: skip
+        """`left_to_numpy`: takes the operators that NumPy's kernels compute."""
         self.program, self.machine, self.device = program, machine, device
+        self.left_to_numpy = left_to_numpy
         self.whole = WholeProgram(program)
         self.attributes = [attributes_of(operation) for operation in program.operations]
         self.workspace = Workspace()
@@ -634,6 +639,7 @@ class _TensorBinding:
     def _by_numpy(self, index: int, places: Mapping[int, torch.Tensor]) -> list[Thunk]:
         """Return the steps of NumPy's kernel: operands to the host, results back."""
         part, prepared = self.prepared.part(index)
+        self.prepared.left_to_numpy.add(self.program.operations[index].title)
         types = {v: self.values[v].type for v in (*part.inputs, *part.outputs)}
         arrays = {v: np.empty(k.shape, k.data_type.compute_dtype) for v, k in types.items()}
         self.staging_nbytes += sum(array.nbytes for array in arrays.values())
@@ -666,6 +672,7 @@ class CudaExecutor(Executor):
         self.device = device
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
+        self.left_to_numpy: set[str] = set()
         self.place = f"PyTorch's device {str(device)!r}"
 
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
@@ -677,7 +684,7 @@ class CudaExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         self.check_foreign(program)
-        return PreparedTensors(expanded(program), machine, self.device)
+        return PreparedTensors(expanded(program), machine, self.device, self.left_to_numpy)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         return program_bytes(expanded(program))

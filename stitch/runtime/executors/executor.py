@@ -7,7 +7,7 @@ them through `with_fp_errors_ignored`, as kernels rely on NumPy's floating-point
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,6 +210,9 @@ class Executor(ABC):
     name: str
     #: Where the bytes of `space_bytes` lie, for messages.
     place: str = "this machine"
+    #: Of an executor on memory elsewhere: operators that NumPy's kernels computed, by way of the
+    #: host.
+    left_to_numpy: Collection[str] = ()
     computes: bool = True
     #: Whether programs may run concurrently, each prepared by `on_thread`.
     supports_threads: bool = False
