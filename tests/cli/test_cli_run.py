@@ -665,3 +665,21 @@ def test_states_begin_with_what_their_file_holds_and_are_outputs(cli: Cli, here:
         assert cli("run", *chain, "--input=x=2xf32=1 2", *again, *more).code == 0
         np.testing.assert_array_equal(np.load("s2.npy"), sums + np.array([1, 2], np.float32))
         assert np.load("c2.npy") == 6
+
+
+def test_modules_run_on_a_device_of_pytorch(cli: Cli) -> None:
+    """Those for `cuda` on the device, those for any machine with their spaces in its memory."""
+    for name in ("a", "b"):
+        assert cli("compile", f"{name}.yaml", "-o", f"{name}_c.ttb", "--target=cuda").code == 0
+    wanted = cli("run", "a.ttb", "b.ttb", "--input=@x.npy", "--output=@wanted.npy")
+    assert wanted.code == 0
+    for words in (
+        ("a_c.ttb", "b_c.ttb", "--device=torch:cpu"), ("a.ttb", "b.ttb", "--executor=torch:cpu"),
+    ):  # fmt: skip
+        done = cli("run", *words, "--input=@x.npy", "--output=@found.npy")
+        assert done.code == 0, done.err
+        np.testing.assert_allclose(np.load("found.npy"), np.load("wanted.npy"), rtol=1e-6)
+        Path("found.npy").unlink()
+    done = cli("run", "a_c.ttb", "--device=torch:cpu", "--executor=auto", "--input=@x.npy")
+    assert done.code == 2
+    assert "--device=torch:cpu computes by PyTorch's kernels" in done.err

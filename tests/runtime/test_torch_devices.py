@@ -158,27 +158,6 @@ def test_the_limit_of_host_memory_holds_where_pytorch_has_it_from_the_host() -> 
         device.wait()
 
 
-def test_the_command_runs_files_there(tmp_path: Path) -> None:
-    files = [str(tmp_path / f"{name}.ttb") for name in ("a", "b")]
-    for file in files:
-        product(Path(file).stem).save(file)
-    np.save(tmp_path / "x.npy", X)
-    out = tmp_path / "y.npy"
-    for word in ("--device=torch:cpu", "--executor=torch:cpu"):
-        command = [sys.executable, "-m", "stitch", "run", *files, word,
-                   f"--input=@{tmp_path}/x.npy", f"--output=@{out}"]  # fmt: skip
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert not ran.returncode, ran.stderr
-        np.testing.assert_array_equal(np.load(out), expected(expected(X)))
-        out.unlink()
-    ran = subprocess.run(
-        [*command[:-3], "--device=torch:cpu", "--executor=auto", *command[-2:]],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert "--device=torch:cpu computes by PyTorch's kernels" in ran.stderr
-
-
 def test_explain_names_what_goes_by_way_of_the_host() -> None:
     b = ComputationGraphBuilder("sorted")
     b.output("y", b.op("CumSum", b.input("x", X.shape, "float32"), np.array(0, np.int64)))
