@@ -100,6 +100,7 @@ def test_devices_that_are_not_there_are_named(name: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         stitch.open_device(name)
     assert name in str(caught.value) and said in str(caught.value)
+    assert ("CUDA" in str(caught.value)) == name.startswith("cuda:")
 
 
 def test_an_executor_beside_the_device_is_refused() -> None:

@@ -61,14 +61,16 @@ def torch_device_of(name: str) -> torch.device:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     known = ["torch:cpu", *(f"cuda:{i}" for i in range(found))]
     if name not in known:
-        without = f"PyTorch {torch.__version__} finds no CUDA card"
+        lacks_card = name.startswith("cuda:") and not found
+        without = f": PyTorch {torch.__version__} finds no CUDA card" if lacks_card else ""
+        remedy = (
+            "install PyTorch for CUDA and the card's driver, or open 'torch:cpu', which runs the "
+            "same code on the processor"
+        )
         raise UsageError(
-            f"there is no device {name!r}" + ("" if found else f": {without}"),
+            f"there is no device {name!r}{without}",
             expected=" or ".join(known),
-            remedy=None
-            if found
-            else "install PyTorch for CUDA and the card's driver, or open "
-            "'torch:cpu', which runs the same code on the processor",
+            remedy=remedy if lacks_card else None,
         )
     return torch.device("cpu" if name == "torch:cpu" else name)
 
