@@ -87,6 +87,9 @@ class Signals:
         self.count = 0
 
     def __enter__(self) -> Self:
+        # Python ignores what is raised in a callback of garbage collection: an interrupt that came
+        # in hypothesis's would be lost, and its traceback kept with all that was in use.
+        self._callbacks, gc.callbacks[:] = gc.callbacks[:], []
         self._timer = SignalTimer(self._number)
         self._before = signal.signal(self._number, self._arrives)
         return self
@@ -94,6 +97,7 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         self._timer.close()
         signal.signal(self._number, self._before)
+        gc.callbacks[:] = self._callbacks
 
     def _arrives(self, number: int, frame: FrameType | None) -> None:
         if self._is_armed:
