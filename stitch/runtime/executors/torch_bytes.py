@@ -53,7 +53,8 @@ class TorchBytes(SpaceBytes):
             raise OutOfMemoryError(
                 f"{device} cannot allocate {nbytes} bytes: {str(error).splitlines()[0]}",
                 expected=f"{nbytes} bytes in one piece",
-                remedy="free memory there, or open the device with less: max_memory=",
+                remedy="free memory there, or describe a machine with less DRAM and open it with "
+                f"executor={str(device)!r}",
             ) from error
         self._piece: torch.Tensor | None = None
         kind, number = self._tensor.__dlpack_device__()
