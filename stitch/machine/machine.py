@@ -168,7 +168,7 @@ class CopyCounts:
 
 
 #: Executors with rates for loops.
-LOOP_EXECUTORS = ("numpy", "onnxruntime", "torch")
+LOOP_EXECUTORS = ("numpy", "onnxruntime", "torch", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,9 @@ class Machine:
     """A described device: name, memory shape, and paths between spaces.
 
     `sources` pairs the dotted name of a figure with its source. Without `compute` programs take no
-    simulated time; without `loops`, schedules of loops are chosen by the figures of `host`.
-    `residency` names a plugin's eviction rule, which replaces those of the planner.
+    simulated time; without `loops`, schedules of loops are chosen by the figures of `host` (on
+    cards of `cuda`). `residency` names a plugin's eviction rule, which replaces those of the
+    planner.
     """
 
     shape: MachineShape

@@ -277,8 +277,8 @@ def command() -> Command:
         ("--schedule", {"choices": list(SCHEDULES),
                         "help": "the schedule of loops that allow it (default: the cheapest)"}),
         ("--executor", {"choices": list(RATED_EXECUTORS),
-                        "help": "the executor whose costs select schedules (default: numpy); any "
-                        "executor runs the file"}),
+                        "help": "the executor whose costs select schedules (default: numpy, of a "
+                        "card cuda); any executor runs the file"}),
         ("--math_fidelity", {"choices": [each.value for each in MathFidelity],
                              "default": MathFidelity.BY_TYPE.value,
                              "help": "number of passes of a device's matrix products, for the "

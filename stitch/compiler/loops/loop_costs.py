@@ -260,6 +260,8 @@ def _passes_over_elements(operation: Operation, body: Body, varies: Collection[i
 
 #: The default executor of a device.
 DEFAULT_EXECUTOR = "numpy"
+#: The executor of cards, and the machine that describes them.
+CUDA = "cuda"
 #: Executors that compute like another one, or like the cheapest of several.
 _COMPUTE_AS = {"auto": ("numpy", "onnxruntime"), "null": (DEFAULT_EXECUTOR,)}
 #: Executors for which there are rates.
@@ -268,26 +270,33 @@ RATED_EXECUTORS = (*LOOP_EXECUTORS, *_COMPUTE_AS)
 
 def check_executor(executor: str | None) -> None:
     """Raise `UsageError` for an executor without rates."""
-    if executor is not None and executor not in RATED_EXECUTORS:
+    if executor is not None and rated_executor(executor) is None:
         what, remedy = f"there is no executor {executor!r}", "omit it to use the default's rates"
         raise unknown(what, executor, RATED_EXECUTORS, remedy=remedy)
 
 
 def rated_executor(name: str) -> str | None:
-    """Return `name` if rates for it are known, None for a custom executor."""
+    """Return the executor with the rates of `name`, None for a custom executor."""
+    if name == "torch:cpu" or name.startswith("cuda:"):
+        return CUDA
     return name if name in RATED_EXECUTORS else None
 
 
 def rates_of(machine: Machine, executor: str | None = None) -> tuple[LoopRates, ...]:
-    """Return the rates used to choose schedules for an executor, from a machine or else `host`.
+    """Return the rates used to choose schedules for an executor.
 
-    For an executor that computes like several, the cheapest decides.
+    They are the machine's own, or else those of the machines `host` and `cuda`. For an executor
+    that computes like several, the cheapest decides. Without one, a machine with rates of the
+    executor `cuda` is a card.
     """
-    name = executor or DEFAULT_EXECUTOR
-    known = {rates.executor: rates for rates in (*_host_rates(), *machine.loops)}
+    own = {rates.executor: rates for rates in machine.loops}
+    default = CUDA if CUDA in own else DEFAULT_EXECUTOR
+    name = rated_executor(executor or default) or default
+    known = {**_default_rates(), **own}
     return tuple([known[each] for each in _COMPUTE_AS.get(name, (name,))])
 
 
 @cache
-def _host_rates() -> tuple[LoopRates, ...]:
-    return load_machine("host").loops
+def _default_rates() -> dict[str, LoopRates]:
+    machines = map(load_machine, ("host", CUDA))
+    return {rates.executor: rates for machine in machines for rates in machine.loops}
