@@ -17,7 +17,7 @@ import numpy as np
 
 from stitch.errors import OutOfMemoryError
 from stitch.memory.cells import Bytes
-from stitch.program import Array, Space, TensorDesc
+from stitch.program import Array, DataType, Space, TensorDesc
 
 Call: TypeAlias = Callable[[], object]
 #: Freed ranges of at least this size are returned to the system; smaller ones stay in the caches.
@@ -53,6 +53,19 @@ class SpaceBytes(ABC):
 
         Raises `BufferError` if the library does not have its type.
         """
+
+    def lent(self, tensor: Any, *, copy: bool = False) -> Any:
+        """Return a tensor of the library as a dense one on this device: itself where it is one,
+        else, or with `copy`, a copy. None for anything else: it is an array of the host.
+
+        Raises:
+            UsageError: It lies on another device of the library.
+        """
+        return None
+
+    @abstractmethod
+    def borrowed(self, dense: Any) -> tuple[DataType, Any]:
+        """Return type and bytes of a dense array or tensor, as a region of this kind."""
 
     @abstractmethod
     def staged(self, region: Any) -> tuple[Bytes, list[Call], list[Call]]:
@@ -101,6 +114,9 @@ class MappedBytes(SpaceBytes):
         kind = desc.layout.data_type
         flat: Array = region[: desc.elements * kind.itemsize].view(kind.dtype)
         return flat.reshape(desc.shape)
+
+    def borrowed(self, dense: Any) -> tuple[DataType, Bytes]:
+        return DataType.from_dtype(dense.dtype), dense.reshape(-1).view(np.uint8)
 
     def staged(self, region: Any) -> tuple[Bytes, list[Call], list[Call]]:
         return region, [], []

@@ -147,7 +147,8 @@ class SpaceMemory:
         self.allocator = Allocator.of(shape)
         self.counter = WriteCounter()
         self.data = data or MappedBytes(space, max(1, shape.banks * shape.limit))
-        self._lent: dict[int, Bytes] = {}
+        #: By address the bytes, and what keeps them alive.
+        self._lent: dict[int, tuple[Bytes, object]] = {}
         self._next_lent = LENT_ADDRESSES
 
     @property
@@ -160,16 +161,17 @@ class SpaceMemory:
         """Whether the bytes take memory of this computer, whoever allocates them."""
         return self.data.dlpack_device[0] == HOST_DLPACK
 
-    def lend(self, lent: Bytes) -> int:
+    def lend(self, lent: Bytes, owner: object = None) -> int:
         """Return an address beyond the end of the space at which plans can read a caller's bytes.
 
-        The caller keeps the bytes alive while plans run on them.
+        `owner`: kept until they are taken back; without one, the caller keeps the bytes alive while
+        plans run on them.
         """
         assert self.shape.banks == 1, "only a space of one bank has contiguous bytes"
         address = self._next_lent
         step = self.shape.alignment
         self._next_lent += max(1, -(-lent.nbytes // step)) * step
-        self._lent[address] = lent
+        self._lent[address] = lent, owner
         return address
 
     def take_back(self, address: int) -> None:
@@ -184,7 +186,7 @@ class SpaceMemory:
         """
         banks = self.shape.banks
         if address >= LENT_ADDRESSES and address in self._lent:
-            return self._lent[address][:size_per_bank]
+            return self._lent[address][0][:size_per_bank]
         if address < 0 or size_per_bank < 0 or address + size_per_bank > self.shape.limit:
             raise LayoutError(
                 f"{size_per_bank} bytes per bank at {address:#x} are outside {self.space.value}",

@@ -96,6 +96,8 @@ class RuntimeDevice(TensorAccess):
         )
         #: Whether the executor is user code, whose kernels may call back into the device.
         self.kernels_call_back = not is_own(self.backend.executor)
+        dram = self.backend.spaces.get(Space.DRAM)
+        self.lends = dram is not None and not dram.is_host and dram.shape.banks == 1
         self.host_memory = HostMemory(self.backend, max_memory)
         self.constant_cache = ConstantCache()
         records, queue_lock = Records(self.backend.spaces), RLock()
@@ -194,6 +196,7 @@ class RuntimeDevice(TensorAccess):
         self.view_programs.clear()
         self.constant_cache.clear()
         self.kept.clear()
+        self.lent.clear()
         self.backend.threads.close()
         buffers = self.records.buffers.values()
         self.host_memory.close([buffer for buffer in buffers if buffer.pins])

@@ -30,6 +30,7 @@ from stitch.runtime.executors import (
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort
+from stitch.runtime.views import all_placed
 from stitch.tasks import Transformation, transformation_of
 
 if TYPE_CHECKING:
@@ -120,6 +121,13 @@ class LoadedProgram:
                 # Copying a small array is faster than checking whether a copy is needed.
                 value = ArgumentRecord(device, argument.copy(), port)
             else:
+                if device.lends:
+                    placed = all_placed(device, arguments, self.transformation.donated)
+                    if placed is not arguments:
+                        # At once: PyTorch may write them afterwards.
+                        results = self(*placed)
+                        device.flush()
+                        return results
                 value = link_argument(device, self.name, port, argument, borrow=False)
             inputs.append(value)
         task, tasks = self.transformation, device.tasks

@@ -41,7 +41,7 @@ from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Records, Status, ValueRecord, as_array
-from stitch.runtime.views import queued_view, view_offset
+from stitch.runtime.views import placed, queued_view, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -68,6 +68,8 @@ class TensorAccess:
     host_memory: HostMemory
     history: History
     events: EventStream
+    #: Whether tensors of PyTorch are used in place: DRAM lies in its memory.
+    lends: bool
     #: Nesting depth of `without_copies` blocks.
     copies_forbidden: int
 
@@ -83,6 +85,8 @@ class TensorAccess:
         self._name = name
         self.records, self.deaths, self.tasks = records, deaths, tasks
         self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
+        #: Device tensors on tensors of PyTorch, by address, shape and type: see `views.placed`.
+        self.lent: dict[tuple[Any, ...], Tensor] = {}
         self._locks = (threading.RLock(), queue_lock)
         #: `quick_lock` skips the re-entry check: use it after calling `holds_run_lock`.
         self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
@@ -419,12 +423,20 @@ class TensorAccess:
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
         """Return a host tensor of an array: a copy, or, with `borrow=True`, the array itself.
 
+        A tensor of PyTorch that lies where the device's DRAM does becomes a tensor in DRAM, by a
+        copy there, or in place.
+
         Raises:
             LayoutError: The array is not numeric.
         """
         # No lock: the buffer is outside device memory and not shared yet.
         self.check_outside()
         self.check_open()
+        if self.lends:
+            with self.lock:
+                lent = placed(self, array, copy=not borrow, owned=True)
+            if lent is not None:
+                return lent
         elements = as_array(array, "the array")
         kind = DataType.from_dtype(elements.dtype)
         allowed = self.host_memory.allowed

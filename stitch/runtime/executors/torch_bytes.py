@@ -6,6 +6,7 @@ so nothing here reads the tensor's memory in place.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.errors import OutOfMemoryError
+from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory import Call, MappedBytes, SpaceBytes
 from stitch.program import Array, DataType, Space, TensorDesc
 
@@ -28,6 +29,7 @@ TORCH_TYPES: Mapping[DataType, torch.dtype] = {
     DataType.INT64: torch.int64, DataType.UINT8: torch.uint8, DataType.UINT16: torch.uint16,
     DataType.UINT32: torch.uint32, DataType.UINT64: torch.uint64, DataType.BOOL: torch.bool,
 }  # fmt: skip
+_DATA_TYPES = {dtype: data_type for data_type, dtype in TORCH_TYPES.items()}
 
 
 class TorchBytes(SpaceBytes):
@@ -70,6 +72,32 @@ class TorchBytes(SpaceBytes):
         flat: torch.Tensor = region[: desc.elements * dtype.itemsize].view(dtype)
         return flat.view(desc.shape)
 
+    def lent(self, tensor: Any, *, copy: bool = False) -> torch.Tensor | None:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            return None
+        if tensor.device != self.device:
+            if tensor.device.type == "cpu":
+                return None
+            raise UsageError(
+                f"a tensor on {tensor.device} was given to a device whose memory is on "
+                f"{self.device}",
+                expected=f"a tensor on {self.device}, or on the processor", got=str(tensor.device),
+                remedy=f"tensor.to({str(self.device)!r})",
+            )  # fmt: skip
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return None
+        if tensor.is_complex() or tensor.is_neg():
+            tensor = tensor.detach().resolve_conj().resolve_neg()
+            tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if tensor.dtype not in _DATA_TYPES:
+            return None
+        if copy or not tensor.is_contiguous():
+            tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return tensor
+
+    def borrowed(self, dense: Any) -> tuple[DataType, torch.Tensor]:
+        return _DATA_TYPES[dense.dtype], bytes_at(dense.data_ptr(), dense.nbytes, self.device)
+
     def staged(self, region: Any) -> tuple[Array, list[Call], list[Call]]:
         array = np.empty(len(region), np.uint8)
         host = torch.from_numpy(array)
@@ -98,6 +126,27 @@ class TorchBytes(SpaceBytes):
         # Of a card it is one allocation, which lives as long as the device.
         if self._mapped is not None:
             self._mapped.discard(start, stop)
+
+
+class _Place:
+    """Bytes on a card, as its libraries exchange them."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+def bytes_at(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    """Return the bytes at an address without a reference to their owner, whom every plan that reads
+    them would keep alive."""
+    with torch.inference_mode(False):
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            buffer: Any = (ctypes.c_char * nbytes).from_address(address)
+            return torch.from_numpy(np.frombuffer(buffer, np.uint8))
+        return torch.as_tensor(_Place(address, nbytes), device=device)
 
 
 def as_tensor(region: Any) -> torch.Tensor:

@@ -330,7 +330,14 @@ class Records:
                 buffer.users.remove(value)
                 if buffer.is_unused:
                     self.unused(buffer)
+                elif not buffer.users:
+                    self._take_back(buffer)
         self.is_consistent = whole
+
+    def _take_back(self, buffer: BufferRecord) -> None:
+        """Forget lent bytes that no value reads."""
+        if buffer.address is not None and buffer.address >= LENT_ADDRESSES:
+            self._spaces[buffer.space].take_back(buffer.address)
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Drop all but a value's primary instance, whose bytes may have changed."""
@@ -428,7 +435,8 @@ class Records:
         self.generation += 1
         self.constants_changed += change.has_constants
         self.buffers = change.present
-        change.commit()
+        for buffer in change.commit():
+            self._take_back(buffer)
         for value in gone:
             note(value)
         if then is not None:
@@ -561,8 +569,8 @@ class _Change:
         self._values.append((value, instances))
         self.has_constants |= value.is_constant
 
-    def commit(self) -> None:
-        """Apply the change."""
+    def commit(self) -> Iterable[BufferRecord]:
+        """Apply the change; return the buffers without values."""
         for buffer, address in self.moved:
             buffer.address = address
         for buffer, users in self._users.items():
@@ -574,6 +582,7 @@ class _Change:
             value.is_exposed |= any(i.buffer.shared_pins for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY
+        return [buffer for buffer, users in self._users.items() if not users]
 
 
 class Lying(NamedTuple):
