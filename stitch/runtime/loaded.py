@@ -30,7 +30,6 @@ from stitch.runtime.executors import (
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort
-from stitch.runtime.views import all_placed
 from stitch.tasks import Transformation, transformation_of
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class LoadedProgram:
                 value = ArgumentRecord(device, argument.copy(), port)
             else:
                 if device.lends:
-                    placed = all_placed(device, arguments, self.transformation.donated)
+                    placed = device.all_placed(arguments, self.transformation.donated)
                     if placed is not arguments:
                         # At once: PyTorch may write them afterwards.
                         results = self(*placed)

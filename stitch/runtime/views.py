@@ -10,7 +10,7 @@ in place; otherwise the device copies them and keeps the copy while it equals th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,10 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import BufferRecord, as_array
+from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
-    from stitch.runtime.tensor_access import TensorAccess
 
 
 def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: MachineShape) -> int:
@@ -144,63 +143,8 @@ def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
     )  # fmt: skip
 
 
-#: Tensors of PyTorch that stay lent between calls; the one that was used least recently ends.
-MAX_LENT = 256
-#: Types of arguments that are not tensors of a library.
-_OWN = (Tensor, np.ndarray)
-
-
-def placed(
-    device: TensorAccess, tensor: Any, *, copy: bool = False, owned: bool = False
-) -> Tensor | None:
-    """Return a device tensor on the bytes of a tensor of the library whose memory the device's is.
-
-    None for anything else, which programs get as an array. With `owned` it keeps the bytes alive,
-    as it does those of a copy, which is made with `copy` and of a tensor that is not dense; else
-    it is valid while the tensor lives. The caller holds the run lock.
-
-    Raises:
-        UsageError: It lies on another device of the library.
-    """
-    dense = device.backend.spaces[Space.DRAM].data.lent(tensor, copy=copy)
-    if dense is None:
-        return None
-    if owned or dense.data_ptr() != tensor.data_ptr():
-        return lend(device, dense, "a tensor of PyTorch", owner=dense)
-    # Whatever owns the address now is what the caller gave.
-    key = dense.data_ptr(), dense.shape, dense.dtype
-    lent = device.lent.pop(key, None)
-    if lent is None or not lent.is_allocated:
-        lent = lend(device, dense, "a tensor of PyTorch")
-    device.lent[key] = lent
-    while len(device.lent) > MAX_LENT:
-        del device.lent[next(iter(device.lent))]
-    return lent
-
-
-def all_placed(
-    device: RuntimeDevice, arguments: Sequence[Any], donated: Collection[int] = ()
-) -> Sequence[Any]:
-    """Return arguments with device tensors (see `placed`) for tensors of the library, and with
-    arrays for those at the positions `donated`, which are overwritten.
-
-    It is the sequence itself if there are none, and inside a host function, which cannot wait.
-    """
-    if all(type(a) in _OWN for a in arguments) or device.holds_run_lock():
-        return arguments
-    with device.quick_lock:
-        given: list[Tensor | Array | None]
-        given = [None if type(a) in _OWN else placed(device, a) for a in arguments]
-        for at in donated:
-            if given[at] is not None:
-                given[at] = as_array(arguments[at].detach().cpu(), "a donated tensor")
-    if all(one is None for one in given):
-        return arguments
-    return [a if one is None else one for a, one in zip(arguments, given, strict=True)]
-
-
 def lend(
-    device: TensorAccess, array: Any, origin: str, *, shared_by: object = None,
+    device: RuntimeDevice, array: Any, origin: str, *, shared_by: object = None,
     owner: object = None,
 ) -> Tensor:  # fmt: skip
     """Return a tensor on the bytes of a C-contiguous array; see `take_back`.
@@ -224,7 +168,7 @@ def lend(
     else:
         size = footprint(desc, device.machine.shape).size_per_bank
         address = memory.lend(lent, owner)
-        key = device.records.desc_key(desc)
+        key = device.desc_key(desc)
         buffer = BufferRecord(memory.space, address, size, desc, key, origin)
         # Foreign memory: never relocated or freed by the device.
         buffer.pins, buffer.shared_pins = 1, int(shared_by is not None)

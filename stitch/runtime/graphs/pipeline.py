@@ -26,7 +26,6 @@ from stitch.runtime.graphs.replay import Recorded, Replay, ReplayCache, only_of_
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import Status, ValueRecord
-from stitch.runtime.views import all_placed
 from stitch.tasks import Future, HasProgram, TaskGraph, TaskTable
 from stitch.ttb import Binary
 
@@ -75,7 +74,7 @@ class PreparedGraph:
         if named or len(arguments) != self._count:
             arguments = arranged(self._title, self._input_types, arguments, named)
         if self._lends:
-            arguments = tuple(all_placed(self.device, arguments, self.cache.reasons))
+            arguments = self.device.all_placed(arguments, self.cache.reasons)
         # A local variable: an attribute that only the instance has costs 20 ns more.
         holds_run_lock = self._runs_here
         with self.device.lock if holds_run_lock() else self._lock:
