@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import setitem
 from typing import Any, TypeAlias
@@ -78,6 +78,16 @@ class SpaceBytes(ABC):
         the other may be a NumPy array."""
 
     @abstractmethod
+    def entry(
+        self, region: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> tuple[Sequence[Call], Array, Sequence[Call]]:
+        """Return an array for the elements of a host array that enters a region, the calls to make
+        before it is written, and those that copy it there.
+
+        On the host it is the region itself, without calls.
+        """
+
+    @abstractmethod
     def discard(self, start: int, stop: int) -> None:
         """Return a large range to the system where that is possible; its content is undefined."""
 
@@ -123,6 +133,11 @@ class MappedBytes(SpaceBytes):
 
     def copied(self, target: Any, source: Any) -> list[Call]:
         return [partial(np.copyto, target, source)]
+
+    def entry(
+        self, region: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> tuple[Sequence[Call], Array, Sequence[Call]]:
+        return (), region.view(dtype).reshape(shape), ()
 
     def discard(self, start: int, stop: int) -> None:
         # Only pages that are wholly inside the range: others may hold live bytes.

@@ -443,10 +443,11 @@ class RuntimeDevice(TensorAccess):
 
     def statistics(self) -> Statistics:
         """Return counts of expensive events since the device opened; see `Statistics`."""
-        made = self.plan_cache
+        made, executor = self.plan_cache, self.backend.executor
         return Statistics(
             made.plans_made, made.made, made.bindings_made, self.history.replays,
             self.code_written, self.tasks.batches_run, self.records.revocations,
+            executor.graphs_captured, executor.graphs_failed,
         )  # fmt: skip
 
     def account(self) -> Account:
@@ -467,10 +468,11 @@ class RuntimeDevice(TensorAccess):
         self.observers = self.hooks.bits | (TIMES if self.events.active else 0)
 
     def wait(self) -> None:
-        """Run everything that is queued."""
+        """Run everything that is queued, and wait until it is done."""
         with self.lock:
             self.check_open()
             self.run_queue()
+            self.backend.executor.finish()
 
 
 def _is_shared(value: ValueRecord) -> bool:

@@ -174,6 +174,8 @@ class Statistics:
     and settled trainings do not). `executables_made`: plans kept for replay; `bindings_made`:
     bindings of these to addresses. `replays`: completed runs of cached plans. `batches`: runs of
     the queue. `revocations`: output slots whose memory was taken for something else.
+    `graphs_captured`: CUDA graphs of bindings; `graphs_failed`: sequences that CUDA or PyTorch did
+    not capture, which are launched call by call.
     """
 
     plans_made: int
@@ -183,6 +185,8 @@ class Statistics:
     code_written: int
     batches: int
     revocations: int
+    graphs_captured: int
+    graphs_failed: int
 
 
 class History:

@@ -404,8 +404,8 @@ class _PlanBinding:
         return whole[instance.offset_nbytes :]
 
     def _copy(self, step: Copy) -> None:
-        """Bind a copy; a host array is written directly to a dense target of its type that the
-        processor can write, otherwise staged."""
+        """Bind a copy; a host array is written directly to a dense target of its type if the
+        processor can write there, otherwise staged."""
         target, before = self._region(step.target), self.buffers[step.source.buffer]
         memory = self.backend.spaces[step.target.desc.layout.space]
         if before.address is not None:
@@ -419,10 +419,11 @@ class _PlanBinding:
             self.argument_values.append(step.value)
         arguments, layout = self.arguments, step.target.desc.layout
         given, shape = step.source.desc.layout.data_type, step.source.desc.shape
-        if layout.is_dense and layout.data_type is given and memory.is_host:
+        if layout.is_dense and layout.data_type is given:
             used = step.source.desc.elements * given.dtype.itemsize
-            into = target[:used].view(given.dtype).reshape(shape)
-            self.thunks.append(partial(stage, into, arguments, position))
+            waits, into, copies = memory.data.entry(target[:used], given.dtype, shape)
+            self.staging_nbytes += into.nbytes if copies else 0
+            self.thunks += [*waits, partial(stage, into, arguments, position), *copies]
             self.thunks.append(memory.counter.arrivals(1, int(into.nbytes)))
             return
         into = np.zeros(shape, given.dtype)

@@ -109,6 +109,7 @@ class Binding:
     def drop(self) -> None:
         """Mark it as never run again."""
         self.tally.is_closed = True
+        self.executable.captured.discard(self.index)
 
 
 @dataclass(slots=True, eq=False)
@@ -209,6 +210,8 @@ class Executable:
         self.runs_unwritten = 0
         #: Generated code for all bindings, by observers.
         self.codes: dict[int, Code] = {}
+        #: The bindings, by index, whose launches were captured or could not be captured.
+        self.captured: set[int] = set()
         #: Whether it was evicted from the cache.
         self.is_dropped = False
         #: Host memory reservation of the first binding.

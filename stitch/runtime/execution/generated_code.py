@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from time import perf_counter
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -250,9 +249,9 @@ class Source:
             f" or {array}.shape != {self.name(shape)}) and not sure: return False"
         )
 
-    def begin(self, is_timed: bool) -> None:
-        if is_timed:
-            self._now = f"{self.name(perf_counter)}()"
+    def begin(self, clock: Callable[[], float] | None) -> None:
+        if clock is not None:
+            self._now = f"{self.name(clock)}()"
             self._moment()
 
     def fork(self, fork: Fork, threads: ThreadPool) -> None:
@@ -429,7 +428,7 @@ class Code:
 def written(
     steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
     order: Sequence[int], tally: Tally, observers: int = 0, *,
-    is_timed: bool = False, calls_others: bool = False,
+    clock: Callable[[], float] | None = None, calls_others: bool = False,
     forks: Sequence[Fork] = (), threads: ThreadPool | None = None,
 ) -> Code:  # fmt: skip
     """Generate code that checks its arrays and calls all steps.
@@ -440,8 +439,8 @@ def written(
         order: `order[p]` is the array at argument position p of `stage`.
         tally: Counts the runs.
         observers: Bits of the observers.
-        is_timed: Return the start and the end of each step; then for each fork when all threads had
-            ended and when each began.
+        clock: Return its time at the start and the end of each step; then for each fork when all
+            threads had ended and when each began.
         calls_others: Whether it calls hooks, host functions or user kernels.
         forks: Sections that run in parallel; each of their threads becomes a function.
         threads: The thread pool for the forks.
@@ -450,7 +449,7 @@ def written(
     source.take_arrays(len(kinds))
     for i, kind in enumerate(kinds):
         source.check(i, *kind)
-    source.begin(is_timed)
+    source.begin(clock)
     starts = {fork.start: fork for fork in forks}
     fork: Fork | None = None
     for index, (thunks, is_own) in enumerate(steps):

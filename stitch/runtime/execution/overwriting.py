@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import call, length_hint, setitem
 from threading import get_ident
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -188,7 +187,8 @@ class OverwritingRun:
 
     def __init__(
         self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
-        tally: Tally, backend: LocalBackend, observers: int, *, is_timed: bool, calls_others: bool,
+        tally: Tally, backend: LocalBackend, observers: int, *,
+        clock: Callable[[], float] | None, calls_others: bool,
     ) -> None:  # fmt: skip
         """Initialize.
 
@@ -200,7 +200,7 @@ class OverwritingRun:
             tally: Counts the runs.
             backend: The backend of the plan.
             observers: Bits of the observers.
-            is_timed: Whether a run returns the times of its steps.
+            clock: A run returns its times of the steps.
             calls_others: Whether it calls hooks, host functions or user kernels.
         """
         self.observers, self._tally = observers, tally
@@ -210,7 +210,7 @@ class OverwritingRun:
         overwritten = _overwritten_regions(backend, plan)
         #: Position of the first thunk that overwrites a value.
         self._first = -1
-        thunks: list[Thunk] = [perf_counter] if is_timed else []
+        thunks: list[Thunk] = [clock] if clock else []
         #: For each step the position of the first thunk after it, and of its time.
         self._ends: list[int] = []
         self._moments = [0]
@@ -221,13 +221,13 @@ class OverwritingRun:
                     self._first = len(thunks)
                 thunks.append(_in_short(thunk))
             self._ends.append(len(thunks))
-            if is_timed:
+            if clock:
                 if step:
-                    thunks.append(perf_counter)
+                    thunks.append(clock)
                 self._moments.append(len(thunks) - 1 if step else self._moments[-1])
         self._thunks = (*thunks, end)
         nothing: deque[object] = deque(maxlen=0)
-        collect: Callable[..., Any] = list if is_timed else nothing.extend
+        collect: Callable[..., Any] = list if clock else nothing.extend
         is_alone = not (observers or calls_others)
         in_context: Callable[..., Any] = with_fp_errors_ignored
         if is_alone:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
 from stitch.runtime.execution.executable import Binding
-from stitch.runtime.execution.generated_code import GeneratedRunner, Ran, Stopped, written
+from stitch.runtime.execution.generated_code import (
+    Code,
+    GeneratedRunner,
+    Ran,
+    Stopped,
+    written,
+)
 from stitch.runtime.execution.overwriting import COMPLETE, UNTOUCHED, OverwritingRun, observed
 from stitch.runtime.execution.recovery import after_failure, finder_of, place_all
 from stitch.runtime.execution.task_batch import TaskBatch
@@ -28,6 +33,8 @@ READY, FREED = Status.READY, Status.FREED
 RUNS_TO_STRAIGHTEN = 2
 #: Longer plans are run by a loop: the call overhead matters less there.
 MAX_LINES = 1024
+#: Captured bindings of an executable: each has a graph of its own.
+MAX_GRAPHS = 8
 
 
 def run_binding(device: RuntimeDevice, binding: Binding, batch: TaskBatch) -> Ran:
@@ -180,14 +187,15 @@ def _straight(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | Over
     """
     observers = device.observers
     straight = binding.written.get(observers)
+    if _may_capture(device, binding):
+        if binding.tally.runs < RUNS_TO_STRAIGHTEN:
+            # Libraries prepare themselves in runs before the capture.
+            return _overwriting(device, binding) if binding.executable.overwrites else None
+        straight = _captured(device, binding)
+        if straight is not None:
+            binding.written[observers] = straight
     if straight is None and binding.executable.overwrites:
-        bound, hooks, is_timed = binding.bound, device.hooks, device.events.active
-        steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
-        run = OverwritingRun(
-            binding.plan, bound, steps, binding.executable.order, binding.tally, device.backend,
-            observers, is_timed=is_timed, calls_others=_calls_others(device, binding),
-        )  # fmt: skip
-        straight = binding.written[observers] = run
+        straight = binding.written[observers] = _overwriting(device, binding)
     if straight is None:
         straight = _of_another_binding(device, binding, observers)
         if straight is None and (device.hooks.bits or _is_worth_writing(binding, observers)):
@@ -197,6 +205,46 @@ def _straight(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | Over
             binding.written[observers] = straight
     binding.straight = straight
     return straight
+
+
+def _overwriting(
+    device: RuntimeDevice, binding: Binding, captured: Sequence[Sequence[Thunk]] | None = None
+) -> OverwritingRun:
+    bound, hooks = binding.bound, device.hooks
+    if captured is not None:
+        steps = captured
+    else:
+        steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
+    return OverwritingRun(
+        binding.plan, bound, steps, binding.executable.order, binding.tally, device.backend,
+        device.observers, clock=_clock(device),
+        calls_others=_calls_others(device, binding),
+    )  # fmt: skip
+
+
+def _may_capture(device: RuntimeDevice, binding: Binding) -> bool:
+    """Return whether the launches of a binding are to be captured: they are at fixed addresses, and
+    nothing is observed."""
+    if not device.backend.executor.captures or binding.slots is None:
+        return False
+    captured = binding.executable.captured
+    is_watched = device.observers or device.backend.debug
+    return not is_watched and binding.index not in captured and len(captured) < MAX_GRAPHS
+
+
+def _captured(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | OverwritingRun | None:
+    """Return the code of a binding with its launches captured; None if nothing was."""
+    binding.executable.captured.add(binding.index)
+    steps = device.backend.executor.captured([step.thunks for step in binding.bound.steps])
+    if steps is None:
+        return None
+    if binding.executable.overwrites:
+        return _overwriting(device, binding, steps)
+    if sum(map(len, steps)) > MAX_LINES:
+        return None
+    return _writer(device, binding)([(thunks, False) for thunks in steps]).straight(
+        (), binding.tally
+    )
 
 
 def _of_another_binding(
@@ -216,6 +264,11 @@ def _of_another_binding(
 def _calls_others(device: RuntimeDevice, binding: Binding) -> bool:
     """Return whether a binding calls hooks, host functions or user kernels."""
     return bool(device.hooks.bits or binding.executable.boxes) or device.kernels_call_back
+
+
+def _clock(device: RuntimeDevice) -> Callable[[], float] | None:
+    """Return the clock for the times of steps, if listeners want them."""
+    return device.backend.executor.clock if device.events.active else None
 
 
 def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
@@ -240,14 +293,7 @@ def _is_worth_writing(binding: Binding, observers: int) -> bool:
 def _written(device: RuntimeDevice, binding: Binding) -> GeneratedRunner:
     """Generate the code of a binding; without hooks, other bindings share it."""
     executable, bound, hooks = binding.executable, binding.bound, device.hooks
-    residents = {r.value: r for r in executable.plan.request.residents}
-    descs = [residents[number].instances[0].desc for number in sorted(bound.argument_values)]
-    kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
-    write = partial(
-        written, kinds=kinds, order=executable.order, tally=binding.tally,
-        observers=device.observers, is_timed=device.events.active,
-        calls_others=_calls_others(device, binding),
-    )  # fmt: skip
+    write = _writer(device, binding)
     if hooks.bits:
         return write([(thunks, False) for thunks in observed(bound, hooks)]).straight(
             (), binding.tally
@@ -266,6 +312,19 @@ def _written(device: RuntimeDevice, binding: Binding) -> GeneratedRunner:
     return code.straight(chain.from_iterable(objects), binding.tally)
 
 
+def _writer(device: RuntimeDevice, binding: Binding) -> partial[Code]:
+    """Return `written` with what the code checks, counts and reports."""
+    executable, bound = binding.executable, binding.bound
+    residents = {r.value: r for r in executable.plan.request.residents}
+    descs = [residents[number].instances[0].desc for number in sorted(bound.argument_values)]
+    kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
+    return partial(
+        written, kinds=kinds, order=executable.order, tally=binding.tally,
+        observers=device.observers, clock=_clock(device),
+        calls_others=_calls_others(device, binding),
+    )  # fmt: skip
+
+
 def _run_one_by_one(
     device: RuntimeDevice, binding: Binding, arrays: Sequence[Any], loop: Any
 ) -> Ran:
@@ -273,10 +332,10 @@ def _run_one_by_one(
     bound.arguments[:] = [arrays[rank] for rank in binding.executable.order]
     moments: list[float] = []
     try:
-        if device.events.active:
-            with_fp_errors_ignored(
-                partial(run_timed, [len(step.thunks) for step in bound.steps], moments), loop
-            )
+        clock = _clock(device)
+        if clock is not None:
+            counts = [len(step.thunks) for step in bound.steps]
+            with_fp_errors_ignored(run_timed, clock, counts, moments, loop)
         else:
             with_fp_errors_ignored(run_all, loop)
     finally:
@@ -299,11 +358,12 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 
 
 def run_timed(
-    counts: Iterable[int], moments: list[float], thunks: Iterable[Callable[[], object]]
-) -> None:
+    clock: Callable[[], float], counts: Iterable[int], moments: list[float],
+    thunks: Iterable[Callable[[], object]],
+) -> None:  # fmt: skip
     """Call all thunks in order, and record the start and the end of each step."""
-    moments.append(time.perf_counter())
+    moments.append(clock())
     for count in counts:
         for thunk in islice(thunks, count):
             thunk()
-        moments.append(time.perf_counter() if count else moments[-1])
+        moments.append(clock() if count else moments[-1])

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ from stitch.machine import MachineShape, SpaceShape
 from stitch.memory import SpaceBytes
 from stitch.ops import attributes_of
 from stitch.program import ABSENT, Array, DataType, Operation, Program, Space
+from stitch.runtime.executors.cuda_graphs import (
+    CardGraphs,
+    Graphs,
+    Launch,
+    with_graphs,
+)
 from stitch.runtime.executors.cuda_kernels import IN_PLACE, KERNELS, TensorCall
 from stitch.runtime.executors.executor import (
     BoundProgram,
@@ -212,7 +219,7 @@ class _TensorBinding:
         dtype = described.type.data_type.compute_dtype
         tensor = self.tensors[value] = self._new(described.type.shape, dtype)
         if stored is not None:
-            self.steps.append(partial(tensor.copy_, stored))
+            self.steps.append(Launch(tensor.copy_, stored))
             return
         array = self._on_host(value, reads=True)
         self.steps.append(partial(tensor.copy_, as_tensor(array)))
@@ -259,10 +266,10 @@ class _TensorBinding:
         if stored is not None and logical in TORCH_TYPES and not is_rounded_twice:
             if logical is not kept and logical.dtype != logical.compute_dtype:
                 rounded = self._new_as(logical, tensor)
-                self.steps += [partial(rounded.copy_, tensor), partial(tensor.copy_, rounded)]
-            self.steps.append(partial(stored.copy_, tensor))
+                self.steps += [Launch(rounded.copy_, tensor), Launch(tensor.copy_, rounded)]
+            self.steps.append(Launch(stored.copy_, tensor))
             if kept.dtype != logical.compute_dtype and value in self.readers:
-                self.steps.append(partial(tensor.copy_, stored))
+                self.steps.append(Launch(tensor.copy_, stored))
             return
         array = self._on_host(value, reads=False)
         host, region = torch.from_numpy(array), self.regions[value]
@@ -320,7 +327,9 @@ class _TensorBinding:
         if steps is None:
             return None
         pairs = zip(results, beside, strict=True)
-        return [*steps, *[partial(a.copy_, b) for a, b in pairs if a is not b]]
+        copies = [partial(a.copy_, b) for a, b in pairs if a is not b]
+        launches: list[Thunk] = [*steps, *copies]
+        return [Launch(launch) for launch in launches]
 
     def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         self.staging_nbytes += tensor.numel() * tensor.itemsize
@@ -374,18 +383,39 @@ class CudaExecutor(Executor):
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
         self.left_to_numpy: set[str] = set()
+        self.captures = True
         self.place = f"PyTorch's device {str(device)!r}"
+        self.graphs = Graphs() if device.type == "cpu" else CardGraphs(device)
 
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         if space is Space.HOST:
             return None
-        return TorchBytes(space, max(1, shape.banks * shape.limit), self.device)
+        return TorchBytes(space, max(1, shape.banks * shape.limit), self.device, self.graphs)
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         self.check_foreign(program)
         return PreparedTensors(expanded(program), machine, self.device, self.left_to_numpy)
+
+    def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:
+        with torch.inference_mode(False):
+            done, errors = with_graphs(steps, self.graphs)
+        captured = errors.count(None)
+        self.graphs_captured += captured
+        self.graphs_failed += len(errors) - captured
+        return done if captured else None
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def clock(self) -> float:
+        self.finish()
+        return perf_counter()
+
+    # For runs that are completed after an interrupt.
+    clock.is_repeatable = True  # type: ignore[attr-defined]
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         return program_bytes(expanded(program))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -214,6 +215,13 @@ class Executor(ABC):
     #: host.
     left_to_numpy: Collection[str] = ()
     computes: bool = True
+    #: Whether it captures what a binding launches on a device, and how many graphs it captured or
+    #: could not capture.
+    captures: bool = False
+    graphs_captured: int = 0
+    graphs_failed: int = 0
+    #: Seconds on its clock, when what was launched before is done.
+    clock: Callable[[], float] = staticmethod(perf_counter)
     #: Whether programs may run concurrently, each prepared by `on_thread`.
     supports_threads: bool = False
     #: The table by which it chooses kernels; None without a choice.
@@ -236,6 +244,14 @@ class Executor(ABC):
         """Return the bytes of a space, where its kernels compute; None for a mapping of this
         process. Called once per device."""
         return None
+
+    def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:
+        """Return the steps of a binding with sequences of launches captured as graphs, where the
+        executor `captures`; None if there is no graph. Nothing is run."""
+        return None
+
+    def finish(self) -> None:  # noqa: B027 (by default nothing)
+        """Wait until what was launched on a device is done; raises what failed there."""
 
     def check(self, program: Program, machine: MachineShape) -> None:
         """Raise `CompileError` at load for operations that this executor cannot run."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory import Call, MappedBytes, SpaceBytes
 from stitch.program import Array, DataType, Space, TensorDesc
+from stitch.runtime.executors.cuda_graphs import Graphs, Launch, entry
 
 #: Overlapping ranges are moved in pieces of this size, by way of bytes beside the space.
 PIECE_NBYTES = 16 << 20
@@ -37,13 +38,15 @@ class TorchBytes(SpaceBytes):
 
     is_host = False
 
-    def __init__(self, space: Space, nbytes: int, device: torch.device) -> None:
+    def __init__(
+        self, space: Space, nbytes: int, device: torch.device, graphs: Graphs | None = None
+    ) -> None:
         """Allocate the tensor; on the processor it is committed as it is written.
 
         Raises:
             OutOfMemoryError: The device has too little free memory.
         """
-        self.device = device
+        self.device, self._graphs = device, graphs or Graphs()
         self._mapped = MappedBytes(space, nbytes) if device.type == "cpu" else None
         try:
             with torch.inference_mode(False):
@@ -104,7 +107,15 @@ class TorchBytes(SpaceBytes):
         return array, [partial(host.copy_, region)], [partial(region.copy_, host)]
 
     def copied(self, target: Any, source: Any) -> list[Call]:
-        return [partial(as_tensor(target).copy_, as_tensor(source))]
+        both = isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)
+        call = Launch if both else partial
+        return [call(as_tensor(target).copy_, as_tensor(source))]
+
+    def entry(
+        self, region: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> tuple[Sequence[Call], Array, Sequence[Call]]:
+        made = entry(region, dtype, shape)
+        return self._graphs.waits, made.array, (made,)
 
     def moves(self, start: int, target: SpaceBytes, target_start: int, nbytes: int) -> list[Call]:
         if target is not self or abs(target_start - start) >= nbytes:
