@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any, Self
 
 from stitch.argument_kinds import CALLABLE, INDEX_OR_NAME, LIST, instance_of, takes
+from stitch.budget import parse_nbytes
 from stitch.errors import TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.option_values import DEFAULT_WINDOW
@@ -88,12 +89,11 @@ class RuntimeDevice(TensorAccess):
         #: Number of threads for independent sections of a plan.
         self.inter_op_threads = inter_op_threads
         self.number = next(_NUMBERS)
-        self.machine = load_machine(machine)
-        self.backend = LocalBackend(
-            self.machine,
-            make_executor(executor, prices=prices),
-            debug=debug,
-        )
+        described = load_machine(machine)
+        made = make_executor(executor, prices=prices)
+        limit = None if max_memory is None else parse_nbytes(max_memory)
+        self.machine = made.machine(described, limit)
+        self.backend = LocalBackend(self.machine, made, debug=debug)
         #: Whether the executor is user code, whose kernels may call back into the device.
         self.kernels_call_back = not is_own(self.backend.executor)
         dram = self.backend.spaces.get(Space.DRAM)

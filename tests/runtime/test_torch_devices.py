@@ -16,6 +16,7 @@ import stitch
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.torch_bytes import PIECE_NBYTES, TorchBytes
 from stitch.testing import ExecutorSuite
 from tests.support.random_scripts import run, script
@@ -229,3 +230,21 @@ def test_the_suites_of_the_runtime_pass_on_memory_of_pytorch() -> None:
                "-p", "tests.support.torch.device_memory", *files]  # fmt: skip
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-8000:]
+
+
+@pytest.mark.parametrize(("limit", "nbytes"), [(None, 3 << 29), (1 << 20, 1 << 20)])
+def test_a_card_is_a_machine_with_its_free_memory_and_measured_rates(
+    limit: int | None, nbytes: int
+) -> None:
+    described = stitch.machine.load_machine("cuda")
+    made = machine_of_card(described, torch.device("cpu"), 2 << 30, limit)
+    assert made.shape.dram is not None
+    assert made.shape.dram.limit == nbytes
+    assert made.shape.host == described.shape.host
+    for (source, target, path), (_, _, before) in zip(made.paths, described.paths, strict=True):
+        is_measured = Space.DRAM in (source, target)
+        assert (path != before) is is_measured
+        assert path.latency_seconds >= 0
+    with stitch.open_device(made) as device:
+        loaded = device.load(product())
+        np.testing.assert_array_equal(loaded(X).numpy(), expected(X))

@@ -20,10 +20,11 @@ import torch
 
 from stitch.errors import UsageError
 from stitch.linker import expanded
-from stitch.machine import MachineShape, SpaceShape
+from stitch.machine import Machine, MachineShape, SpaceShape, load_machine
 from stitch.memory import SpaceBytes
 from stitch.ops import attributes_of
 from stitch.program import ABSENT, Array, DataType, Operation, Program, Space
+from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.cuda_graphs import (
     CardGraphs,
     Graphs,
@@ -386,6 +387,12 @@ class CudaExecutor(Executor):
         self.captures = True
         self.place = f"PyTorch's device {str(device)!r}"
         self.graphs = Graphs() if device.type == "cpu" else CardGraphs(device)
+
+    def machine(self, described: Machine, max_memory: int | None) -> Machine:
+        if self.device.type == "cpu" or described != load_machine("cuda"):
+            return described
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return machine_of_card(described, self.device, free, max_memory)
 
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         if space is Space.HOST:

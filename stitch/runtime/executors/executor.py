@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
-from stitch.machine import MachineShape, SpaceShape
+from stitch.machine import Machine, MachineShape, SpaceShape
 from stitch.memory import SpaceBytes
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program, Space, TensorDesc, as_read_only
@@ -239,6 +239,13 @@ class Executor(ABC):
     def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
         """Prepare a program by this executor's own kernels whatever they cost, to measure them."""
         return self.prepare(program, machine)
+
+    def machine(self, described: Machine, max_memory: int | None) -> Machine:
+        """Return the machine that a device has: by default as it is described.
+
+        `max_memory`: a limit in bytes for memory that is allocated at once.
+        """
+        return described
 
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         """Return the bytes of a space, where its kernels compute; None for a mapping of this
