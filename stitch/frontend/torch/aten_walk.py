@@ -372,9 +372,9 @@ def _used(node: Any) -> frozenset[int]:
 def _type_of(promised: Any) -> ValueType | None:
     if not isinstance(promised, torch.Tensor):
         return None
-    if promised.device.type != "cpu" or promised.layout is not torch.strided:
+    if promised.device.type not in ("cpu", "cuda") or promised.layout is not torch.strided:
         raise CompileError(
-            "a tensor of the graph is not a dense tensor on the CPU",
+            "a tensor of the graph is not a dense tensor on the processor or a CUDA card",
             got=f"{promised.layout} on {promised.device}",
             remedy="call .to('cpu') and .to_dense() before the compiled code",
         )

@@ -24,7 +24,7 @@ from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.graph_report import Counts
 from stitch.frontend.torch.tensor_bytes import array_at, array_on, tensor_on, untraced_tensor_on
 from stitch.frontend.torch.torch_internals import DisableTorchFunction, disable_current_modes
-from stitch.program import Array, TensorDesc, host_layout
+from stitch.program import Array, Space, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, share, take_back
 
@@ -118,6 +118,10 @@ class SharedStorage:
         #: By address: this memory is the device's, so any storage that starts there has its bytes.
         self._exported: dict[int, _Exported] = {}
         self._reads_in_place = device.reads_in_place
+        #: Whether torch's tensors are read in place on the device, and where these lie.
+        self.lends = device.lends
+        data: Any = device.backend.spaces[Space.DRAM].data if device.lends else None
+        self.place = data.device if device.lends else torch.device("cpu")
         #: A device that does not compute has nothing to copy.
         self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
         #: Number of calls of programs.
@@ -144,22 +148,31 @@ class SharedStorage:
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """The device tensor for a torch tensor, or an array of which the program gets a copy."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
-            return self.as_array(tensor.contiguous())
+            return self._passed(tensor.contiguous())
         address, storage = tensor.data_ptr(), tensor.untyped_storage()
         part = address, tuple(tensor.shape), tensor.dtype
         exported = self._exported.get(storage.data_ptr()) if self._exported else None
         if exported is not None:
             value = self._part_of(exported, part, slot)
-            return self.as_array(tensor) if value is None else value
+            return self._passed(tensor) if value is None else value
         lender = self._lent.get(storage._cdata)
         lent = None if lender is None else lender.parts.get(part)
         if lent is None:
+            if self.lends and not slot.is_static:
+                one = self._passed(tensor)
+                slot.address, slot.lent = address, one if isinstance(one, Tensor) else None
+                return one
             if not (slot.is_static or self._is_repeated(slot, storage, address)):
                 return self.as_array(tensor)
             self.lent += 1
-            lent = self._lend(storage, part)
+            lent = self._lend(tensor, storage, part)
         slot.address, slot.lent = address, lent
         return lent
+
+    def _passed(self, tensor: Any) -> Tensor | Array:
+        """A dense tensor in place if it lies where the device's memory is, or as an array."""
+        placed = self.device.placed(tensor) if self.lends else None
+        return self.as_array(tensor) if placed is None else placed
 
     def as_array(self, tensor: Any) -> Array:
         """An array of a dense tensor, of which the program gets a copy."""
@@ -204,14 +217,15 @@ class SharedStorage:
             view = exported.parts[part] = reshaped(self.device, tensor, desc, offset)
         return view
 
-    def _lend(self, storage: Any, part: Part) -> Tensor:
+    def _lend(self, tensor: Any, storage: Any, part: Part) -> Tensor:
         lender = self._lent.get(storage._cdata)
         if lender is None:
             lender = self._lent[storage._cdata] = _LentStorage(StorageWeakRef(storage))
         address, shape, dtype = part
-        array = array_at(address, shape, data_type_of(dtype).dtype)
-        tensor = lender.parts[part] = lend(self.device, array, "a tensor of torch")
-        return tensor
+        is_there = self.lends and tensor.device == self.place
+        array = tensor if is_there else array_at(address, shape, data_type_of(dtype).dtype)
+        one = lender.parts[part] = lend(self.device, array, "a tensor of torch")
+        return one
 
     # -- memory of the device ----------------------------------------------------------------------
 
@@ -231,16 +245,19 @@ class SharedStorage:
         """A result as a torch tensor: a view of device memory, or a copy."""
         dtype = output.dtype
         if 0 in output.shape:
-            return torch.empty(output.shape, dtype=dtype, device="cpu")
+            return torch.empty(output.shape, dtype=dtype, device=self.place)
         if self.copies(output) or len(output.views) >= MAX_VIEWS_HELD:
+            if self.lends and dtype not in PART_TYPES:
+                return tensor_on(export(tensor, None, list), dtype).clone()
             return self.copy(elements(tensor), output)
         if dtype in PART_TYPES:
             pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
             return torch.view_as_complex(self.result(tensor, pairs))
         exported = _Exported(tensor)
         ended = partial(self._forget, exported, output.views)
-        array = export(tensor, _BITS if dtype is torch.bfloat16 else None, ended)
-        shared = torch.from_numpy(array)
+        is_bits = dtype is torch.bfloat16 and not self.lends
+        array = export(tensor, _BITS if is_bits else None, ended)
+        shared = tensor_on(array, dtype) if self.lends else torch.from_numpy(array)
         if shared.dtype is not dtype:
             shared = tensor_on(array, dtype)
         start = exported.start = shared.data_ptr()
@@ -332,7 +349,7 @@ class ProgramArguments:
             self._addresses, slots = None, self._all
         for number, slot in slots:
             tensor, lent, before = tensors[slot.position], slot.lent, values[number]
-            if slot.is_fresh and tensor.is_contiguous():
+            if slot.is_fresh and tensor.is_contiguous() and not storage.lends:
                 arrays.append(storage.as_array(tensor))
                 stay &= before is None
                 values[number] = None
@@ -390,15 +407,20 @@ class OverwrittenTensor:
         self._exported: _Exported | None = None
         #: The device tensor; each run that overwrites it replaces it.
         self.value: Tensor
-        if device.reads_in_place and plain.numel() and plain.is_contiguous():
-            kind = desc.layout.data_type.dtype
-            array = array_at(plain.data_ptr(), tuple(plain.shape), kind)
+        is_there = storage.lends and plain.device == storage.place
+        if (
+            (device.reads_in_place or is_there) and plain.numel() and plain.is_contiguous()
+            and data_type_of(plain.dtype) is desc.layout.data_type
+        ):  # fmt: skip
+            kind, array = desc.layout.data_type.dtype, plain
+            if not is_there:
+                array = array_at(plain.data_ptr(), tuple(plain.shape), kind)
             with device.lock:
                 self.value = lend(device, array, "a tensor of torch", shared_by=self)
         else:
             plain = plain.contiguous()
             self.value = device.empty(desc.without_address())
-            device.write(self.value, array_on(plain))
+            device.write(self.value, array_on(plain.cpu()))
             if plain.numel():
                 with device.lock:
                     plain, self._exported = storage.overwritten(self.value, plain.dtype)

@@ -43,8 +43,8 @@ def tensor_on(array: Array, dtype: Any) -> Any:
     """Return a tensor of this torch dtype that shares memory with an array of the same type (or,
     for bfloat16, of int16 bits); raises `InternalError` for another type."""
     if isinstance(array, torch.Tensor):
-        # The bytes of a device whose memory PyTorch allocates.
-        return array.view(dtype)
+        # Of a device whose memory PyTorch allocates: with a storage of its own, whose end is seen.
+        return torch.from_dlpack(array).view(dtype)
     if dtype is torch.bfloat16:
         bits = array.view(np.int16) if array.dtype == _BFLOAT16 else array
         tensor = torch.from_numpy(bits)

@@ -51,6 +51,7 @@ from stitch.frontend.torch.graph_report import GraphReport, ReportListener, log_
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
 from stitch.frontend.torch.shared_storage import SharedStorage
 from stitch.machine import Machine
+from stitch.option_values import is_torch_device
 from stitch.program import Space
 from stitch.report import Device, open_device
 from stitch.runtime import Executor
@@ -229,6 +230,8 @@ class CompileSettings:
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
         """Check options; raises `UsageError` for unknown names and wrong values."""
         given = dict(options or {})
+        if is_torch_device(given.get("target")):
+            given.setdefault("executor", "numpy")  # The device has its own.
         own = [field.name for field in fields(CompileSettings) if field.name != "device"]
         known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
         unknown = sorted(map(str, given.keys() - set(known)))
@@ -386,12 +389,23 @@ def _compiler(
         # Constants of the graph are read, so tracing modes must be off.
         with internals.disable_current_modes():
             unwrapped = unwrapping(module.graph, _metadata())
-            run = stitched(module, storage, wanted, report_graph)
+            run = stitched(module, storage, wanted, report_graph, _elsewhere(module, storage))
         if role == "inference":
             add_inference((unwrapped, run))
         return run
 
     return compile_graph
+
+
+def _elsewhere(module: Any, storage: SharedStorage) -> Mapping[Any, str]:
+    """The nodes whose result is not where the device's memory is, with the reason."""
+    places = {
+        node: place for node in module.graph.nodes
+        if node.op == "call_function" and is_tensor(node)
+        and (place := node.meta["val"].device) != storage.place
+    }  # fmt: skip
+    why = f"the device's memory is on {storage.place}: see the option 'target'"
+    return {node: f"it is on {place}, and {why}" for node, place in places.items()}
 
 
 def _metadata() -> Any:

@@ -111,7 +111,7 @@ def _strided(tensor: Any, output: Result) -> Any:
     """
     if output.strides is None:
         return tensor
-    empty = torch.empty(0, dtype=output.dtype, device="cpu")
+    empty = torch.empty(0, dtype=output.dtype, device=tensor.device)
     return empty.set_(tensor.untyped_storage(), 0, output.shape, output.strides)
 
 
@@ -257,7 +257,7 @@ def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
     """A tensor with these strides: the tensor itself, or a copy."""
     if tensor.stride() == strides:
         return tensor
-    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
     result[once].copy_(tensor[once])
     return result
