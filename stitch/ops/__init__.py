@@ -41,7 +41,7 @@ from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.reshaping import RESHAPING, known_by_type
 from stitch.ops.steps import copy_steps
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window_of_rows import are_in_range, row_copies, windowed
+from stitch.ops.window_of_rows import are_in_range, row_copies, row_numbers, windowed
 from stitch.ops.windows import (
     pool_windows,
     sees_everywhere,
@@ -76,7 +76,7 @@ __all__ = [
     "infer_operation", "infer_types", "int_of", "is_defined", "is_elementwise",
     "kernel_workspace", "known_by_type", "lookup", "multiply_adds", "numpy_bytes", "onnx_code",
     "operand_nbytes", "operators", "plugin_operators", "pool_windows", "program_work",
-    "recurrent_activations", "resolve_attributes", "row_copies", "sees_everywhere", "slices_of",
-    "string_of", "summed_over_operations", "transposed_windows", "turned_windows", "windowed",
-    "windows_of", "work_of", "workspace", "workspace_nbytes",
+    "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers", "sees_everywhere",
+    "slices_of", "string_of", "summed_over_operations", "transposed_windows", "turned_windows",
+    "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

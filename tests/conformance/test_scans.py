@@ -18,7 +18,7 @@ from tests.support.grids import in_turn, named
 from tests.support.scan_cases import CASES, ScanCase, expected_of, given_to, graph_of, inputs_of
 
 Tensors = Sequence[SymbolicTensor]
-EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
+EXECUTORS = ("numpy", "onnxruntime", "torch", "auto", "torch:cpu")
 BY_NAME = {case.name: case for case in CASES}
 
 

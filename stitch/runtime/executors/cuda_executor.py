@@ -8,6 +8,7 @@ executor `numpy`. Needs the extra `torch`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -18,12 +19,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.errors import UsageError
-from stitch.linker import expanded
+from stitch.errors import StitchError, UsageError
+from stitch.linker import expanded, program_of_body, repeated_outputs
 from stitch.machine import Machine, MachineShape, SpaceShape, load_machine
 from stitch.memory import SpaceBytes
-from stitch.ops import attributes_of
-from stitch.program import ABSENT, Array, DataType, Operation, Program, Space
+from stitch.ops import attributes_of, evaluate_operation
+from stitch.program import (
+    ABSENT,
+    Array,
+    DataType,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Program,
+    ScanForm,
+    Space,
+    is_scan,
+)
 from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.cuda_graphs import (
     CardGraphs,
@@ -50,6 +62,15 @@ from stitch.runtime.executors.host import (
     computable,
     is_direct,
     program_bytes,
+)
+from stitch.runtime.executors.tensor_loops import (
+    MOST_FOLDED,
+    MOST_STEPS,
+    BoundRound,
+    LeftToHost,
+    TensorPool,
+    fewest_steps,
+    unroll,
 )
 from stitch.runtime.executors.torch_bytes import TORCH_TYPES, TorchBytes, as_tensor
 
@@ -97,6 +118,9 @@ class PreparedTensors(PreparedProgram):
         self.whole = WholeProgram(program)
         self.attributes = [attributes_of(operation) for operation in program.operations]
         self.workspace = Workspace()
+        self.pool = TensorPool(device)
+        self.readers = program.readers()
+        self._inside: dict[int, PreparedTensors] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
 
@@ -108,6 +132,50 @@ class PreparedTensors(PreparedProgram):
             array = np.array(self.whole.data[value].astype(kind.compute_dtype))
             found = self._constants[value] = torch.from_numpy(array).to(self.device)
         return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of temporary tensors, which all bindings use in turn."""
+        return self.pool.nbytes + sum(inside.nbytes for inside in self._inside.values())
+
+    def inside(self, index: int) -> PreparedTensors:
+        """Return the body of a scan as a program; shared operands that are constants are there."""
+        found = self._inside.get(index)
+        if found is None:
+            operation, data = self.program.operations[index], self.whole.data
+            form = ScanForm.of(operation)
+            first = form.states + form.sequences
+            known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
+            program = program_of_body(self.program, operation.body, form.states, known)
+            found = self._inside[index] = PreparedTensors(
+                program, self.machine, self.device, self.left_to_numpy
+            )
+        return found
+
+    def bind_round(
+        self, operands: Sequence[torch.Tensor | None], known: Mapping[int, Array],
+        results: Sequence[torch.Tensor],
+    ) -> BoundRound:  # fmt: skip
+        """Bind a round of a loop, of which this is the body; raises `LeftToHost`."""
+
+        # Slots are named by the numbers of their operands.
+        def numbered(slots: Sequence[InputSlot | OutputSlot]) -> list[tuple[int, int]]:
+            return [(int(slot.name.split()[1]), slot.value) for slot in slots]
+
+        def regions(slots: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> Any:
+            found = [tensors[number] for number, _ in numbered(slots)]
+            return tuple([t.reshape(-1).view(torch.uint8) for t in found if t is not None])
+
+        self.pool.restart()
+        program = self.program
+        binding = _TensorBinding(
+            self, regions(program.inputs, operands), regions(program.outputs, results),
+            self.pool.take((program.scratch.size_per_bank,), torch.uint8),
+            is_observed=False, is_round=True,
+        )  # fmt: skip
+        binding.known |= {v: known[i] for i, v in numbered(program.inputs) if i in known}
+        steps, after = binding.bound().steps, binding.known
+        return steps, {i: after[v] for i, v in numbered(program.outputs) if v in after}
 
     def part(self, index: int) -> tuple[PartOfProgram, PreparedProgram]:
         """Return an operation as a program of its own, and NumPy's kernels of it."""
@@ -126,6 +194,7 @@ class PreparedTensors(PreparedProgram):
 
         def bound(*, is_observed: bool) -> BoundProgram:
             with torch.inference_mode(False):
+                self.pool.restart()
                 binding = _TensorBinding(self, inputs, outputs, scratch, is_observed=is_observed)
                 return binding.bound()
 
@@ -137,13 +206,14 @@ class _TensorBinding:
     """A binding under construction: the tensor of each value in its compute type.
 
     `is_observed`: for hooks, each value is copied to an array of the host as it is computed.
+    `is_round`: of a loop on the device: nothing may go by way of the host.
     """
 
     def __init__(
         self, prepared: PreparedTensors, inputs: tuple[Any, ...], outputs: tuple[Any, ...],
-        scratch: Any, *, is_observed: bool,
+        scratch: Any, *, is_observed: bool, is_round: bool = False,
     ) -> None:  # fmt: skip
-        self.is_observed = is_observed
+        self.is_observed, self.is_round = is_observed, is_round
         #: Of values, for hooks; and the steps that put an array in the place of a value.
         self.arrays: dict[int, Array] = {}
         self.written: dict[int, tuple[Thunk, ...]] = {}
@@ -151,8 +221,11 @@ class _TensorBinding:
         self.values, self.scratch = self.program.values, scratch
         slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
         self.regions = dict(zip(slots, (*inputs, *outputs), strict=True))
-        self.readers = self.program.readers()
+        self.readers = prepared.readers
         self.tensors: dict[int, torch.Tensor] = {}
+        #: Values that are the same in every run: constants, and in a round what is computed of them
+        #: and of the number of the round.
+        self.known = dict(prepared.whole.data)
         self.steps: list[Thunk] = []
         self.staging_nbytes = 0
         #: Conversions of values that the device cannot convert, by way of the host.
@@ -176,8 +249,9 @@ class _TensorBinding:
             marks.append(len(self.steps))
         spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))] if self.is_observed else ()
         return BoundProgram(
-            tuple(self.steps), tuple(spans), self.arrays, self.staging_nbytes, written=self.written
-        )
+            tuple(self.steps), tuple(spans), self.arrays,
+            self.staging_nbytes + self.prepared.nbytes, written=self.written,
+        )  # fmt: skip
 
     def _show(self, value: int) -> None:
         """Append the step that copies a value to an array of the host, for hooks."""
@@ -194,22 +268,19 @@ class _TensorBinding:
         return self.prepared.constant(value) if found is None else found
 
     def _new(self, shape: Sequence[int], dtype: np.dtype[Any]) -> torch.Tensor:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self.staging_nbytes += nbytes
-        return torch.empty(
-            tuple(shape), dtype=TORCH_TYPES[DataType.from_dtype(dtype)],
-            device=self.prepared.device,
-        )  # fmt: skip
+        return self.prepared.pool.take(shape, TORCH_TYPES[DataType.from_dtype(dtype)])
 
     def _stored(self, value: int) -> torch.Tensor | None:
         """Return a dense value in its place on the device, in its storage type; None if it lies on
         the host, or in a layout or type that PyTorch does not have."""
-        desc, region = self.values[value].desc, self.regions[value]
-        dtype = TORCH_TYPES.get(desc.layout.data_type)
-        if isinstance(region, np.ndarray) or not desc.layout.is_dense or dtype is None:
+        described, region = self.values[value], self.regions[value]
+        layout, shape = described.layout, described.type.shape
+        assert layout is not None
+        dtype = TORCH_TYPES.get(layout.data_type)
+        if isinstance(region, np.ndarray) or not layout.is_dense or dtype is None:
             return None
-        flat: torch.Tensor = region[: desc.elements * dtype.itemsize].view(dtype)
-        return flat.view(desc.shape)
+        flat: torch.Tensor = region[: math.prod(shape) * dtype.itemsize].view(dtype)
+        return flat.view(shape)
 
     def _read(self, value: int) -> None:
         """Append the steps that bring an input into its tensor."""
@@ -227,6 +298,8 @@ class _TensorBinding:
 
     def _on_host(self, value: int, *, reads: bool) -> Array:
         """Return the host array of a value in its compute type, with the steps that fill it."""
+        if self.is_round:
+            raise LeftToHost
         region = self.regions[value]
         if not isinstance(region, np.ndarray):
             region = np.empty(len(region), np.uint8)
@@ -243,8 +316,10 @@ class _TensorBinding:
         """Return the tensor that an operation writes a value into."""
         described = self.values[value]
         if value not in self.regions:
-            start = described.desc.layout.address
-            nbytes = described.desc.layout.data_type.nbytes(described.desc.elements)
+            layout = described.layout
+            assert layout is not None
+            start = layout.address
+            nbytes = layout.data_type.nbytes(math.prod(described.type.shape))
             if nbytes:
                 assert self.scratch is not None and start is not None
                 self.regions[value] = self.scratch[start : start + nbytes]
@@ -288,16 +363,43 @@ class _TensorBinding:
             self.steps.append(partial(tensor.copy_, host))
 
     def _new_as(self, kind: DataType, like: torch.Tensor) -> torch.Tensor:
-        self.staging_nbytes += like.numel() * kind.dtype.itemsize
-        return torch.empty(like.shape, dtype=TORCH_TYPES[kind], device=like.device)
+        return self.prepared.pool.take(like.shape, TORCH_TYPES[kind])
 
     # -- operations --------------------------------------------------------------------------------
 
+    def _fold(self, operation: Operation) -> bool:
+        """Compute an operation of a round now, if all that it reads is known."""
+        if not (self.is_round and operation.inputs and self.known.keys() >= {*operation.inputs}):
+            return False
+        kinds = [self.values[v].type for v in operation.outputs if v != ABSENT]
+        is_small = all(math.prod(kind.shape) <= MOST_FOLDED for kind in kinds)
+        if not is_small or len(kinds) < len(operation.outputs):
+            return False
+        try:
+            arrays = evaluate_operation(operation, [self.known[v] for v in operation.inputs])
+        except StitchError as error:
+            raise LeftToHost from error  # The host raises it in a run.
+        for value, array in zip(operation.outputs, arrays, strict=True):
+            self.known[value] = array
+            kind = self.values[value].type.data_type
+            uploaded = torch.from_numpy(np.array(array.astype(kind.compute_dtype)))
+            self.tensors[value] = uploaded.to(self.prepared.device)
+            if value in self.regions:
+                self.steps.append(Launch(self._place(value).copy_, self.tensors[value]))
+                self._write(value)
+        return True
+
     def _append(self, index: int, operation: Operation) -> None:
+        if not is_scan(operation) and self._fold(operation):
+            return
         written = [value for value in operation.outputs if value != ABSENT]
-        operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
         places = {value: self._place(value) for value in written}
-        steps = self._kernel(index, operation, operands, [places[v] for v in written])
+        steps: Sequence[Thunk] | None
+        if is_scan(operation):
+            steps = self._unrolled(index, operation, places)
+        else:
+            operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
+            steps = self._kernel(index, operation, operands, [places[v] for v in written])
         self.steps += self._by_numpy(index, places) if steps is None else steps
         self.tensors |= places
         for value in written:
@@ -323,7 +425,7 @@ class _TensorBinding:
             self._empty_like(result) if self._is_read_there(operation, operands, result) else result
             for result in results
         ]
-        known = [self.prepared.whole.data.get(v) for v in operation.inputs]
+        known = [self.known.get(v) for v in operation.inputs]
         steps = kernel(TensorCall(operands, beside, self.prepared.attributes[index], known))
         if steps is None:
             return None
@@ -332,9 +434,54 @@ class _TensorBinding:
         launches: list[Thunk] = [*steps, *copies]
         return [Launch(launch) for launch in launches]
 
+    def _unrolled(
+        self, index: int, operation: Operation, places: Mapping[int, torch.Tensor]
+    ) -> Sequence[Thunk] | None:
+        """Return the steps of all rounds of a scan; None if the host has to compute it."""
+        form, bodies = ScanForm.of(operation), self.program.bodies
+        if form.has_condition or not 0 < fewest_steps(operation, bodies) <= MOST_STEPS:
+            return None
+        body, inside = bodies[operation.body], self.prepared.inside(index)
+        first, constants = form.states + form.sequences, self.prepared.whole.data
+        before, after = list[Thunk](), list[Thunk]()
+        try:
+            operands = [
+                None if v == ABSENT or (i >= first and v in constants) else self._typed(v, before)
+                for i, v in enumerate(operation.inputs)
+            ]
+            results = []
+            for i, (value, kind) in enumerate(
+                zip(operation.outputs, body.output_types, strict=True)
+            ):
+                shape = kind.shape if i < form.states else (form.count, *kind.shape)
+                result, dtype = places.get(value), _torch_type(kind.data_type)
+                if (
+                    result is None
+                    or result.dtype is not dtype
+                    or any(t is not None and _overlap(t, result) for t in operands)
+                ):
+                    beside = self.prepared.pool.take(shape, dtype)
+                    after += [Launch(result.copy_, beside)] if result is not None else []
+                    result = beside
+                results.append(result)
+            known = {i: self.known[v] for i, v in enumerate(operation.inputs) if v in self.known}
+            repeated, pool = repeated_outputs(body, form.states), self.prepared.pool
+            steps = unroll(form, operands, known, results, repeated, pool, inside.bind_round)
+        except LeftToHost:
+            return None
+        return None if steps is None else [*before, *steps, *after]
+
+    def _typed(self, value: int, steps: list[Thunk]) -> torch.Tensor:
+        """Return a value in its own type, which is narrower than the compute type perhaps."""
+        tensor, kind = self._tensor(value), self.values[value].type.data_type
+        if tensor.dtype is _torch_type(kind):
+            return tensor
+        narrow = self._new_as(kind, tensor)
+        steps.append(Launch(narrow.copy_, tensor))
+        return narrow
+
     def _empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.staging_nbytes += tensor.numel() * tensor.itemsize
-        return torch.empty_like(tensor)
+        return self.prepared.pool.take(tensor.shape, tensor.dtype)
 
     def _is_read_there(
         self, operation: Operation, operands: Sequence[torch.Tensor | None], result: torch.Tensor
@@ -349,6 +496,8 @@ class _TensorBinding:
 
     def _by_numpy(self, index: int, places: Mapping[int, torch.Tensor]) -> list[Thunk]:
         """Return the steps of NumPy's kernel: operands to the host, results back."""
+        if self.is_round:
+            raise LeftToHost
         part, prepared = self.prepared.part(index)
         self.prepared.left_to_numpy.add(self.program.operations[index].title)
         types = {v: self.values[v].type for v in (*part.inputs, *part.outputs)}
@@ -364,6 +513,13 @@ class _TensorBinding:
             *bound.steps,
             *[partial(places[v].copy_, torch.from_numpy(arrays[v])) for v in part.outputs],
         ]
+
+
+def _torch_type(kind: DataType) -> torch.dtype:
+    """Return PyTorch's type; raises `LeftToHost` for those that it does not have."""
+    if kind not in TORCH_TYPES:
+        raise LeftToHost
+    return TORCH_TYPES[kind]
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.ops import RESHAPING, slices_of, windows_of
+from stitch.ops import RESHAPING, are_in_range, row_numbers, slices_of, windows_of
 from stitch.program import Array
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.torch_executor import KERNELS as ATEN_KERNELS
@@ -189,9 +189,23 @@ def _gather(call: TensorCall) -> Sequence[Thunk] | None:
     if x is None or rows is None:
         return None  # Whether indices are in range is seen on the host.
     axis = call.attributes["axis"] % x.ndim
+    if not ((rows >= -x.shape[axis]) & (rows < x.shape[axis])).all():
+        return None
     flat = torch.from_numpy(np.ascontiguousarray(rows.ravel() % x.shape[axis])).to(x.device)
     out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
     return (partial(torch.index_select, x, axis, flat.to(torch.int64), out=out),)
+
+
+def _window(call: TensorCall) -> Sequence[Thunk] | None:
+    x, (base, strides), lengths = call.operands[0], call.known[1:], call.attributes["lengths"]
+    if x is None or base is None or strides is None:
+        return None  # Whether rows are in range is seen on the host.
+    first, steps = int(base), [int(stride) for stride in strides]
+    if not are_in_range(first, steps, lengths, len(x)):
+        return None
+    rows = torch.from_numpy(row_numbers(first, steps, lengths).ravel()).to(x.device)
+    out = call.results[0].view(-1, *x.shape[1:])
+    return (partial(torch.index_select, x, 0, rows, out=out),)
 
 
 def _clip(call: TensorCall) -> Sequence[Thunk] | None:
@@ -307,6 +321,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Split"): _split,
     ("", "Transpose"): _transpose,
     ("", "Where"): _where,
+    ("stitch", "Window"): _window,
 }  # fmt: skip
 #: Operators whose result may lie in an operand's place.
 IN_PLACE = frozenset((
