@@ -27,6 +27,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "tasks": ("--counts", "200", "--ways", "stitch", "ThreadPoolExecutor", "--rounds=1"),
 }  # fmt: skip
 LARGE: dict[str, tuple[str, ...]] = {
+    "c_interface": ("--shapes", "2x3", "--calls=10", "--rounds=1"),
     "first_calls": ("--small", "--networks", "mlp", "--rounds=1"),
     "fractal": ("--depth=2", "--length=4", "--batch=2", "--hidden=8", "--attention=32",
                 "--count=64", "--widths=4", "--depths=1,2", "--sentences=5", "--words=9",

@@ -1,0 +1,104 @@
+"""The table of C functions: each is a Python function with its C prototype.
+
+Header, glue and the conversion of arguments all follow from the prototypes. Every function returns
+`stitch_error_t`, which is NULL if it succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The kinds of handles; `stitch_KIND_t` is the C type.
+KINDS = (
+    "device", "program", "pipeline", "computation_graph", "optimizer",
+    "model_compilation_result", "model_training_instance",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a C function: its type and name."""
+
+    type: str
+    name: str
+
+    def text(self) -> str:
+        """Return the declaration.
+
+        >>> Parameter("const char *", "path").text(), Parameter("size_t", "count").text()
+        ('const char *path', 'size_t count')
+        """
+        return self.type + ("" if self.type.endswith("*") else " ") + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class CFunction:
+    """A C function: its name, parameters, sentence for the header, and implementation.
+
+    `nullable` names the parameters that may be NULL, or for tensors zero.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    doc: str
+    implementation: Callable[..., Any]
+    nullable: Collection[str] = ()
+    section: str = ""
+
+    @property
+    def releases(self) -> bool:
+        """Whether the function ends the life of its first argument."""
+        return self.name.endswith("_destroy") or self.name in (
+            "stitch_close_device", "stitch_stop_training",
+        )  # fmt: skip
+
+    def prototype(self, prefix: str = "") -> str:
+        """Return the C prototype without a semicolon; `prefix` comes before the name."""
+        parameters = ", ".join(parameter.text() for parameter in self.parameters)
+        return f"stitch_error_t {prefix}{self.name}({parameters})"
+
+
+def parsed(prototype: str) -> tuple[str, tuple[Parameter, ...]]:
+    """Return name and parameters of a prototype without its result type.
+
+    >>> parsed("stitch_load(stitch_device_t device, const char *path)")[1][1]
+    Parameter(type='const char *', name='path')
+    """
+    name, _, rest = prototype.rstrip(")").partition("(")
+    parameters = []
+    for declaration in rest.split(", "):
+        before, star, own = declaration.rpartition("*")
+        if not star:
+            before, star, own = (*declaration.rpartition(" ")[:1], "", declaration.split(" ")[-1])
+        parameters.append(Parameter((before + star).strip(), own))
+    return name, tuple(parameters)
+
+
+class FunctionTable:
+    """C functions in the order of the header; `section` is the heading of those that follow."""
+
+    def __init__(self) -> None:
+        self.functions: list[CFunction] = []
+        self.section = ""
+
+    def add(
+        self, prototype: str, doc: str, implementation: Callable[..., Any], *nullable: str
+    ) -> None:
+        """Add a function; `prototype` is without its result type."""
+        name, parameters = parsed(prototype)
+        function = CFunction(name, parameters, doc, implementation, nullable, self.section)
+        self.functions.append(function)
+
+    def function(self, prototype: str, *nullable: str) -> Callable[[_F], _F]:
+        """Return a decorator that adds a Python function; its docstring is for the header."""
+
+        def add(implementation: _F) -> _F:
+            doc = " ".join((implementation.__doc__ or "").split())
+            self.add(prototype, doc, implementation, *nullable)
+            return implementation
+
+        return add
