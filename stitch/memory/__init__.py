@@ -9,9 +9,11 @@ from stitch.memory.space_memory import (
     Arrivals,
     ByteRanges,
     SpaceMemory,
+    WriteCounter,
 )
 
 __all__ = [
     "LENT_ADDRESSES", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges", "Call",
-    "CopyKernel", "FreeGaps", "MappedBytes", "SpaceBytes", "SpaceMemory", "prepare_copy",
+    "CopyKernel", "FreeGaps", "MappedBytes", "SpaceBytes", "SpaceMemory", "WriteCounter",
+    "prepare_copy",
 ]  # fmt: skip

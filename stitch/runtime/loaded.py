@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,8 +159,13 @@ class LoadedProgram:
         it."""
         if self._prepared is None:
             self.verify()
-            self._prepared = self.device.backend.prepare(self.program)
-            self._prepared.reuse(self.host_bytes)
+            backend = self.device.backend
+            prepared = backend.prepare(self.program)
+            if prepared.reads_placed_constants:
+                backend.fill_constants(self.constants)
+                prepared.constant_regions = partial(backend.constant_regions, self.constants)
+            prepared.reuse(self.host_bytes)
+            self._prepared = prepared
         return self._prepared
 
     @cached_attribute

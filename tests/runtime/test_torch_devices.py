@@ -172,6 +172,18 @@ def test_the_limit_of_host_memory_holds_where_pytorch_has_it_from_the_host() -> 
         device.wait()
 
 
+def test_constants_are_read_in_their_places() -> None:
+    with stitch.open_device("torch:cpu") as device:
+        loaded = device.load(product())
+        np.testing.assert_array_equal(loaded(X).numpy(), expected(X))
+        (weight, *_) = (c for c in loaded.constants if c.desc.shape == W.shape)
+        assert weight.placed is not None
+        memory = device.backend.in_place(weight.placed)
+        np.testing.assert_array_equal(memory.numpy(), W)
+        memory.zero_()
+        np.testing.assert_array_equal(loaded(X).numpy(), expected(np.zeros_like(X)))
+
+
 def test_explain_names_what_goes_by_way_of_the_host() -> None:
     b = ComputationGraphBuilder("sorted")
     b.output("y", b.op("CumSum", b.input("x", X.shape, "float32"), np.array(0, np.int64)))

@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.machine import Machine
-from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
+from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, WriteCounter, prepare_copy
 from stitch.planner import (
     SINGLE_THREAD,
     Allocate,
@@ -39,7 +39,7 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
-from stitch.runtime.values import InstanceRecord
+from stitch.runtime.values import ConstantRecord, InstanceRecord
 
 Thunk = Callable[[], object]
 
@@ -201,14 +201,40 @@ class LocalBackend:
             call_()
         return data
 
-    def write(self, instance: InstanceRecord, array: Array, desc: TensorDesc) -> None:
-        """Overwrite an instance with the elements of a dense array, whose descriptor is `desc`."""
+    def write(
+        self, instance: InstanceRecord, array: Array, desc: TensorDesc,
+        counter: WriteCounter | None = None,
+    ) -> None:  # fmt: skip
+        """Overwrite an instance with the elements of a dense array, whose descriptor is `desc`.
+
+        `counter`: counts the write instead of the space's own.
+        """
         memory = self.spaces[instance.buffer.space]
         into, fill, write_back = memory.data.staged(self._region_of(instance))
         # Bytes between and behind the elements stay as they are.
-        convert = self.kernel(desc, instance.desc).bind(as_bytes(array), into, memory.counter)
+        convert = self.kernel(desc, instance.desc).bind(
+            as_bytes(array), into, counter or memory.counter
+        )  # fmt: skip
         for call_ in (*fill, convert, *write_back):
             call_()
+
+    def fill_constants(self, constants: Iterable[ConstantRecord]) -> None:
+        """Write the bytes of constants to their places; copies that plans make later have them."""
+        for constant in constants:
+            if not constant.is_filled:
+                desc, array = (
+                    constant.instances[0].desc,
+                    np.ascontiguousarray(constant.host_array()),
+                )
+                for instance in constant.instances[1:]:
+                    # Loading is no copy of a plan.
+                    self.write(instance, array, desc, WriteCounter())
+                constant.is_filled = True
+
+    def constant_regions(self, constants: Iterable[ConstantRecord]) -> list[Any]:
+        """Return the bytes of constants in their places; None for one without a place."""
+        placed = [constant.placed for constant in constants]
+        return [None if each is None else self._region_of(each) for each in placed]
 
     def dense(self, instance: InstanceRecord) -> Array | None:
         """Return an array over the instance's bytes; None if its layout is not dense, or the
@@ -467,9 +493,13 @@ class _PlanBinding:
             if self.backend.debug:
                 # Poison the scratch: a live value here must fail reliably.
                 self.thunks.append(partial(setitem, scratch, slice(None), POISON_BYTE))
+        inputs = [self._region(i) for i in step.inputs[:takes]]
+        if prepared.reads_placed_constants:
+            # A plan that may evict constants has them as inputs.
+            placed = [self._region(i) for i in step.inputs[takes:]]
+            inputs += placed or prepared.constant_regions()
         bound = prepared.bind(
-            # Constants may follow; they are read from the file.
-            tuple(self._region(i) for i in step.inputs[:takes]),
+            tuple(inputs),
             tuple(self._region(i) for i in step.outputs),
             scratch,
         )

@@ -108,6 +108,8 @@ class PreparedTensors(PreparedProgram):
     """A program on tensors: constants on the device, and NumPy's kernels for the operations without
     one here."""
 
+    reads_placed_constants = True
+
     def __init__(
         self, program: Program, machine: MachineShape, device: torch.device,
         left_to_numpy: set[str],
@@ -125,7 +127,7 @@ class PreparedTensors(PreparedProgram):
         self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
 
     def constant(self, value: int) -> torch.Tensor:
-        """Return a constant in its compute type on the device, where it stays."""
+        """Return a constant in its compute type on the device, beside its place."""
         found = self._constants.get(value)
         if found is None:
             kind = self.program.values[value].type.data_type
@@ -219,19 +221,28 @@ class _TensorBinding:
         self.written: dict[int, tuple[Thunk, ...]] = {}
         self.prepared, self.program = prepared, prepared.program
         self.values, self.scratch = self.program.values, scratch
+        takes = len(self.program.inputs)
         slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
-        self.regions = dict(zip(slots, (*inputs, *outputs), strict=True))
+        self.regions = dict(zip(slots, (*inputs[:takes], *outputs), strict=True))
         self.readers = prepared.readers
         self.tensors: dict[int, torch.Tensor] = {}
         #: Values that are the same in every run: constants, and in a round what is computed of them
         #: and of the number of the round.
         self.known = dict(prepared.whole.data)
+        # Constants that lie in their places as kernels compute with them; others are converted.
+        for constant, region in zip(self.program.constants, inputs[takes:], strict=False):
+            value = constant.value
+            if region is not None and is_direct(self.values[value]):
+                self.regions[value] = region
+                stored = self._stored(value)
+                if stored is not None:
+                    self.tensors[value] = stored
         self.steps: list[Thunk] = []
         self.staging_nbytes = 0
         #: Conversions of values that the device cannot convert, by way of the host.
         nothing = np.empty(0, np.uint8)
         self.host = StagedRegions(
-            StagingArrays(self.program, prepared.machine), (nothing,) * len(inputs),
+            StagingArrays(self.program, prepared.machine), (nothing,) * takes,
             (nothing,) * len(outputs), nothing,
         )  # fmt: skip
 

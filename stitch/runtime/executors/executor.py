@@ -192,9 +192,15 @@ class PreparedProgram(ABC):
         """Bind the program to memory.
 
         Args:
-            inputs, outputs: Writable uint8 arrays, the slots' footprints in their layouts.
+            inputs, outputs: Writable uint8 arrays, the slots' footprints in their layouts. The
+                regions of constants that are read in their places follow those of the inputs.
             scratch: The program's scratch footprint.
         """
+
+    #: Whether it reads constants in their places in the spaces; others read them from the file.
+    reads_placed_constants: bool = False
+    #: Returns the regions of its constants, None for one without a place.
+    constant_regions: Callable[[], Sequence[Any]] = staticmethod(tuple)
 
     def on_thread(self, workspace: Workspace) -> PreparedProgram:
         """Return the program for a thread with its own workspace, if the executor

@@ -332,7 +332,7 @@ class ConstantRecord(ValueRecord):
     which it was compiled. Each program reads the bytes of its own file.
     """
 
-    __slots__ = ("address", "alike", "mark", "readers")
+    __slots__ = ("address", "alike", "is_filled", "mark", "readers")
 
     is_constant = True
 
@@ -354,6 +354,8 @@ class ConstantRecord(ValueRecord):
         #: The address that the program requires, or None.
         self.address = desc.layout.address
         self.alike, self.mark = alike, mark
+        #: Whether its copy has its bytes: an executor that reads the file does not need them.
+        self.is_filled = False
         #: The programs that read it, with the keys, bytes and names of their constants.
         self.readers: dict[Reader, list[tuple[object, Array, str]]] = {}
         self.handles, self.status = 1, READY
@@ -361,12 +363,19 @@ class ConstantRecord(ValueRecord):
         self.instances = (InstanceRecord(home, 0, home.desc, home.desc_key),)
 
     @property
+    def placed(self) -> InstanceRecord | None:
+        """Its copy in the layout for which it was compiled, or None."""
+        for instance in self.instances[1:]:
+            if instance.desc_key == self.desc_key and self.address in (
+                None, instance.buffer.address
+            ):  # fmt: skip
+                return instance
+        return None
+
+    @property
     def is_placed(self) -> bool:
         """Whether it has a copy in the layout for which it was compiled."""
-        return any(
-            instance.desc_key == self.desc_key and self.address in (None, instance.buffer.address)
-            for instance in self.instances[1:]
-        )
+        return self.placed is not None
 
     def take_name(self) -> None:
         """Name it after the first program that reads it."""
